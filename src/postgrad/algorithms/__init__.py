@@ -1,0 +1,1 @@
+"""One algorithm, one file: what it needs, how it credits a batch, and its loss."""

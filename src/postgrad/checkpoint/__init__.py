@@ -1,0 +1,1 @@
+"""Atomic store, run state, retention."""

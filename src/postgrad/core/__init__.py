@@ -1,0 +1,1 @@
+"""Words that every room shares: records, settings, names, seeds, batch numbers, errors."""

@@ -1,0 +1,17 @@
+"""The errors a person sees: one message that says what is wrong, where, and what to do."""
+
+
+class PostgradError(Exception):
+    """Base of every error with a message for people; the command line prints it without traceback."""
+
+    exit_code = 1
+
+
+class UsageError(PostgradError):
+    """The command, the recipe or the data is wrong: nothing was run, exit code 2."""
+
+    exit_code = 2
+
+
+class RunError(PostgradError):
+    """A run that had started cannot go on: exit code 1."""

@@ -1,0 +1,41 @@
+"""Finding the thing that a recipe names: a known short name, or `package.module:attribute`."""
+
+import difflib
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from postgrad.core.errors import UsageError
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name closest to `name`, or None when none is close."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def resolve(name: str, known: Mapping[str, str], what: str) -> Any:
+    """The object that `name` stands for: a key of `known` or itself `package.module:attribute`.
+
+    `what` ("algorithm", "verifier") is for the message. Raises UsageError when there is no such
+    name, module or attribute.
+    """
+    target = known.get(name, name)
+    module_name, colon, attribute = target.partition(":")
+    if not colon:
+        close = nearest(name, known)
+        hint = f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(known))}"
+        raise UsageError(f"no {what} is called {name!r}: {hint}; your own is 'package.module:Name'")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{what} {name!r}: module {error.name!r} cannot be imported; "
+            "install it or put its folder on PYTHONPATH"
+        ) from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        close = nearest(attribute, vars(module))
+        hint = f"; did you mean {close!r}?" if close else ""
+        raise UsageError(f"{what} {name!r}: {module_name} has no {attribute!r}{hint}") from error

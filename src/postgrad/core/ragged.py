@@ -1,0 +1,73 @@
+"""Ragged columns: one value per token, sequences of different lengths, no padding."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """`values[offsets[i]:offsets[i + 1]]` belongs to sequence i.
+
+    values: [N]; offsets: [S + 1] int64, rising from 0 to N.
+
+    >>> Ragged.of([[1, 2], [3]]).row(0).tolist()
+    [1, 2]
+    """
+
+    values: NDArray[Any]
+    offsets: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.values):
+            raise ValueError(f"offsets end at {self.offsets[-1]}, values at {len(self.values)}")
+        if np.any(np.diff(self.offsets) < 0):
+            raise ValueError("offsets fall")
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[Any] | NDArray[Any]], dtype: Any = None) -> "Ragged":
+        """Rows of any lengths, laid end to end."""
+        arrays = [np.asarray(row, dtype) for row in rows]
+        lengths = np.array([len(row) for row in arrays], np.int64)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        values = np.concatenate(arrays) if arrays else np.zeros(0, dtype)
+        return cls(values, offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return (self.row(i) for i in range(len(self)))
+
+    def row(self, i: int) -> NDArray[Any]:
+        """The values of sequence i: a view."""
+        return self.values[self.offsets[i] : self.offsets[i + 1]]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[S] values of each sequence."""
+        return np.diff(self.offsets)
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """[N] the sequence that each value belongs to."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    def like(self, values: NDArray[Any]) -> "Ragged":
+        """Another column over the same sequences."""
+        return Ragged(values, self.offsets)
+
+    def sums(self) -> NDArray[np.float64]:
+        """[S] the sum of each sequence in float64; an empty one sums to 0."""
+        return np.bincount(self.rows, weights=self.values, minlength=len(self))
+
+    def spread(self, per_sequence: NDArray[Any]) -> "Ragged":
+        """[S] values, each repeated over the tokens of its sequence."""
+        return self.like(np.repeat(per_sequence, self.lengths))
+
+    def take(self, rows: Sequence[int] | NDArray[np.int64]) -> "Ragged":
+        """The named sequences, in the order named."""
+        return Ragged.of([self.row(int(i)) for i in rows], self.values.dtype)

@@ -1,0 +1,13 @@
+"""The base of everything a recipe can say."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Settings(BaseModel):
+    """Frozen settings of one component; unknown keys are errors.
+
+    Stateless parts (algorithms, verifiers) *are* their settings. Stateful parts (engines, learners,
+    stores) are built from theirs. Recipes are validated in strict mode: no string becomes a number.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)

@@ -1,0 +1,1 @@
+"""Readers, chat templates, loss masks, tickets."""

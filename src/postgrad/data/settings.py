@@ -1,0 +1,33 @@
+"""What a recipe says about a dataset."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from postgrad.core.settings import Settings
+
+
+class DataSettings(Settings):
+    """One dataset: where its rows are, which columns to read, and what to do with long rows.
+
+    `path` is a hub id, a .jsonl, .jsonl.gz or .parquet file, a directory of those, or
+    "reasoning-gym:TASK" (`task` holds the task's own parameters; `size` problems are made from
+    `seed`). A row is a question (`prompt`) with its `answer`, or, when `messages` names a column,
+    a conversation in the chat format.
+    """
+
+    path: str
+    name: str | None = None  # configuration of a hub dataset, such as "main" of openai/gsm8k
+    split: str = "train"
+    prompt: str = "question"
+    answer: str = "answer"
+    messages: str | None = None
+    system: str | None = None  # a system message before every conversation
+    limit: int | None = Field(None, ge=1)  # use only the first rows
+    task: dict[str, Any] = {}
+    size: int = Field(1000, ge=1)
+    seed: int = 0
+    max_len: int = Field(1024, ge=2)
+    on_too_long: Literal["drop", "truncate", "error"] = "drop"
+    max_lost_fraction: float = Field(0.5, ge=0.0, le=1.0)
+    shuffle: bool = True

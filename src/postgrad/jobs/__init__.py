@@ -1,0 +1,1 @@
+"""The loops: SFT, RL, evaluation, and pipelines of them."""

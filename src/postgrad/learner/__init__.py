@@ -1,0 +1,1 @@
+"""Updates roles on a backbone: optimizer, schedule, accumulation."""

@@ -1,0 +1,1 @@
+"""Loading and making models, tree attention, output heads, Hugging Face export."""

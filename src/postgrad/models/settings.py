@@ -1,0 +1,49 @@
+"""What a recipe says about one set of weights. Free of torch, so that plans read it quickly."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from postgrad.core.settings import Settings
+
+ModelType = Literal["qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3"]
+
+
+class TokenizerInit(Settings):
+    """A fresh tokenizer, made from the texts of the recipe's data.
+
+    "bpe": byte-level BPE with single digits, trained to `vocab_size`. "characters": printable ASCII
+    and the `phrases`, each one token.
+    """
+
+    kind: Literal["bpe", "characters"] = "bpe"
+    vocab_size: int = Field(4096, ge=300)
+    phrases: tuple[str, ...] = ()
+
+
+class ModelInit(Settings):
+    """A fresh small model, its weights drawn from the recipe's seed. Names are Hugging Face's."""
+
+    type: ModelType = "qwen3"
+    hidden_size: int = Field(256, ge=8)
+    intermediate_size: int = Field(768, ge=8)
+    num_hidden_layers: int = Field(6, ge=1)
+    num_attention_heads: int = Field(4, ge=1)
+    num_key_value_heads: int = Field(2, ge=1)
+    max_position_embeddings: int = Field(2048, ge=16)
+    tie_word_embeddings: bool = True
+    tokenizer: TokenizerInit = TokenizerInit()
+
+
+class ModelSettings(Settings):
+    """Where weights come from and how they compute. `init` is used only where no `path` is given.
+
+    dtype: "float32"; "bfloat16" computes in bfloat16 over float32 master weights; "auto" is
+    bfloat16 on CUDA and float32 elsewhere.
+    """
+
+    path: str | None = None
+    init: ModelInit | None = None
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    attention: Literal["auto", "sdpa", "flex"] = "auto"
+    gradient_checkpointing: bool = False

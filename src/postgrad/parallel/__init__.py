@@ -1,0 +1,1 @@
+"""Devices, threads, determinism; later meshes, process groups and collectives."""

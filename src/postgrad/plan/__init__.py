@@ -1,0 +1,1 @@
+"""What a run will need, before it runs; pure."""

@@ -1,0 +1,1 @@
+"""Verifiers, their workers, and the mixing of rewards."""

@@ -1,0 +1,1 @@
+"""The built-in rollout engine, environments and sources of samples."""
