@@ -1,0 +1,97 @@
+"""The door between transformers' models and our attention.
+
+transformers calls one registered function for every layer and hands on keyword arguments that were
+given to the forward. So the forward is given an `AttentionContext` and the function passes each
+layer's queries, keys and values to it: the learner's context attends over trees of segments, the
+rollout engine's over its key-value cache. The models themselves are untouched.
+"""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+NAME = "postgrad"
+
+
+class AttentionContext(Protocol):
+    """Attention for one forward pass over T packed tokens."""
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """query: [H, T, D]; key, value: [KV, T, D], rotated; returns [T, H, D].
+
+        A token sees itself and at most `window - 1` positions before it (None: all of them).
+        `softcap` bounds scores to `softcap * tanh(score / softcap)`, after scaling.
+        """
+        ...
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    attention_context: AttentionContext,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' calling convention: query [1, H, T, D]; returns [1, T, H, D]."""
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
+    out = attention_context.attend(
+        int(module.layer_idx),  # pyright: ignore[reportArgumentType]
+        query[0],
+        key[0],
+        value[0],
+        scale=scaling,
+        window=sliding_window,
+        softcap=softcap,
+    )
+    return out[None], None
+
+
+AttentionInterface.register(NAME, _attention)
+
+
+def attend_padded(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    allowed: Tensor,
+    *,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """Attention over a batch of equal shapes, grouped queries as extra query rows.
+
+    query: [B, H, Q, D]; key, value: [B, KV, K, D]; allowed: [B, 1, Q, K] bool, each row with at
+    least one True. Returns [B, H, Q, D]. Folding the H / KV queries of a key head into the rows
+    avoids repeating keys, which costs 3 to 20 times as much on CPUs.
+    """
+    batch, heads, rows, dim = query.shape
+    kv_heads, places = key.shape[1], key.shape[2]
+    groups = heads // kv_heads
+    folded = query.reshape(batch, kv_heads, groups * rows, dim)
+    mask = allowed.expand(batch, groups, rows, places).reshape(batch, 1, groups * rows, places)
+    if softcap is None:
+        out = nn.functional.scaled_dot_product_attention(folded, key, value, mask, scale=scale)
+    else:
+        scores = torch.tanh(folded @ key.transpose(-1, -2) * (scale / softcap)) * softcap
+        scores = scores.masked_fill(~mask, float("-inf"))
+        out = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype) @ value
+    return out.reshape(batch, heads, rows, dim)

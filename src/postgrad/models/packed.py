@@ -1,0 +1,27 @@
+"""A transformers model run over packed tokens: no batch dimension, no padding."""
+
+import torch
+from torch import Tensor, nn
+
+from postgrad.models.attention import AttentionContext
+
+
+def hidden_states(
+    lm: nn.Module, input_ids: Tensor, positions: Tensor, context: AttentionContext
+) -> Tensor:
+    """The last hidden states [T, hidden] of T packed tokens.
+
+    input_ids, positions: [T] int64. What a token attends to is the context's business; `lm` must
+    have been loaded with our attention (models.load).
+    """
+    decoder = lm.get_decoder()  # pyright: ignore[reportCallIssue]
+    out = decoder(
+        input_ids=input_ids[None],
+        position_ids=positions[None],
+        use_cache=False,
+        attention_context=context,
+    )
+    hidden = out.last_hidden_state[0]
+    if torch.is_grad_enabled() and not hidden.requires_grad:
+        raise RuntimeError("the model's weights are frozen: nothing can be trained")
+    return hidden
