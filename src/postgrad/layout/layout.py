@@ -1,0 +1,126 @@
+"""A layout: sequences laid out for one packed forward pass, with their loss entries.
+
+Made by a pure function just before each forward, never earlier, because updates, filters, ranks and
+other tokenizers re-cut the batch.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.core.records import Sequences
+from postgrad.layout.tree import MIN_SHARED, grow
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """T packed tokens in G segments, and the E places where loss is taken.
+
+    token_ids, positions: [T]. A token at row q sees row k when k <= q < subtree_end[k]: rows lie
+    in depth-first order, so this is "on my path and not after me". subtree_end: [T].
+    segment_start: [G + 1] rows; parent: [G], -1 for roots.
+
+    hidden_row, target, sequence, column: [E]. Under sharing one hidden row predicts different
+    tokens for different children, and a loss token may lie inside a shared prefix, so entries are a
+    list of their own: the hidden state at `hidden_row` predicts `target` for sequence number
+    `sequence` (0..n_sequences - 1); `column` is the token's index in the batch's flat columns.
+    """
+
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    subtree_end: NDArray[np.int64]
+    segment_start: NDArray[np.int64]
+    parent: NDArray[np.int64]
+    hidden_row: NDArray[np.int64]
+    target: NDArray[np.int64]
+    sequence: NDArray[np.int64]
+    column: NDArray[np.int64]
+    n_sequences: int
+
+    @property
+    def n_tokens(self) -> int:
+        """T, the tokens that the forward computes."""
+        return len(self.token_ids)
+
+    def path_rows(self, segment: int) -> NDArray[np.int64]:
+        """Rows of a segment and of all its ancestors, root first."""
+        parts: list[NDArray[np.int64]] = []
+        while segment >= 0:
+            parts.append(np.arange(self.segment_start[segment], self.segment_start[segment + 1]))
+            segment = int(self.parent[segment])
+        return np.concatenate(parts[::-1])
+
+
+def lay_out(
+    sequences: Sequences, rows: NDArray[np.int64], *, min_shared: int = MIN_SHARED
+) -> Layout:
+    """The layout of the named sequences. Those of one group lie in one tree.
+
+    Every sequence in `rows` must have a token; loss at a first token is a ValueError, since nothing
+    predicts it.
+    """
+    groups: dict[int, list[int]] = {}
+    for row in rows.tolist():
+        groups.setdefault(int(sequences.group[row]), []).append(row)
+    builder = _Builder(sequences, {row: number for number, row in enumerate(rows.tolist())})
+    for members in groups.values():
+        builder.add_tree(members, min_shared)
+    return builder.finish()
+
+
+class _Builder:
+    def __init__(self, sequences: Sequences, number: dict[int, int]) -> None:
+        self.sequences = sequences
+        self.number = number  # batch row -> number of the sequence in this layout
+        self.tokens: list[NDArray[np.int32]] = []
+        self.positions: list[NDArray[np.int64]] = []
+        self.starts = [0]
+        self.parents: list[int] = []
+        self.entries: list[tuple[NDArray[np.int64], ...]] = []
+
+    def add_tree(self, members: list[int], min_shared: int) -> None:
+        rows = [self.sequences.tokens.row(row) for row in members]
+        tree = grow(rows, min_shared)
+        first = len(self.parents)
+        for segment in tree.segments:
+            self.tokens.append(rows[segment.owner][segment.begin : segment.end])
+            self.positions.append(np.arange(segment.begin, segment.end))
+            self.starts.append(self.starts[-1] + segment.end - segment.begin)
+            self.parents.append(segment.parent + first if segment.parent >= 0 else -1)
+        for row, path in zip(members, tree.paths, strict=True):
+            spans = [np.arange(self.starts[first + s], self.starts[first + s + 1]) for s in path]
+            self._add_entries(row, np.concatenate(spans))
+
+    def _add_entries(self, row: int, hidden: NDArray[np.int64]) -> None:
+        targets = np.flatnonzero(self.sequences.loss_mask.row(row))
+        if len(targets) and targets[0] == 0:
+            raise ValueError(f"sequence {row} has loss on its first token, which nothing predicts")
+        tokens = self.sequences.tokens
+        self.entries.append((
+            hidden[targets - 1],
+            tokens.row(row)[targets].astype(np.int64),
+            np.full(len(targets), self.number[row]),
+            tokens.offsets[row] + targets,
+        ))  # fmt: skip
+
+    def finish(self) -> Layout:
+        starts = np.array(self.starts, np.int64)
+        ends = starts[1:].copy()
+        for segment in range(len(ends) - 1, -1, -1):  # children stand after their parents
+            parent = self.parents[segment]
+            if parent >= 0:
+                ends[parent] = max(ends[parent], ends[segment])
+        hidden, target, sequence, column = (np.concatenate(part) for part in zip(*self.entries))
+        return Layout(
+            token_ids=np.concatenate(self.tokens).astype(np.int64),
+            positions=np.concatenate(self.positions),
+            subtree_end=np.repeat(ends, np.diff(starts)),
+            segment_start=starts,
+            parent=np.array(self.parents, np.int64),
+            hidden_row=hidden,
+            target=target,
+            sequence=sequence,
+            column=column,
+            n_sequences=len(self.number),
+        )
