@@ -2,7 +2,7 @@
 
 
 class PostgradError(Exception):
-    """Base of every error with a message for people; the command line prints it without traceback."""
+    """Base of every error with a message for people; the command line prints only that."""
 
     exit_code = 1
 

@@ -62,7 +62,8 @@ class Ragged:
 
     def sums(self) -> NDArray[np.float64]:
         """[S] the sum of each sequence in float64; an empty one sums to 0."""
-        return np.bincount(self.rows, weights=self.values, minlength=len(self))
+        weights = self.values.astype(np.float64)
+        return np.bincount(self.rows, weights, minlength=len(self)).astype(np.float64)
 
     def spread(self, per_sequence: NDArray[Any]) -> "Ragged":
         """[S] values, each repeated over the tokens of its sequence."""

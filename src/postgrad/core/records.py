@@ -40,7 +40,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A run of tokens by one author. logprobs: [len(token_ids)] as sampled; zeros if not sampled."""
+    """A run of tokens by one author. logprobs: one per token, as sampled; zeros if not sampled."""
 
     author: Author
     token_ids: NDArray[np.int32]
@@ -84,7 +84,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A verifier that gave no score. `cause` is a short word: error, cpu_time, wall_clock, crash."""
+    """A verifier that gave no score. `cause` is one word: error, cpu_time, wall_clock, crash."""
 
     sample: int
     component: str

@@ -1,1 +1,1 @@
-"""Segments, packing and denominators: how sequences are cut and laid out for a forward pass. Pure."""
+"""Segments and packing: how sequences are cut and laid out for a forward pass. Pure."""

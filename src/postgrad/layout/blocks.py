@@ -7,6 +7,7 @@ a block's scores, never in the tokens that the rest of the model computes.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,9 +47,7 @@ def plan_blocks(layout: Layout) -> BlockPlan:
     """Every row of the layout is a query of exactly one block."""
     runs = [
         (np.arange(start, end), path[: len(path) - (stop - end)])
-        for segment, (begin, stop) in enumerate(
-            zip(layout.segment_start, layout.segment_start[1:], strict=False)
-        )
+        for segment, (begin, stop) in enumerate(pairwise(layout.segment_start.tolist()))
         for path in [layout.path_rows(segment)]
         for start in range(begin, stop, QUERY_RUN)
         for end in [min(start + QUERY_RUN, stop)]

@@ -1,4 +1,4 @@
-"""Cutting an update into micro-batches that fit: a pure function of lengths, groups and a budget."""
+"""Cutting an update into micro-batches that fit: a pure function of lengths and a budget."""
 
 from collections.abc import Callable
 

@@ -47,7 +47,8 @@ class Layout:
         """Rows of a segment and of all its ancestors, root first."""
         parts: list[NDArray[np.int64]] = []
         while segment >= 0:
-            parts.append(np.arange(self.segment_start[segment], self.segment_start[segment + 1]))
+            begin, end = self.segment_start[segment : segment + 2].tolist()
+            parts.append(np.arange(begin, end))
             segment = int(self.parent[segment])
         return np.concatenate(parts[::-1])
 
@@ -111,7 +112,9 @@ class _Builder:
             parent = self.parents[segment]
             if parent >= 0:
                 ends[parent] = max(ends[parent], ends[segment])
-        hidden, target, sequence, column = (np.concatenate(part) for part in zip(*self.entries))
+        hidden, target, sequence, column = (
+            np.concatenate(part) for part in zip(*self.entries, strict=True)
+        )
         return Layout(
             token_ids=np.concatenate(self.tokens).astype(np.int64),
             positions=np.concatenate(self.positions),

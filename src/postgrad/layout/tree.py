@@ -7,6 +7,7 @@ Packing trees for training follows the idea of Tree Training (arXiv:2511.00413).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,9 +55,7 @@ def common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
 def grow(sequences: Sequence[NDArray[np.int32]], min_shared: int = MIN_SHARED) -> Tree:
     """The tree of a group of non-empty sequences; stretches under `min_shared` are not shared."""
     order = sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">u4").tobytes())
-    lcp = [0] + [
-        common_prefix(sequences[a], sequences[b]) for a, b in zip(order, order[1:], strict=False)
-    ]
+    lcp = [0] + [common_prefix(sequences[a], sequences[b]) for a, b in pairwise(order)]
     segments: list[Segment] = []
     paths: list[tuple[int, ...]] = [()] * len(sequences)
 
@@ -68,7 +67,7 @@ def grow(sequences: Sequence[NDArray[np.int32]], min_shared: int = MIN_SHARED) -
 
     # Sorted neighbours share the longest prefixes, so an interval of `order` is a subtree and the
     # smallest lcp inside it is the depth where it branches. A stack, for agents' deep histories.
-    stack = [(0, len(order), 0, ())]
+    stack: list[tuple[int, int, int, tuple[int, ...]]] = [(0, len(order), 0, ())]
     while stack:
         low, high, depth, path = stack.pop()
         first = order[low]
@@ -79,6 +78,6 @@ def grow(sequences: Sequence[NDArray[np.int32]], min_shared: int = MIN_SHARED) -
         if branch - depth >= min_shared:
             path, depth = add(first, depth, branch, path), branch
         bounds = [low, *(i for i in range(low + 1, high) if lcp[i] == branch), high]
-        children = list(zip(bounds, bounds[1:], strict=False))
+        children = list(pairwise(bounds))
         stack.extend((a, b, depth, path) for a, b in reversed(children))
     return Tree(tuple(segments), tuple(paths))

@@ -14,17 +14,17 @@ class LearnerSettings(Settings):
     min_lr_ratio at the last update. max_grad_norm 0 turns clipping off.
     """
 
-    lr: float = Field(1e-6, gt=0.0)
+    lr: float = Field(default=1e-6, gt=0.0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_updates: int = Field(0, ge=0)
-    min_lr_ratio: float = Field(0.0, ge=0.0, le=1.0)
+    warmup_updates: int = Field(default=0, ge=0)
+    min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
     betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0.0)
-    weight_decay: float = Field(0.0, ge=0.0)
-    max_grad_norm: float = Field(1.0, ge=0.0)
+    eps: float = Field(default=1e-8, gt=0.0)
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    max_grad_norm: float = Field(default=1.0, ge=0.0)
     sharding: Literal["none", "zero1", "zero2", "zero3"] = "none"
-    ranks: int = Field(1, ge=1)
-    tensor_parallel: int = Field(1, ge=1)
-    context_parallel: int = Field(1, ge=1)
-    threads: int | None = Field(None, ge=1)  # CPU threads; chosen at start where left out
+    ranks: int = Field(default=1, ge=1)
+    tensor_parallel: int = Field(default=1, ge=1)
+    context_parallel: int = Field(default=1, ge=1)
+    threads: int | None = Field(default=None, ge=1)  # CPU threads; chosen at start where left out
     deterministic: bool = True

@@ -51,14 +51,12 @@ def _attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers' calling convention: query [1, H, T, D]; returns [1, T, H, D]."""
-    if scaling is None:
-        scaling = query.shape[-1] ** -0.5
     out = attention_context.attend(
         int(module.layer_idx),  # pyright: ignore[reportArgumentType]
         query[0],
         key[0],
         value[0],
-        scale=scaling,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=sliding_window,
         softcap=softcap,
     )

@@ -17,7 +17,7 @@ class TokenizerInit(Settings):
     """
 
     kind: Literal["bpe", "characters"] = "bpe"
-    vocab_size: int = Field(4096, ge=300)
+    vocab_size: int = Field(default=4096, ge=300)
     phrases: tuple[str, ...] = ()
 
 
@@ -25,12 +25,12 @@ class ModelInit(Settings):
     """A fresh small model, its weights drawn from the recipe's seed. Names are Hugging Face's."""
 
     type: ModelType = "qwen3"
-    hidden_size: int = Field(256, ge=8)
-    intermediate_size: int = Field(768, ge=8)
-    num_hidden_layers: int = Field(6, ge=1)
-    num_attention_heads: int = Field(4, ge=1)
-    num_key_value_heads: int = Field(2, ge=1)
-    max_position_embeddings: int = Field(2048, ge=16)
+    hidden_size: int = Field(default=256, ge=8)
+    intermediate_size: int = Field(default=768, ge=8)
+    num_hidden_layers: int = Field(default=6, ge=1)
+    num_attention_heads: int = Field(default=4, ge=1)
+    num_key_value_heads: int = Field(default=2, ge=1)
+    max_position_embeddings: int = Field(default=2048, ge=16)
     tie_word_embeddings: bool = True
     tokenizer: TokenizerInit = TokenizerInit()
 

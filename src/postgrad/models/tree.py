@@ -8,7 +8,7 @@ from postgrad.models.attention import attend_padded
 
 
 class _DeviceBlock:
-    """One block's indices on a device, with the masks of the windows that the model's layers use."""
+    """One block's indices on a device, and its masks by the window that a layer has."""
 
     def __init__(self, block: Block, device: torch.device) -> None:
         self.shape = block.query_rows.shape[0], block.query_rows.shape[1], block.key_rows.shape[1]

@@ -1,0 +1,55 @@
+"""What a process computes with: device, threads, determinism. Chosen once, recorded, used again."""
+
+import os
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from postgrad.core.errors import RunError
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The choices that decide rounding: the same placement gives the same bits."""
+
+    device: str
+    threads: int
+    deterministic: bool
+
+    def to_json(self) -> dict[str, object]:
+        """For the run state."""
+        return {
+            "device": self.device,
+            "threads": self.threads,
+            "deterministic": self.deterministic,
+        }
+
+
+def choose(threads: int | None, deterministic: bool) -> Placement:
+    """CUDA where there is one; as many threads as physical cores this process may use."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    physical = psutil.cpu_count(logical=False) or 1
+    return Placement(device, threads or max(1, min(allowed or 1, physical)), deterministic)
+
+
+def apply(placement: Placement) -> torch.device:
+    """Set this process up as `placement` says. Raises RunError where the device is not there."""
+    if placement.device == "cuda" and not torch.cuda.is_available():
+        raise RunError(
+            "this run was started on a CUDA device and none is here; "
+            "other hardware gives other bits: allow it with --allow-change device"
+        )
+    torch.set_num_threads(placement.threads)
+    if placement.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(placement.deterministic)
+    return torch.device(placement.device)
+
+
+def compute_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype that a recipe's "auto", "float32" or "bfloat16" means on `device`."""
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
