@@ -1,0 +1,23 @@
+"""GRPO: group-relative policy optimisation (Shao et al. 2024, arXiv:2402.03300)."""
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from postgrad.algorithms.policy_gradient import PolicyGradient
+from postgrad.ops.advantages import normalised
+
+
+class GRPO(PolicyGradient):
+    """A sample's advantage is how many standard deviations it is better than its siblings.
+
+    Each response counts the same (aggregation "sequence"); KL, where there is any, is k3 in the
+    loss: both as in the paper.
+    """
+
+    std_eps: float = Field(1e-6, gt=0.0)
+
+    def advantages(
+        self, rewards: NDArray[np.float64], group: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        return normalised(rewards, group, self.std_eps)

@@ -1,0 +1,198 @@
+"""What GRPO, Dr. GRPO and RLOO share: one advantage per sample, PPO's clip, KL and entropy."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from postgrad.algorithms.base import Credit, LossInputs, LossOutput, Needs, RolloutAlgorithm
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Experience, RolloutBatch, Sequences
+from postgrad.ops import kl, losses
+from postgrad.ops.advantages import equal_groups, group_sizes, group_stds
+from postgrad.ops.weights import Aggregation, entry_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PolicyGradient(RolloutAlgorithm):
+    """Subclasses say what a sample's advantage is. Groups under `min_group_size` are dropped.
+
+    KL in the reward: beta * sum of the sequence's token KLs is taken from its reward before
+    advantages are formed. With `kl_target` beta then moves so that the mean k1 per token stays near
+    the target. KL in the loss: beta * kl of each token, in the policy loss's own denominator.
+    """
+
+    min_group_size: ClassVar[int] = 2
+
+    clip_low: float = Field(0.2, ge=0.0, le=1.0)
+    clip_high: float = Field(0.2, ge=0.0)
+    kl_coef: float = Field(0.0, ge=0.0)
+    kl_in: Literal["loss", "reward"] = "loss"
+    kl_estimator: kl.Estimator = "k3"
+    kl_target: float | None = Field(None, gt=0.0)
+    kl_horizon: int = Field(10_000, ge=1)  # samples
+    entropy_coef: float = Field(0.0, ge=0.0)
+    aggregation: Aggregation = "sequence"
+    constant_length: int | None = Field(None, ge=1)  # tokens; rollout.max_new_tokens if left out
+
+    @model_validator(mode="after")
+    def _target_needs_reward(self) -> Self:
+        if self.kl_target is not None and (self.kl_in != "reward" or self.kl_coef == 0.0):
+            raise ValueError("kl_target adapts a KL in the reward: set kl_in and kl_coef > 0 too")
+        return self
+
+    @abstractmethod
+    def advantages(
+        self, rewards: NDArray[np.float64], group: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """[S] from rewards [S] and group numbers [S]; exactly 0 where a group's are all equal."""
+
+    @property
+    def _kl_in_loss(self) -> bool:
+        return self.kl_coef > 0 and self.kl_in == "loss"
+
+    @property
+    def _kl_in_reward(self) -> bool:
+        return self.kl_coef > 0 and self.kl_in == "reward"
+
+    def needs(self) -> Needs:
+        return Needs(
+            reference=self.kl_coef > 0,
+            old_logprobs=self._kl_in_reward,
+            entropy=self.entropy_coef > 0,
+        )
+
+    def for_rollout(self, max_new_tokens: int) -> Self:
+        if self.aggregation != "constant" or self.constant_length is not None:
+            return self
+        return self.model_copy(update={"constant_length": max_new_tokens})
+
+    def entry_weights(self, sequences: Sequences, rows: NDArray[np.int64]) -> Ragged:
+        return entry_weights(sequences.loss_mask, rows, self.aggregation, self.constant_length)
+
+    def credit(
+        self,
+        batch: RolloutBatch,
+        old: Ragged | None,
+        ref: Ragged | None,
+        values: Ragged | None,
+        state: Mapping[str, Any],
+    ) -> Credit:
+        """Advantages by group. Rewards that are not finite, or a missing column, are ValueErrors.
+
+        State, where `kl_target` is set: {"kl_coef": beta}.
+        """
+        if not np.isfinite(batch.rewards).all():
+            raise ValueError("a kept sample has a reward that is not finite")
+        rows = np.flatnonzero(group_sizes(batch.sequences.group) >= self.min_group_size)
+        sequences = _take(batch.sequences, rows)
+        rewards, metrics = batch.rewards[rows], self._group_metrics(batch, rows)
+        old, ref = (column and column.take(rows) for column in (old, ref))
+        if self._kl_in_reward:
+            rewards, state, more = self._charge_kl(rewards, sequences.loss_mask, old, ref, state)
+            metrics |= more
+        advantages = self.advantages(rewards, sequences.group)
+        spread = sequences.loss_mask.spread(advantages).values * sequences.loss_mask.values
+        columns = {"advantages": sequences.tokens.like(spread.astype(np.float32))}
+        if old is not None:
+            columns["old_logprobs"] = old
+        if self._kl_in_loss:
+            columns["ref_logprobs"] = _required(ref, "ref")
+        everywhere = self._kl_in_loss or self.entropy_coef > 0
+        has_gradient = (advantages != 0) | np.bool_(everywhere)
+        return Credit(Experience(sequences, columns, has_gradient), rows, state, metrics)
+
+    def _group_metrics(self, batch: RolloutBatch, rows: NDArray[np.int64]) -> dict[str, float]:
+        """Of the task's own rewards, before any KL."""
+        group, rewards = batch.sequences.group, batch.rewards
+        _, first = np.unique(group[rows], return_index=True)  # one sample of each group
+        metrics = {"groups/dropped": float(len(np.unique(group)) - len(first))}
+        if len(first):
+            equal = equal_groups(rewards[rows], group[rows])[first]
+            metrics["groups/equal_fraction"] = float(equal.mean())
+            metrics["groups/reward_std"] = float(
+                group_stds(rewards[rows], group[rows])[first].mean()
+            )
+        return metrics
+
+    def _charge_kl(
+        self,
+        rewards: NDArray[np.float64],
+        loss_mask: Ragged,
+        old: Ragged | None,
+        ref: Ragged | None,
+        state: Mapping[str, Any],
+    ) -> tuple[NDArray[np.float64], Mapping[str, Any], dict[str, float]]:
+        """Rewards less beta * KL of the sequence, the next state, metrics."""
+        beta = float(state.get("kl_coef", self.kl_coef))
+        before, reference = _required(old, "old").values, _required(ref, "ref").values
+        d = (before.astype(np.float64) - reference) * loss_mask.values
+        sequence_kl = loss_mask.like(kl.estimate(self.kl_estimator, d)).sums()
+        mean_k1 = float(d.sum() / max(1, loss_mask.values.sum()))
+        metrics = {
+            "kl/coefficient": beta,
+            "kl/token_mean": mean_k1,
+            "kl/bounded_exponents": float(kl.overflows(self.kl_estimator, d).sum()),
+        }
+        if self.kl_target is not None:
+            beta_after = kl.adapted_coefficient(
+                beta, mean_k1, target=self.kl_target, samples=len(rewards), horizon=self.kl_horizon
+            )
+            state = {**state, "kl_coef": beta_after}
+        return rewards - beta * sequence_kl, state, metrics
+
+    def policy_loss(self, inputs: LossInputs) -> LossOutput:
+        """PPO's clip, plus KL, less entropy. Without old logprobs the current ones are the old."""
+        logprobs, advantages = inputs.logprobs, inputs.columns["advantages"]
+        old = inputs.columns.get("old_logprobs", logprobs.detach())
+        ratio = losses.bounded_ratio(logprobs, old)
+        token_loss = losses.ppo_clip(ratio, advantages, self.clip_low, self.clip_high)
+        metrics = self._ratio_metrics(inputs, ratio.detach(), old)
+        if self._kl_in_loss:
+            d = logprobs - inputs.columns["ref_logprobs"]
+            token_kl = kl.estimate(self.kl_estimator, d)
+            token_loss = token_loss + self.kl_coef * token_kl
+            metrics["policy/kl"] = (inputs.token_weight * token_kl.detach()).sum()
+            metrics["policy/bounded_exponents"] += kl.overflows(self.kl_estimator, d).sum()
+        if inputs.entropy is not None:
+            token_loss = token_loss - self.entropy_coef * inputs.entropy
+            metrics["policy/entropy"] = (inputs.token_weight * inputs.entropy.detach()).sum()
+        return LossOutput((inputs.weight * token_loss).sum(), metrics)
+
+    def _ratio_metrics(self, inputs: LossInputs, ratio: Tensor, old: Tensor) -> dict[str, Tensor]:
+        """Means per token, except "policy/bounded_exponents", which counts."""
+        advantages, weight = inputs.columns["advantages"], inputs.token_weight
+        logprobs = inputs.logprobs.detach()
+        change = logprobs - old
+        low = (weight * losses.clipped_low(ratio, advantages, self.clip_low)).sum()
+        high = (weight * losses.clipped_high(ratio, advantages, self.clip_high)).sum()
+        return {
+            "policy/logprob": (weight * logprobs).sum(),
+            "policy/ratio": (weight * ratio).sum(),
+            "policy/kl_old": (weight * kl.estimate("k3", -change)).sum(),
+            "policy/clip_fraction": low + high,
+            "policy/clip_fraction_low": low,
+            "policy/clip_fraction_high": high,
+            "policy/bounded_exponents": (change.abs() > kl.MAX_EXPONENT).sum().to(weight.dtype),
+        }
+
+
+def _required(column: Ragged | None, name: str) -> Ragged:
+    if column is None:
+        raise ValueError(f"credit needs {name!r} logprobs, see needs()")
+    return column
+
+
+def _take(sequences: Sequences, rows: NDArray[np.int64]) -> Sequences:
+    if len(rows) == len(sequences):
+        return sequences
+    return Sequences(
+        sequences.tokens.take(rows), sequences.loss_mask.take(rows), sequences.group[rows]
+    )

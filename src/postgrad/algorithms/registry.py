@@ -1,0 +1,22 @@
+"""Algorithms by the name a recipe uses; your own is "package.module:Class"."""
+
+from postgrad.algorithms.base import Algorithm
+from postgrad.core.errors import UsageError
+from postgrad.core.names import resolve
+
+ALGORITHMS = {
+    "sft": "postgrad.algorithms.sft:SFT",
+    "grpo": "postgrad.algorithms.grpo:GRPO",
+    "dr_grpo": "postgrad.algorithms.dr_grpo:DrGRPO",
+    "rloo": "postgrad.algorithms.rloo:RLOO",
+}
+
+
+def algorithm_class(name: str) -> type[Algorithm]:
+    """The class that `name` stands for. Raises UsageError when there is none."""
+    found = resolve(name, ALGORITHMS, "algorithm")
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise UsageError(
+            f"algorithm {name!r} is not a subclass of postgrad.algorithms.base.Algorithm"
+        )
+    return found

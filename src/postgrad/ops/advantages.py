@@ -1,0 +1,70 @@
+"""Advantages from the rewards of a group: each sample against its siblings. NumPy, float64.
+
+rewards: [S]; group: [S] integers, samples with the same number answer the same prompt, in any
+order. Every function returns [S]. A group whose rewards are all equal gives exactly 0, which
+subtracting a rounded mean would not: three rewards of 0.1 have a mean of 0.10000000000000002.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def group_sizes(group: Ints) -> Ints:
+    """How many samples the group of each sample has."""
+    _, place, count = np.unique(group, return_inverse=True, return_counts=True)
+    return count[place]
+
+
+def group_means(rewards: Floats, group: Ints) -> Floats:
+    """The mean reward of each sample's group; of equal rewards exactly that reward."""
+    lowest, highest = _extremes(rewards, group)
+    _, place, count = np.unique(group, return_inverse=True, return_counts=True)
+    mean = np.bincount(place, weights=rewards, minlength=len(count))[place] / count[place]
+    return np.where(lowest == highest, lowest, mean)
+
+
+def group_stds(rewards: Floats, group: Ints) -> Floats:
+    """The sample standard deviation (n - 1) of each sample's group; 0 for a group of one."""
+    squares = np.square(rewards - group_means(rewards, group))
+    size = group_sizes(group)
+    return np.sqrt(group_means(squares, group) * size / np.maximum(size - 1, 1))
+
+
+def centred(rewards: Floats, group: Ints) -> Floats:
+    """R - mean(R) over the group (Dr. GRPO, arXiv:2503.20783)."""
+    return rewards - group_means(rewards, group)
+
+
+def normalised(rewards: Floats, group: Ints, eps: float = 1e-6) -> Floats:
+    """(R - mean(R)) / (std(R) + eps) over the group (GRPO, arXiv:2402.03300)."""
+    return centred(rewards, group) / (group_stds(rewards, group) + eps)
+
+
+def left_one_out(rewards: Floats, group: Ints) -> Floats:
+    """R - mean of the other samples' R (RLOO, arXiv:2402.14740). A group of one is a ValueError.
+
+    Computed as (R - mean(R)) * n / (n - 1), which is the same number.
+    """
+    size = group_sizes(group)
+    if np.any(size < 2):
+        lonely = sorted({int(g) for g in group[size < 2]})
+        raise ValueError(f"no sample to leave out: groups of one: {lonely[:5]}")
+    return centred(rewards, group) * size / (size - 1)
+
+
+def equal_groups(rewards: Floats, group: Ints) -> NDArray[np.bool_]:
+    """True for samples of a group whose rewards are all equal."""
+    lowest, highest = _extremes(rewards, group)
+    return lowest == highest
+
+
+def _extremes(rewards: Floats, group: Ints) -> tuple[Floats, Floats]:
+    numbers, place = np.unique(group, return_inverse=True)
+    lowest = np.full(len(numbers), np.inf)
+    highest = np.full(len(numbers), -np.inf)
+    np.minimum.at(lowest, place, rewards)
+    np.maximum.at(highest, place, rewards)
+    return lowest[place], highest[place]

@@ -1,0 +1,45 @@
+"""Aggregation weights: what one loss token counts for in the loss of its whole update.
+
+A loss is the sum of weight * token loss over all loss entries of all micro-batches and ranks, so
+the weights carry the denominators of the WHOLE update, and accumulation, packing, sharing and rank
+count cannot change it (TRL PR#6024, open-instruct#1728 are what happens otherwise).
+"""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.core.ragged import Ragged
+
+Aggregation = Literal["token", "sequence", "constant"]
+
+
+def entry_weights(
+    loss_mask: Ragged,
+    rows: NDArray[np.int64],
+    aggregation: Aggregation,
+    constant_length: int | None = None,
+) -> Ragged:
+    """The weight of every token, float32, over the same tokens as `loss_mask`.
+
+    Zero outside the sequences `rows` of the update and at tokens without loss. "token": 1 / loss
+    tokens of the update. "sequence": 1 / (sequences * loss tokens of this sequence); a sequence
+    without loss tokens is not counted. Both sum to 1. "constant": 1 / (sequences *
+    constant_length), where a missing `constant_length` is a ValueError.
+    """
+    lengths = loss_mask.sums()
+    in_update = np.zeros(len(loss_mask), np.bool_)
+    in_update[rows] = True
+    counted = in_update & (lengths > 0)
+    per_sequence = np.zeros(len(loss_mask), np.float64)
+    if aggregation == "token":
+        per_sequence[counted] = 1.0 / lengths[counted].sum()
+    elif aggregation == "sequence":
+        per_sequence[counted] = 1.0 / (counted.sum() * lengths[counted])
+    elif constant_length is None:
+        raise ValueError("aggregation 'constant' needs constant_length, the tokens to divide by")
+    else:
+        per_sequence[counted] = 1.0 / (counted.sum() * constant_length)
+    weights = np.repeat(per_sequence, loss_mask.lengths) * loss_mask.values
+    return loss_mask.like(weights.astype(np.float32))
