@@ -10,12 +10,12 @@ from postgrad.core.settings import Settings
 class SamplingSettings(Settings):
     """How the next token is chosen. temperature 0 is greedy; the filters are applied after it."""
 
-    temperature: float = Field(1.0, ge=0.0)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int = Field(0, ge=0)  # 0: off
-    min_p: float = Field(0.0, ge=0.0, lt=1.0)
+    temperature: float = Field(default=1.0, ge=0.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0)  # 0: off
+    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
     stop: tuple[str, ...] = ()
-    max_new_tokens: int = Field(512, ge=1)
+    max_new_tokens: int = Field(default=512, ge=1)
 
 
 class RolloutSettings(SamplingSettings):
@@ -28,6 +28,6 @@ class RolloutSettings(SamplingSettings):
     type: Literal["local"] = "local"
     source: Literal["live", "replay"] = "live"
     replay_path: str | None = None  # run directory whose samples.jsonl is read
-    slots: int | None = Field(None, ge=1)
-    cache_tokens: int | None = Field(None, ge=16)
+    slots: int | None = Field(default=None, ge=1)
+    cache_tokens: int | None = Field(default=None, ge=16)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

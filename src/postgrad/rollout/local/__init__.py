@@ -1,0 +1,1 @@
+"""The built-in engine: continuous batching over a key-value cache, through transformers' modules."""

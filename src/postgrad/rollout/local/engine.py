@@ -1,0 +1,251 @@
+"""The built-in engine.
+
+Each step of `completed`: waiting samples take the free rows (their prompts computed ahead, packed),
+every row computes its next token's logits, tokens are drawn, what has ended leaves and the last
+rows close the gaps. Everything that decides what shares a batch (order, refills, row numbers) is a
+function of tickets, samples, turns and token counts, never of the clock or of earlier calls.
+"""
+
+import heapq
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from postgrad.core.errors import RunError, UsageError
+from postgrad.models.head import full_logits, target_logprobs
+from postgrad.models.packed import hidden_states
+from postgrad.rollout.engine import Completion, EngineStats, Request
+from postgrad.rollout.local.attention import Decoding
+from postgrad.rollout.local.cache import KeyValueCache, align
+from postgrad.rollout.local.prompts import (
+    Prefilled,
+    lay_out_plain,
+    layer_shapes,
+    prefill,
+    run_plain,
+)
+from postgrad.rollout.local.rows import Rows
+from postgrad.rollout.local.sampler import sample
+from postgrad.rollout.local.stops import Stopper, eos_token_ids
+from postgrad.rollout.local.weights import copy_weights
+
+PREFILL_TOKENS = 4096  # prompt tokens computed in one forward, at least one prompt
+
+
+class LocalEngine:
+    """Samples from a transformers model that was loaded with our attention.
+
+    `lm` is the engine's own copy. `slots` sequences are decoded together, in a cache of
+    `cache_tokens` places; longer sequences than cache_tokens / slots make fewer slots. Weights are
+    version 0 until others are loaded.
+    """
+
+    def __init__(self, lm: nn.Module, tokenizer: Any, *, slots: int, cache_tokens: int) -> None:
+        self.stats = EngineStats()
+        self._lm = lm.eval().requires_grad_(False)
+        self._tokenizer = tokenizer
+        self._slots = slots
+        parameter = next(lm.parameters())
+        self._device = parameter.device
+        shapes = layer_shapes(lm, self._device)
+        self._cache = KeyValueCache(shapes, cache_tokens, parameter.dtype, self._device)
+        self._stopper = Stopper(eos_token_ids(lm, tokenizer), tokenizer)
+        self._version = 0
+        self._waiting: list[tuple[tuple[int, ...], Request]] = []  # a heap
+        self._prefilled: Prefilled | None = None
+        self._rows = Rows(0, 0)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; lower tickets, then lower samples, then earlier turns go first."""
+        needed = self._places(request)
+        if needed > self._cache.tokens:
+            raise UsageError(
+                f"ticket {request.ticket}: a prompt of {len(request.token_ids)} tokens and "
+                f"{request.sampling.max_new_tokens} new ones need {needed} places, the cache has "
+                f"{self._cache.tokens}: raise rollout.cache_tokens or lower rollout.max_new_tokens"
+            )
+        if not len(request.token_ids) or not request.sample_ids:
+            raise ValueError(f"ticket {request.ticket}: a request needs a token and a sample")
+        order = (request.ticket, request.sample_ids[0], request.turn)
+        heapq.heappush(self._waiting, (order, request))
+
+    @torch.inference_mode()
+    def completed(self) -> list[Completion]:
+        """Decode until at least one sample has ended."""
+        done: list[Completion] = []
+        while not done and (self._rows.count or self._waiting or self._prefilled):
+            started = time.perf_counter()
+            decoding = self._rows.count
+            fresh = self._admit()
+            admitted = time.perf_counter()
+            self._step(decoding, fresh)
+            done = self._release()
+            self.stats.prefill_seconds += admitted - started
+            self.stats.decode_seconds += time.perf_counter() - admitted
+        return done
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Engine.load_weights. Prompts that were computed ahead are computed again."""
+        copy_weights(self._lm, weights)
+        self._rows.end_version(self._version)
+        self._version = version
+        if self._prefilled is not None:
+            waiting, self._prefilled = self._prefilled.waiting(), None
+            for request in waiting:
+                self.submit(request)
+
+    @torch.inference_mode()
+    def logprobs(
+        self, sequences: Sequence[NDArray[np.int32]], temperature: float
+    ) -> list[NDArray[np.float32]]:
+        """Engine.logprobs, through packed forwards of this engine's weights."""
+        out: list[NDArray[np.float32]] = []
+        batch: list[NDArray[np.int32]] = []
+        for number, sequence in enumerate(sequences):
+            batch.append(np.asarray(sequence, np.int32))
+            tokens = sum(len(s) for s in batch)
+            if tokens >= PREFILL_TOKENS or number == len(sequences) - 1:
+                layout, columns = lay_out_plain(batch)
+                hidden, _ = run_plain(self._lm, layout, self._device)
+                rows, target = (
+                    torch.from_numpy(a).to(self._device) for a in (layout.hidden_row, layout.target)
+                )
+                found, _ = target_logprobs(
+                    self._lm, hidden.index_select(0, rows), target, temperature=temperature
+                )
+                values = np.zeros(tokens, np.float32)
+                values[layout.column] = found.cpu().numpy()
+                out += list(columns.like(values))
+                batch = []
+        return out
+
+    def _places(self, request: Request) -> int:
+        # The last token is never computed, but a place for it keeps the arithmetic plain.
+        return align(len(request.token_ids) + request.sampling.max_new_tokens)
+
+    def _admit(self) -> list[Tensor]:
+        """Give free rows to waiting samples. Returns the hidden states of the new rows."""
+        fresh: list[Tensor] = []
+        if not self._rows.count and self._waiting and self._prefilled is None:
+            self._divide()
+        while self._rows.count < self._rows.capacity:
+            if self._prefilled is None:
+                requests = self._next_prompts()
+                if not requests:
+                    break
+                self._prefilled = prefill(self._lm, requests, self._device)
+                self.stats.prompt_tokens += int(self._prefilled.starts[-1])
+            pool = self._prefilled
+            taken = pool.take(self._rows.capacity - self._rows.count)
+            numbers = np.repeat([n for n, _ in taken], [len(samples) for _, samples in taken])
+            pool.copy_to(self._cache, self._rows.count, numbers)
+            for number, samples in taken:
+                self._rows.add(pool.requests[number], samples)
+            index = torch.from_numpy(numbers).to(self._device)
+            fresh.append(pool.hidden.index_select(0, index))
+            if pool.empty:
+                self._prefilled = None
+        return fresh
+
+    def _divide(self) -> None:
+        """Lay the empty cache out anew, as a function of what is waiting: no trace of the past.
+
+        Every slot gets its even share of the places, or what the longest waiting request needs.
+        """
+        requests = [request for _, request in self._waiting]
+        longest = max(self._places(request) for request in requests)
+        share = self._cache.tokens // self._slots // align(1) * align(1)
+        places = max(longest, share)
+        slots = min(self._slots, self._cache.tokens // places)
+        self._cache.divide(slots, places)
+        self._rows = Rows(slots, max(r.sampling.max_new_tokens for r in requests))
+
+    def _next_prompts(self) -> list[Request]:
+        """The next requests whose prompts are computed together.
+
+        One that does not fit the places of a row holds up those behind it until the rows are empty
+        and the cache is laid out anew.
+        """
+        requests: list[Request] = []
+        room = PREFILL_TOKENS
+        while self._waiting:
+            request = self._waiting[0][1]
+            too_long = self._places(request) > self._cache.places
+            too_long |= request.sampling.max_new_tokens > self._rows.tokens.shape[1]
+            room -= len(request.token_ids)
+            if too_long or (requests and room < 0):
+                break
+            requests.append(heapq.heappop(self._waiting)[1])
+        return requests
+
+    def _step(self, decoding: int, fresh: list[Tensor]) -> None:
+        """One token for every row; the first `decoding` rows have a token to continue from."""
+        rows = self._rows
+        hidden = ([self._decode(decoding)] if decoding else []) + fresh
+        logits = full_logits(self._lm, torch.cat(hidden) if len(hidden) > 1 else hidden[0])
+        tokens, logprobs = sample(logits, rows.knobs(), rows.uniform())
+        broken = np.flatnonzero(~np.isfinite(logprobs))
+        if len(broken):
+            row = broken[0]
+            raise RunError(
+                f"the policy's logits are not finite (version {self._version}, ticket "
+                f"{rows.ticket[row]}, sample {rows.sample[row]}, token {rows.written[row]}): "
+                "the weights have diverged; go back to a checkpoint with a lower learner.lr"
+            )
+        rows.append(tokens, logprobs)
+        self.stats.response_tokens += rows.count
+        self.stats.decode_steps += 1
+        self.stats.decode_slots += rows.capacity
+
+    def _decode(self, count: int) -> Tensor:
+        """The hidden states [count, hidden] after each of the first `count` rows' newest token."""
+        rows = self._rows
+        ids = rows.tokens[np.arange(count), rows.written[:count] - 1].astype(np.int64)
+        places = rows.prompt[:count] + rows.written[:count] - 1
+        positions = torch.from_numpy(places).to(self._device)
+        context = Decoding(self._cache, positions, int(places.max()) + 1)
+        return hidden_states(
+            self._lm, torch.from_numpy(ids).to(self._device), positions, context
+        )
+
+    def _release(self) -> list[Completion]:
+        """Take out the rows that have ended."""
+        rows = self._rows
+        n = rows.count
+        newest = rows.tokens[np.arange(n), rows.written[:n] - 1]
+        stopped = self._stopper.stopped(rows, newest)
+        gone = np.flatnonzero(stopped | (rows.written[:n] >= rows.limit[:n]))
+        if not len(gone):
+            return []
+        done = self._completions(gone, stopped)
+        to, source = rows.remove(gone)
+        if len(to):
+            longest = int((rows.prompt[to] + rows.written[to]).max())
+            index = (torch.from_numpy(i).to(self._device) for i in (to, source))
+            self._cache.move(*index, longest)
+        return done
+
+    def _completions(
+        self, gone: NDArray[np.int64], stopped: NDArray[np.bool_]
+    ) -> list[Completion]:
+        rows = self._rows
+        tokens = [rows.tokens[row, : rows.written[row]].copy() for row in gone]
+        texts = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return [
+            Completion(
+                ticket=int(rows.ticket[row]),
+                sample=int(rows.sample[row]),
+                turn=int(rows.turn[row]),
+                token_ids=token_ids,
+                logprobs=rows.logprobs[row, : len(token_ids)].copy(),
+                finish_reason="stop" if stopped[row] else "length",
+                versions=rows.versions(row, self._version),
+                text=text,
+            )
+            for row, token_ids, text in zip(gone, tokens, texts, strict=True)
+        ]

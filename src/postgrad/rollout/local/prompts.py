@@ -1,0 +1,112 @@
+"""Prompts computed ahead: several in one packed forward, each once for all its samples."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.layout.blocks import plan_blocks
+from postgrad.layout.layout import Layout, lay_out
+from postgrad.models.packed import hidden_states
+from postgrad.models.tree import TreeAttention
+from postgrad.rollout.engine import Request
+from postgrad.rollout.local.attention import Recording
+from postgrad.rollout.local.cache import KeyValueCache, LayerShape
+
+
+def lay_out_plain(sequences: list[NDArray[np.int32]]) -> tuple[Layout, Ragged]:
+    """A layout of unrelated sequences in which every token but the first is a loss entry."""
+    tokens = Ragged.of(sequences, np.int32)
+    loss_mask = np.ones(len(tokens.values), np.bool_)
+    loss_mask[tokens.offsets[:-1]] = False
+    columns = Sequences(tokens, tokens.like(loss_mask), np.arange(len(tokens)))
+    return lay_out(columns, np.arange(len(tokens))), tokens
+
+
+def run_plain(lm: nn.Module, layout: Layout, device: torch.device) -> tuple[Tensor, Recording]:
+    """The hidden states [T, hidden] of a layout, and every layer's keys and values."""
+    context = Recording(TreeAttention(plan_blocks(layout), device))
+    ids, positions = (
+        torch.from_numpy(a).to(device) for a in (layout.token_ids, layout.positions)
+    )
+    return hidden_states(lm, ids, positions, context), context
+
+
+def layer_shapes(lm: nn.Module, device: torch.device) -> tuple[LayerShape, ...]:
+    """What each layer of the model stores for a token, seen by running one."""
+    layout, _ = lay_out_plain([np.zeros(1, np.int32)])
+    with torch.no_grad():
+        return run_plain(lm, layout, device)[1].shapes
+
+
+@dataclass(slots=True)
+class Prefilled:
+    """Packed keys and values of some requests' prompts, waiting for their samples to get rows.
+
+    hidden: [requests, hidden] the states that predict each response's first token. `number` is the
+    first request with samples waiting, `taken` how many samples of it have rows already.
+    """
+
+    requests: list[Request]
+    keys: list[Tensor]
+    values: list[Tensor]
+    starts: NDArray[np.int64]
+    hidden: Tensor
+    number: int = field(default=0)
+    taken: int = field(default=0)
+
+    @property
+    def empty(self) -> bool:
+        """Whether every sample has its row."""
+        return self.number == len(self.requests)
+
+    def take(self, room: int) -> list[tuple[int, tuple[int, ...]]]:
+        """Up to `room` samples in order: (number of the request, samples of it), ..."""
+        out: list[tuple[int, tuple[int, ...]]] = []
+        while room and not self.empty:
+            samples = self.requests[self.number].sample_ids[self.taken :][:room]
+            out.append((self.number, samples))
+            room -= len(samples)
+            self.taken += len(samples)
+            if self.taken == len(self.requests[self.number].sample_ids):
+                self.number, self.taken = self.number + 1, 0
+        return out
+
+    def waiting(self) -> list[Request]:
+        """What has no row yet, as requests."""
+        left: list[Request] = []
+        for number in range(self.number, len(self.requests)):
+            r = self.requests[number]
+            samples = r.sample_ids[self.taken if number == self.number else 0 :]
+            left.append(Request(r.ticket, samples, r.token_ids, r.sampling, r.turn, r.seed))
+        return left
+
+    def copy_to(self, cache: KeyValueCache, first_row: int, numbers: NDArray[np.int64]) -> None:
+        """The prompts of the requests `numbers`, one for each row from `first_row` on."""
+        lengths = np.diff(self.starts)[numbers]
+        longest = int(lengths.max())
+        # A shorter prompt is padded with its last token's keys; the row's own overwrite them.
+        offset = np.minimum(np.arange(longest), lengths[:, None] - 1)
+        index = torch.from_numpy((self.starts[numbers][:, None] + offset).ravel())
+        index = index.to(self.hidden.device)
+        rows = slice(first_row, first_row + len(numbers))
+        for store, packed in (
+            *zip(cache.keys, self.keys, strict=True),
+            *zip(cache.values, self.values, strict=True),
+        ):
+            heads, _, dim = packed.shape
+            stretch = packed.index_select(1, index).view(heads, len(numbers), longest, dim)
+            store[rows, :, :longest] = stretch.transpose(0, 1)
+
+
+def prefill(lm: nn.Module, requests: list[Request], device: torch.device) -> Prefilled:
+    """Compute the prompts of `requests` in one packed forward."""
+    layout, _ = lay_out_plain([np.asarray(r.token_ids, np.int32) for r in requests])
+    hidden, context = run_plain(lm, layout, device)
+    starts = layout.segment_start
+    last = torch.from_numpy(starts[1:] - 1).to(device)
+    return Prefilled(requests, context.keys, context.values, starts, hidden.index_select(0, last))

@@ -1,0 +1,122 @@
+"""What the engine knows of the sequences in its cache: arrays with one entry a row, no objects.
+
+Rows 0..count-1 are in use. When some finish, the last rows move into the holes, so that every
+decode step works on one dense batch; which row a sample has depends on nothing but token counts.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.core import seeds
+from postgrad.rollout.engine import Request
+from postgrad.rollout.local.sampler import Knobs
+
+
+class Rows:
+    """Book-keeping for up to `capacity` rows that write at most `max_new_tokens` each.
+
+    prompt: [rows] tokens before the response; written: [rows] tokens of the response so far;
+    tokens, logprobs: [rows, max_new_tokens].
+    """
+
+    def __init__(self, capacity: int, max_new_tokens: int) -> None:
+        self.capacity = capacity
+        self.count = 0
+        self.requests = np.empty(capacity, object)
+        self.spans = np.empty(capacity, object)  # [(version, response tokens when it ended), ...]
+        self.sample = np.zeros(capacity, np.int64)
+        self.ticket = np.zeros(capacity, np.int64)
+        self.turn = np.zeros(capacity, np.int64)
+        self.seed = np.zeros(capacity, np.int64)
+        self.prompt = np.zeros(capacity, np.int64)
+        self.written = np.zeros(capacity, np.int64)
+        self.limit = np.zeros(capacity, np.int64)
+        self.has_stop = np.zeros(capacity, np.bool_)
+        self.temperature = np.zeros(capacity, np.float32)
+        self.top_k = np.zeros(capacity, np.int64)
+        self.top_p = np.zeros(capacity, np.float32)
+        self.min_p = np.zeros(capacity, np.float32)
+        self.tokens = np.zeros((capacity, max_new_tokens), np.int32)
+        self.logprobs = np.zeros((capacity, max_new_tokens), np.float32)
+
+    def add(self, request: Request, samples: Sequence[int]) -> None:
+        """Rows for some samples of a request, after those in use."""
+        rows = slice(self.count, self.count + len(samples))
+        sampling = request.sampling
+        self.requests[rows] = request
+        self.spans[rows] = [[] for _ in samples]
+        self.sample[rows] = samples
+        self.ticket[rows] = request.ticket
+        self.turn[rows] = request.turn
+        self.seed[rows] = request.seed
+        self.prompt[rows] = len(request.token_ids)
+        self.written[rows] = 0
+        self.limit[rows] = sampling.max_new_tokens
+        self.has_stop[rows] = bool(sampling.stop)
+        self.temperature[rows] = sampling.temperature
+        self.top_k[rows] = sampling.top_k
+        self.top_p[rows] = sampling.top_p
+        self.min_p[rows] = sampling.min_p
+        self.count += len(samples)
+
+    @property
+    def last_tokens(self) -> NDArray[np.int64]:
+        """[count] the newest token of each row; every row must have one."""
+        rows = np.arange(self.count)
+        return self.tokens[rows, self.written[: self.count] - 1].astype(np.int64)
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """[count] the place of each row's newest token."""
+        return self.prompt[: self.count] + self.written[: self.count] - 1
+
+    def knobs(self) -> Knobs:
+        """How the next token of each row is chosen."""
+        n = self.count
+        return Knobs(self.temperature[:n], self.top_k[:n], self.top_p[:n], self.min_p[:n])
+
+    def uniform(self) -> NDArray[np.float64]:
+        """[count] the number that draws each row's next token."""
+        n = self.count
+        numbers = np.empty(n)
+        for seed in np.unique(self.seed[:n]):
+            mine = self.seed[:n] == seed
+            counters = (c[:n][mine] for c in (self.ticket, self.sample, self.turn, self.written))
+            numbers[mine] = seeds.uniform(int(seed), "sample", *counters)
+        return numbers
+
+    def append(self, tokens: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
+        """Each row's next token and its logprob: [count]."""
+        rows = np.arange(self.count)
+        place = self.written[: self.count]
+        self.tokens[rows, place] = tokens
+        self.logprobs[rows, place] = logprobs
+        place += 1
+
+    def end_version(self, version: int) -> None:
+        """Tokens written so far by every row are `version`'s; those that follow are another's."""
+        for row in range(self.count):
+            self.spans[row].append((version, int(self.written[row])))
+
+    def versions(self, row: int, version: int) -> tuple[tuple[int, int], ...]:
+        """((version, tokens), ...) of a row whose newest tokens are `version`'s."""
+        ends = [*self.spans[row], (version, int(self.written[row]))]
+        starts = [0, *(end for _, end in ends)]
+        return tuple((v, end - start) for (v, end), start in zip(ends, starts, strict=False))
+
+    def remove(self, gone: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Free rows and close the gaps. Returns (to, source): the rows that moved, and whence."""
+        left = self.count - len(gone)
+        to = gone[gone < left]
+        tail = np.arange(left, self.count)
+        source = tail[~np.isin(tail, gone)]
+        for column in (
+            self.requests, self.spans, self.sample, self.ticket, self.turn, self.seed, self.prompt,
+            self.written, self.limit, self.has_stop, self.temperature, self.top_k, self.top_p,
+            self.min_p, self.tokens, self.logprobs,
+        ):  # fmt: skip
+            column[to] = column[source]
+        self.count = left
+        return to, source

@@ -1,0 +1,96 @@
+"""Choosing tokens: inverse CDF of one counter-based number a token, over processed logits.
+
+With weights e_i = exp(l_i / T - max), filtered ones set to 0, the token is the first i whose running
+sum exceeds u * sum(e), and its logprob is log(e_i / sum(e)): the distribution it was drawn from.
+Filters act in transformers' order (top-k, then top-p, then min-p), each on what the last one left.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+CHUNK_VALUES = 2**24  # logits processed together: bounds the float64 running sums to 128 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """One value a row: temperature (0: greedy), top_k (0: off), top_p (1: off), min_p (0: off)."""
+
+    temperature: NDArray[np.float32]
+    top_k: NDArray[np.int64]
+    top_p: NDArray[np.float32]
+    min_p: NDArray[np.float32]
+
+    def rows(self, which: slice) -> "Knobs":
+        """The knobs of some rows."""
+        return Knobs(
+            self.temperature[which], self.top_k[which], self.top_p[which], self.min_p[which]
+        )
+
+    @property
+    def filtered(self) -> bool:
+        """Whether any sampled row has a filter on; greedy rows need none."""
+        on = (self.top_k > 0) | (self.top_p < 1.0) | (self.min_p > 0.0)
+        return bool(np.any(on & (self.temperature > 0.0)))
+
+
+def sample(
+    logits: Tensor, knobs: Knobs, uniform: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """logits: [N, V] float32, overwritten; uniform: [N] in [0, 1). Returns tokens and logprobs [N].
+
+    A row whose logits are not finite gets a NaN logprob; the caller knows whose row it is.
+    """
+    size = max(1, CHUNK_VALUES // logits.shape[1])
+    parts = [
+        _sample(logits[i : i + size], knobs.rows(slice(i, i + size)), uniform[i : i + size])
+        for i in range(0, len(logits), size)
+    ]
+    return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+
+
+def _sample(
+    logits: Tensor, knobs: Knobs, uniform: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    device = logits.device
+    greedy = knobs.temperature == 0.0
+    scale = np.where(greedy, np.float32(1.0), knobs.temperature)
+    if np.any(scale != 1.0):
+        logits /= torch.from_numpy(scale).to(device)[:, None]
+    top, best = logits.max(-1, keepdim=True)
+    weights = logits.sub_(top).exp_()
+    if knobs.filtered:
+        weights = _filter(weights, knobs)
+    running = weights.cumsum(-1, dtype=torch.float64)
+    total = running[:, -1:]
+    # Below the total even when u rounds up to it, so that no weight of 0 is ever chosen.
+    ceiling = torch.nextafter(total, torch.zeros_like(total))
+    target = torch.minimum(torch.from_numpy(uniform).to(device)[:, None] * total, ceiling)
+    token = torch.searchsorted(running, target, right=True)
+    if greedy.any():
+        token = torch.where(torch.from_numpy(greedy).to(device)[:, None], best, token)
+    token.clamp_(max=weights.shape[1] - 1)  # rows of NaN search past the end
+    logprob = (weights.gather(-1, token).double() / total).log().float()
+    return token[:, 0].cpu().numpy(), logprob[:, 0].cpu().numpy()
+
+
+def _filter(weights: Tensor, knobs: Knobs) -> Tensor:
+    """Weights with the filtered tokens at 0. Ties are broken by the lower token id."""
+    vocabulary = weights.shape[1]
+    device = weights.device
+    greedy = knobs.temperature == 0.0
+    ranked, order = weights.sort(-1, descending=True, stable=True)
+    top_k = np.where((knobs.top_k == 0) | greedy, vocabulary, knobs.top_k)
+    rank = torch.arange(vocabulary, device=device)
+    ranked = ranked.masked_fill(rank >= torch.from_numpy(top_k).to(device)[:, None], 0.0)
+    running = ranked.cumsum(-1, dtype=torch.float64)
+    before = running - ranked
+    top_p = torch.from_numpy(np.where(greedy, np.float32(1.0), knobs.top_p)).to(device)
+    cut = (before >= top_p.double()[:, None] * running[:, -1:]) & (top_p < 1.0)[:, None]
+    ranked = ranked.masked_fill(cut, 0.0)
+    min_p = torch.from_numpy(np.where(greedy, np.float32(0.0), knobs.min_p)).to(device)
+    ranked = ranked.masked_fill(ranked < min_p[:, None] * ranked[:, :1], 0.0)
+    return torch.zeros_like(weights).scatter_(-1, order, ranked)
