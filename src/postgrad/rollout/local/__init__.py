@@ -1,1 +1,1 @@
-"""The built-in engine: continuous batching over a key-value cache, through transformers' modules."""
+"""The built-in engine: continuous batching over a key-value cache, with transformers' modules."""

@@ -92,9 +92,7 @@ class Decoding:
         new = self._places_of_new(kv_heads)
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys.view(-1, dim).index_copy_(0, new, key.transpose(0, 1).reshape(-1, dim))
-        values.view(-1, value_dim).index_copy_(
-            0, new, value.transpose(0, 1).reshape(-1, value_dim)
-        )
+        values.view(-1, value_dim).index_copy_(0, new, value.transpose(0, 1).reshape(-1, value_dim))
         keys = keys[:rows, :, : self._longest].flatten(0, 1)
         values = values[:rows, :, : self._longest].flatten(0, 1)
         folded = query.transpose(0, 1).reshape(rows * kv_heads, heads // kv_heads, dim)

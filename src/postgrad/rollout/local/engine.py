@@ -57,6 +57,7 @@ class LocalEngine:
         self._stopper = Stopper(eos_token_ids(lm, tokenizer), tokenizer)
         self._version = 0
         self._waiting: list[tuple[tuple[int, ...], Request]] = []  # a heap
+        self._submitted = 0
         self._prefilled: Prefilled | None = None
         self._rows = Rows(0, 0)
 
@@ -71,7 +72,8 @@ class LocalEngine:
             )
         if not len(request.token_ids) or not request.sample_ids:
             raise ValueError(f"ticket {request.ticket}: a request needs a token and a sample")
-        order = (request.ticket, request.sample_ids[0], request.turn)
+        order = (request.ticket, request.sample_ids[0], request.turn, self._submitted)
+        self._submitted += 1
         heapq.heappush(self._waiting, (order, request))
 
     @torch.inference_mode()
@@ -205,20 +207,17 @@ class LocalEngine:
     def _decode(self, count: int) -> Tensor:
         """The hidden states [count, hidden] after each of the first `count` rows' newest token."""
         rows = self._rows
-        ids = rows.tokens[np.arange(count), rows.written[:count] - 1].astype(np.int64)
-        places = rows.prompt[:count] + rows.written[:count] - 1
+        ids = torch.from_numpy(rows.newest(count)).to(self._device)
+        places = rows.places(count)
         positions = torch.from_numpy(places).to(self._device)
         context = Decoding(self._cache, positions, int(places.max()) + 1)
-        return hidden_states(
-            self._lm, torch.from_numpy(ids).to(self._device), positions, context
-        )
+        return hidden_states(self._lm, ids, positions, context)
 
     def _release(self) -> list[Completion]:
         """Take out the rows that have ended."""
         rows = self._rows
         n = rows.count
-        newest = rows.tokens[np.arange(n), rows.written[:n] - 1]
-        stopped = self._stopper.stopped(rows, newest)
+        stopped = self._stopper.stopped(rows)
         gone = np.flatnonzero(stopped | (rows.written[:n] >= rows.limit[:n]))
         if not len(gone):
             return []
@@ -226,13 +225,14 @@ class LocalEngine:
         to, source = rows.remove(gone)
         if len(to):
             longest = int((rows.prompt[to] + rows.written[to]).max())
-            index = (torch.from_numpy(i).to(self._device) for i in (to, source))
-            self._cache.move(*index, longest)
+            self._cache.move(
+                torch.from_numpy(to).to(self._device),
+                torch.from_numpy(source).to(self._device),
+                longest,
+            )
         return done
 
-    def _completions(
-        self, gone: NDArray[np.int64], stopped: NDArray[np.bool_]
-    ) -> list[Completion]:
+    def _completions(self, gone: NDArray[np.int64], stopped: NDArray[np.bool_]) -> list[Completion]:
         rows = self._rows
         tokens = [rows.tokens[row, : rows.written[row]].copy() for row in gone]
         texts = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)

@@ -30,9 +30,7 @@ def lay_out_plain(sequences: list[NDArray[np.int32]]) -> tuple[Layout, Ragged]:
 def run_plain(lm: nn.Module, layout: Layout, device: torch.device) -> tuple[Tensor, Recording]:
     """The hidden states [T, hidden] of a layout, and every layer's keys and values."""
     context = Recording(TreeAttention(plan_blocks(layout), device))
-    ids, positions = (
-        torch.from_numpy(a).to(device) for a in (layout.token_ids, layout.positions)
-    )
+    ids, positions = (torch.from_numpy(a).to(device) for a in (layout.token_ids, layout.positions))
     return hidden_states(lm, ids, positions, context), context
 
 

@@ -5,6 +5,7 @@ decode step works on one dense batch; which row a sample has depends on nothing 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +25,10 @@ class Rows:
     def __init__(self, capacity: int, max_new_tokens: int) -> None:
         self.capacity = capacity
         self.count = 0
-        self.requests = np.empty(capacity, object)
-        self.spans = np.empty(capacity, object)  # [(version, response tokens when it ended), ...]
+        self.requests: NDArray[Any] = np.empty(capacity, object)
+        self.spans: NDArray[Any] = np.empty(
+            capacity, object
+        )  # [(version, response tokens when it ended), ...]
         self.sample = np.zeros(capacity, np.int64)
         self.ticket = np.zeros(capacity, np.int64)
         self.turn = np.zeros(capacity, np.int64)
@@ -61,16 +64,13 @@ class Rows:
         self.min_p[rows] = sampling.min_p
         self.count += len(samples)
 
-    @property
-    def last_tokens(self) -> NDArray[np.int64]:
-        """[count] the newest token of each row; every row must have one."""
-        rows = np.arange(self.count)
-        return self.tokens[rows, self.written[: self.count] - 1].astype(np.int64)
+    def newest(self, count: int) -> NDArray[np.int64]:
+        """[count] the newest token of each of the first rows; each must have one."""
+        return self.tokens[np.arange(count), self.written[:count] - 1].astype(np.int64)
 
-    @property
-    def positions(self) -> NDArray[np.int64]:
-        """[count] the place of each row's newest token."""
-        return self.prompt[: self.count] + self.written[: self.count] - 1
+    def places(self, count: int) -> NDArray[np.int64]:
+        """[count] where the newest token of each of the first rows lies in its stretch."""
+        return self.prompt[:count] + self.written[:count] - 1
 
     def knobs(self) -> Knobs:
         """How the next token of each row is chosen."""

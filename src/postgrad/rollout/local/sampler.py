@@ -1,7 +1,7 @@
 """Choosing tokens: inverse CDF of one counter-based number a token, over processed logits.
 
-With weights e_i = exp(l_i / T - max), filtered ones set to 0, the token is the first i whose running
-sum exceeds u * sum(e), and its logprob is log(e_i / sum(e)): the distribution it was drawn from.
+With weights e_i = exp(l_i / T - max), filtered ones set to 0, the token is the first i whose
+running sum exceeds u * sum(e), and its logprob is log(e_i / sum(e)): what it was drawn from.
 Filters act in transformers' order (top-k, then top-p, then min-p), each on what the last one left.
 """
 
@@ -82,7 +82,7 @@ def _filter(weights: Tensor, knobs: Knobs) -> Tensor:
     vocabulary = weights.shape[1]
     device = weights.device
     greedy = knobs.temperature == 0.0
-    ranked, order = weights.sort(-1, descending=True, stable=True)
+    ranked, order = torch.sort(weights, dim=-1, descending=True, stable=True)
     top_k = np.where((knobs.top_k == 0) | greedy, vocabulary, knobs.top_k)
     rank = torch.arange(vocabulary, device=device)
     ranked = ranked.masked_fill(rank >= torch.from_numpy(top_k).to(device)[:, None], 0.0)

@@ -37,9 +37,9 @@ class Stopper:
         self._eos = np.array(eos, np.int64)
         self._tokenizer = tokenizer
 
-    def stopped(self, rows: Rows, newest: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def stopped(self, rows: Rows) -> NDArray[np.bool_]:
         """[count] rows whose newest token ends them, whatever the limit."""
-        ended = np.isin(newest, self._eos)
+        ended = np.isin(rows.newest(rows.count), self._eos)
         watched = np.flatnonzero(rows.has_stop[: rows.count] & ~ended)
         if len(watched):
             ended[watched] = self._completes_stop_string(rows, watched)

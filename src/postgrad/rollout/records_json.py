@@ -1,0 +1,160 @@
+"""A sample as one JSON object, and back: the lines of samples.jsonl.
+
+Keys: step, ticket, sample, dataset, row, question, answer, metadata, prompt_token_ids, turns
+[{author, token_ids, logprobs, text, learner_logprobs}], policy_version [[version, tokens], ...],
+finish_reason, text, rewards {component: number or null}, total (null where not kept), kept,
+failures [{component, cause, message}], and, where the run has them, advantages and mask, one
+value a response token. Float32 values are written with nine digits, which name them exactly.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.core.records import Failure, Prompt, Rollout, ScoredGroup, Turn
+
+Json = dict[str, Any]
+Decode = Callable[[list[int]], str]
+
+
+def sample_to_json(
+    group: ScoredGroup,
+    i: int,
+    *,
+    step: int,
+    decode: Decode,
+    learner_logprobs: NDArray[np.float32] | None = None,
+    advantages: NDArray[Any] | None = None,
+    mask: NDArray[np.bool_] | None = None,
+) -> Json:
+    """Sample `i` of a group. The optional columns have one value a response token.
+
+    `decode` gives the text of token ids; it is called only for samples of several turns.
+    """
+    rollout, prompt = group.rollouts[i], group.prompt
+    line: Json = {
+        "step": step,
+        "ticket": prompt.ticket,
+        "sample": rollout.sample,
+        "dataset": prompt.dataset,
+        "row": prompt.row,
+        "question": prompt.question,
+        "answer": prompt.answer,
+        "metadata": dict(prompt.metadata),
+        "prompt_token_ids": prompt.token_ids.tolist(),
+        "turns": _turns_to_json(rollout, decode, learner_logprobs),
+        "policy_version": [list(span) for span in rollout.versions],
+        "finish_reason": rollout.finish_reason,
+        "text": rollout.text,
+        "rewards": {name: _number(values[i]) for name, values in group.rewards.items()},
+        "total": _number(group.total[i]),
+        "kept": bool(group.kept[i]),
+        "failures": [
+            {"component": f.component, "cause": f.cause, "message": f.message}
+            for f in group.failures
+            if f.sample == rollout.sample
+        ],
+    }
+    if prompt.media:
+        line["media"] = list(prompt.media)
+    if rollout.columns:
+        line["columns"] = {name: _floats(values) for name, values in rollout.columns.items()}
+    if advantages is not None:
+        line["advantages"] = _floats(advantages)
+    if mask is not None:
+        line["mask"] = mask.astype(int).tolist()
+    return line
+
+
+def _turns_to_json(
+    rollout: Rollout, decode: Decode, learner_logprobs: NDArray[np.float32] | None
+) -> list[Json]:
+    turns: list[Json] = []
+    start = 0
+    for turn in rollout.turns:
+        ids = turn.token_ids.tolist()
+        entry: Json = {
+            "author": turn.author,
+            "token_ids": ids,
+            "logprobs": _floats(turn.logprobs),
+            "text": rollout.text if len(rollout.turns) == 1 else decode(ids),
+        }
+        if learner_logprobs is not None:
+            entry["learner_logprobs"] = _floats(learner_logprobs[start : start + len(ids)])
+        start += len(ids)
+        turns.append(entry)
+    return turns
+
+
+def group_from_lines(lines: Sequence[Mapping[str, Any]]) -> ScoredGroup:
+    """The group whose samples the lines are, in sample order.
+
+    Raises KeyError, TypeError or ValueError when they are not samples of one ticket.
+    """
+    if len({line["ticket"] for line in lines}) != 1:
+        raise ValueError("the samples of a group have one ticket")
+    lines = sorted(lines, key=lambda line: line["sample"])
+    if len({line["sample"] for line in lines}) != len(lines):
+        raise ValueError(f"ticket {lines[0]['ticket']}: a sample stands there twice")
+    first = lines[0]
+    prompt = Prompt(
+        ticket=first["ticket"],
+        token_ids=np.array(first["prompt_token_ids"], np.int32),
+        question=first["question"],
+        answer=first["answer"],
+        dataset=first["dataset"],
+        row=first["row"],
+        metadata=first["metadata"],
+        media=tuple(first.get("media", ())),
+    )
+    return ScoredGroup(
+        prompt=prompt,
+        rollouts=tuple(_rollout(line) for line in lines),
+        rewards={
+            name: np.array([_value(line["rewards"][name]) for line in lines])
+            for name in first["rewards"]
+        },
+        total=np.array([_value(line["total"]) for line in lines]),
+        kept=np.array([line["kept"] for line in lines], np.bool_),
+        failures=tuple(
+            Failure(line["sample"], f["component"], f["cause"], f["message"])
+            for line in lines
+            for f in line["failures"]
+        ),
+    )
+
+
+def _rollout(line: Mapping[str, Any]) -> Rollout:
+    return Rollout(
+        ticket=line["ticket"],
+        sample=line["sample"],
+        turns=tuple(
+            Turn(
+                turn["author"],
+                np.array(turn["token_ids"], np.int32),
+                np.array(turn["logprobs"], np.float32),
+            )
+            for turn in line["turns"]
+        ),
+        finish_reason=line["finish_reason"],
+        versions=tuple((version, tokens) for version, tokens in line["policy_version"]),
+        text=line["text"],
+        columns={
+            name: np.array(values, np.float32) for name, values in line.get("columns", {}).items()
+        },
+    )
+
+
+def _floats(values: NDArray[Any]) -> list[float]:
+    return [float(f"{value:.9g}") for value in values.tolist()]
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _value(number: float | None) -> float:
+    return math.nan if number is None else number

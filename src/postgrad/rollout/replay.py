@@ -1,0 +1,74 @@
+"""The samples of another run, step by step: the same groups, so that only learning differs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from postgrad.core.cursor import Cursor
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.records import ScoredGroup
+from postgrad.rollout.records_json import group_from_lines
+
+FILE = "samples.jsonl"
+
+
+class ReplaySource:
+    """Reads `path`, a run directory or its samples.jsonl; only where each step lies is kept.
+
+    Raises UsageError when there is no such file, or a line is not a sample.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        given = Path(path)
+        self._path = given / FILE if given.is_dir() else given
+        if not self._path.is_file():
+            raise UsageError(
+                f"rollout.replay_path: no file {self._path}; give a run directory with {FILE}"
+            )
+        self._offsets = self._index()
+
+    def _index(self) -> dict[int, list[tuple[int, int]]]:
+        """step -> [(byte offset, line number), ...]."""
+        offsets: dict[int, list[tuple[int, int]]] = {}
+        offset = 0
+        with self._path.open("rb") as file:
+            for number, raw in enumerate(file, 1):
+                line = self._parse(raw, number)
+                offsets.setdefault(line["step"], []).append((offset, number))
+                offset += len(raw)
+        if not offsets:
+            raise UsageError(f"rollout.replay_path: {self._path} holds no samples")
+        return offsets
+
+    def _parse(self, raw: bytes, number: int) -> dict[str, Any]:
+        try:
+            line = json.loads(raw)
+        except ValueError as error:
+            raise UsageError(f"{self._path}:{number}: not a JSON object: {error}") from error
+        for key in ("step", "ticket"):
+            if not isinstance(line, dict) or not isinstance(line.get(key), int):
+                raise UsageError(f"{self._path}:{number}: a sample needs a whole number {key!r}")
+        return line
+
+    def next(self, step: int, cursor: Cursor) -> tuple[list[ScoredGroup], Cursor]:
+        """Source.next: the groups of the recorded step `step`. RunError where there is none."""
+        if step not in self._offsets:
+            last = max(self._offsets)
+            raise RunError(
+                f"{self._path} has no samples of step {step} (its last is {last}): "
+                "replay fewer steps"
+            )
+        by_ticket: dict[int, list[dict[str, Any]]] = {}
+        first_line = self._offsets[step][0][1]
+        with self._path.open("rb") as file:
+            for offset, number in self._offsets[step]:
+                file.seek(offset)
+                line = self._parse(file.readline(), number)
+                by_ticket.setdefault(line["ticket"], []).append(line)
+        try:
+            groups = [group_from_lines(by_ticket[ticket]) for ticket in sorted(by_ticket)]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"{self._path}: step {step}, from line {first_line}: not samples of ours: {error!r}"
+            ) from error
+        return groups, cursor.settle(sorted(by_ticket))
