@@ -111,15 +111,13 @@ class PolicyGradient(RolloutAlgorithm):
 
     def _group_metrics(self, batch: RolloutBatch, rows: NDArray[np.int64]) -> dict[str, float]:
         """Of the task's own rewards, before any KL."""
-        group, rewards = batch.sequences.group, batch.rewards
-        _, first = np.unique(group[rows], return_index=True)  # one sample of each group
-        metrics = {"groups/dropped": float(len(np.unique(group)) - len(first))}
+        group, rewards = batch.sequences.group[rows], batch.rewards[rows]
+        _, first = np.unique(group, return_index=True)  # one sample of each group
+        before = len(np.unique(batch.sequences.group))
+        metrics = {"groups/dropped": float(before - len(first))}
         if len(first):
-            equal = equal_groups(rewards[rows], group[rows])[first]
-            metrics["groups/equal_fraction"] = float(equal.mean())
-            metrics["groups/reward_std"] = float(
-                group_stds(rewards[rows], group[rows])[first].mean()
-            )
+            metrics["groups/equal_fraction"] = float(equal_groups(rewards, group)[first].mean())
+            metrics["groups/reward_std"] = float(group_stds(rewards, group)[first].mean())
         return metrics
 
     def _charge_kl(

@@ -32,14 +32,15 @@ def entry_weights(
     in_update = np.zeros(len(loss_mask), np.bool_)
     in_update[rows] = True
     counted = in_update & (lengths > 0)
+    tokens, sequences = max(1.0, lengths[counted].sum()), max(1, int(counted.sum()))
     per_sequence = np.zeros(len(loss_mask), np.float64)
     if aggregation == "token":
-        per_sequence[counted] = 1.0 / lengths[counted].sum()
+        per_sequence[counted] = 1.0 / tokens
     elif aggregation == "sequence":
-        per_sequence[counted] = 1.0 / (counted.sum() * lengths[counted])
+        per_sequence[counted] = 1.0 / (sequences * lengths[counted])
     elif constant_length is None:
         raise ValueError("aggregation 'constant' needs constant_length, the tokens to divide by")
     else:
-        per_sequence[counted] = 1.0 / (counted.sum() * constant_length)
+        per_sequence[counted] = 1.0 / (sequences * constant_length)
     weights = np.repeat(per_sequence, loss_mask.lengths) * loss_mask.values
     return loss_mask.like(weights.astype(np.float32))

@@ -1,0 +1,34 @@
+"""GRPO against numbers worked by hand."""
+
+import numpy as np
+import pytest
+
+from postgrad.algorithms.grpo import GRPO
+
+
+def test_a_sample_is_measured_in_sample_deviations_of_its_group(make_batch):
+    batch = make_batch([0, 0, 0, 1, 1], [1, 0, 0, 3, 1], lengths=[2, 1, 3, 1, 2])
+    credit = GRPO().credit(batch, None, None, None, {})
+    advantages = credit.experience.columns["advantages"]
+    # group 0: mean 1/3, squares 4/9 + 1/9 + 1/9 over 2 = 1/3; group 1: mean 2, std sqrt(2)
+    good, bad = (2 / 3) / (3**-0.5 + 1e-6), (-1 / 3) / (3**-0.5 + 1e-6)
+    other = 1 / (2**0.5 + 1e-6)
+    for row, (value, n) in enumerate([(good, 2), (bad, 1), (bad, 3), (other, 1), (-other, 2)]):
+        np.testing.assert_allclose(advantages.row(row), [0, 0, *[value] * n], rtol=1e-7)
+    assert advantages.values.dtype == np.float32
+    assert credit.rows.tolist() == [0, 1, 2, 3, 4]
+    assert credit.metrics["groups/reward_std"] == pytest.approx((3**-0.5 + 2**0.5) / 2)
+
+
+def test_every_response_counts_the_same_whatever_its_length(make_batch):
+    batch = make_batch([0, 0], [1, 0], lengths=[1, 4])
+    weights = GRPO().entry_weights(batch.sequences, np.arange(2))
+    np.testing.assert_allclose(weights.row(0), [0, 0, 0.5], rtol=1e-7)
+    np.testing.assert_allclose(weights.row(1), [0, 0, *[0.125] * 4], rtol=1e-7)
+
+
+def test_kl_stands_in_the_loss_as_k3_unless_the_recipe_says_otherwise():
+    algorithm = GRPO(kl_coef=0.04)
+    assert (algorithm.kl_in, algorithm.kl_estimator) == ("loss", "k3")
+    assert algorithm.needs().reference
+    assert not algorithm.needs().old_logprobs

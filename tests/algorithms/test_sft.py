@@ -1,0 +1,34 @@
+"""Supervised fine-tuning against numbers worked by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from postgrad.algorithms.sft import SFT
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+
+TOKENS = Ragged.of([[1, 2, 3], [4, 5], [6, 7]], np.int32)
+MASK = Ragged.of([[0, 1, 1], [0, 1], [0, 0]], np.bool_)
+SEQUENCES = Sequences(TOKENS, MASK, np.arange(3))
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [("token", (0.5 + 1.0 + 3.0) / 3), ("sequence", ((0.5 + 1.0) / 2 + 3.0) / 2)],
+)
+def test_the_loss_is_the_mean_nll_by_token_or_by_conversation(make_inputs, aggregation, expected):
+    algorithm = SFT(aggregation=aggregation)
+    weights = algorithm.entry_weights(SEQUENCES, np.arange(3)).values[MASK.values]
+    logprobs = torch.tensor([-0.5, -1.0, -3.0], dtype=torch.float64, requires_grad=True)
+    output = algorithm.policy_loss(make_inputs(logprobs, weights))
+    output.loss.backward()
+    assert float(output.loss.detach()) == pytest.approx(expected, rel=1e-6)
+    np.testing.assert_allclose(logprobs.grad, -weights, rtol=1e-12)
+    assert float(output.metrics["policy/nll"]) == pytest.approx(1.5)
+
+
+def test_a_conversation_without_loss_tokens_has_no_gradient():
+    experience = SFT().experience(SEQUENCES)
+    assert experience.has_gradient.tolist() == [True, True, False]
+    assert experience.columns == {}

@@ -1,0 +1,103 @@
+"""Group advantages against hand-worked numbers, float64 loops, and their invariants."""
+
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postgrad.ops import advantages as ops
+
+REWARDS = np.array([1.0, 0.0, 0.0, 1.0, 2.0, 4.0])
+GROUP = np.array([7, 7, 3, 7, 3, 3])  # group 7: 1, 0, 1; group 3: 0, 2, 4
+
+
+def test_group_statistics_match_numbers_worked_by_hand():
+    third = (2 * (1 / 3) ** 2 + (2 / 3) ** 2) / 2  # squares of group 7 over n - 1
+    assert ops.group_sizes(GROUP).tolist() == [3, 3, 3, 3, 3, 3]
+    np.testing.assert_allclose(
+        ops.group_means(REWARDS, GROUP), [2 / 3, 2 / 3, 2, 2 / 3, 2, 2], rtol=1e-15
+    )
+    np.testing.assert_allclose(
+        ops.group_stds(REWARDS, GROUP), np.sqrt([third, third, 4, third, 4, 4]), rtol=1e-15
+    )
+
+
+def test_normalised_rewards_are_in_units_of_the_sample_standard_deviation_plus_eps():
+    np.testing.assert_allclose(
+        ops.normalised(REWARDS, GROUP)[[2, 4, 5]],
+        [-2 / (2 + 1e-6), 0.0, 2 / (2 + 1e-6)],
+        rtol=1e-15,
+    )
+
+
+def test_the_left_out_sample_is_not_in_its_own_baseline():
+    expected = [1 - 0.5, 0 - 1.0, 0 - 3.0, 1 - 0.5, 2 - 2.0, 4 - 1.0]
+    np.testing.assert_allclose(ops.left_one_out(REWARDS, GROUP), expected, rtol=1e-14, atol=1e-15)
+
+
+def test_leaving_one_out_of_a_group_of_one_is_an_error():
+    with pytest.raises(ValueError, match=r"groups of one: \[5\]"):
+        ops.left_one_out(np.array([1.0, 0.0, 1.0]), np.array([2, 2, 5]))
+
+
+def test_a_group_of_one_has_no_deviation():
+    assert ops.group_stds(np.array([3.0]), np.array([0])).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("credit", [ops.centred, ops.normalised, ops.left_one_out])
+@given(value=st.floats(-1e6, 1e6), n=st.integers(2, 40))
+def test_equal_rewards_give_exactly_zero(credit, value, n):
+    assert credit(np.full(n, value), np.zeros(n, np.int64)).tolist() == [0.0] * n
+
+
+def test_three_rewards_of_a_tenth_would_not_have_given_zero_by_subtraction():
+    rewards = np.array([0.1, 0.1, 0.1])
+    assert (rewards - rewards.sum() / 3 != 0).all()
+    assert ops.equal_groups(rewards, np.zeros(3, np.int64)).all()
+
+
+grouped = st.lists(
+    st.tuples(st.integers(0, 3), st.floats(-10, 10, allow_subnormal=False)), min_size=1, max_size=24
+)
+
+
+@given(rows=grouped)
+def test_every_sample_agrees_with_a_loop_over_its_group(rows):
+    group = np.array([g for g, _ in rows])
+    rewards = np.array([r for _, r in rows])
+    means, stds = ops.group_means(rewards, group), ops.group_stds(rewards, group)
+    for i, g in enumerate(group):
+        mine = [r for h, r in rows if h == g]
+        assert means[i] == pytest.approx(statistics.fmean(mine), rel=1e-12, abs=1e-12)
+        deviation = statistics.stdev(mine) if len(mine) > 1 else 0.0
+        assert stds[i] == pytest.approx(deviation, rel=1e-9, abs=1e-9)
+
+
+@given(rows=grouped, seed=st.integers(0, 2**16))
+def test_the_order_of_samples_does_not_matter(rows, seed):
+    group = np.array([g for g, _ in rows])
+    rewards = np.array([r for _, r in rows])
+    order = np.random.default_rng(seed).permutation(len(rows))
+    np.testing.assert_allclose(
+        ops.centred(rewards, group)[order], ops.centred(rewards[order], group[order]), atol=1e-12
+    )
+
+
+@given(rows=grouped, shift=st.floats(-100, 100))
+def test_a_constant_added_to_every_reward_changes_no_advantage(rows, shift):
+    group = np.array([g for g, _ in rows])
+    rewards = np.array([r for _, r in rows])
+    np.testing.assert_allclose(
+        ops.centred(rewards + shift, group), ops.centred(rewards, group), atol=1e-11
+    )
+
+
+@given(rows=grouped)
+def test_advantages_of_a_group_sum_to_zero(rows):
+    group = np.array([g for g, _ in rows] * 2)  # twice, so that no group has one sample
+    rewards = np.array([r for _, r in rows] + [r + 1 for _, r in rows])
+    for credit in (ops.centred, ops.left_one_out):
+        sums = np.bincount(group, weights=credit(rewards, group))
+        np.testing.assert_allclose(sums, 0.0, atol=1e-10)

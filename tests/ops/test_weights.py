@@ -1,0 +1,62 @@
+"""Aggregation weights against numbers worked by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postgrad.core.ragged import Ragged
+from postgrad.ops.weights import entry_weights
+
+MASK = Ragged.of([[0, 1, 1], [0, 0, 1, 1, 1, 1], [0, 1]], np.bool_)
+ALL = np.arange(3)
+
+
+def test_by_token_every_loss_token_of_the_update_counts_the_same():
+    weights = entry_weights(MASK, ALL, "token")
+    np.testing.assert_allclose(weights.values, MASK.values / 7, rtol=1e-7)
+    assert weights.values.dtype == np.float32
+
+
+def test_by_sequence_every_sequence_counts_the_same():
+    weights = entry_weights(MASK, ALL, "sequence")
+    np.testing.assert_allclose(weights.row(0), [0, 1 / 6, 1 / 6], rtol=1e-7)
+    np.testing.assert_allclose(weights.row(1), [0, 0, *[1 / 12] * 4], rtol=1e-7)
+    np.testing.assert_allclose(weights.row(2), [0, 1 / 3], rtol=1e-7)
+
+
+def test_by_constant_a_token_counts_the_same_however_long_the_responses_are():
+    weights = entry_weights(MASK, ALL, "constant", 50)
+    np.testing.assert_allclose(weights.values, MASK.values / (3 * 50), rtol=1e-7)
+
+
+def test_sequences_outside_the_update_weigh_nothing_and_are_in_no_denominator():
+    weights = entry_weights(MASK, np.array([2, 0]), "token")
+    np.testing.assert_allclose(weights.row(0), [0, 1 / 3, 1 / 3], rtol=1e-7)
+    np.testing.assert_allclose(weights.row(2), [0, 1 / 3], rtol=1e-7)
+    assert not weights.row(1).any()
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+def test_a_sequence_without_loss_tokens_is_never_a_division_by_zero(aggregation):
+    mask = Ragged.of([[0, 1, 1], [0, 0]], np.bool_)
+    alone = entry_weights(Ragged.of([[0, 1, 1]], np.bool_), np.arange(1), aggregation, 4)
+    both = entry_weights(mask, np.arange(2), aggregation, 4)
+    np.testing.assert_array_equal(both.row(0), alone.row(0))
+    assert both.row(1).tolist() == [0.0, 0.0]
+    assert entry_weights(mask, np.array([1]), aggregation, 4).values.tolist() == [0.0] * 5
+
+
+def test_constant_without_a_length_is_an_error():
+    with pytest.raises(ValueError, match="needs constant_length"):
+        entry_weights(MASK, ALL, "constant")
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=12),
+    aggregation=st.sampled_from(["token", "sequence"]),
+)
+def test_the_weights_of_an_update_sum_to_one(lengths, aggregation):
+    mask = Ragged.of([[0] + [1] * n for n in lengths], np.bool_)
+    weights = entry_weights(mask, np.arange(len(lengths)), aggregation)
+    assert weights.values.sum(dtype=np.float64) == pytest.approx(1.0, abs=1e-6)
