@@ -1,1 +1,1 @@
-"""Pure tensor functions: logprobs, KL, advantages, losses. No configuration, no I/O, no collectives."""
+"""Pure tensor functions: KL, advantages, losses, weights. No settings, no I/O, no collectives."""

@@ -1,0 +1,54 @@
+"""The algorithm pages say what the code does."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
+
+PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
+
+
+def table(page: str) -> dict[str, dict[str, str]]:
+    """algorithm -> setting -> default, as the page's settings table says."""
+    lines = [line for line in (PAGES / page).read_text("utf-8").splitlines() if line[:1] == "|"]
+    start = next(i for i, line in enumerate(lines) if line.startswith("| setting"))
+    header, _, *rows = [
+        [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines[start:]
+    ]
+    found: dict[str, dict[str, str]] = {name: {} for name in header[1:-1]}
+    for row in rows:
+        if len(row) != len(header):
+            break
+        for name, cell in zip(header[1:-1], row[1:-1], strict=True):
+            if cell:
+                found[name][row[0]] = cell
+    return found
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_settings_table_lists_every_setting_with_its_default(name):
+    documented = table("sft.md" if name == "sft" else "index.md")[name]
+    fields = algorithm_class(name).model_fields
+    defaults = {key: repr(field.default).replace("'", '"') for key, field in fields.items()}
+    assert documented == defaults
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_has_a_page(name):
+    text = (PAGES / f"{name}.md").read_text("utf-8")
+    assert f'type = "{name}"' in text
+    assert "## Equations" in text
+    assert "## What to watch" in text
+
+
+def test_the_example_of_an_algorithm_of_ones_own_runs(tmp_path, monkeypatch, make_batch):
+    (code,) = re.findall(r"```python\n(.*?)```", (PAGES / "index.md").read_text("utf-8"), re.S)
+    (tmp_path / "best_of_group.py").write_text(code, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    algorithm = algorithm_class("best_of_group:BestOfGroup")(margin=0.1)
+    batch = make_batch([0, 0, 1, 1], [1.0, 0.5, 0.0, 2.0])
+    advantages = algorithm.credit(batch, None, None, None, {}).experience.columns["advantages"]
+    np.testing.assert_allclose([row[-1] for row in advantages], [0, -0.4, -1.9, 0], rtol=1e-6)
