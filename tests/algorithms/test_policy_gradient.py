@@ -175,6 +175,16 @@ def test_kl_in_the_reward_enters_the_group_statistics_of_grpo(make_batch, over_r
     assert "ref_logprobs" not in credit.experience.columns
 
 
+def test_kl_is_charged_only_for_tokens_that_bear_loss(make_batch, over_responses):
+    batch = make_batch([0, 0], [1.0, 0.0], lengths=[1, 1])
+    old, ref = over_responses([[-1.0], [-1.0]]), over_responses([[-1.0], [-3.0]])
+    old.values[[0, 3]] = [5.0, -7.0]  # at prompt tokens
+    credit = RLOO(kl_coef=0.5).credit(batch, old, ref, None, {})
+    advantages = credit.experience.columns["advantages"].values
+    assert advantages[[2, 5]].tolist() == [2.0, -2.0]  # rewards 1 and 0 - 0.5 * 2
+    assert credit.metrics["kl/token_mean"] == 1.0
+
+
 def test_an_adaptive_coefficient_is_state_that_the_next_step_uses(make_batch, over_responses):
     batch = make_batch([0, 0], [1.0, 0.0], lengths=[1, 1])
     old, ref = over_responses([[-1.0], [-1.0]]), over_responses([[-1.0], [-1.2]])
