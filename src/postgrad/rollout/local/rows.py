@@ -25,10 +25,8 @@ class Rows:
     def __init__(self, capacity: int, max_new_tokens: int) -> None:
         self.capacity = capacity
         self.count = 0
-        self.requests: NDArray[Any] = np.empty(capacity, object)
-        self.spans: NDArray[Any] = np.empty(
-            capacity, object
-        )  # [(version, response tokens when it ended), ...]
+        self.requests: Any = np.empty(capacity, object)
+        self.spans: Any = np.empty(capacity, object)  # ended ones: [(version, tokens by then), ...]
         self.sample = np.zeros(capacity, np.int64)
         self.ticket = np.zeros(capacity, np.int64)
         self.turn = np.zeros(capacity, np.int64)
@@ -104,7 +102,8 @@ class Rows:
         """((version, tokens), ...) of a row whose newest tokens are `version`'s."""
         ends = [*self.spans[row], (version, int(self.written[row]))]
         starts = [0, *(end for _, end in ends)]
-        return tuple((v, end - start) for (v, end), start in zip(ends, starts, strict=False))
+        spans = zip(ends, starts, strict=False)
+        return tuple((v, end - start) for (v, end), start in spans if end > start)
 
     def remove(self, gone: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Free rows and close the gaps. Returns (to, source): the rows that moved, and whence."""

@@ -1,0 +1,213 @@
+"""What every rollout engine must do. An engine joins by one line in conftest.py."""
+
+import numpy as np
+import pytest
+import torch
+
+from postgrad.core.errors import RunError, UsageError
+from postgrad.rollout.engine import Request, generate
+from postgrad.rollout.settings import SamplingSettings
+
+LETTERS = "abcdefghijklmnop"
+
+
+def prompt(seed, length):
+    return np.random.default_rng(seed).integers(2, 18, length).astype(np.int32)
+
+
+def requests(n=6, samples=4, seed=0, **sampling):
+    settings = SamplingSettings(**({"max_new_tokens": 12} | sampling))
+    return [
+        Request(t, tuple(range(samples)), prompt(t, 2 + 3 * (t % 4)), settings, 0, seed)
+        for t in range(n)
+    ]
+
+
+def tokens(completions):
+    return {(c.ticket, c.sample, c.turn): c.token_ids.tolist() for c in completions}
+
+
+def test_every_sample_of_every_request_comes_back_once(make_engine):
+    done = generate(make_engine(5, 5 * 32), requests())
+    assert [(c.ticket, c.sample) for c in done] == [(t, s) for t in range(6) for s in range(4)]
+
+
+def test_an_idle_engine_has_nothing_to_give(make_engine):
+    engine = make_engine(2, 64)
+    assert engine.completed() == []
+    generate(engine, requests(1))
+    assert engine.completed() == []
+
+
+def test_what_is_drawn_does_not_depend_on_what_shares_the_batch(make_engine):
+    wide = tokens(generate(make_engine(24, 24 * 32), requests()))
+    narrow = tokens(generate(make_engine(3, 3 * 32), requests()))
+    one_by_one = make_engine(4, 4 * 32)
+    alone = [c for request in reversed(requests()) for c in generate(one_by_one, [request])]
+    assert wide == narrow == tokens(alone)
+    assert len({tuple(ids) for ids in wide.values()}) > 12
+
+
+def test_the_past_of_an_engine_leaves_no_trace_in_its_bits(make_engine):
+    engine = make_engine(5, 5 * 32)
+    first = generate(engine, requests())
+    generate(engine, requests(9, samples=1, seed=5, max_new_tokens=16))
+    for before, after in zip(first, generate(engine, requests()), strict=True):
+        assert before.token_ids.tolist() == after.token_ids.tolist()
+        assert before.logprobs.tobytes() == after.logprobs.tobytes()
+
+
+def test_seed_and_turn_name_other_numbers(make_engine):
+    engine = make_engine(8, 8 * 32)
+    settings = SamplingSettings(max_new_tokens=12)
+    drawn = [
+        generate(engine, [Request(0, (0,), prompt(0, 4), settings, turn, seed)])[0]
+        for turn, seed in [(0, 0), (1, 0), (0, 1), (0, 0)]
+    ]
+    texts = [c.text for c in drawn]
+    assert len(set(texts)) == 3
+    assert texts[0] == texts[3]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_as_sampled_are_those_of_a_whole_forward(make_engine, temperature):
+    engine = make_engine(6, 6 * 32)
+    done = generate(engine, requests(temperature=temperature))
+    whole = [np.concatenate([requests()[c.ticket].token_ids, c.token_ids]) for c in done]
+    for completion, ids, found in zip(
+        done, whole, engine.logprobs(whole, temperature), strict=True
+    ):
+        assert len(found) == len(ids)
+        assert found[0] == 0.0
+        start = len(ids) - len(completion.token_ids)
+        np.testing.assert_allclose(completion.logprobs, found[start:], atol=1e-4)
+
+
+def test_filtered_logprobs_are_renormalised_over_what_is_left(make_engine):
+    engine = make_engine(6, 6 * 32)
+    done = generate(engine, requests(top_k=1))
+    greedy = generate(engine, requests(temperature=0.0))
+    assert tokens(done) == tokens(greedy)
+    assert all(np.all(c.logprobs == 0.0) for c in done)
+    assert all(np.all(c.logprobs < 0.0) for c in greedy)
+
+
+def test_answers_end_with_the_end_token_or_at_the_limit(make_engine):
+    done = generate(make_engine(8, 8 * 32), requests(12, max_new_tokens=9))
+    assert {c.finish_reason for c in done} == {"stop", "length"}
+    for c in done:
+        ids = c.token_ids.tolist()
+        assert 1 not in ids[:-1]
+        assert c.finish_reason == ("stop" if ids[-1] == 1 else "length")
+        assert len(ids) == 9 or c.finish_reason == "stop"
+        assert c.text == "".join(LETTERS[i - 2] for i in ids if i > 1)
+
+
+def test_a_stop_string_ends_an_answer_at_the_token_that_completes_it(make_engine):
+    engine = make_engine(8, 8 * 32)
+    free = generate(engine, requests(12))
+    stop = next(c.text[2:4] for c in free if len(c.text) > 5)
+    stopped = generate(engine, requests(12, stop=(stop, "never")))
+    assert any(stop in c.text for c in free)
+    for before, after in zip(free, stopped, strict=True):
+        found = before.text.find(stop)
+        if found < 0:
+            assert after.text == before.text
+        else:
+            assert after.text == before.text[: found + len(stop)]
+            assert after.finish_reason == "stop"
+
+
+def test_a_continued_request_goes_on_from_the_tokens_it_names(make_engine):
+    engine = make_engine(4, 4 * 64)
+    settings = SamplingSettings(temperature=0.0, max_new_tokens=6)
+    (first,) = generate(engine, [Request(0, (0,), prompt(3, 8), settings)])
+    assert len(first.token_ids) == 6
+    prefix = np.concatenate([prompt(3, 8), first.token_ids[:3]])
+    (second,) = generate(engine, [Request(0, (0,), prefix, settings, turn=1)])
+    assert second.token_ids[:3].tolist() == first.token_ids[3:].tolist()
+    assert second.turn == 1
+
+
+def test_requests_may_come_while_others_are_decoded(make_engine):
+    engine = make_engine(3, 3 * 64)
+    early, late = requests(4), requests(7)[4:]
+    for request in early:
+        engine.submit(request)
+    done = engine.completed()
+    done += generate(engine, late)
+    assert tokens(done) == tokens(generate(make_engine(3, 3 * 64), requests(7)))
+
+
+def test_a_longer_request_waits_until_the_cache_is_laid_out_anew(make_engine):
+    engine = make_engine(4, 64)
+    engine.submit(requests(1)[0])
+    done = engine.completed()
+    long = Request(50, (0, 1), prompt(9, 40), SamplingSettings(max_new_tokens=20))
+    done += generate(engine, [long])
+    assert sorted((c.ticket, c.sample) for c in done) == [(0, s) for s in range(4)] + [
+        (50, 0),
+        (50, 1),
+    ]
+
+
+def test_a_request_that_can_never_fit_is_refused_at_once(make_engine):
+    engine = make_engine(2, 64)
+    with pytest.raises(
+        UsageError, match=r"ticket 3: a prompt of 60 tokens and 12 new ones need 80"
+    ):
+        engine.submit(
+            Request(3, (0,), prompt(0, 60), SamplingSettings(max_new_tokens=12)),
+        )
+
+
+def test_loaded_weights_are_used_and_named(make_engine, other_weights):
+    engine = make_engine(8, 8 * 32)
+    (before,) = engine.logprobs([prompt(0, 10)], 1.0)
+    assert all(c.versions == ((0, len(c.token_ids)),) for c in generate(engine, requests()))
+    engine.load_weights(other_weights, 7)
+    (after,) = engine.logprobs([prompt(0, 10)], 1.0)
+    assert np.abs(before - after)[1:].min() > 1e-4
+    done = generate(engine, requests())
+    assert all(c.versions == ((7, len(c.token_ids)),) for c in done)
+    whole = [np.concatenate([requests()[c.ticket].token_ids, c.token_ids]) for c in done]
+    for c, found in zip(done, engine.logprobs(whole, 1.0), strict=True):
+        np.testing.assert_allclose(c.logprobs, found[-len(c.token_ids) :], atol=1e-4)
+
+
+def test_weights_that_come_while_samples_are_decoded_are_named_span_by_span(
+    make_engine, other_weights
+):
+    engine = make_engine(4, 4 * 32)
+    for request in requests():
+        engine.submit(request)
+    done = engine.completed()
+    engine.load_weights(other_weights, 1)
+    late = generate(engine, [])
+    assert all(c.versions == ((0, len(c.token_ids)),) for c in done)
+    assert {v for c in late for v, _ in c.versions} == {0, 1}
+    assert len(done) + len(late) == 24
+    for c in late:
+        assert sum(n for _, n in c.versions) == len(c.token_ids)
+        assert [v for v, _ in c.versions] in ([0, 1], [1])
+
+
+def test_half_of_the_weights_are_refused(make_engine, other_weights):
+    with pytest.raises(RunError, match="did not come"):
+        make_engine(2, 64).load_weights(other_weights[1:], 1)
+
+
+def test_diverged_weights_are_an_error_and_no_sample(make_engine, other_weights):
+    engine = make_engine(2, 64)
+    engine.load_weights([(n, torch.full_like(w, float("nan"))) for n, w in other_weights], 1)
+    with pytest.raises(RunError, match="not finite"):
+        generate(engine, requests(1))
+
+
+def test_stats_count_prompts_once_and_every_sampled_token(make_engine):
+    engine = make_engine(8, 8 * 32)
+    done = generate(engine, requests())
+    assert engine.stats.prompt_tokens == sum(len(r.token_ids) for r in requests())
+    assert engine.stats.response_tokens == sum(len(c.token_ids) for c in done)
+    assert engine.stats.response_tokens <= engine.stats.decode_slots
+    assert engine.stats.response_tokens_per_second > 0

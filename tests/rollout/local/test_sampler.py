@@ -1,0 +1,136 @@
+"""Choosing tokens, against hand-worked numbers, float64 NumPy and transformers' own filters."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from postgrad.rollout.local import sampler
+from postgrad.rollout.local.sampler import Knobs, sample
+
+
+def knobs(n, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    return Knobs(
+        np.full(n, temperature, np.float32),
+        np.full(n, top_k, np.int64),
+        np.full(n, top_p, np.float32),
+        np.full(n, min_p, np.float32),
+    )
+
+
+def logits_of(*probabilities):
+    return torch.tensor([probabilities]).log()
+
+
+@pytest.mark.parametrize(
+    ("u", "token"), [(0.0, 0), (0.0999, 0), (0.1001, 1), (0.2999, 1), (0.61, 3), (1 - 2**-53, 3)]
+)
+def test_a_token_is_the_first_whose_running_probability_exceeds_the_number(u, token):
+    tokens, logprobs = sample(logits_of(0.1, 0.2, 0.3, 0.4), knobs(1), np.array([u]))
+    assert tokens.tolist() == [token]
+    assert logprobs[0] == pytest.approx(np.log([0.1, 0.2, 0.3, 0.4][token]), abs=1e-6)
+
+
+def test_temperature_two_takes_square_roots_of_probabilities():
+    # sqrt(0.64) : sqrt(0.36) = 0.8 : 0.6, so 4/7 and 3/7
+    tokens, logprobs = sample(
+        logits_of(0.64, 0.36).repeat(2, 1), knobs(2, temperature=2.0), np.array([0.57, 0.572])
+    )
+    assert tokens.tolist() == [0, 1]
+    np.testing.assert_allclose(logprobs, np.log([4 / 7, 3 / 7]), atol=1e-6)
+
+
+def test_evenly_spread_numbers_give_every_token_its_share():
+    p = np.array([0.05, 0.5, 0.15, 0.3])
+    n = 1000
+    tokens, _ = sample(
+        torch.tensor(p, dtype=torch.float32).log().repeat(n, 1), knobs(n), (np.arange(n) + 0.5) / n
+    )
+    np.testing.assert_allclose(np.bincount(tokens, minlength=4), p * n, atol=1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "left"),
+    [
+        ({"top_k": 2}, [0.0, 0.0, 3 / 7, 4 / 7]),
+        ({"top_p": 0.65}, [0.0, 0.0, 3 / 7, 4 / 7]),
+        ({"top_p": 0.39}, [0.0, 0.0, 0.0, 1.0]),
+        ({"min_p": 0.45}, [0.0, 2 / 9, 3 / 9, 4 / 9]),
+        ({"top_k": 3, "top_p": 0.7}, [0.0, 0.0, 3 / 7, 4 / 7]),  # 4/9 + 3/9 > 0.7
+        ({"top_k": 3, "top_p": 0.8, "min_p": 0.6}, [0.0, 0.0, 3 / 7, 4 / 7]),
+    ],
+)  # fmt: skip
+def test_filters_leave_and_renormalise(setting, left):
+    n = 700
+    tokens, logprobs = sample(
+        logits_of(0.1, 0.2, 0.3, 0.4).repeat(n, 1), knobs(n, **setting), (np.arange(n) + 0.5) / n
+    )
+    np.testing.assert_allclose(np.bincount(tokens, minlength=4) / n, left, atol=2 / n)
+    np.testing.assert_allclose(logprobs, np.log(np.array(left)[tokens]), atol=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    top_k=st.integers(0, 12),
+    top_p=st.sampled_from([1.0, 0.95, 0.5, 0.1]),
+    min_p=st.sampled_from([0.0, 0.05, 0.3]),
+    temperature=st.sampled_from([0.5, 1.0, 1.7]),
+)
+def test_filters_are_those_of_transformers(seed, top_k, top_p, min_p, temperature):
+    torch.manual_seed(seed)
+    logits = torch.randn(8, 20) * 2
+    uniform = np.random.default_rng(seed).random(8)
+    warped = logits / temperature
+    ids = torch.zeros(8, 1, dtype=torch.long)
+    if top_k:
+        warped = TopKLogitsWarper(top_k)(ids, warped)
+    if top_p < 1.0:
+        warped = TopPLogitsWarper(top_p)(ids, warped)
+    if min_p:
+        warped = MinPLogitsWarper(min_p)(ids, warped)
+    expected = torch.softmax(warped.double(), -1).numpy()
+    tokens, logprobs = sample(logits, knobs(8, temperature, top_k, top_p, min_p), uniform)
+    rows = np.arange(8)
+    np.testing.assert_allclose(np.exp(logprobs), expected[rows, tokens], atol=1e-5)
+    below = np.array([expected[row, :token].sum() for row, token in enumerate(tokens)])
+    assert np.all(below <= uniform + 1e-5)
+    assert np.all(uniform <= below + expected[rows, tokens] + 1e-5)
+
+
+def test_greedy_rows_take_the_best_token_with_its_logprob_at_temperature_one():
+    mixed = Knobs(
+        np.array([0.0, 1.0], np.float32),
+        np.array([2, 0]),
+        np.array([0.5, 1.0], np.float32),
+        np.zeros(2, np.float32),
+    )
+    tokens, logprobs = sample(logits_of(0.2, 0.5, 0.3).repeat(2, 1), mixed, np.array([0.99, 0.99]))
+    assert tokens.tolist() == [1, 2]
+    np.testing.assert_allclose(logprobs, np.log([0.5, 0.3]), atol=1e-6)
+
+
+def test_a_token_of_no_probability_is_never_drawn():
+    logits = torch.tensor([[0.0, 0.0, float("-inf")]])
+    tokens, _ = sample(logits, knobs(1), np.array([1 - 2**-53]))
+    assert tokens.tolist() == [1]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_has_a_nan_logprob_and_leaves_its_neighbours_alone(bad):
+    logits = torch.tensor([[0.0, bad, 1.0], [0.0, 0.0, 0.0]])
+    _, logprobs = sample(logits, knobs(2), np.array([0.5, 0.5]))
+    assert np.isnan(logprobs[0])
+    assert logprobs[1] == pytest.approx(-np.log(3))
+
+
+def test_rows_processed_in_chunks_draw_the_same_tokens(monkeypatch):
+    torch.manual_seed(0)
+    logits, uniform = torch.randn(7, 11), np.random.default_rng(0).random(7)
+    whole = sample(logits.clone(), knobs(7, top_p=0.8), uniform)
+    monkeypatch.setattr(sampler, "CHUNK_VALUES", 22)
+    parts = sample(logits.clone(), knobs(7, top_p=0.8), uniform)
+    np.testing.assert_array_equal(whole[0], parts[0])
+    np.testing.assert_array_equal(whole[1], parts[1])

@@ -1,0 +1,118 @@
+"""Sample lines there and back."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from postgrad.core.records import Failure, Prompt, Rollout, ScoredGroup, Turn
+from postgrad.rollout.records_json import group_from_lines, sample_to_json
+
+
+def policy_turn(ids, logprobs):
+    return Turn("policy", np.array(ids, np.int32), np.array(logprobs, np.float32))
+
+
+def group_of(rollouts, **changes):
+    n = len(rollouts)
+    prompt = Prompt(7, np.array([3, 4], np.int32), "1+1?", "2", "sums", 12, {"task": {"k": [1]}})
+    fields = {
+        "rewards": {"exact": np.array([1.0] * (n - 1) + [math.nan])},
+        "total": np.array([1.0] * (n - 1) + [math.nan]),
+        "kept": np.array([True] * (n - 1) + [False]),
+        "failures": (Failure(n - 1, "exact", "cpu_time", "5 s are used up"),),
+    }
+    return ScoredGroup(prompt, tuple(rollouts), **(fields | changes))
+
+
+def two_samples():
+    one = Rollout(7, 0, (policy_turn([5, 6], [-0.1, -2.5]),), "stop", ((3, 2),), "two")
+    more = Rollout(
+        7,
+        1,
+        (
+            policy_turn([5], [-0.3]),
+            Turn("environment", np.array([8, 9], np.int32), np.zeros(2, np.float32)),
+            policy_turn([1], [-1e-7]),
+        ),
+        "length",
+        ((3, 1), (4, 1)),
+        "a b c",
+        {"turn_rewards": np.array([0.5, 0, 0, 1], np.float32)},
+    )
+    return group_of([one, more])
+
+
+def lines_of(group, **columns):
+    return [
+        json.loads(
+            json.dumps(sample_to_json(group, i, step=4, decode=str, **columns), allow_nan=False)
+        )
+        for i in range(len(group.rollouts))
+    ]
+
+
+def test_a_group_comes_back_as_it_was_written():
+    group = two_samples()
+    back = group_from_lines(lines_of(group)[::-1])
+    assert back.prompt.ticket == 7
+    assert back.prompt.token_ids.tolist() == [3, 4]
+    assert (back.prompt.question, back.prompt.answer) == ("1+1?", "2")
+    assert (back.prompt.dataset, back.prompt.row) == ("sums", 12)
+    assert back.prompt.metadata == {"task": {"k": [1]}}
+    for was, now in zip(group.rollouts, back.rollouts, strict=True):
+        assert (was.sample, was.finish_reason, was.versions, was.text) == (
+            now.sample, now.finish_reason, now.versions, now.text,
+        )  # fmt: skip
+        assert [t.author for t in was.turns] == [t.author for t in now.turns]
+        assert was.token_ids.tolist() == now.token_ids.tolist()
+        assert was.logprobs.tobytes() == now.logprobs.tobytes()
+    assert back.rollouts[1].columns["turn_rewards"].tolist() == [0.5, 0, 0, 1]
+    np.testing.assert_array_equal(back.rewards["exact"], group.rewards["exact"])
+    np.testing.assert_array_equal(back.total, group.total)
+    assert back.kept.tolist() == [True, False]
+    assert back.failures == group.failures
+
+
+def test_a_line_has_the_keys_that_people_and_scripts_read():
+    line = lines_of(two_samples())[1]
+    assert line["step"] == 4
+    assert line["policy_version"] == [[3, 1], [4, 1]]
+    assert line["total"] is None
+    assert line["failures"] == [
+        {"component": "exact", "cause": "cpu_time", "message": "5 s are used up"}
+    ]
+    assert [t["author"] for t in line["turns"]] == ["policy", "environment", "policy"]
+    assert [t["text"] for t in line["turns"]] == ["[5]", "[8, 9]", "[1]"]
+
+
+def test_columns_of_the_learner_are_cut_to_the_turns():
+    values = np.array([-0.25, 0.0, 0.0, -0.75], np.float32)
+    group = two_samples()
+    line = sample_to_json(
+        group, 1, step=0, decode=str, learner_logprobs=values, advantages=values * 2,
+        mask=np.array([True, False, False, True]),
+    )  # fmt: skip
+    assert [t["learner_logprobs"] for t in line["turns"]] == [[-0.25], [0.0, 0.0], [-0.75]]
+    assert line["advantages"] == [-0.5, 0.0, 0.0, -1.5]
+    assert line["mask"] == [1, 0, 0, 1]
+
+
+@given(npst.arrays(np.float32, st.integers(1, 8), elements=st.floats(-(2.0**100), 0, width=32)))
+def test_every_float32_survives_its_nine_digits(values):
+    rollout = Rollout(7, 0, (policy_turn(range(len(values)), values),), "stop", ((0, 1),), "")
+    group = group_of([rollout], total=np.zeros(1), kept=np.ones(1, bool), failures=())
+    back = group_from_lines(lines_of(group)).rollouts[0]
+    assert back.logprobs.tobytes() == values.tobytes()
+
+
+def test_lines_of_two_tickets_or_twice_one_sample_are_refused():
+    lines = lines_of(two_samples())
+    with pytest.raises(ValueError, match="one ticket"):
+        group_from_lines([lines[0], lines[1] | {"ticket": 8}])
+    with pytest.raises(ValueError, match="twice"):
+        group_from_lines([lines[0], lines[0]])
