@@ -97,7 +97,8 @@ class ScoredGroup:
     """The rollouts of one prompt with their rewards.
 
     rewards: component name -> [n] float64, NaN where that component failed. total: [n] the weighted
-    sum (NaN where not kept). kept: [n] False for samples that the failure policy dropped.
+    sum (NaN where not kept). kept: [n] False for samples that the failure policy dropped. details:
+    component name -> n JSON values that its verifier wants recorded.
     """
 
     prompt: Prompt
@@ -106,6 +107,7 @@ class ScoredGroup:
     total: NDArray[np.float64]
     kept: NDArray[np.bool_]
     failures: tuple[Failure, ...] = ()
+    details: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ class RewardSettings(Settings):
     weight: float = 1.0
     on_failure: FailurePolicy = "drop_sample"
     failure_score: float = 0.0
-    cpu_seconds: float = Field(5.0, gt=0.0)
-    wall_seconds: float = Field(30.0, gt=0.0)
+    cpu_seconds: float = Field(default=5.0, gt=0.0)
+    wall_seconds: float = Field(default=30.0, gt=0.0)
 
     @property
     def own(self) -> dict[str, Any]:
@@ -36,5 +36,5 @@ class RewardSettings(Settings):
 class ScoringSettings(Settings):
     """The workers that run verifiers. More than `max_failed_fraction` of a step stops the run."""
 
-    workers: int = Field(2, ge=1)
-    max_failed_fraction: float = Field(0.1, ge=0.0, le=1.0)
+    workers: int = Field(default=2, ge=1)
+    max_failed_fraction: float = Field(default=0.1, ge=0.0, le=1.0)

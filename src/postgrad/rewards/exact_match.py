@@ -1,0 +1,64 @@
+"""The answer, letter by letter, after the normalisation that the recipe asks for."""
+
+import re
+import string
+
+from pydantic import field_validator
+
+from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class ExactMatch(Verifier):
+    """1 where sample and reference answer are the same string after normalisation, else 0.
+
+    `pattern` is a regular expression whose first group (or whole match) in the sample is the
+    answer, the last match where there are several; a sample without a match scores 0.
+    """
+
+    pattern: str | None = None
+    ignore_case: bool = False
+    ignore_punctuation: bool = False
+    ignore_whitespace: bool = True  # at both ends; runs inside count as one space
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from error
+        return pattern
+
+    def check(self, prompt: PromptView) -> str | None:
+        if prompt.answer is None:
+            return "there is no reference answer"
+        if not self._normal(prompt.answer):
+            return f"nothing is left of the reference answer {prompt.answer!r}"
+        return None
+
+    def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
+        reason = self.check(prompt)
+        if reason is not None:
+            raise ValueError(reason)
+        answer = self._extract(rollout.text)
+        if answer is None:
+            return Score(0.0, {"answer": None})
+        right = self._normal(answer) == self._normal(prompt.answer or "")
+        return Score(float(right), {"answer": answer[:200]})
+
+    def _extract(self, text: str) -> str | None:
+        if self.pattern is None:
+            return text
+        matches = list(re.finditer(self.pattern, text, re.DOTALL))
+        if not matches:
+            return None
+        return matches[-1][1 if matches[-1].re.groups else 0]
+
+    def _normal(self, text: str) -> str:
+        if self.ignore_case:
+            text = text.casefold()
+        if self.ignore_punctuation:
+            text = text.translate(_NO_PUNCTUATION)
+        return " ".join(text.split()) if self.ignore_whitespace else text

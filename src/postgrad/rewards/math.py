@@ -1,0 +1,72 @@
+"""Mathematical equality by math-verify (Hugging Face): LaTeX and plain expressions."""
+
+import logging
+from functools import lru_cache
+from typing import Any
+
+from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
+
+_DELIMITED = ("$", r"\boxed", r"\(", r"\[")
+
+
+class Math(Verifier):
+    """1 where math-verify finds the sample's answer equal to the reference answer, else 0.
+
+    The answer of a sample is what math-verify extracts: the last \\boxed{...}, else LaTeX or a
+    plain expression. math-verify's own timeouts are signals that fail off the main thread and
+    return "wrong" in silence (Math-Verify#65): they are off, workers are killed from outside.
+    """
+
+    boxed_only: bool = False  # a sample without \boxed{...} scores 0
+    float_rounding: int = 6
+    strict: bool = True  # names of variables matter, and a set is no tuple
+
+    def prepare(self) -> None:
+        _quiet_library()
+        _parse(r"\boxed{\frac{1}{2}}", True)  # the first parse builds its grammar
+
+    def check(self, prompt: PromptView) -> str | None:
+        if prompt.answer is None:
+            return "there is no reference answer"
+        if not _reference(prompt.answer):
+            return f"math-verify reads no answer in {prompt.answer[-80:]!r}"
+        return None
+
+    def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
+        reason = self.check(prompt)
+        if reason is not None:
+            raise ValueError(reason)
+        from math_verify import verify
+
+        gold = _reference(prompt.answer or "")
+        found = _parse(rollout.text, self.boxed_only)
+        right = bool(found) and verify(
+            gold,
+            found,
+            float_rounding=self.float_rounding,
+            strict=self.strict,
+            timeout_seconds=None,
+        )
+        # The matched string: to print a huge parsed power would compute its digits.
+        answer = found[-1][:200] if found and isinstance(found[-1], str) else None
+        return Score(float(right), {"answer": answer})
+
+
+def _quiet_library() -> None:
+    """Turns off its warning that timeouts are off: that is meant."""
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+
+@lru_cache(maxsize=64)
+def _reference(answer: str) -> list[Any]:
+    bare = not any(mark in answer for mark in _DELIMITED)
+    return _parse(rf"\boxed{{{answer}}}" if bare else answer, False, "no_fallback")
+
+
+def _parse(text: str, boxed_only: bool, fallback: Any = "first_match") -> list[Any]:
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+
+    if boxed_only and r"\boxed" not in text:
+        return []
+    configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
+    return parse(text, configs, fallback_mode=fallback, parsing_timeout=None)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,88 @@
+"""Outcomes of verifiers to the rewards of a group, and the failures of a step counted. Pure."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from postgrad.core.errors import RunError
+from postgrad.core.records import Failure, Prompt, Rollout, ScoredGroup
+from postgrad.rewards.protocol import Outcome
+from postgrad.rewards.settings import RewardSettings
+
+
+def mix(
+    prompt: Prompt,
+    rollouts: Sequence[Rollout],
+    components: Mapping[str, RewardSettings],
+    outcomes: Mapping[tuple[int, int], Outcome],
+) -> ScoredGroup:
+    """The group with its rewards: total = sum of weight * reward over the components.
+
+    outcomes: by (place of the component, place of the rollout), all of them. A failed component is
+    NaN in `rewards`. Under "score" its failure_score enters the total instead; under "drop_group"
+    no sample of the group is kept; else its own sample is not.
+    """
+    n = len(rollouts)
+    kept = np.ones(n, np.bool_)
+    rewards = {name: np.full(n, math.nan) for name in components}
+    details: dict[str, list[Any]] = {name: [None] * n for name in components}
+    total = np.zeros(n)
+    failures: list[Failure] = []
+    for place, rollout in enumerate(rollouts):
+        for c, (name, reward) in enumerate(components.items()):
+            outcome = outcomes[c, place]
+            if outcome.cause is None and outcome.value is not None:
+                rewards[name][place] = outcome.value
+                details[name][place] = outcome.detail
+                total[place] += reward.weight * outcome.value
+                continue
+            failures.append(Failure(rollout.sample, name, outcome.cause or "", outcome.message))
+            if reward.on_failure == "score":
+                total[place] += reward.weight * reward.failure_score
+            elif reward.on_failure == "drop_group":
+                kept[:] = False
+            else:
+                kept[place] = False
+    total[~kept] = math.nan
+    told = {name: tuple(d) for name, d in details.items() if any(x is not None for x in d)}
+    return ScoredGroup(prompt, tuple(rollouts), rewards, total, kept, tuple(failures), told)
+
+
+class Tally:
+    """Counts the samples of a step, and those on which a verifier failed."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.failed = 0
+        self._causes: Counter[str] = Counter()
+        self._examples: dict[int, str] = {}  # by ticket, so that the first one is named
+
+    def add(self, group: ScoredGroup) -> None:
+        """Count a group."""
+        self.samples += len(group.rollouts)
+        self.failed += len({failure.sample for failure in group.failures})
+        self._causes.update(f"{f.component}: {f.cause}" for f in group.failures)
+        if group.failures:
+            self._examples[group.prompt.ticket] = describe(group.prompt, group.failures[0])
+
+    def judge(self, max_failed_fraction: float) -> None:
+        """RunError where more than this fraction of the samples failed."""
+        if self.failed <= max_failed_fraction * self.samples:
+            return
+        causes = ", ".join(f"{what} x{n}" for what, n in sorted(self._causes.items()))
+        raise RunError(
+            f"verifiers failed on {self.failed} of {self.samples} samples of this step ({causes}), "
+            f"more than scoring.max_failed_fraction = {max_failed_fraction:g}; the first is "
+            f"{self._examples[min(self._examples)]}"
+        )
+
+
+def describe(prompt: Prompt, failure: Failure) -> str:
+    """Where a verifier failed, and how."""
+    return (
+        f"sample {failure.sample} of ticket {prompt.ticket} (row {prompt.row} of "
+        f"{prompt.dataset}): {failure.component}: {failure.cause}: {failure.message}"
+    )

@@ -1,0 +1,246 @@
+"""Killable workers: jobs in, outcomes out, whatever a verifier does.
+
+Each worker runs one batch of jobs at a time and answers job by job, so that the pool knows which
+sample is running. A worker that must be killed takes only that sample with it: the rest of its
+batch goes back to the head of the queue. What decides:
+
+- CPU time over the limit: a failure, `cpu_time`. Time on the wall does not count for it, so a busy
+  host changes no score.
+- Wall-clock time over the limit, or a crash: tried once more, alone in a fresh worker, then a
+  failure, `wall_clock` or `crash`.
+
+There is no thread: everything happens inside `poll`, and only time in which somebody polls counts
+as wall-clock time of a score.
+"""
+
+import selectors
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from postgrad.core.errors import RunError, UsageError
+from postgrad.rewards import protocol
+from postgrad.rewards.process import WorkerProcess
+from postgrad.rewards.protocol import Job, Outcome
+from postgrad.rewards.settings import RewardSettings
+
+START_SECONDS = 120.0  # for a worker's imports
+_LONGEST_GAP = 0.5  # seconds between two polls that count as watched
+_JUDGE_SECONDS = 0.1  # how often a long score's CPU time is looked up
+_TICK = 0.05
+_MOST, _LEAST = 64, 1  # jobs of a batch
+_SHORT_BATCH, _LONG_BATCH = 0.02, 0.1  # seconds
+
+
+class Pool:
+    """Runs jobs for the components `rewards` in `workers` processes. Close it, or use `with`.
+
+    The thread that makes it must live as long as it does: Linux ties workers to their thread.
+    """
+
+    def __init__(self, rewards: Sequence[RewardSettings], workers: int) -> None:
+        self._hello = protocol.hello(rewards)
+        self._queue: deque[Job] = deque()
+        self._ended: list[Outcome] = []
+        self._selector = selectors.DefaultSelector()
+        self._batch = 8
+        self._sent: dict[int, float] = {}  # pid -> when its batch was sent
+        self._looked = time.monotonic()
+        self._workers: set[WorkerProcess] = set()
+        for _ in range(workers):
+            self._start()
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def submit(self, jobs: Iterable[Job]) -> None:
+        """Queue jobs and hand them to idle workers. Keys must differ."""
+        self._queue.extend(jobs)
+        self._hand_out()
+
+    def checks(self) -> list[bool]:
+        """Waits for a worker. For each component, whether its verifier checks reference answers.
+
+        Raises UsageError where a verifier cannot be built or prepared.
+        """
+        while True:
+            for worker in self._workers:
+                if worker.checks is not None:
+                    return worker.checks
+            self._look(_TICK)
+
+    def poll(self, wait: bool) -> list[Outcome]:
+        """The jobs that have ended since the last call; with `wait`, at least one if any is open.
+
+        Raises RunError where no worker can be started any more.
+        """
+        self._look(0.0)
+        while wait and not self._ended and self._is_busy():
+            self._look(_TICK)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None:
+        """Kill and reap every worker; open jobs are forgotten."""
+        for worker in list(self._workers):
+            self._forget(worker)
+            worker.end()
+        self._selector.close()
+
+    def _is_busy(self) -> bool:
+        return bool(self._queue) or any(worker.jobs for worker in self._workers)
+
+    # Workers come and go.
+
+    def _start(self, first: Job | None = None) -> None:
+        worker = WorkerProcess(self._hello)
+        self._workers.add(worker)
+        self._selector.register(worker.stdout, selectors.EVENT_READ, worker)
+        self._selector.register(worker.stderr, selectors.EVENT_READ, worker)
+        if first is not None:
+            worker.send([first])  # waits in the pipe until the worker is ready
+        self._write(worker)
+
+    def _forget(self, worker: WorkerProcess) -> None:
+        self._workers.discard(worker)
+        self._sent.pop(worker.pid, None)
+        for descriptor in (worker.stdin, worker.stdout, worker.stderr):
+            if descriptor in self._selector.get_map():
+                self._selector.unregister(descriptor)
+
+    def _replace(self, worker: WorkerProcess, cause: str, message: str, grace: float = 0.0) -> None:
+        """The running job has failed and its worker must go: the others of its batch are kept."""
+        printed = worker.printed()
+        self._forget(worker)
+        ending = worker.end(grace)
+        last_words = f"; it printed: {printed[-300:]}" if printed else ""
+        if worker.checks is None:
+            raise RunError(
+                f"a reward worker {ending} before it was ready{last_words}"
+                if cause == "crash"
+                else f"a reward worker was not ready after {START_SECONDS:g} s{last_words}"
+            )
+        failed = worker.jobs.popleft() if worker.jobs else None
+        self._queue.extendleft(reversed(worker.jobs))
+        if failed is None:
+            self._start()
+        elif failed.second or cause == "cpu_time":
+            if cause == "crash":
+                message = f"the worker {ending}{message}{last_words}"
+            self._ended.append(Outcome(failed.key, cause=cause, message=message))
+            self._start()
+        else:
+            failed.second = True
+            self._start(failed)
+        self._hand_out()
+
+    # What happens at every look.
+
+    def _look(self, timeout: float) -> None:
+        for ready, _ in self._selector.select(timeout):
+            worker: WorkerProcess = ready.data
+            if worker not in self._workers:  # replaced a moment ago
+                continue
+            if ready.fd == worker.stdin:
+                self._write(worker)
+            elif ready.fd == worker.stdout:
+                self._read(worker)
+            elif not worker.read_printed():
+                self._selector.unregister(worker.stderr)
+        now = time.monotonic()
+        gap, self._looked = min(now - self._looked, _LONGEST_GAP), now
+        for worker in list(self._workers):
+            self._judge(worker, gap)
+        self._hand_out()
+
+    def _write(self, worker: WorkerProcess) -> None:
+        left = worker.write()
+        registered = worker.stdin in self._selector.get_map()
+        if left and not registered:
+            self._selector.register(worker.stdin, selectors.EVENT_WRITE, worker)
+        elif registered and not left:
+            self._selector.unregister(worker.stdin)
+
+    def _read(self, worker: WorkerProcess) -> None:
+        try:
+            answers, ended = worker.read()
+            for answer in answers:
+                self._take(worker, answer)
+        except (ValueError, KeyError):
+            self._replace(worker, "crash", ": a verifier wrote on the pipe of its scores")
+            return
+        if not worker.jobs:
+            self._adapt(worker)
+        if ended:
+            self._replace(worker, "crash", "", grace=1.0)
+
+    def _take(self, worker: WorkerProcess, answer: dict[str, Any]) -> None:
+        if "refused" in answer:
+            raise UsageError(answer["refused"])
+        if "ready" in answer:
+            worker.became_ready(answer["ready"], answer["cpu"])
+            return
+        job, seconds = worker.finished(answer["key"], answer["cpu"])
+        if seconds > job.cpu_seconds:
+            outcome = Outcome(job.key, cause="cpu_time", message=_over_cpu(job))
+        elif "error" in answer:
+            outcome = Outcome(job.key, cause="error", message=answer["error"])
+        else:
+            outcome = Outcome(job.key, answer["value"], answer["detail"])
+        self._ended.append(outcome)
+
+    def _judge(self, worker: WorkerProcess, gap: float) -> None:
+        if worker.checks is None:
+            worker.observed += gap
+            if worker.observed > START_SECONDS:
+                self._replace(worker, "wall_clock", "")
+            return
+        if not worker.jobs:
+            return
+        job = worker.jobs[0]
+        worker.observed += gap
+        if worker.observed - worker.judged >= _JUDGE_SECONDS:
+            worker.judged = worker.observed
+            if worker.is_dead():
+                self._replace(worker, "crash", "")
+                return
+            if worker.cpu_of_running() > job.cpu_seconds:
+                self._replace(worker, "cpu_time", _over_cpu(job))
+                return
+        if worker.observed > job.wall_seconds:
+            self._replace(worker, "wall_clock", _over_wall(job))
+
+    def _hand_out(self) -> None:
+        for worker in self._workers:
+            if not self._queue:
+                return
+            if worker.checks is None or worker.jobs:
+                continue
+            share = -(-len(self._queue) // len(self._workers))
+            jobs = [self._queue.popleft() for _ in range(min(self._batch, share))]
+            worker.send(jobs)
+            self._sent[worker.pid] = time.monotonic()
+            self._write(worker)
+
+    def _adapt(self, worker: WorkerProcess) -> None:
+        """Batches long enough to cost little each, short enough to share the work evenly."""
+        sent = self._sent.pop(worker.pid, None)
+        if sent is None:
+            return
+        seconds = time.monotonic() - sent
+        if seconds < _SHORT_BATCH:
+            self._batch = min(_MOST, 2 * self._batch)
+        elif seconds > _LONG_BATCH:
+            self._batch = max(_LEAST, self._batch // 2)
+
+
+def _over_cpu(job: Job) -> str:
+    return f"used more than {job.cpu_seconds:g} s of CPU time"
+
+
+def _over_wall(job: Job) -> str:
+    return f"lasted more than {job.wall_seconds:g} s of wall-clock time"

@@ -1,0 +1,163 @@
+"""One worker process as the pool sees it: its pipes, its jobs, and the time they have used."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+
+from postgrad.rewards import cpu, protocol
+from postgrad.rewards.protocol import Job
+
+TAIL = 2000  # bytes kept of what a worker prints
+_CHUNK = 1 << 18
+# Hash order must not differ between workers, and one thread each leaves the cores to the sampler.
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class WorkerProcess:
+    """A worker and what is in flight in it. `jobs`: sent and not answered; the first is running.
+
+    Time is judged from outside. `observed` is how long the running job has been watched, in wall
+    seconds: time in which nobody looked does not count against it.
+    """
+
+    def __init__(self, hello: bytes) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "postgrad.rewards.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | _ENVIRONMENT,
+            start_new_session=True,  # Ctrl-C is for the controller; and its children die with it
+            bufsize=0,
+        )
+        pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
+        self.stdin, self.stdout, self.stderr = (pipe.fileno() for pipe in pipes if pipe)
+        for descriptor in (self.stdin, self.stdout, self.stderr):
+            os.set_blocking(descriptor, False)
+        self.checks: list[bool] | None = None  # None until it is ready
+        self.jobs: deque[Job] = deque()
+        self.observed = 0.0
+        self.judged = 0.0  # `observed` when its CPU time was last asked for
+        self._cpu_before = 0.0
+        self._outgoing = bytearray(hello)
+        self._incoming = bytearray()
+        self._printed = b""
+
+    @property
+    def pid(self) -> int:
+        """Of the process; also of its process group."""
+        return self._process.pid
+
+    def send(self, jobs: Sequence[Job]) -> None:
+        """Queue a batch for writing."""
+        self.jobs.extend(jobs)
+        self._start_clock()
+        self._outgoing += protocol.batch(jobs)
+
+    def write(self) -> bool:
+        """Write what the pipe takes; True while some is left. A dead worker takes everything."""
+        while self._outgoing:
+            try:
+                written = os.write(self.stdin, bytes(self._outgoing[:_CHUNK]))
+            except BlockingIOError:
+                return True
+            except BrokenPipeError:  # its death is seen on the pipe it answers on
+                self._outgoing.clear()
+                return False
+            del self._outgoing[:written]
+        return False
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """The answers that have arrived, and whether the worker has ended.
+
+        ValueError where a line is no JSON object: a verifier wrote on the protocol's own pipe.
+        """
+        ended = False
+        while True:
+            try:
+                chunk = os.read(self.stdout, _CHUNK)
+            except BlockingIOError:
+                break
+            if not chunk:
+                ended = True
+                break
+            self._incoming += chunk
+        whole, _, rest = self._incoming.rpartition(b"\n")
+        self._incoming = bytearray(rest)
+        answers = [json.loads(line) for line in whole.splitlines()]
+        if not all(isinstance(answer, dict) for answer in answers):
+            raise ValueError("a line is no JSON object")
+        return answers, ended
+
+    def read_printed(self) -> bool:
+        """Keep the tail of what has been printed; False when there will be no more."""
+        for _ in range(16):  # a verifier that prints without end must not hold the pool
+            try:
+                chunk = os.read(self.stderr, _CHUNK)
+            except BlockingIOError:
+                return True
+            if not chunk:
+                return False
+            self._printed = (self._printed + chunk)[-TAIL:]
+        return True
+
+    def printed(self) -> str:
+        """The end of what the worker printed since it was ready."""
+        self.read_printed()
+        return self._printed.decode(errors="replace").strip()
+
+    def became_ready(self, checks: list[bool], used: float) -> None:
+        """The worker has built its verifiers; what it printed on the way is forgotten."""
+        self.printed()
+        self._printed = b""
+        self.checks = checks
+        self._cpu_before = used
+        self._start_clock()
+
+    def finished(self, key: int, used: float) -> tuple[Job, float]:
+        """The running job has been answered: the job and its CPU seconds. The next one starts."""
+        if not self.jobs or self.jobs[0].key != key:
+            raise ValueError(f"job {key} is not the one that is running")
+        seconds, self._cpu_before = used - self._cpu_before, used
+        self._start_clock()
+        return self.jobs.popleft(), seconds
+
+    def cpu_of_running(self) -> float:
+        """CPU seconds of the running job, its children's included."""
+        return cpu.of(self.pid) - self._cpu_before
+
+    def is_dead(self) -> bool:
+        """True for a process that has ended, even while a child of its own holds its pipes."""
+        try:
+            return psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    def end(self, grace: float = 0.0) -> str:
+        """Kill the process and all of its group, reap it, close its pipes. Says how it had ended.
+
+        A process that is ending by itself gets `grace` seconds for it: pipes close a moment before.
+        """
+        late = time.monotonic() + grace
+        while not (dead := self.is_dead()) and time.monotonic() < late:
+            time.sleep(0.001)
+        if self._process.returncode is None:  # not reaped: the group's number is still its own
+            os.killpg(self.pid, signal.SIGKILL)
+        code = self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe:
+                pipe.close()
+        if not dead:
+            return "was killed"
+        return f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+    def _start_clock(self) -> None:
+        self.observed = self.judged = 0.0

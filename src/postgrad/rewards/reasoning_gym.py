@@ -1,0 +1,75 @@
+"""The scorers of reasoning-gym's tasks, partial credit and all."""
+
+import json
+from functools import lru_cache
+from typing import Any
+
+from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
+
+
+class ReasoningGym(Verifier):
+    """The task's own score of the answer, usually in [0, 1].
+
+    Works on rows of "reasoning-gym:TASK": the metadata of a prompt says which `task` with which
+    `parameters` made it, at which `index`, and the problem is made again from that, because some
+    scorers do not take what JSON made of their tuples. `answer_tag` = "answer" scores what stands
+    between the last <answer> and </answer> (0 where there is none), else the whole sample is the
+    answer, without white space at its ends.
+    """
+
+    answer_tag: str | None = None
+
+    def prepare(self) -> None:
+        import reasoning_gym  # noqa: F401  # takes a second
+
+    def check(self, prompt: PromptView) -> str | None:
+        try:
+            _, entry = _problem(prompt)
+        except KeyError as error:
+            return (
+                f"its metadata has no {error.args[0]!r}: "
+                "the reasoning_gym verifier needs rows of 'reasoning-gym:TASK'"
+            )
+        if _as_json(entry["answer"]) != prompt.answer:
+            return (
+                f"reasoning-gym now makes answer {entry['answer']!r} where the row "
+                f"has {prompt.answer!r}: it is another version of it"
+            )
+        return None
+
+    def score(self, prompt: PromptView, rollout: RolloutView) -> float | Score:
+        dataset, entry = _problem(prompt)
+        answer = self._answer(rollout.text)
+        if answer is None:
+            return Score(0.0, {"answer": None})
+        return dataset.score_answer(answer, entry)
+
+    def _answer(self, text: str) -> str | None:
+        if self.answer_tag is None:
+            return text.strip()
+        _, opened, rest = text.rpartition(f"<{self.answer_tag}>")
+        answer, closed, _ = rest.partition(f"</{self.answer_tag}>")
+        return answer.strip() if opened and closed else None
+
+
+def _problem(prompt: PromptView) -> tuple[Any, dict[str, Any]]:
+    metadata = prompt.metadata
+    parameters = json.dumps(metadata["parameters"], sort_keys=True)
+    return _made(metadata["task"], parameters, metadata["index"])
+
+
+@lru_cache(maxsize=256)
+def _made(task: str, parameters: str, index: int) -> tuple[Any, dict[str, Any]]:
+    dataset = _dataset(task, parameters)
+    return dataset, dataset[index]
+
+
+@lru_cache(maxsize=16)
+def _dataset(task: str, parameters: str) -> Any:
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(task, **json.loads(parameters))
+
+
+def _as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))

@@ -1,0 +1,91 @@
+"""Verifiers by the names that a recipe may use, and Python functions as verifiers."""
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from pydantic import ConfigDict, ValidationError
+
+from postgrad.core.errors import UsageError
+from postgrad.core.names import nearest, resolve
+from postgrad.rewards.settings import RewardSettings
+from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
+
+VERIFIERS = {
+    "gsm8k": "postgrad.rewards.gsm8k:GSM8K",
+    "math": "postgrad.rewards.math:Math",
+    "exact_match": "postgrad.rewards.exact_match:ExactMatch",
+    "reasoning_gym": "postgrad.rewards.reasoning_gym:ReasoningGym",
+}
+
+
+class FunctionVerifier(Verifier):
+    """A Python function (prompt, rollout, **knobs) -> float | Score as a verifier."""
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
+    function: Callable[..., float | Score]
+    knobs: dict[str, Any]
+
+    def score(self, prompt: PromptView, rollout: RolloutView) -> float | Score:
+        return self.function(prompt, rollout, **self.knobs)
+
+
+def component_names(rewards: Sequence[RewardSettings]) -> list[str]:
+    """What each reward is called in metrics: its name, else its type without package and module.
+
+    Raises UsageError where there is no reward, or where two have one name.
+    """
+    if not rewards:
+        raise UsageError("no reward: say at least one [[rewards]] with a type")
+    names = [reward.name or reward.type.rpartition(":")[2] for reward in rewards]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise UsageError(
+                f"{count} of [[rewards]] are called {name!r}: give each its own `name`"
+            )
+    return names
+
+
+def build(reward: RewardSettings) -> Verifier:
+    """The verifier that `reward` names, with its settings.
+
+    The code of "package.module:name" is imported here: in a run only workers call this for it.
+    Raises UsageError for an unknown name or key, or a wrong value.
+    """
+    target = resolve(reward.type, VERIFIERS, "verifier")
+    if inspect.isclass(target) and issubclass(target, Verifier):
+        return _from_settings(target, reward)
+    if inspect.isclass(target) or not callable(target):
+        raise UsageError(
+            f"rewards: {reward.type!r} is neither a function (prompt, rollout) -> float "
+            "nor a subclass of postgrad.rewards.verifier.Verifier"
+        )
+    try:
+        inspect.signature(target).bind(None, None, **reward.own)
+    except TypeError as error:
+        raise UsageError(
+            f"rewards: {reward.type!r} cannot be called with (prompt, rollout"
+            f"{''.join(f', {key}=' for key in reward.own)}): {error}"
+        ) from error
+    function = cast(Callable[..., float | Score], target)
+    return FunctionVerifier(function=function, knobs=reward.own)
+
+
+def _from_settings(kind: type[Verifier], reward: RewardSettings) -> Verifier:
+    try:
+        return kind.model_validate(reward.own, strict=True)
+    except ValidationError as error:
+        known = [*kind.model_fields, *RewardSettings.model_fields]
+        lines = [_line(reward.type, known, problem) for problem in error.errors()]
+        raise UsageError("\n".join(lines)) from error
+
+
+def _line(type_name: str, known: Sequence[str], problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] != "extra_forbidden":
+        return f"rewards.{key} = {problem['input']!r} of {type_name!r}: {problem['msg']}"
+    close = nearest(key, known)
+    hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"
+    return f"rewards.{key}: {type_name!r} has no such setting; {hint}"

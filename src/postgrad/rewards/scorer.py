@@ -1,0 +1,172 @@
+"""Rollouts in, scored groups out: components weighed and summed, failures under their policy."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.records import Prompt, Rollout, ScoredGroup
+from postgrad.rewards import protocol
+from postgrad.rewards.mixing import Tally, describe, mix
+from postgrad.rewards.pool import Pool
+from postgrad.rewards.protocol import Job, Outcome
+from postgrad.rewards.registry import VERIFIERS, build, component_names
+from postgrad.rewards.settings import RewardSettings, ScoringSettings
+from postgrad.rewards.verifier import PromptView, RolloutView
+
+
+@dataclass(slots=True)
+class _Group:
+    """A group on its way: its outcomes by (component, place among the rollouts)."""
+
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+    missing: int
+    outcomes: dict[tuple[int, int], Outcome] = field(default_factory=dict)
+
+
+class Scorer:
+    """Scores groups in worker processes. Close it, or use `with`.
+
+    What a group scores depends on the group and the settings, not on the number of workers, the
+    order of submission, or how long anything takes (a wall-clock overrun, tried twice, aside).
+    """
+
+    def __init__(self, rewards: Sequence[RewardSettings], scoring: ScoringSettings) -> None:
+        """Starts the workers; raises UsageError where names, keys or values are wrong.
+
+        Functions of other packages are imported by the workers only: what is wrong with them is
+        told by the first call that needs a worker.
+        """
+        self.names = component_names(rewards)
+        self._components = dict(zip(self.names, rewards, strict=True))
+        for reward in rewards:
+            if reward.type in VERIFIERS:
+                build(reward)
+        self._max_failed = scoring.max_failed_fraction
+        self._pool = Pool(rewards, scoring.workers)
+        self._next_key = 0
+        self._place: dict[int, tuple[_Group, int, int]] = {}  # job -> group, component, rollout
+        self._ready: list[ScoredGroup] = []
+        self._tally = Tally()
+
+    def __enter__(self) -> "Scorer":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill and reap the workers; groups that are under way are forgotten."""
+        self._pool.close()
+
+    def check(self, prompts: Sequence[Prompt]) -> list[tuple[Prompt, str]]:
+        """The prompts whose reference answer a verifier cannot read, with the reason, in order."""
+        components = [c for c, checks in enumerate(self._pool.checks()) if checks]
+        asked: dict[int, tuple[int, int]] = {}
+        jobs: list[Job] = []
+        for place, prompt in enumerate(prompts):
+            view = _prompt_text(prompt)
+            for component in components:
+                jobs.append(self._job(component, view, None))
+                asked[jobs[-1].key] = (place, component)
+        reasons: dict[tuple[int, int], str] = {}
+        self._pool.submit(jobs)
+        while asked:
+            for outcome in self._pool.poll(wait=True):
+                if outcome.key not in asked:
+                    self._settle(outcome)
+                    continue
+                reason = outcome.message if outcome.cause else outcome.detail
+                where = asked.pop(outcome.key)
+                if reason is not None:
+                    reasons[where] = f"{self.names[where[1]]}: {reason}"
+        return [(prompts[place], reasons[place, c]) for place, c in sorted(reasons)]
+
+    def submit(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
+        """Start scoring a group of at least one rollout; returns at once."""
+        if not rollouts:
+            raise ValueError(f"ticket {prompt.ticket}: a group without rollouts")
+        group = _Group(prompt, tuple(rollouts), len(rollouts) * len(self.names))
+        prompt_text = _prompt_text(prompt)
+        jobs: list[Job] = []
+        for place, rollout in enumerate(rollouts):
+            text = protocol.rollout_text(_rollout_view(rollout))
+            for component in range(len(self.names)):
+                jobs.append(self._job(component, prompt_text, text))
+                self._place[jobs[-1].key] = (group, component, place)
+        self._pool.submit(jobs)
+
+    def completed(self, wait: bool) -> list[ScoredGroup]:
+        """Groups whose scoring has ended; with `wait`, at least one while any is under way.
+
+        Raises RunError where a failed component's policy is to stop the run.
+        """
+        while True:
+            pending = bool(self._place) and not self._ready
+            for outcome in self._pool.poll(wait=wait and pending):
+                self._settle(outcome)
+            if self._ready or not wait or not self._place:
+                ready, self._ready = self._ready, []
+                return ready
+
+    def score(self, pairs: Sequence[tuple[Prompt, Sequence[Rollout]]]) -> list[ScoredGroup]:
+        """The scored groups of `pairs`, in their order; their tickets must differ."""
+        if len({prompt.ticket for prompt, _ in pairs}) != len(pairs):
+            raise ValueError("two prompts have the same ticket")
+        if self._place or self._ready:
+            raise ValueError("other groups are under way")
+        for prompt, rollouts in pairs:
+            self.submit(prompt, rollouts)
+        done: dict[int, ScoredGroup] = {}
+        while len(done) < len(pairs):
+            done |= {group.prompt.ticket: group for group in self.completed(wait=True)}
+        return [done[prompt.ticket] for prompt, _ in pairs]
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around the scoring of one step: RunError at its end where too many samples failed."""
+        self._tally = Tally()
+        yield
+        self._tally.judge(self._max_failed)
+
+    def _job(self, component: int, prompt: str, rollout: str | None) -> Job:
+        reward = self._components[self.names[component]]
+        self._next_key += 1
+        return Job(
+            self._next_key, component, prompt, rollout, reward.cpu_seconds, reward.wall_seconds
+        )
+
+    def _settle(self, outcome: Outcome) -> None:
+        group, component, place = self._place.pop(outcome.key)
+        group.outcomes[component, place] = outcome
+        group.missing -= 1
+        if not group.missing:
+            scored = mix(group.prompt, group.rollouts, self._components, group.outcomes)
+            self._tally.add(scored)
+            self._stop_if_asked(scored)
+            self._ready.append(scored)
+
+    def _stop_if_asked(self, group: ScoredGroup) -> None:
+        for failure in group.failures:
+            if self._components[failure.component].on_failure == "stop_run":
+                raise RunError(
+                    f"rewards: on_failure of {failure.component!r} is stop_run, and it failed on "
+                    f"{describe(group.prompt, failure)}"
+                )
+
+
+def _prompt_text(prompt: Prompt) -> str:
+    view = PromptView(prompt.question, prompt.answer, prompt.metadata, prompt.dataset, prompt.row)
+    try:
+        return protocol.prompt_text(view)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"row {prompt.row} of {prompt.dataset}: a verifier is sent JSON, and the row's "
+            f"metadata is none: {error}"
+        ) from error
+
+
+def _rollout_view(rollout: Rollout) -> RolloutView:
+    tokens = sum(len(turn.token_ids) for turn in rollout.turns)
+    return RolloutView(rollout.text, rollout.finish_reason, tokens, rollout.sample)

@@ -1,0 +1,56 @@
+"""What a verifier is, and what it sees of a prompt and a sample. Imports no NumPy, no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from postgrad.core.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class PromptView:
+    """What a verifier sees of a prompt: JSON values. `answer` is the reference answer."""
+
+    question: str
+    answer: str | None
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    dataset: str = ""
+    row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutView:
+    """What a verifier sees of a sample. `tokens` counts the response, `text` has no specials."""
+
+    text: str
+    finish_reason: str = "stop"
+    tokens: int = 0
+    sample: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A finite number, and what else is worth recording about it: `detail`, a JSON value."""
+
+    value: float
+    detail: Any = None
+
+
+class Verifier(Settings):
+    """Scores a sample. A verifier *is* its settings: fields are knobs, methods are the rule.
+
+    The same prompt and sample must always give the same score: no clock, no random numbers, nothing
+    remembered from other samples. It runs in a worker process that may be killed at any moment.
+    """
+
+    def prepare(self) -> None:
+        """Called once in each worker, before any time limit: the place for slow imports."""
+
+    def check(self, prompt: PromptView) -> str | None:
+        """Why the reference answer cannot be read, or None when it can."""
+        del prompt
+        return None
+
+    def score(self, prompt: PromptView, rollout: RolloutView) -> float | Score:
+        """The reward of one sample. What it raises is a recorded failure, never a score of 0."""
+        raise NotImplementedError
