@@ -31,7 +31,7 @@ def last_number(text: str) -> Decimal | None:
 def _value(match: re.Match[str]) -> Decimal:
     value = Decimal(match["digits"].replace(",", ""))
     minus = sum(match[group] in ("-", "\u2212") for group in ("sign", "inner"))
-    return -value if minus == 1 else value
+    return value.copy_negate() if minus == 1 else value  # a plain minus rounds to 28 digits
 
 
 class GSM8K(Verifier):

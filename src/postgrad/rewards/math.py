@@ -12,9 +12,10 @@ _DELIMITED = ("$", r"\boxed", r"\(", r"\[")
 class Math(Verifier):
     """1 where math-verify finds the sample's answer equal to the reference answer, else 0.
 
-    The answer of a sample is what math-verify extracts: the last \\boxed{...}, else LaTeX or a
-    plain expression. math-verify's own timeouts are signals that fail off the main thread and
-    return "wrong" in silence (Math-Verify#65): they are off, workers are killed from outside.
+    The answer of a sample is what math-verify extracts: \\boxed{...} (several of one paragraph are
+    a set), else the last LaTeX or plain expression. Its own timeouts are signals that fail off the
+    main thread and return "wrong" in silence (Math-Verify#65): they are off, because workers are
+    killed from outside.
     """
 
     boxed_only: bool = False  # a sample without \boxed{...} scores 0

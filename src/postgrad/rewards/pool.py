@@ -92,7 +92,7 @@ class Pool:
         self._selector.close()
 
     def _is_busy(self) -> bool:
-        return bool(self._queue) or any(worker.jobs for worker in self._workers)
+        return bool(self._queue) or any(worker.jobs or worker.first for worker in self._workers)
 
     # Workers come and go.
 
@@ -101,8 +101,7 @@ class Pool:
         self._workers.add(worker)
         self._selector.register(worker.stdout, selectors.EVENT_READ, worker)
         self._selector.register(worker.stderr, selectors.EVENT_READ, worker)
-        if first is not None:
-            worker.send([first])  # waits in the pipe until the worker is ready
+        worker.first = first
         self._write(worker)
 
     def _forget(self, worker: WorkerProcess) -> None:
@@ -183,6 +182,10 @@ class Pool:
             raise UsageError(answer["refused"])
         if "ready" in answer:
             worker.became_ready(answer["ready"], answer["cpu"])
+            if worker.first is not None:
+                worker.send([worker.first])
+                worker.first = None
+                self._write(worker)
             return
         job, seconds = worker.finished(answer["key"], answer["cpu"])
         if seconds > job.cpu_seconds:

@@ -44,6 +44,7 @@ class WorkerProcess:
             os.set_blocking(descriptor, False)
         self.checks: list[bool] | None = None  # None until it is ready
         self.jobs: deque[Job] = deque()
+        self.first: Job | None = None  # to be sent alone as soon as it is ready
         self.observed = 0.0
         self.judged = 0.0  # `observed` when its CPU time was last asked for
         self._cpu_before = 0.0

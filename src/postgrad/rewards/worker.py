@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import traceback
+from io import TextIOWrapper
 from numbers import Real
 from typing import Any, BinaryIO
 
@@ -96,6 +97,8 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     os.dup2(null, 0)
     os.dup2(2, 1)
     os.close(null)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # the last words before a crash arrive
     return os.fdopen(requests, "rb"), os.fdopen(answers, "wb", buffering=0)
 
 

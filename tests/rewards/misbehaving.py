@@ -1,0 +1,145 @@
+"""Verifiers that tests run in workers, most of them bad ones. `text` says what to do."""
+
+import os
+import subprocess
+import sys
+import time
+
+from postgrad.rewards.verifier import Score, Verifier
+
+
+def obey(prompt, rollout, factor=1.0):
+    """Does what the sample's text says; a text that is a number is the score."""
+    text = rollout.text
+    if text in DEEDS:
+        return DEEDS[text]()
+    return factor * float(text)
+
+
+def spin():
+    while True:
+        pass
+
+
+def spin_in_regex():
+    """Holds the interpreter's lock for ever."""
+    import re
+
+    return float(bool(re.fullmatch(r"(a+)+", "a" * 64 + "b")))
+
+
+def spin_in_child():
+    subprocess.run([sys.executable, "-c", "while True: pass"], check=True)
+    return 1.0
+
+
+def raise_error():
+    raise ValueError("cannot read this")
+
+
+def print_much():
+    for _ in range(40):
+        print("x" * 100_000)
+        print('{"key": 1, "value": 9.0}')
+        print("y" * 100_000, file=sys.stderr)
+    os.write(1, b'{"key": 1, "cpu": 0, "value": 9.0, "detail": null}\n')
+    return 0.25
+
+
+def crash_once():
+    """Crashes in the first worker that tries, not in the second."""
+    try:
+        descriptor = os.open(os.environ["POSTGRAD_TEST_MARK"], os.O_CREAT | os.O_EXCL)
+    except FileExistsError:
+        return 0.5
+    os.close(descriptor)
+    os._exit(1)
+
+
+def print_and_crash():
+    print("these are my last words")
+    os._exit(3)
+
+
+def read_input():
+    return float(len(input("a question: ")))
+
+
+def close_and_hang():
+    """A forked child keeps the pipes open after the worker has died."""
+    if os.fork() == 0:
+        time.sleep(60)
+    os._exit(4)
+
+
+def deep_detail():
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    return Score(1.0, nested)
+
+
+DEEDS = {
+    "spin": spin,
+    "spin in regex": spin_in_regex,
+    "spin in child": spin_in_child,
+    "sleep": lambda: time.sleep(60),
+    "sleep a little": lambda: time.sleep(0.4) or 0.75,
+    "raise": raise_error,
+    "exit": lambda: sys.exit("bye"),
+    "crash": lambda: os._exit(3),
+    "crash once": crash_once,
+    "print and crash": print_and_crash,
+    "abort": os.abort,
+    "close and hang": close_and_hang,
+    "print": print_much,
+    "input": read_input,
+    "none": lambda: None,
+    "string": lambda: "1.0",
+    "nan": lambda: float("nan"),
+    "inf": lambda: float("inf"),
+    "list": lambda: [1.0],
+    "true": lambda: True,
+    "score": lambda: Score(0.5, {"why": ["a", 1, None]}),
+    "score of none": lambda: Score(None),
+    "set as detail": lambda: Score(1.0, {1, 2}),
+    "nan as detail": lambda: Score(1.0, float("nan")),
+    "huge detail": lambda: Score(1.0, "x" * 1_000_000),
+    "deep detail": deep_detail,
+    "score of the pid": lambda: Score(0.0, os.getpid()),
+    "is torch there": lambda: float("torch" in sys.modules or "numpy" in sys.modules),
+}
+
+
+class Picky(Verifier):
+    """Its check finds fault with some answers, hangs on one and raises on another."""
+
+    wanted: str = "good"
+
+    def check(self, prompt):
+        if prompt.answer == "raise":
+            raise_error()
+        if prompt.answer == "spin":
+            spin()
+        return None if prompt.answer == self.wanted else f"{prompt.answer!r} is not {self.wanted!r}"
+
+    def score(self, prompt, rollout):
+        return float(prompt.metadata["bonus"]) + len(rollout.text)
+
+
+class Unprepared(Verifier):
+    """Cannot get ready."""
+
+    def prepare(self):
+        raise OSError("its data is missing")
+
+
+class DiesEarly(Verifier):
+    """Ends the worker before it is ready."""
+
+    def prepare(self):
+        print("no licence found")
+        os._exit(7)
+
+
+not_callable = 3

@@ -1,0 +1,116 @@
+"""Whatever a verifier does, its sample fails with the right cause and the others are scored."""
+
+import math
+import os
+
+import psutil
+import pytest
+
+
+def causes(group):
+    return [(failure.sample, failure.cause) for failure in group.failures]
+
+
+def test_what_raises_is_an_error_with_its_message_and_place(score):
+    group = score("1", "raise", "exit", "x", "2")
+    assert causes(group) == [(1, "error"), (2, "error"), (3, "error")]
+    assert group.failures[0].message.startswith("ValueError: cannot read this (misbehaving.py:")
+    assert group.failures[1].message.startswith("SystemExit: bye")
+    assert "could not convert string to float: 'x'" in group.failures[2].message
+    assert group.total[[0, 4]].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("deed", "message"),
+    [
+        ("none", "returned None, which is no number"),
+        ("string", "returned '1.0', which is no number"),
+        ("nan", "returned nan, which is no score"),
+        ("inf", "returned inf, which is no score"),
+        ("list", "returned a list, which is no number"),
+        ("score of none", "returned None, which is no number"),
+        ("set as detail", "the detail of the score is no JSON value"),
+        ("nan as detail", "the detail of the score is no JSON value"),
+        ("huge detail", "1000002 characters, at most 65536"),
+        ("deep detail", "the detail of the score is no JSON value"),
+    ],
+)
+def test_what_is_no_score_is_an_error(worker_answer, deed, message):
+    assert message in worker_answer(deed)["error"]
+
+
+def test_numbers_and_scores_are_taken_as_they_are(worker_answer):
+    assert worker_answer("true")["value"] == 1.0
+    assert worker_answer("0.1")["value"] == 0.1
+    answer = worker_answer("score")
+    assert (answer["value"], answer["detail"]) == (0.5, {"why": ["a", 1, None]})
+
+
+@pytest.mark.parametrize("deed", ["spin", "spin in regex", "spin in child"])
+def test_used_up_cpu_time_is_a_failure_of_that_sample_alone(score, deed):
+    group = score("1", "2", deed, "4", "5")
+    assert causes(group) == [(2, "cpu_time")]
+    assert group.failures[0].message == "used more than 0.15 s of CPU time"
+    assert group.total[[0, 1, 3, 4]].tolist() == [1.0, 2.0, 4.0, 5.0]
+
+
+def test_sleeping_uses_no_cpu_time_and_is_no_failure(score):
+    group = score("sleep a little", "1")
+    assert causes(group) == []
+    assert group.total.tolist() == [0.75, 1.0]
+
+
+def test_a_wall_clock_overrun_is_tried_twice_and_then_a_failure(score):
+    group = score("1", "sleep", "3", wall_seconds=0.3)
+    assert causes(group) == [(1, "wall_clock")]
+    assert group.failures[0].message == "lasted more than 0.3 s of wall-clock time"
+    assert group.total[[0, 2]].tolist() == [1.0, 3.0]
+
+
+def test_a_crash_is_a_failure_of_that_sample_alone(score):
+    group = score("1", "crash", "print and crash", "abort", "5")
+    assert causes(group) == [(1, "crash"), (2, "crash"), (3, "crash")]
+    messages = [failure.message for failure in group.failures]
+    assert messages[0] == "the worker exited with code 3"
+    assert messages[1] == "the worker exited with code 3; it printed: these are my last words"
+    assert messages[2].startswith("the worker died of SIGABRT")
+    assert group.total[[0, 4]].tolist() == [1.0, 5.0]
+
+
+def test_a_crash_that_does_not_come_again_is_no_failure(score, tmp_path, monkeypatch):
+    monkeypatch.setenv("POSTGRAD_TEST_MARK", str(tmp_path / "mark"))
+    group = score("1", "crash once", "3")
+    assert causes(group) == []
+    assert group.total.tolist() == [1.0, 0.5, 3.0]
+
+
+def test_a_forked_child_that_keeps_the_pipes_open_hides_no_crash(score):
+    group = score("1", "close and hang", "3")
+    assert causes(group) == [(1, "crash")]
+    assert group.total[[0, 2]].tolist() == [1.0, 3.0]
+
+
+def test_what_a_verifier_prints_or_reads_does_not_reach_the_protocol(score):
+    group = score("print", "input", "3", cpu_seconds=5.0)
+    assert causes(group) == [(1, "error")]
+    assert group.failures[0].message.startswith("EOFError")
+    assert group.total[[0, 2]].tolist() == [0.25, 3.0]
+
+
+def test_the_same_group_fails_the_same_way_with_any_number_of_workers(score):
+    texts = ["1", "crash", "raise", "4", "print and crash", "nan", "7", "8"]
+    one, three = score(*texts), score(*texts, workers=3)
+    assert one.failures == three.failures
+    assert one.total.tobytes() == three.total.tobytes()
+    assert math.isnan(one.total[1])
+
+
+def test_closing_leaves_no_process_behind(make_scorer, make_prompt, make_rollouts, obeying):
+    before = {child.pid for child in psutil.Process(os.getpid()).children(recursive=True)}
+    scorer = make_scorer(obeying(cpu_seconds=60.0), workers=2)
+    scorer.check([])  # until a worker is ready
+    scorer.submit(make_prompt(), make_rollouts(["spin in child", "sleep", "crash"]))
+    scorer.completed(wait=False)
+    scorer.close()
+    after = {child.pid for child in psutil.Process(os.getpid()).children(recursive=True)}
+    assert after <= before

@@ -1,0 +1,79 @@
+import math
+
+import numpy as np
+import pytest
+
+from postgrad.core.errors import RunError
+from postgrad.rewards.mixing import Tally, mix
+from postgrad.rewards.protocol import Outcome
+from postgrad.rewards.settings import RewardSettings
+
+FAILED = Outcome(0, cause="error", message="ValueError: no")
+
+
+def outcome(value, detail=None):
+    return Outcome(0, value, detail)
+
+
+@pytest.fixture
+def mixed(make_prompt, make_rollouts):
+    """mixed(policy): components a (weight 2) and b (weight -0.5); b fails on the second sample."""
+
+    def run(policy):
+        components = {
+            "a": RewardSettings(type="gsm8k", weight=2.0),
+            "b": RewardSettings(type="gsm8k", weight=-0.5, on_failure=policy, failure_score=-4.0),
+        }
+        outcomes = {
+            (0, 0): outcome(1.0, {"answer": "7"}), (0, 1): outcome(0.25), (0, 2): outcome(0.5),
+            (1, 0): outcome(3.0), (1, 1): FAILED, (1, 2): outcome(0.0),
+        }  # fmt: skip
+        return mix(make_prompt(4), make_rollouts("xyz", 4), components, outcomes)
+
+    return run
+
+
+def test_the_total_is_the_weighted_sum_of_the_components(mixed):
+    group = mixed("drop_sample")
+    np.testing.assert_array_equal(group.total, [2 * 1.0 - 0.5 * 3.0, math.nan, 1.0])
+    np.testing.assert_array_equal(group.rewards["a"], [1.0, 0.25, 0.5])
+    np.testing.assert_array_equal(group.rewards["b"], [3.0, math.nan, 0.0])
+    assert group.kept.tolist() == [True, False, True]
+
+
+def test_dropping_the_group_keeps_no_sample(mixed):
+    group = mixed("drop_group")
+    assert group.kept.tolist() == [False, False, False]
+    assert np.isnan(group.total).all()
+    assert len(group.failures) == 1
+
+
+def test_a_failure_score_enters_the_total_and_not_the_component(mixed):
+    group = mixed("score")
+    np.testing.assert_array_equal(group.total, [0.5, 2 * 0.25 + 0.5 * 4.0, 1.0])
+    assert math.isnan(group.rewards["b"][1])
+    assert group.kept.all()
+
+
+def test_a_failure_names_sample_component_and_cause(mixed):
+    (failure,) = mixed("drop_sample").failures
+    assert (failure.sample, failure.component, failure.cause) == (1, "b", "error")
+    assert failure.message == "ValueError: no"
+
+
+def test_details_are_kept_for_the_components_that_gave_any(mixed):
+    assert mixed("drop_sample").details == {"a": ({"answer": "7"}, None, None)}
+
+
+def test_a_step_with_too_many_failed_samples_stops_the_run_and_names_the_first(mixed):
+    tally = Tally()
+    tally.add(mixed("drop_sample"))
+    tally.judge(1 / 3)
+    with pytest.raises(RunError) as error:
+        tally.judge(0.33)
+    assert "1 of 3 samples of this step (b: error x1)" in str(error.value)
+    assert "sample 1 of ticket 4 (row 14 of set): b: error: ValueError: no" in str(error.value)
+
+
+def test_a_step_without_samples_has_not_failed():
+    Tally().judge(0.0)

@@ -1,0 +1,131 @@
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from postgrad.core.errors import RunError, UsageError
+from postgrad.rewards.settings import RewardSettings
+
+GSM8K = RewardSettings(type="gsm8k")
+
+
+def test_components_are_weighed_and_named(make_scorer, make_prompt, make_rollouts):
+    loose = RewardSettings(type="gsm8k", name="loose", weight=0.5, flexible=True)
+    scorer = make_scorer(GSM8K, loose)
+    texts = ["#### 7", "it is 7", "#### 8"]
+    (group,) = scorer.score([(make_prompt(), make_rollouts(texts))])
+    assert group.rewards["gsm8k"].tolist() == [1.0, 0.0, 0.0]
+    assert group.rewards["loose"].tolist() == [1.0, 1.0, 0.0]
+    assert group.total.tolist() == [1.5, 0.5, 0.0]
+    assert group.details["gsm8k"] == ({"answer": "7"}, {"answer": None}, {"answer": "8"})
+    assert [rollout.text for rollout in group.rollouts] == texts
+
+
+def test_many_groups_come_back_in_order_whatever_the_number_of_workers(
+    make_scorer, make_prompt, make_rollouts
+):
+    pairs = [
+        (make_prompt(t, f"#### {t % 5}"), make_rollouts([f"#### {i}" for i in range(5)], t))
+        for t in range(60)
+    ]
+    for workers in (1, 3):
+        groups = make_scorer(GSM8K, workers=workers).score(pairs)
+        assert [group.prompt.ticket for group in groups] == list(range(60))
+        totals = np.stack([group.total for group in groups])
+        np.testing.assert_array_equal(totals, np.eye(5)[np.arange(60) % 5])
+
+
+def test_groups_are_scored_while_others_are_submitted(make_scorer, make_prompt, make_rollouts):
+    scorer = make_scorer(GSM8K)
+    done = []
+    for ticket in range(20):
+        scorer.submit(make_prompt(ticket), make_rollouts(["#### 7", "no"], ticket))
+        done += scorer.completed(wait=False)
+    while late := scorer.completed(wait=True):
+        done += late
+    assert sorted(group.prompt.ticket for group in done) == list(range(20))
+    assert all(group.total.tolist() == [1.0, 0.0] for group in done)
+    assert scorer.completed(wait=True) == []
+
+
+def test_check_names_the_prompts_that_a_verifier_cannot_read(make_scorer, make_prompt):
+    picky = RewardSettings(type="misbehaving:Picky", wanted="7", cpu_seconds=0.15)
+    scorer = make_scorer(GSM8K, picky)
+    answers = ["7", "#### 7", "seven", "raise", "spin", None]
+    bad = scorer.check([make_prompt(i, answer) for i, answer in enumerate(answers)])
+    assert [(prompt.ticket, reason.split(":")[0]) for prompt, reason in bad] == [
+        (1, "Picky"), (2, "gsm8k"), (2, "Picky"), (3, "gsm8k"), (3, "Picky"), (4, "gsm8k"),
+        (4, "Picky"), (5, "gsm8k"), (5, "Picky"),
+    ]  # fmt: skip
+    assert bad[0][1] == "Picky: '#### 7' is not '7'"
+    assert bad[4][1].startswith("Picky: ValueError: cannot read this")
+    assert bad[6][1] == "Picky: used more than 0.15 s of CPU time"
+
+
+def test_metadata_reaches_the_verifier(make_scorer, make_prompt, make_rollouts):
+    scorer = make_scorer(RewardSettings(type="misbehaving:Picky"))
+    (group,) = scorer.score([(make_prompt(bonus=10), make_rollouts(["ab", "c\ud800"]))])
+    assert group.total.tolist() == [12.0, 12.0]
+
+
+def test_metadata_that_is_no_json_is_refused_with_its_row(make_scorer, make_prompt, make_rollouts):
+    scorer = make_scorer(GSM8K)
+    with pytest.raises(UsageError, match="row 13 of set: a verifier is sent JSON"):
+        scorer.submit(make_prompt(3, when={1, 2}), make_rollouts(["x"]))
+
+
+def test_stop_run_stops_at_the_first_failure(make_scorer, make_prompt, make_rollouts, obeying):
+    scorer = make_scorer(obeying(on_failure="stop_run"))
+    with pytest.raises(RunError) as error:
+        scorer.score([(make_prompt(5), make_rollouts(["1", "raise"], 5))])
+    assert "'obey' is stop_run, and it failed on sample 1 of ticket 5 (row 15 of set)" in str(
+        error.value
+    )
+
+
+def test_a_step_in_which_too_many_samples_fail_stops_the_run(
+    make_scorer, make_prompt, make_rollouts, obeying
+):
+    scorer = make_scorer(obeying(), max_failed_fraction=0.25)
+    with scorer.step():
+        scorer.score([(make_prompt(), make_rollouts(["1", "raise", "3", "4"]))])
+    with pytest.raises(RunError, match="failed on 2 of 4 samples"), scorer.step():
+        scorer.score([(make_prompt(), make_rollouts(["1", "raise", "nan", "4"]))])
+
+
+def test_a_verifier_that_cannot_be_made_is_refused_at_the_first_call(make_scorer, make_prompt):
+    def refusal(type_name, error=UsageError):
+        scorer = make_scorer(RewardSettings(type=type_name))
+        with pytest.raises(error) as refused:
+            scorer.check([make_prompt()])
+        return str(refused.value)
+
+    assert "did you mean 'obey'?" in refusal("misbehaving:obbey")
+    assert "OSError: its data is missing (misbehaving.py" in refusal("misbehaving:Unprepared")
+    message = refusal("misbehaving:DiesEarly", RunError)
+    assert message.startswith("a reward worker exited with code 7 before it was ready")
+    assert message.endswith("it printed: no licence found")
+
+
+def test_wrong_settings_of_our_own_verifiers_are_refused_before_any_worker(make_scorer):
+    with pytest.raises(UsageError, match="did you mean 'flexible'"):
+        make_scorer(RewardSettings(type="gsm8k", flexibel=True))
+
+
+def test_a_worker_imports_neither_numpy_nor_torch(score):
+    assert score("is torch there").total.tolist() == [0.0]
+
+
+def test_real_answers_are_read_through_the_workers(make_scorer, make_prompt, make_rollouts):
+    folder = os.environ.get("POSTGRAD_TEST_DATA")
+    if not folder:
+        pytest.skip("POSTGRAD_TEST_DATA is not set")
+    lines = (Path(folder) / "gsm8k.jsonl").read_text().splitlines()[:300]
+    answers = [json.loads(line)["answer"] for line in lines]
+    prompts = [make_prompt(i, answer) for i, answer in enumerate(answers)]
+    scorer = make_scorer(GSM8K)
+    assert scorer.check(prompts) == []
+    groups = scorer.score([(p, make_rollouts([p.answer, "#### 0.123"], p.ticket)) for p in prompts])
+    assert all(group.total.tolist() == [1.0, 0.0] for group in groups)
