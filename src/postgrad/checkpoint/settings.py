@@ -13,8 +13,8 @@ class CheckpointSettings(Settings):
     The newest `max_ckpt_num` checkpoints are kept, and always the best and the latest one.
     """
 
-    save_steps: int = Field(0, ge=0)  # 0: only at the end
-    max_ckpt_num: int = Field(3, ge=1)
+    save_steps: int = Field(default=0, ge=0)  # 0: only at the end
+    max_ckpt_num: int = Field(default=3, ge=1)
     load_checkpoint: bool = True
     ckpt_path: str | None = None  # default: run_dir/checkpoints
     best_metric: str | None = None  # such as "eval/accuracy"

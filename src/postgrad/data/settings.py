@@ -18,11 +18,14 @@ class DataSettings(Settings):
 
     path: str
     name: str | None = None  # configuration of a hub dataset, such as "main" of openai/gsm8k
-    split: str = "train"
+    split: str = "train"  # with a slice as in `datasets`: "train[:-500]", "test[90%:]"
     prompt: str = "question"
-    answer: str = "answer"
+    answer: str = "answer"  # "": the rows have no reference answer (prompts for RL only)
     messages: str | None = None
-    system: str | None = None  # a system message before every conversation
+    system: str | None = None  # a system message before every conversation that has none
+    strip: bool = False  # take white space off both ends of every message
+    loss_turns: Literal["all", "last"] = "all"  # assistant turns of a conversation that bear loss
+    chat_template_kwargs: dict[str, Any] = {}  # variables of the chat template: enable_thinking
     limit: int | None = Field(None, ge=1)  # use only the first rows
     task: dict[str, Any] = {}
     size: int = Field(1000, ge=1)

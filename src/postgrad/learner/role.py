@@ -129,6 +129,6 @@ class _FlatColumns:
         weights = algorithm.entry_weights(experience.sequences, update.rows)
         self.weight = torch.from_numpy(weights.values).to(device)
         lengths = experience.sequences.loss_mask.sums()
-        # Metrics are means over the tokens that are computed, so that skipping does not dilute them.
+        # Means over the computed tokens: skipping does not dilute metrics.
         tokens = max(1.0, float(lengths[update.rows_with_gradient].sum()))
         self.token_weight = torch.tensor([1.0 / tokens], dtype=torch.float32, device=device)

@@ -1,0 +1,129 @@
+"""Rows of JSON-lines and Parquet files, each with the place it came from."""
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NoReturn
+
+from postgrad.core.errors import UsageError
+
+Values = Mapping[str, Any]  # column -> JSON value
+SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
+
+
+def read_file(path: Path) -> Iterator[tuple[str, Values]]:
+    """(place, values) of each row; the place is "file:line" or "file row n" (from 0).
+
+    Raises UsageError that names the place of what cannot be read.
+    """
+    if path.name.endswith(".parquet"):
+        return _parquet(path)
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        return _json_lines(path)
+    raise UsageError(f"{path}: not a data file; known: {', '.join(SUFFIXES)}")
+
+
+def files_of(directory: Path, name: str | None, split: str) -> list[Path]:
+    """The files of a split in a directory laid out as on the hub, in the order of their names.
+
+    Looked for in directory/name (or the directory itself), also in its folders `data` and `split`:
+    files called `split` or starting with `split` and one of "-._". Files of which none names a
+    known split are all "train". Raises UsageError when there are none.
+    """
+    base = directory / name if name is not None else directory
+    if not base.is_dir():
+        folders = sorted(p.name for p in directory.iterdir() if p.is_dir())
+        raise UsageError(f"{directory}: no folder {name!r} (data.name); there are: {folders}")
+    data = sorted(p for p in _visible(base) if p.name.endswith(SUFFIXES))
+    data += sorted(p for p in _visible(base / "data") if p.name.endswith(SUFFIXES))
+    found = [p for p in data if re.match(rf"{re.escape(split)}[-._]", p.name)]
+    found += sorted(p for p in _visible(base / split) if p.name.endswith(SUFFIXES))
+    named = any(re.match(r"(train|test|validation|valid|dev)[-._]", p.name) for p in data)
+    if not found and split == "train" and not named:
+        found = data
+    if not found:
+        there = [str(p.relative_to(directory)) for p in data] or sorted(
+            p.name for p in _visible(base)
+        )
+        raise UsageError(
+            f"{base}: no data file of split {split!r} (data.split); there are: {there}"
+        )
+    return found
+
+
+def _visible(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, Values]]:
+    number = 0
+    opened = gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")
+    try:
+        with opened as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    place = f"{path}:{number}"
+                    yield place, _object(line, place, first=number == 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(
+            f"{path}: the gzip file is broken after line {number}: {error}; fetch it again"
+        ) from error
+
+
+def _object(line: bytes, place: str, *, first: bool) -> Values:
+    try:
+        value = json.loads(line.decode("utf-8-sig" if first else "utf-8"), parse_constant=_refuse)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{place}: not UTF-8: {error}; convert the file") from error
+    except ValueError as error:
+        raise UsageError(f"{place}: not JSON: {error}; repair or remove the line") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{place}: a row is a JSON object, this is {type(value).__name__}")
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Values]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as table:
+            columns = [f.name for f in table.schema_arrow if not _holds_bytes(f.type)]
+            row = 0
+            for batch in table.iter_batches(batch_size=1024, columns=columns):
+                for values in batch.to_pylist():
+                    yield f"{path} row {row}", {k: plain(v) for k, v in values.items()}
+                    row += 1
+    except (pa.ArrowException, OSError) as error:
+        raise UsageError(f"{path}: not a Parquet file that can be read: {error}") from error
+
+
+def _holds_bytes(kind: Any) -> bool:
+    """Images and sounds: no verifier reads them and they are not JSON."""
+    import pyarrow as pa
+
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return True
+    return any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def plain(value: Any) -> Any:
+    """The JSON value nearest to what Arrow gives: times and decimals become text."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    return str(value) if isinstance(value, Decimal | timedelta) else value

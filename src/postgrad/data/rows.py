@@ -1,0 +1,94 @@
+"""Rows of any dataset that a recipe can name, read once, in order, with their places."""
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from postgrad.core.errors import UsageError
+from postgrad.data.files import SUFFIXES, Values, files_of, read_file
+from postgrad.data.gym import PREFIX, read_gym
+from postgrad.data.hub import read_hub
+from postgrad.data.settings import DataSettings
+
+_SPLIT = re.compile(r"([\w.-]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: `index` counts all rows of the dataset from 0, before any slice; `place` is for people.
+
+    `values` are JSON values by column.
+    """
+
+    index: int
+    values: Values
+    place: str
+
+
+def read_rows(settings: DataSettings) -> list[Row]:
+    """The rows that `settings` names, in the dataset's order, after the split's slice and limit.
+
+    `name` and the split's name say nothing about a single file or a reasoning-gym task; a slice
+    does. Raises UsageError for what is missing, broken or empty.
+    """
+    split, start, stop = parse_split(settings.split)
+    rows = (
+        Row(index, values, place) for index, (place, values) in enumerate(_source(settings, split))
+    )
+    if start is None and stop is None:
+        kept = list(itertools.islice(rows, settings.limit))
+    else:
+        whole = list(rows)
+        n = len(whole)
+        kept = whole[_bound(start, n) : _bound(stop, n)][: settings.limit]
+        if whole and not kept:
+            raise UsageError(
+                f"data.split {settings.split!r} of {settings.path} leaves no row of {n}"
+            )
+    if not kept:
+        raise UsageError(f"{settings.path} is empty: there is no row to read (data.path)")
+    return kept
+
+
+def dataset_name(settings: DataSettings) -> str:
+    """What a dataset is called in records: the hub id, the task, or the file's or folder's name."""
+    return Path(settings.path).name if Path(settings.path).exists() else settings.path
+
+
+def parse_split(split: str) -> tuple[str, str | None, str | None]:
+    """("train", "10", "-5%") of "train[10:-5%]"; UsageError for anything else."""
+    match = _SPLIT.fullmatch(split)
+    if match is None:
+        raise UsageError(
+            f"data.split {split!r}: a split is a name, or a name with a slice such as "
+            "'train[:-500]' or 'train[90%:]'"
+        )
+    return match[1], match[2], match[3]
+
+
+def _bound(text: str | None, n: int) -> int | None:
+    if text is None:
+        return None
+    return round(n * int(text[:-1]) / 100) if text.endswith("%") else int(text)
+
+
+def _source(settings: DataSettings, split: str) -> Iterable[tuple[str, Values]]:
+    if settings.path.startswith(PREFIX):
+        task = settings.path.removeprefix(PREFIX)
+        return read_gym(task, settings.task, settings.size, settings.seed)
+    path = Path(settings.path).expanduser()
+    if path.is_dir():
+        return _all(files_of(path, settings.name, split))
+    if path.exists():
+        return read_file(path)
+    local = settings.path.endswith(SUFFIXES) or settings.path.startswith((".", "/", "~"))
+    if local or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", settings.path):
+        raise UsageError(f"{settings.path}: no such file or folder (data.path)")
+    return read_hub(settings.path, settings.name, split)
+
+
+def _all(files: list[Path]) -> Iterator[tuple[str, Values]]:
+    for file in files:
+        yield from read_file(file)

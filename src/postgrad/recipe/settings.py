@@ -1,0 +1,73 @@
+"""Sections of a recipe that put rooms together: evaluation, reference, cluster."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from postgrad.core.settings import Settings
+from postgrad.data.settings import DataSettings
+from postgrad.models.settings import ModelSettings
+
+
+class ClusterSettings(Settings):
+    """Where ranks run: in this process, or behind Ray."""
+
+    type: Literal["local", "ray"] = "local"
+
+
+class ReferenceSettings(Settings):
+    """The frozen model that KL is measured from; what is left out is taken from the policy's."""
+
+    model: ModelSettings = ModelSettings()
+
+
+class EvalSet(DataSettings):
+    """One evaluation set. `name` is what it is called in metrics (eval/NAME/accuracy), so the
+    configuration of a hub dataset is `subset` here.
+    """
+
+    name: str = Field(min_length=1)  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
+    subset: str | None = None
+
+    @property
+    def data(self) -> DataSettings:
+        """What a reader needs: `subset` under its own name, rows in file order."""
+        own = {field: getattr(self, field) for field in DataSettings.model_fields}
+        return DataSettings(**{**own, "name": self.subset, "shuffle": False})
+
+
+class EvalSettings(Settings):
+    """When to evaluate, on what, and how answers are sampled there.
+
+    One set is given by its own keys right here, several as [[eval.sets]]; `data` is every set.
+    Counts are in steps. An answer is right when the score of `component` reaches `correct_at`.
+    """
+
+    sets: tuple[EvalSet, ...] = ()
+    every: int = Field(default=0, ge=0)  # 0: not during the run
+    at_start: bool = False
+    at_end: bool = True
+    n_samples: int = Field(default=1, ge=1)  # samples of a prompt, for pass@k
+    pass_at: tuple[int, ...] = (1,)
+    temperature: float = Field(default=1.0, gt=0.0)
+    greedy: bool = False  # also answer every prompt once at temperature 0
+    max_new_tokens: int | None = Field(default=None, ge=1)  # rollout.max_new_tokens if left out
+    component: str | None = None  # the first of [[rewards]] if left out
+    correct_at: float = 1.0
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [one.name for one in self.sets]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two of [[eval.sets]] are called {name!r}: rename one")
+        return self
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> Self:
+        if not self.pass_at or min(self.pass_at) < 1 or max(self.pass_at) > self.n_samples:
+            raise ValueError(
+                f"pass_at = {list(self.pass_at)} needs numbers from 1 to n_samples = "
+                f"{self.n_samples}"
+            )
+        return self

@@ -1,0 +1,136 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from postgrad.algorithms.grpo import GRPO
+from postgrad.algorithms.sft import SFT
+from postgrad.core.errors import RunError
+from postgrad.core.records import Experience
+from postgrad.learner.backbone import MicroBatch
+from postgrad.learner.update import Update
+
+ALL = np.arange(9)
+
+
+def gradient_of(learner, update: Update, algorithm) -> torch.Tensor:
+    """The gradient of an update: what the optimizer finds when it is asked to step."""
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(rate: float) -> float:
+        found["flat"] = torch.cat([p.grad.flatten() for p in learner.optimizer.master.values()])
+        return 0.0
+
+    learner.optimizer.step = keep
+    learner.update(update, algorithm).result()
+    return found["flat"].double()
+
+
+def alone(experience: Experience) -> Experience:
+    """The same sequences, none of which may share its prompt."""
+    sequences = dataclasses.replace(experience.sequences, group=np.arange(len(experience)))
+    return dataclasses.replace(experience, sequences=sequences)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("micro", [MicroBatch(max_sequences=n) for n in (1, 2, 4)])
+def test_the_gradient_does_not_depend_on_the_cut(make_learner, experience, micro, aggregation):
+    algorithm = GRPO(aggregation=aggregation, constant_length=16)
+    whole = gradient_of(make_learner(), Update(experience, ALL), algorithm)
+    cut = gradient_of(make_learner(micro), Update(experience, ALL), algorithm)
+    assert (cut - whole).norm() <= 1e-5 * whole.norm()
+
+
+def test_the_gradient_does_not_depend_on_prompt_sharing(make_learner, experience):
+    shared = gradient_of(make_learner(), Update(experience, ALL), GRPO())
+    unshared = gradient_of(make_learner(), Update(alone(experience), ALL), GRPO())
+    assert (unshared - shared).norm() <= 1e-5 * shared.norm()
+
+
+def test_the_gradient_does_not_depend_on_gradient_checkpointing(make_learner, experience):
+    plain = gradient_of(make_learner(), Update(experience, ALL), GRPO())
+    learner = make_learner()
+    learner.backbone.lm.train()
+    learner.backbone.lm.gradient_checkpointing_enable({"use_reentrant": False})
+    again = gradient_of(learner, Update(experience, ALL), GRPO())
+    assert (again - plain).norm() <= 1e-5 * plain.norm()
+
+
+def test_skipped_samples_stay_in_the_denominator(make_learner, experience):
+    skipping = gradient_of(make_learner(), Update(experience, ALL), GRPO())
+    computing = dataclasses.replace(experience, has_gradient=np.ones(9, bool))
+    full = gradient_of(make_learner(), Update(computing, ALL), GRPO())
+    assert (skipping - full).norm() <= 1e-5 * full.norm()
+
+
+def test_skipped_samples_are_not_computed(make_learner, experience):
+    result = make_learner().update(Update(experience, ALL), GRPO()).result()
+    assert result.metrics["policy/skipped_samples"] == 3
+    mask = experience.sequences.loss_mask
+    computed = mask.like(~np.isnan(result.logprobs)).sums()
+    assert computed.tolist() == [n if i // 3 != 1 else 0 for i, n in enumerate(mask.sums())]
+
+
+def test_the_loss_of_an_update_is_the_mean_over_its_tokens(make_learner, experience):
+    learner = make_learner()
+    sft = SFT()
+    expected = learner.logprobs(experience.sequences).result()
+    mask = experience.sequences.loss_mask.values
+    update = Update(sft.experience(experience.sequences), ALL)
+    metrics = learner.update(update, sft).result().metrics
+    assert metrics["policy/loss"] == pytest.approx(-expected.values[mask].mean(), rel=1e-5)
+
+
+def test_an_update_reports_the_logprobs_from_before_its_step(make_learner, experience):
+    learner = make_learner()
+    before = learner.logprobs(experience.sequences).result()
+    got = learner.update(Update(experience, ALL), GRPO()).result().logprobs
+    computed = ~np.isnan(got)
+    np.testing.assert_allclose(got[computed], before.values[computed], atol=1e-5)
+
+
+def test_an_update_moves_the_chosen_tokens_up(make_learner, experience):
+    learner = make_learner()
+    before = learner.logprobs(experience.sequences).result()
+    learner.update(Update(experience, ALL), GRPO()).result()
+    after = learner.logprobs(experience.sequences).result()
+    advantages = experience.columns["advantages"].values
+    assert ((after.values - before.values) * advantages).sum() > 0
+
+
+def test_temperature_divides_the_logits(make_learner, experience):
+    learner = make_learner()
+    learner.temperature = 2.0
+    row = experience.sequences.tokens.row(0)
+    got = learner.logprobs(experience.sequences).result().row(0)[-1]
+    lm = learner.backbone.lm
+    lm.set_attn_implementation("eager")
+    with torch.no_grad():
+        logits = lm(torch.from_numpy(row.astype(np.int64))[None]).logits[0, -2]
+    assert got == pytest.approx(torch.log_softmax(logits / 2.0, -1)[row[-1]].item(), abs=1e-5)
+
+
+def test_bfloat16_weights_follow_float32_masters(make_learner, experience):
+    learner = make_learner(dtype=torch.bfloat16, lr=1e-5)
+    working = dict(learner.backbone.lm.named_parameters())
+    before = {name: p.clone() for name, p in learner.weights().items()}
+    for _ in range(3):
+        learner.update(Update(experience, ALL), GRPO()).result()
+    after = learner.weights()
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert after[name].dtype == torch.float32
+    moved = (after[name] - before[name]).abs()
+    assert 1e-5 < moved.max() < 1e-4  # steps that bfloat16 would mostly lose are kept
+    assert torch.equal(working[name], after[name].bfloat16())
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_and_changes_nothing(make_learner, experience):
+    learner = make_learner()
+    before = {name: p.clone() for name, p in learner.weights().items()}
+    broken = np.where(experience.columns["advantages"].values != 0, np.inf, 0.0)
+    columns = {"advantages": experience.columns["advantages"].like(broken.astype(np.float32))}
+    update = Update(dataclasses.replace(experience, columns=columns), ALL)
+    with pytest.raises(RunError, match="gradient of update 0 is not finite"):
+        learner.update(update, GRPO())
+    assert all(torch.equal(before[name], p) for name, p in learner.weights().items())
