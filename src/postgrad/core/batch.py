@@ -30,7 +30,7 @@ class BatchSettings(Settings):
 
 
 class RolloutBatchSettings(BatchSettings):
-    """Batch numbers of a job that samples: RL. An update left unsaid takes all samples of a step."""
+    """Batch numbers of RL. An update left unsaid takes all samples of a step."""
 
     rollout_batch_size: int = Field(default=64, ge=1)
     n_samples_per_prompt: int = Field(default=8, ge=1)
@@ -89,7 +89,7 @@ class BatchGeometry:
 
     def lines(self) -> list[str]:
         """The table that a run prints at its start: name, number, unit, formula."""
-        rows = [(name, _number(getattr(self, name)), text) for name, text in self._texts()]
+        rows = [(name, _number(name, getattr(self, name)), text) for name, text in self._texts()]
         width = max(len(number) for _, number, _ in rows)
         return [f"{name:<22} {number:>{width}}  {text}" for name, number, text in rows]
 
@@ -119,7 +119,8 @@ class BatchGeometry:
         yield "steps", "passes of the loop" if sampled else "updates: a step is one update"
         yield "total_updates", "optimizer steps = steps * updates_per_step"
         rest = f"; {self.left_over} of the budget left over" if self.left_over else ""
-        yield "total_episodes", f"samples = steps * samples_per_step{rest}"
+        each = "samples_per_step" if sampled else "train_batch_size"
+        yield "total_episodes", f"samples = steps * {each}{rest}"
 
 
 def geometry(
@@ -141,6 +142,7 @@ def derive(
 ) -> tuple[BatchGeometry | None, list[tuple[str, str]]]:
     """The geometry, or None, and the problems as (dotted key, what is wrong and what works)."""
     problems: list[tuple[str, str]] = []
+    _check_length(length, problems)
     replicas = _replicas(parallel or Parallel(), problems)
     if replicas is None:
         return None, problems
@@ -154,7 +156,7 @@ def derive(
     per_step = per_step or train
     updates = per_step // train * passes
     draws = sampled.rollout_batch_size if sampled else train
-    steps, left_over = _steps(length, per_step, draws, problems)
+    steps, left_over = _steps(length, per_step, draws)
     return BatchGeometry(
         samples_per_step=per_step,
         train_batch_size=train,
@@ -263,13 +265,7 @@ def _accumulation(
     return None
 
 
-def _steps(
-    length: RunLength, per_step: int, draws: int, problems: list[tuple[str, str]]
-) -> tuple[int | None, int]:
-    """Steps and what is left of a budget of episodes. draws: rows of the data that a step takes.
-
-    Epochs are rounded up to whole steps, so that every row is drawn at least that often.
-    """
+def _check_length(length: RunLength, problems: list[tuple[str, str]]) -> None:
     stated = {
         "steps": length.steps,
         "total_episodes": length.total_episodes,
@@ -277,15 +273,19 @@ def _steps(
     }
     said = [name for name, value in stated.items() if value is not None]
     if len(said) != 1:
-        how = "nothing says how long the run is" if not said else f"{' and '.join(said)} are stated"
+        how = f"{' and '.join(said)} are both stated" if said else "nothing says how long to run"
         problems.append((said[-1] if said else "steps", f"{how}: state one of {', '.join(stated)}"))
-        return None, 0
+
+
+def _steps(length: RunLength, per_step: int, draws: int) -> tuple[int | None, int]:
+    """Steps and what is left of a budget of episodes. draws: rows of the data that a step takes.
+
+    Epochs are rounded up to whole steps, so that every row is drawn at least that often.
+    """
     if length.total_episodes is not None:
         steps = max(1, length.total_episodes // per_step)
         return steps, max(0, length.total_episodes - steps * per_step)
-    if length.epochs is not None:
-        if length.rows is None:
-            return None, 0
+    if length.epochs is not None and length.rows is not None:
         return max(1, math.ceil(round(length.epochs * length.rows, 6) / draws)), 0
     return length.steps, 0
 
@@ -306,5 +306,7 @@ def _either(values: list[int]) -> str:
     return " or ".join(str(value) for value in values)
 
 
-def _number(value: int | None) -> str:
-    return "-" if value is None else f"{value}"
+def _number(name: str, value: int | None) -> str:
+    if value is not None:
+        return f"{value}"
+    return "at start" if name == "micro_train_tokens" else "from data"

@@ -22,25 +22,24 @@ class ReferenceSettings(Settings):
 
 
 class EvalSet(DataSettings):
-    """One evaluation set. `name` is what it is called in metrics (eval/NAME/accuracy), so the
-    configuration of a hub dataset is `subset` here.
+    """One evaluation set. `name` is what it is called in metrics (eval/NAME/accuracy; without one
+    eval/accuracy), so the configuration of a hub dataset is `subset` here.
     """
 
-    name: str = Field(min_length=1)  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
     subset: str | None = None
 
     @property
     def data(self) -> DataSettings:
         """What a reader needs: `subset` under its own name, rows in file order."""
         own = {field: getattr(self, field) for field in DataSettings.model_fields}
-        return DataSettings(**{**own, "name": self.subset, "shuffle": False})
+        return DataSettings.model_validate({**own, "name": self.subset, "shuffle": False})
 
 
 class EvalSettings(Settings):
     """When to evaluate, on what, and how answers are sampled there.
 
-    One set is given by its own keys right here, several as [[eval.sets]]; `data` is every set.
-    Counts are in steps. An answer is right when the score of `component` reaches `correct_at`.
+    In a file one set is given by its own keys in [eval], several as [[eval.sets]]. Counts are
+    in steps. An answer is right when the score of `component` reaches `correct_at`.
     """
 
     sets: tuple[EvalSet, ...] = ()
@@ -60,7 +59,8 @@ class EvalSettings(Settings):
         names = [one.name for one in self.sets]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"two of [[eval.sets]] are called {name!r}: rename one")
+                said = "have no name" if name is None else f"are called {name!r}"
+                raise ValueError(f"{names.count(name)} of [[eval.sets]] {said}: name each its own")
         return self
 
     @model_validator(mode="after")

@@ -1,0 +1,162 @@
+"""Checks across the sections of a recipe: each yields (place in the recipe, what is wrong).
+
+Everything that can be known before a row or a weight is read is said here, not after half an hour
+(NeMo RL#2783).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from postgrad.core.batch import derive
+from postgrad.core.errors import UsageError
+from postgrad.rewards.registry import build, component_names
+
+if TYPE_CHECKING:
+    from postgrad.recipe.recipe import RLRecipe, SFTRecipe
+
+Problem = tuple[tuple[str | int, ...], str]
+
+
+def as_json(values: Mapping[str, Any]) -> str:
+    """Values of a TOML file as JSON text; dates become strings."""
+    return json.dumps(values, default=str)
+
+
+def common(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
+    """What holds for every job."""
+    yield from _batch(recipe)
+    yield from _model(recipe)
+    yield from _ranks(recipe)
+    yield from _rewards(recipe)
+    budget = recipe.batch.micro_train_tokens
+    if budget is not None and budget < recipe.data.max_len:
+        yield (
+            ("batch", "micro_train_tokens"),
+            f"{budget} tokens cannot hold a sequence of data.max_len = {recipe.data.max_len}: "
+            f"at least {recipe.data.max_len}",
+        )
+
+
+def evaluation(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
+    """What an evaluation needs."""
+    settings = recipe.eval
+    if not settings.sets:
+        if settings.every or settings.at_start:
+            yield ("eval",), "there is nothing to evaluate on: give path, or [[eval.sets]]"
+        if (recipe.checkpoint.best_metric or "").startswith("eval/"):
+            yield (
+                ("checkpoint", "best_metric"),
+                f"{recipe.checkpoint.best_metric!r} needs an evaluation: give [eval] a path",
+            )
+        return
+    if not recipe.rewards:
+        yield ("eval",), "nothing says which answers are right: give [[rewards]] with a type"
+    new = settings.max_new_tokens or recipe.rollout.max_new_tokens
+    for place, one in enumerate(settings.sets):
+        if new >= one.max_len:
+            yield (
+                ("eval", "sets", place, "max_len"),
+                f"max_new_tokens = {new} leaves no room for a prompt in {one.max_len} tokens",
+            )
+    if settings.component is not None:
+        try:
+            names = component_names(recipe.rewards)
+        except UsageError:
+            return  # said by _rewards
+        if settings.component not in names:
+            yield (
+                ("eval", "component"),
+                f"no reward is called {settings.component!r}; known: {', '.join(names)}",
+            )
+
+
+def sampling(recipe: RLRecipe) -> Iterator[Problem]:
+    """What sampling and its algorithm need."""
+    if not recipe.rewards:
+        yield ("rewards",), "nothing scores the samples: give at least one [[rewards]] with a type"
+    rollout, data = recipe.rollout, recipe.data
+    if rollout.max_new_tokens >= data.max_len:
+        yield (
+            ("rollout", "max_new_tokens"),
+            f"{rollout.max_new_tokens} leaves no room for a prompt in data.max_len = "
+            f"{data.max_len} tokens, which count prompt and response",
+        )
+    if rollout.temperature == 0.0:
+        yield (
+            ("rollout", "temperature"),
+            "greedy samples of a prompt are all the same: there is nothing to learn from",
+        )
+    if rollout.source == "replay" and rollout.replay_path is None:
+        yield (
+            ("rollout", "replay_path"),
+            'source = "replay" needs the run directory whose samples are read',
+        )
+    if rollout.source == "live" and rollout.replay_path is not None:
+        yield ("rollout", "replay_path"), 'is read only where source = "replay"'
+    least, n = recipe.algorithm.min_group_size, recipe.batch.n_samples_per_prompt
+    if n < least:
+        yield (
+            ("batch", "n_samples_per_prompt"),
+            f"{n} is too few for a baseline among a prompt's samples: at least {least}",
+        )
+
+
+def _batch(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
+    found, problems = derive(recipe.batch, recipe.length(), recipe.parallel)
+    for key, text in problems:
+        yield tuple(key.split(".")), text
+    warmup = recipe.learner.warmup_updates
+    if found and found.total_updates is not None and warmup > found.total_updates:
+        yield (
+            ("learner", "warmup_updates"),
+            f"{warmup} is more than the {found.total_updates} updates of the whole run",
+        )
+
+
+def _model(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
+    model = recipe.model
+    if model.path is not None:
+        return
+    if model.init is None:
+        yield ("model",), "no weights are named: give path, or [model.init] for a fresh model"
+    elif recipe.data.max_len > model.init.max_position_embeddings:
+        yield (
+            ("data", "max_len"),
+            f"{recipe.data.max_len} tokens are more than the model's positions: "
+            f"max_position_embeddings = {model.init.max_position_embeddings}",
+        )
+
+
+def _ranks(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
+    ranks = recipe.learner.ranks
+    if recipe.cluster.type == "ray":
+        yield ("cluster", "type"), 'clusters are not in this version yet: use "local", one process'
+    elif ranks > 1:
+        yield (
+            ("learner", "ranks"),
+            f"{ranks} ranks need a cluster, on one machine too: --cluster.type ray",
+        )
+    elif recipe.learner.sharding != "none":
+        yield (
+            ("learner", "sharding"),
+            f'"{recipe.learner.sharding}" divides state over ranks, and there is one: use "none"',
+        )
+
+
+def _rewards(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
+    if not recipe.rewards:
+        return
+    try:
+        component_names(recipe.rewards)
+    except UsageError as error:
+        yield ("rewards",), str(error)
+    for place, reward in enumerate(recipe.rewards):
+        if ":" in reward.type:
+            continue  # a user's code is imported in the workers only
+        try:
+            build(reward)
+        except UsageError as error:
+            yield ("rewards", place), str(error)

@@ -1,0 +1,153 @@
+"""What a recipe may say: the settings of the rooms below, put together and checked as a whole."""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PlainSerializer, PlainValidator, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+
+from postgrad.algorithms.base import Algorithm, RolloutAlgorithm
+from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
+from postgrad.algorithms.sft import SFT
+from postgrad.checkpoint.settings import CheckpointSettings
+from postgrad.core.batch import (
+    BatchGeometry,
+    BatchSettings,
+    Parallel,
+    RolloutBatchSettings,
+    RunLength,
+    geometry,
+)
+from postgrad.core.errors import UsageError
+from postgrad.core.settings import Settings
+from postgrad.data.settings import DataSettings
+from postgrad.learner.settings import LearnerSettings
+from postgrad.models.settings import ModelSettings
+from postgrad.recipe import checks
+from postgrad.recipe.settings import ClusterSettings, EvalSettings, ReferenceSettings
+from postgrad.rewards.settings import RewardSettings, ScoringSettings
+from postgrad.rollout.settings import RolloutSettings
+
+
+def problems_found(title: str, problems: list[tuple[tuple[str | int, ...], str]]) -> None:
+    """Raises a ValidationError with each (place, message), so that places keep their names."""
+    details = [
+        InitErrorDetails(type=PydanticCustomError("recipe", "{text}", {"text": text}), loc=place)
+        for place, text in problems
+    ]
+    if details:
+        raise ValidationError.from_exception_data(title, details)
+
+
+def _algorithm(base: type[Algorithm]) -> Callable[[Any], Algorithm]:
+    """A validator: {"type": name, knob: value, ...} to the algorithm of that name."""
+
+    def build(value: Any) -> Algorithm:
+        if isinstance(value, base):
+            return value
+        if not isinstance(value, Mapping):
+            raise ValueError('a table with a `type` is wanted, such as type = "grpo"')
+        knobs = {str(key): knob for key, knob in value.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        name = knobs.pop("type", None)
+        known = [name for name in ALGORITHMS if issubclass(algorithm_class(name), base)]
+        kind = _class(name, base, known)
+        return kind.model_validate_json(checks.as_json(knobs), strict=True)
+
+    return build
+
+
+def _class(name: Any, base: type[Algorithm], known: list[str]) -> type[Algorithm]:
+    message = f"one of {', '.join(known)}, or your own 'package.module:Class'"
+    try:
+        kind = algorithm_class(name) if isinstance(name, str) else None
+    except UsageError as error:
+        kind, message = None, str(error)
+    if kind is not None and not issubclass(kind, base):
+        message = f"{name!r} is not for this job; known: {', '.join(known)}"
+    if kind is None or not issubclass(kind, base):
+        problems_found("algorithm", [(("type",), message)])
+        raise AssertionError  # problems_found has raised
+    return kind
+
+
+def _with_type(algorithm: Algorithm) -> dict[str, Any]:
+    kind = type(algorithm)
+    target = f"{kind.__module__}:{kind.__qualname__}"
+    name = next((name for name, known in ALGORITHMS.items() if known == target), target)
+    return {"type": name, **algorithm.model_dump(mode="json")}
+
+
+class _Recipe(Settings):
+    """What every job says. Exactly one of steps, total_episodes and epochs says how long."""
+
+    run_dir: str = Field(min_length=1)
+    seed: int = Field(default=0, ge=0)
+    steps: int | None = Field(default=None, ge=1)
+    total_episodes: int | None = Field(default=None, ge=1)
+    epochs: float | None = Field(default=None, gt=0.0)
+    model: ModelSettings = ModelSettings()
+    data: DataSettings
+    eval: EvalSettings = EvalSettings()
+    rewards: tuple[RewardSettings, ...] = ()
+    scoring: ScoringSettings = ScoringSettings()
+    batch: BatchSettings = BatchSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    learner: LearnerSettings = LearnerSettings()
+    cluster: ClusterSettings = ClusterSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+
+    @property
+    def parallel(self) -> Parallel:
+        """The learner's ranks."""
+        one = self.learner
+        return Parallel(one.ranks, one.tensor_parallel, one.context_parallel)
+
+    def length(self, rows: int | None = None) -> RunLength:
+        """How long the run is; rows of the training data turn epochs into steps."""
+        return RunLength(self.steps, self.total_episodes, self.epochs, rows)
+
+    def geometry(self, rows: int | None = None) -> BatchGeometry:
+        """Every batch number; `rows` of the training data are needed where epochs are stated."""
+        return geometry(self.batch, self.length(rows), self.parallel)
+
+    def dump(self) -> dict[str, Any]:
+        """The resolved recipe as JSON values; it loads again to an equal recipe."""
+        return self.model_dump(mode="json")
+
+
+class SFTRecipe(_Recipe):
+    """Supervised fine-tuning: a step is one update of `train_batch_size` conversations.
+
+    Rewards and rollout are for the accuracy of [eval] only.
+    """
+
+    job: Literal["sft"] = "sft"
+    algorithm: Annotated[SFT, PlainValidator(_algorithm(SFT)), PlainSerializer(_with_type)] = SFT()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        problems_found("recipe", [*checks.common(self), *checks.evaluation(self)])
+        return self
+
+
+class RLRecipe(_Recipe):
+    """Reinforcement learning from verifiable rewards: sample, score, train."""
+
+    job: Literal["rl"] = "rl"
+    algorithm: Annotated[
+        RolloutAlgorithm,
+        PlainValidator(_algorithm(RolloutAlgorithm)),
+        PlainSerializer(_with_type),
+    ]
+    batch: RolloutBatchSettings = RolloutBatchSettings()  # pyright: ignore[reportIncompatibleVariableOverride]
+    reference: ReferenceSettings = ReferenceSettings()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        found = [*checks.common(self), *checks.evaluation(self), *checks.sampling(self)]
+        problems_found("recipe", found)
+        return self
+
+
+Recipe = SFTRecipe | RLRecipe
+JOBS: dict[str, type[SFTRecipe] | type[RLRecipe]] = {"sft": SFTRecipe, "rl": RLRecipe}
