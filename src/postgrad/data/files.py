@@ -64,7 +64,7 @@ def _visible(folder: Path) -> list[Path]:
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Values]]:
     number = 0
-    opened = gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")
+    opened = gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")  # noqa: SIM115
     try:
         with opened as lines:
             for number, line in enumerate(lines, 1):

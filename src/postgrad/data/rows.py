@@ -17,7 +17,7 @@ _SPLIT = re.compile(r"([\w.-]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: `index` counts all rows of the dataset from 0, before any slice; `place` is for people.
+    """One row: `index` counts the dataset from 0, before any slice; `place` is for people.
 
     `values` are JSON values by column.
     """

@@ -47,8 +47,8 @@ class Layout:
         """Rows of a segment and of all its ancestors, root first."""
         parts: list[NDArray[np.int64]] = []
         while segment >= 0:
-            begin, end = self.segment_start[segment : segment + 2].tolist()
-            parts.append(np.arange(begin, end))
+            begin, end = int(self.segment_start[segment]), int(self.segment_start[segment + 1])
+            parts.append(np.arange(begin, end, dtype=np.int64))
             segment = int(self.parent[segment])
         return np.concatenate(parts[::-1])
 
