@@ -219,7 +219,7 @@ def _train_batch_size(
             (f"batch.{list(stated)[-1]}", f"samples per update are stated twice: {said}; keep one")
         )
     name, train = next(iter(stated.items()), ("train_batch_size", per_step or 64))
-    if per_step is not None and per_step % train and not problems:
+    if per_step is not None and per_step % train:
         fitting = _divisors(train, per_step)
         if name == "local_mini_batch_size":
             fitting = [size // replicas for size in fitting if size % replicas == 0]

@@ -1,7 +1,7 @@
 """What a recipe may say: the settings of the rooms below, put together and checked as a whole."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
@@ -32,7 +32,9 @@ from postgrad.rollout.settings import RolloutSettings
 def problems_found(title: str, problems: list[tuple[tuple[str | int, ...], str]]) -> None:
     """Raises a ValidationError with each (place, message), so that places keep their names."""
     details = [
-        InitErrorDetails(type=PydanticCustomError("recipe", "{text}", {"text": text}), loc=place)
+        InitErrorDetails(
+            type=PydanticCustomError("recipe", "{text}", {"text": text}), loc=place, input=None
+        )
         for place, text in problems
     ]
     if details:
@@ -47,9 +49,9 @@ def _algorithm(base: type[Algorithm]) -> Callable[[Any], Algorithm]:
             return value
         if not isinstance(value, Mapping):
             raise ValueError('a table with a `type` is wanted, such as type = "grpo"')
-        knobs = {str(key): knob for key, knob in value.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        knobs = dict(cast(Mapping[str, Any], value))
         name = knobs.pop("type", None)
-        known = [name for name in ALGORITHMS if issubclass(algorithm_class(name), base)]
+        known = [other for other in ALGORITHMS if issubclass(algorithm_class(other), base)]
         kind = _class(name, base, known)
         return kind.model_validate_json(checks.as_json(knobs), strict=True)
 
