@@ -1,0 +1,66 @@
+"""Two recipes of one run: what changed, and what may change without breaking the promise."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from postgrad.core.errors import UsageError
+from postgrad.recipe.recipe import Recipe
+
+# How long, where to save and log, what is watched: none of it changes a weight. A key stands for
+# everything below it.
+ALLOWED = (
+    "steps",
+    "total_episodes",
+    "epochs",
+    "run_dir",
+    "checkpoint",
+    "sentinels",
+    "scoring.workers",
+    "eval.every",
+    "eval.at_end",
+    "learner.ranks",
+)
+# Two ways to say one thing change together, and an unsaid one is None.
+
+
+def differences(before: Any, after: Any, place: tuple[str, ...] = ()) -> Iterator[str]:
+    """The dotted keys at which two resolved recipes differ, list entries by number."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        one, two = cast(dict[str, Any], before), cast(dict[str, Any], after)
+        for key in dict.fromkeys([*one, *two]):
+            yield from differences(one.get(key), two.get(key), (*place, key))
+    elif before != after:
+        yield ".".join(place)
+
+
+def compare(before: Recipe, after: Recipe, allowed: Sequence[str], run_dir: Path) -> list[str]:
+    """The keys that changed; UsageError for each that may not, unless it is in `allowed`.
+
+    allowed: what the person said with --allow-change; a key allows everything below it.
+    """
+    old, new = before.dump(), after.dump()
+    changed = list(differences(old, new))
+    refused = [key for key in changed if not any(_covers(one, key) for one in (*ALLOWED, *allowed))]
+    if refused:
+        lines = [
+            f"  {key}: {_value(old, key)!r} there, {_value(new, key)!r} here" for key in refused
+        ]
+        raise UsageError(
+            f"{run_dir} already holds another run; its recipe differs:\n"
+            + "\n".join(lines)
+            + "\nchoose another --run_dir, replace it with --overwrite true, or continue it all the "
+            + f"same with {' '.join(f'--allow-change {key}' for key in refused)}"
+        )
+    return changed
+
+
+def _covers(one: str, key: str) -> bool:
+    return key == one or key.startswith(f"{one}.")
+
+
+def _value(recipe: dict[str, Any], key: str) -> Any:
+    node: Any = recipe
+    for part in key.split("."):
+        node = cast(dict[str, Any], node).get(part) if isinstance(node, dict) else None
+    return node

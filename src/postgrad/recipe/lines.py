@@ -1,0 +1,79 @@
+"""Which line of a TOML file says a key: errors of validation name keys, people look for lines."""
+
+import tomllib
+from collections.abc import Iterator
+from typing import Any, cast
+
+Place = tuple[str | int, ...]
+
+
+def key_lines(text: str) -> dict[Place, int]:
+    """The line (from 1) of every key and table of a valid TOML text, list entries by number.
+
+    A statement is the shortest run of lines that tomllib reads, so strings and arrays over several
+    lines are no special case.
+    """
+    found: dict[Place, int] = {}
+    counts: dict[Place, int] = {}  # tables of each [[array]] so far
+    table: Place = ()
+    for number, statement in _statements(text):
+        parsed = tomllib.loads(statement)
+        header = statement.lstrip().startswith("[")
+        if header:
+            table = _table(parsed, counts, statement.lstrip().startswith("[["))
+            found.setdefault(table, number)
+        else:
+            for place in _places(parsed):
+                found.setdefault((*table, *place), number)
+    return found
+
+
+def line_of(lines: dict[Place, int], place: Place) -> int | None:
+    """The line of the place, or of the nearest table around it; None where there is none."""
+    for end in range(len(place), 0, -1):
+        if place[:end] in lines:
+            return lines[place[:end]]
+    return None
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    begun, start = "", 1
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        if not begun:
+            start = number
+        begun += line
+        try:
+            parsed = tomllib.loads(begun)
+        except tomllib.TOMLDecodeError:
+            continue  # not whole yet
+        if parsed:
+            yield start, begun
+        begun = ""
+
+
+def _table(parsed: dict[str, Any], counts: dict[Place, int], is_array: bool) -> Place:
+    """Where a header leads: names, and the number of the newest entry of arrays on the way."""
+    names: list[str] = []
+    node: Any = parsed
+    while isinstance(node, dict) and node:
+        name, node = next(iter(cast(dict[str, Any], node).items()))
+        names.append(name)
+    place: Place = ()
+    for depth, name in enumerate(names, 1):
+        place = (*place, name)
+        if is_array and depth == len(names):
+            counts[place] = counts.get(place, 0) + 1
+        if place in counts:
+            place = (*place, counts[place] - 1)
+    return place
+
+
+def _places(value: Any) -> Iterator[Place]:
+    entries: Iterator[tuple[str | int, Any]] = iter(())
+    if isinstance(value, dict):
+        entries = iter(cast(dict[str, Any], value).items())
+    elif isinstance(value, list):
+        entries = enumerate(cast(list[Any], value))
+    for key, inner in entries:
+        yield (key,)
+        yield from ((key, *place) for place in _places(inner))

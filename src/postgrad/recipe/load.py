@@ -1,0 +1,101 @@
+"""Reading recipes: a TOML file and dotted overrides become one frozen, checked recipe."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from postgrad.core.errors import UsageError
+from postgrad.core.names import nearest
+from postgrad.recipe.checks import as_json
+from postgrad.recipe.lines import key_lines
+from postgrad.recipe.messages import Origin, explain
+from postgrad.recipe.overrides import Override, apply_overrides, parse_overrides
+from postgrad.recipe.recipe import JOBS, Recipe
+from postgrad.recipe.resolve import resolve
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a TOML file with `--section.key value` overrides.
+
+    Raises UsageError with a line for every problem: the file and line, or the flag, that is wrong.
+    """
+    return load_with(Path(path), parse_overrides(overrides))
+
+
+def load_with(path: Path, overrides: Sequence[Override]) -> Recipe:
+    """`load_recipe` with overrides that are parsed already."""
+    text = read_text(path)
+    return parse_recipe(read_toml(path, text), str(path), text, overrides)
+
+
+def parse_recipe(
+    raw: dict[str, Any], name: str = "recipe", text: str = "", overrides: Sequence[Override] = ()
+) -> Recipe:
+    """The recipe of raw tables. name, text: of the file they came from, for messages."""
+    raw = apply_overrides(raw, overrides)
+    origin = Origin(name, raw, key_lines(text), overrides)
+    job = raw.get("job")
+    model = JOBS.get(job) if isinstance(job, str) else None
+    if model is None:
+        raise UsageError(f"{origin.where(('job',))}: {_about_job(job)}")
+    try:
+        return model.model_validate_json(as_json(resolve(raw)), strict=True)
+    except ValidationError as error:
+        raise explain(error, model, origin) from error
+
+
+def recipe_from_json(data: dict[str, Any], overrides: Sequence[Override] = ()) -> Recipe:
+    """The recipe that `recipe.dump()` gave, as run directories keep it."""
+    return parse_recipe(data, "recipe.json", overrides=overrides)
+
+
+def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """A resolved recipe with `--section.key value` overrides, checked again."""
+    return recipe_from_json(recipe.dump(), parse_overrides(overrides))
+
+
+def require_resolved(recipe: Recipe) -> None:
+    """Raises UsageError where the recipe names the model of a pipeline's stage (`@NAME`)."""
+    if recipe.model.path is not None and recipe.model.path.startswith("@"):
+        raise UsageError(
+            f"model.path = {recipe.model.path!r} is the model of an earlier recipe of a pipeline: "
+            "run the folder with pipeline.toml, or give --model.path DIR"
+        )
+
+
+def read_text(path: Path) -> str:
+    """The text of a recipe file. Raises UsageError where it cannot be read."""
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError as error:
+        raise UsageError(f"no recipe at {path}{_beside(path)}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the recipe {path}: {error}") from error
+
+
+def read_toml(path: Path, text: str) -> dict[str, Any]:
+    """The tables of a TOML text. Raises UsageError with the line where it is not TOML."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not TOML: {error}") from error
+
+
+def _about_job(job: object) -> str:
+    known = " or ".join(f'"{name}"' for name in JOBS)
+    if job is None:
+        return f"job is missing: say job = {known} at the top"
+    close = nearest(str(job), JOBS)
+    hint = f"did you mean {close!r}?" if close else f"this version knows {known}"
+    return f"job = {job!r}: {hint}"
+
+
+def _beside(path: Path) -> str:
+    """The nearest .toml file or folder where the missing one was looked for."""
+    if not path.parent.is_dir():
+        return ""
+    close = nearest(path.name, [other.name for other in path.parent.iterdir()])
+    return f"; did you mean {path.parent / close}?" if close else ""

@@ -1,0 +1,119 @@
+"""Errors of validation as lines for people: file, line, key, what is wrong, what is allowed."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from postgrad.algorithms.base import Algorithm
+from postgrad.algorithms.registry import algorithm_class
+from postgrad.core.errors import UsageError
+from postgrad.core.names import nearest
+from postgrad.recipe.lines import Place, line_of
+from postgrad.recipe.overrides import Override
+from postgrad.recipe.resolve import in_file, is_inherited
+from postgrad.recipe.settings import EvalSet, EvalSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a raw recipe came from. lines: line of every key of the file."""
+
+    name: str
+    raw: dict[str, Any]
+    lines: dict[Place, int]
+    overrides: Sequence[Override] = ()
+
+    def where(self, place: Place) -> str:
+        """`file:line` of a place, or the flag that set it."""
+        for override in reversed(self.overrides):
+            if place[: len(override.place)] == override.place:
+                return override.flag
+        line = line_of(self.lines, place)
+        return f"{self.name}:{line}" if line else self.name
+
+
+def explain(error: ValidationError, model: type[BaseModel], origin: Origin) -> UsageError:
+    """One UsageError with a line for each problem of the recipe."""
+    lines = [
+        _line(dict(problem), model, origin)
+        for problem in error.errors(include_url=False)
+        if not is_inherited(origin.raw, problem["loc"]) or problem["type"] in ("recipe", "missing")
+    ]
+    return UsageError("\n".join(dict.fromkeys(lines)))
+
+
+def _line(problem: Mapping[str, Any], model: type[BaseModel], origin: Origin) -> str:
+    place = in_file(origin.raw, problem["loc"])
+    key = ".".join(str(part) for part in place)
+    prefix = f"{origin.where(place)}: "
+    if problem["type"] == "extra_forbidden":
+        return f"{prefix}unknown key {key!r}: {_hint(place, model, origin.raw)}"
+    if problem["type"] == "missing":
+        return f"{prefix}{key} is missing: {_described(model, problem['loc'])}"
+    if problem["type"] in ("recipe", "value_error"):
+        text = str(problem["msg"]).removeprefix("Value error, ")
+        return f"{prefix}{key}: {text}" if key else f"{prefix}{text}"
+    message = str(problem["msg"])
+    wanted = message[:1].lower() + message[1:]
+    return f"{prefix}{key} = {problem['input']!r}: {wanted}"
+
+
+def _described(model: type[BaseModel], place: Place) -> str:
+    table = ".".join(str(part) for part in place[:-1])
+    return f"say it in [{table}]" if table else "say it at the top of the recipe"
+
+
+def _hint(place: Place, model: type[BaseModel], raw: dict[str, Any]) -> str:
+    """The nearest known key beside it, else a key of that very name elsewhere, else what is known."""
+    name = str(place[-1])
+    known = list(_fields(model, place[:-1], raw))
+    close = nearest(name, known)
+    if close:
+        return f"did you mean {close!r}?"
+    elsewhere = [path for path in _paths(model, ()) if path[-1] == name or ".".join(path) == name]
+    if elsewhere:
+        return f"did you mean {'.'.join(elsewhere[0])!r}?"
+    return f"known here: {', '.join(known)}"
+
+
+def _fields(model: type[BaseModel], place: Place, raw: dict[str, Any]) -> Iterator[str]:
+    """The keys that the table at `place` may have."""
+    if place == ("algorithm",):
+        yield "type"
+        yield from _algorithm(raw).model_fields
+        return
+    inner: type[BaseModel] | None = model
+    for part in place:
+        if inner is None:
+            return
+        if isinstance(part, str):
+            field = inner.model_fields.get(part)
+            inner = _model_in(field.annotation) if field else None
+    if inner is None:
+        return
+    yield from inner.model_fields
+    if inner is EvalSettings:
+        yield from (key for key in EvalSet.model_fields if key not in EvalSettings.model_fields)
+
+
+def _algorithm(raw: dict[str, Any]) -> type[Algorithm]:
+    table = raw.get("algorithm")
+    name = table.get("type", "sft") if isinstance(table, dict) else "sft"
+    return algorithm_class(str(name))
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The settings class inside an annotation: itself, in a tuple, or beside None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for one in get_args(annotation) if (found := _model_in(one))), None)
+
+
+def _paths(model: type[BaseModel], place: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for name, field in model.model_fields.items():
+        yield (*place, name)
+        inner = _model_in(field.annotation)
+        if inner is not None and not issubclass(inner, Algorithm):
+            yield from _paths(inner, (*place, name))

@@ -1,0 +1,119 @@
+"""Dotted overrides: `--section.key value` on the command line wins over the file."""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from postgrad.core.errors import UsageError
+from postgrad.recipe.lines import Place
+
+# Ways to state one quantity: an override of one takes the place of the others.
+ALTERNATIVES: tuple[tuple[Place, ...], ...] = (
+    (("steps",), ("total_episodes",), ("epochs",)),
+    (
+        ("batch", "train_batch_size"),
+        ("batch", "num_mini_batches"),
+        ("batch", "local_mini_batch_size"),
+    ),
+    (("batch", "micro_train_batch_size"), ("batch", "micro_train_tokens")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One `--key value`. flag: as it was typed, for messages."""
+
+    place: Place
+    value: Any
+    flag: str
+
+
+def parse_overrides(arguments: Sequence[str]) -> list[Override]:
+    """From ["--learner.lr", "1e-4", "--steps=10", ...]; numbers in a key count list entries.
+
+    A value is read as TOML (1e-4, true, [1, 2], "text"); what is not TOML is a string. Raises
+    UsageError for a word that is no flag and a flag without value.
+    """
+    found: list[Override] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--") or word == "--":
+            raise UsageError(f"{word!r}: a flag such as --section.key is wanted here")
+        name, equals, text = word[2:].partition("=")
+        if not equals:
+            if not words or (words[0].startswith("--") and len(words[0]) > 2):
+                raise UsageError(f"--{name} needs a value: --{name} VALUE")
+            text = words.pop(0)
+        parts = name.split(".")
+        if not all(parts):
+            raise UsageError(f"--{name}: a dotted key such as --learner.lr is wanted")
+        place = tuple(int(part) if part.isdigit() else part for part in parts)
+        found.append(Override(place, _value(text), f"--{name} {text}"))
+    return found
+
+
+def apply_overrides(raw: dict[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
+    """A new raw recipe with the overrides set; the last of two for one key wins."""
+    result = _copy(raw)
+    for override in overrides:
+        for ways in ALTERNATIVES:
+            if override.place in ways:
+                for way in ways:
+                    _remove(result, way)
+    for override in overrides:
+        _set(result, override)
+    return result
+
+
+def _value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if list(parsed) == ["value"] else text
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(inner) for key, inner in cast(dict[str, Any], value).items()}
+    if isinstance(value, list):
+        return [_copy(inner) for inner in cast(list[Any], value)]
+    return value
+
+
+def _remove(raw: dict[str, Any], place: Place) -> None:
+    node: Any = raw
+    for part in place[:-1]:
+        node = cast(dict[Any, Any], node).get(part) if isinstance(node, dict) else None
+    if isinstance(node, dict):
+        cast(dict[Any, Any], node).pop(place[-1], None)
+
+
+def _set(raw: dict[str, Any], override: Override) -> None:
+    node: Any = raw
+    for depth, part in enumerate(override.place):
+        last = depth == len(override.place) - 1
+        if isinstance(node, list):
+            entries = cast(list[Any], node)
+            if not isinstance(part, int) or part >= len(entries):
+                key = ".".join(str(p) for p in override.place[:depth])
+                raise UsageError(
+                    f"{override.flag}: {key} is a list of {len(entries)}; "
+                    f"--{key}.0 and so on name its entries"
+                )
+            if last:
+                entries[part] = override.value
+            else:
+                node = entries[part]
+        elif isinstance(node, dict):
+            table = cast(dict[Any, Any], node)
+            key = str(part)
+            if last:
+                table[key] = override.value
+            else:
+                node = table.setdefault(key, {})
+        else:
+            key = ".".join(str(p) for p in override.place[:depth])
+            raise UsageError(f"{override.flag}: {key} is a value, not a table with keys of its own")

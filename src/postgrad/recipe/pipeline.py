@@ -1,0 +1,123 @@
+"""Pipelines: recipes that run in order, each from the model of an earlier one (`@NAME`)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from postgrad.core.errors import UsageError
+from postgrad.core.names import nearest
+from postgrad.core.settings import Settings
+from postgrad.recipe.lines import key_lines
+from postgrad.recipe.load import load_with, read_text, read_toml, recipe_from_json
+from postgrad.recipe.messages import Origin, explain
+from postgrad.recipe.overrides import Override, apply_overrides, parse_overrides
+from postgrad.recipe.recipe import Recipe, RLRecipe
+
+FILE = "pipeline.toml"
+
+
+class PipelineSettings(Settings):
+    """What pipeline.toml says. ask: held-out questions that plain transformers answers at the end,
+    with the model of the last recipe.
+    """
+
+    recipes: tuple[str, ...] = Field(min_length=1)
+    run_dir: str = Field(min_length=1)
+    ask: int = Field(default=0, ge=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One recipe of a pipeline, called by its file's name without .toml."""
+
+    name: str
+    path: Path
+    recipe: Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Recipes in the order in which they run, each in run_dir/NAME."""
+
+    name: str
+    run_dir: Path
+    stages: tuple[Stage, ...]
+    ask: int
+
+
+def load_pipeline(directory: Path, overrides: Sequence[str] = ()) -> Pipeline:
+    """The pipeline of directory/pipeline.toml, every recipe parsed before the first one runs.
+
+    `--NAME.section.key value` is for one stage, `--run_dir` and `--ask` for the pipeline, and every
+    other override for all stages. Raises UsageError with the file and line of what is wrong.
+    """
+    path = directory / FILE
+    text = read_text(path)
+    raw = read_toml(path, text)
+    flags = parse_overrides(overrides)
+    own = [one for one in flags if one.place[0] in PipelineSettings.model_fields]
+    raw = apply_overrides(raw, own)
+    try:
+        settings = PipelineSettings.model_validate(raw)
+    except ValidationError as error:
+        raise explain(
+            error, PipelineSettings, Origin(str(path), raw, key_lines(text), own)
+        ) from error
+    names = [Path(recipe).stem for recipe in settings.recipes]
+    if len(set(names)) < len(names):
+        raise UsageError(f"{path}: two recipes have the same name: {', '.join(names)}")
+    rest = [one for one in flags if one not in own]
+    stages: list[Stage] = []
+    for name, file in zip(names, settings.recipes, strict=True):
+        run_dir = str(Path(settings.run_dir) / name)
+        given = [
+            Override(("run_dir",), run_dir, "run_dir of the pipeline"),
+            *_for(name, names, rest),
+        ]
+        recipe = load_with(directory / file, given)
+        for named in _names_used(recipe):
+            _check_earlier(named, [stage.name for stage in stages], directory / file)
+        stages.append(Stage(name, directory / file, recipe))
+    return Pipeline(directory.name, Path(settings.run_dir), tuple(stages), settings.ask)
+
+
+def with_models(recipe: Recipe, models: Mapping[str, str]) -> Recipe:
+    """The recipe with every `@NAME` replaced by that stage's exported model."""
+    data: dict[str, Any] = recipe.dump()
+    for table in (data["model"], data.get("reference", {}).get("model", {})):
+        path = table.get("path")
+        if path is not None and path.startswith("@"):
+            table["path"] = models[path[1:]]
+    return recipe_from_json(data)
+
+
+def _for(name: str, names: Sequence[str], overrides: Sequence[Override]) -> list[Override]:
+    """The overrides of one stage: its own, with its name taken off, and those of all stages."""
+    found: list[Override] = []
+    for one in overrides:
+        if one.place[0] == name and len(one.place) > 1:
+            found.append(Override(one.place[1:], one.value, one.flag))
+        elif one.place[0] not in names:
+            found.append(one)
+    return found
+
+
+def _names_used(recipe: Recipe) -> list[str]:
+    paths = [recipe.model.path]
+    if isinstance(recipe, RLRecipe):
+        paths.append(recipe.reference.model.path)
+    return [path[1:] for path in paths if path is not None and path.startswith("@")]
+
+
+def _check_earlier(name: str, earlier: Sequence[str], path: Path) -> None:
+    if name not in earlier:
+        close = nearest(name, earlier)
+        hint = (
+            f"did you mean '@{close}'?"
+            if close
+            else f"earlier ones: {', '.join(earlier) or 'none'}"
+        )
+        raise UsageError(f"{path}: model.path = '@{name}' names no earlier recipe; {hint}")

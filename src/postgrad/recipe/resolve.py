@@ -1,0 +1,95 @@
+"""What a recipe's sections take from each other where they say nothing, on the raw tables.
+
+It is done before validation, so that a resolved recipe states everything and loads again to the
+same recipe.
+"""
+
+from typing import Any, cast
+
+from postgrad.recipe.lines import Place
+from postgrad.recipe.settings import EvalSet
+
+Table = dict[str, Any]
+
+# How rows are read is the same for evaluation unless it says otherwise; which rows never is.
+_READING = ("path", "prompt", "answer", "system", "strip", "chat_template_kwargs", "max_len")
+_SAME_PATH = ("task", "subset")
+
+
+def resolve(raw: Table) -> Table:
+    """The raw recipe with [eval] and [reference] completed from [data] and [model].
+
+    A part that has the wrong shape is left as it is: validation says what is wrong with it.
+    """
+    result = dict(raw)
+    data, model = raw.get("data"), raw.get("model")
+    if isinstance(evaluation := raw.get("eval"), dict):
+        given = cast(Table, data) if isinstance(data, dict) else {}
+        result["eval"] = _evaluation(cast(Table, evaluation), given)
+    if isinstance(reference := raw.get("reference"), dict):
+        given = cast(Table, model) if isinstance(model, dict) else {}
+        result["reference"] = _role(cast(Table, reference), {"model": given})
+    elif isinstance(model, dict) and raw.get("job") == "rl" and "reference" not in raw:
+        result["reference"] = {"model": model}
+    return result
+
+
+def in_file(raw: Table, place: Place) -> Place:
+    """Where the file says what the resolved recipe has at `place`: one set's keys are in [eval]."""
+    if place[:3] != ("eval", "sets", 0):
+        return place
+    evaluation = raw.get("eval")
+    shorthand = isinstance(evaluation, dict) and "sets" not in evaluation
+    return ("eval", *place[3:]) if shorthand else place
+
+
+def is_inherited(raw: Table, place: Place) -> bool:
+    """True where a value at `place` came from another section, which is told of its own errors."""
+    if place[:1] not in (("eval",), ("reference",)):
+        return False
+    node: Any = raw
+    for part in in_file(raw, place):
+        if isinstance(node, dict) and part in node:
+            node = cast(dict[Any, Any], node)[part]
+        elif isinstance(node, list) and isinstance(part, int) and part < len(cast(list[Any], node)):
+            node = cast(list[Any], node)[part]
+        else:
+            return True
+    return False
+
+
+def _evaluation(evaluation: Table, data: Table) -> Table:
+    own = {key: value for key, value in evaluation.items() if key in EvalSet.model_fields}
+    rest = {key: value for key, value in evaluation.items() if key not in own}
+    sets = rest.get("sets")
+    if sets is None:
+        return {**rest, "sets": [_set(own, {}, data)]} if own else rest
+    if not isinstance(sets, list):
+        return rest
+    entries = cast(list[Any], sets)
+    completed = [
+        _set(cast(Table, one), own, data) if isinstance(one, dict) else one for one in entries
+    ]
+    return {**rest, "sets": completed}
+
+
+def _set(one: Table, shared: Table, data: Table) -> Table:
+    """A set with what [eval] says for all sets, then with how [data] reads rows."""
+    said = {**shared, **one}
+    keys = list(_READING)
+    if "prompt" not in said and "answer" not in said:
+        keys.append("messages")
+    if said.get("path", data.get("path")) == data.get("path"):
+        keys.extend(_SAME_PATH)
+    given = {**data, "subset": data.get("name")}
+    known = {key: given[key] for key in keys if given.get(key) is not None}
+    return {**known, **said}
+
+
+def _role(role: Table, given: Table) -> Table:
+    """Tables merged key by key; where a path is stated, a fresh model is not taken over."""
+    merged = {**given, **role}
+    for key, value in given.items():
+        if isinstance(value, dict) and isinstance(role.get(key), dict):
+            merged[key] = {**cast(Table, value), **cast(Table, role[key])}
+    return merged
