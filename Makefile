@@ -1,8 +1,9 @@
 # Everything a person types. A fresh machine needs Python >= 3.11, make and a package index.
 PYTHON ?= python3
 BIN := .venv/bin
+SEED ?= 0
 
-.PHONY: test lint types
+.PHONY: quickstart test test-slow lint types docs
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -10,8 +11,14 @@ BIN := .venv/bin
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e . --group dev
 	touch .venv/ready
 
+quickstart: .venv/ready  ## the main job: SFT, RL, export, answers; about five minutes
+	$(BIN)/postgrad train recipes/quickstart --overwrite true --seed $(SEED)
+
 test: .venv/ready  ## the fast tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
+
+test-slow: .venv/ready  ## whole runs on real questions
+	$(BIN)/python -m pytest -m slow
 
 lint: .venv/ready  ## ruff
 	$(BIN)/ruff check
@@ -19,3 +26,6 @@ lint: .venv/ready  ## ruff
 
 types: .venv/ready  ## pyright
 	$(BIN)/pyright
+
+docs: .venv/ready  ## the documentation, into site/
+	$(BIN)/mkdocs build --strict

@@ -49,8 +49,8 @@ def compare(before: Recipe, after: Recipe, allowed: Sequence[str], run_dir: Path
         raise UsageError(
             f"{run_dir} already holds another run; its recipe differs:\n"
             + "\n".join(lines)
-            + "\nchoose another --run_dir, replace it with --overwrite true, or continue it all the "
-            + f"same with {' '.join(f'--allow-change {key}' for key in refused)}"
+            + "\nchoose another --run_dir, replace it with --overwrite true, or continue it all "
+            + f"the same with {' '.join(f'--allow-change {key}' for key in refused)}"
         )
     return changed
 

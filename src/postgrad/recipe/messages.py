@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -66,7 +66,7 @@ def _described(model: type[BaseModel], place: Place) -> str:
 
 
 def _hint(place: Place, model: type[BaseModel], raw: dict[str, Any]) -> str:
-    """The nearest known key beside it, else a key of that very name elsewhere, else what is known."""
+    """The nearest known key beside it, else that very name elsewhere, else what is known."""
     name = str(place[-1])
     known = list(_fields(model, place[:-1], raw))
     close = nearest(name, known)
@@ -100,8 +100,8 @@ def _fields(model: type[BaseModel], place: Place, raw: dict[str, Any]) -> Iterat
 
 def _algorithm(raw: dict[str, Any]) -> type[Algorithm]:
     table = raw.get("algorithm")
-    name = table.get("type", "sft") if isinstance(table, dict) else "sft"
-    return algorithm_class(str(name))
+    known = cast(dict[str, Any], table) if isinstance(table, dict) else {}
+    return algorithm_class(str(known.get("type", "sft")))
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -58,7 +58,8 @@ def load_pipeline(directory: Path, overrides: Sequence[str] = ()) -> Pipeline:
     text = read_text(path)
     raw = read_toml(path, text)
     flags = parse_overrides(overrides)
-    own = [one for one in flags if one.place[0] in PipelineSettings.model_fields]
+    owned = [(name,) for name in PipelineSettings.model_fields]
+    own = [one for one in flags if one.place[:1] in owned]
     raw = apply_overrides(raw, own)
     try:
         settings = PipelineSettings.model_validate(raw)
@@ -98,9 +99,9 @@ def _for(name: str, names: Sequence[str], overrides: Sequence[Override]) -> list
     """The overrides of one stage: its own, with its name taken off, and those of all stages."""
     found: list[Override] = []
     for one in overrides:
-        if one.place[0] == name and len(one.place) > 1:
+        if one.place[:1] == (name,) and len(one.place) > 1:
             found.append(Override(one.place[1:], one.value, one.flag))
-        elif one.place[0] not in names:
+        elif one.place[:1] not in [(other,) for other in names]:
             found.append(one)
     return found
 

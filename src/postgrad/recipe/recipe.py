@@ -23,6 +23,7 @@ from postgrad.core.settings import Settings
 from postgrad.data.settings import DataSettings
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
+from postgrad.observe.settings import SentinelSettings
 from postgrad.recipe import checks
 from postgrad.recipe.settings import ClusterSettings, EvalSettings, ReferenceSettings
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
@@ -97,6 +98,7 @@ class _Recipe(Settings):
     learner: LearnerSettings = LearnerSettings()
     cluster: ClusterSettings = ClusterSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    sentinels: SentinelSettings = SentinelSettings()
 
     @property
     def parallel(self) -> Parallel:

@@ -76,7 +76,7 @@ def _evaluation(evaluation: Table, data: Table) -> Table:
 def _set(one: Table, shared: Table, data: Table) -> Table:
     """A set with what [eval] says for all sets, then with how [data] reads rows."""
     said = {**shared, **one}
-    keys = list(_READING)
+    keys: list[str] = list(_READING)
     if "prompt" not in said and "answer" not in said:
         keys.append("messages")
     if said.get("path", data.get("path")) == data.get("path"):

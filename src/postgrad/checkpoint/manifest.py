@@ -1,0 +1,123 @@
+"""A checkpoint's table of contents: written last, read first."""
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from postgrad import __version__
+
+FILE = "manifest.json"
+FORMAT = 1
+WRITER = "postgrad"
+PACKAGES = ("torch", "transformers", "numpy", "safetensors")
+
+
+class Damaged(Exception):
+    """A checkpoint that is not what its manifest says; the message names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file's size in bytes and SHA-256 (hex)."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """files: by plain name within the checkpoint's directory."""
+
+    step: int
+    files: Mapping[str, Entry]
+    versions: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """For manifest.json."""
+        return {
+            "written_by": WRITER,
+            "format": FORMAT,
+            "step": self.step,
+            "versions": dict(self.versions),
+            "files": {
+                name: {"size": entry.size, "sha256": entry.sha256}
+                for name, entry in self.files.items()
+            },
+        }
+
+
+def manifest_of(directory: Path, step: int) -> Manifest:
+    """The manifest of the files that lie in a directory now."""
+    files = {path.name: entry_of(path) for path in sorted(directory.iterdir())}
+    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
+    versions = {WRITER: __version__, "python": platform.python_version(), **packages}
+    return Manifest(step, files, versions)
+
+
+def entry_of(path: Path) -> Entry:
+    """Size and hash of a file."""
+    with path.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    return Entry(path.stat().st_size, digest)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a checkpoint. Raises Damaged where there is none, or it is not one of ours.
+
+    File names are untrusted: whatever could lead out of the directory is refused.
+    """
+    path = directory / FILE
+    try:
+        data = json.loads(path.read_text("utf-8"), object_pairs_hook=_unique)
+    except FileNotFoundError as error:
+        raise Damaged(f"{path} is missing: the checkpoint was never finished") from error
+    except (OSError, ValueError) as error:
+        raise Damaged(f"{path} cannot be read: {error}") from error
+    try:
+        if data["written_by"] != WRITER or data["format"] != FORMAT:
+            raise Damaged(
+                f"{path} is format {data['format']!r} of {data['written_by']!r}, this version "
+                f"reads format {FORMAT} of {WRITER!r}"
+            )
+        files = {_plain(name, path): _entry(entry) for name, entry in data["files"].items()}
+        return Manifest(int(data["step"]), files, dict(data["versions"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Damaged(f"{path} is not a manifest of ours: {error!r}") from error
+
+
+def verify(directory: Path, manifest: Manifest) -> None:
+    """Raises Damaged with the first file that is missing, of another size, or changed."""
+    for name, entry in manifest.files.items():
+        path = directory / name
+        if path.is_symlink() or not path.is_file():
+            raise Damaged(f"{path} is missing")
+        size = path.stat().st_size
+        if size != entry.size:
+            raise Damaged(f"{path} has {size} bytes, its manifest says {entry.size}")
+        if entry_of(path) != entry:
+            raise Damaged(f"{path} has changed since it was written (its SHA-256 is another)")
+
+
+def _plain(name: str, path: Path) -> str:
+    if not name or name in (".", "..", FILE) or "/" in name or "\\" in name or "\0" in name:
+        raise Damaged(f"{path} names a file {name!r} outside the checkpoint")
+    return name
+
+
+def _entry(data: Any) -> Entry:
+    size, sha256 = data["size"], data["sha256"]
+    if not isinstance(size, int) or not isinstance(sha256, str):
+        raise TypeError(f"size and sha256 are a number and a text, not {data!r}")
+    return Entry(size, sha256)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands there twice")
+    return found

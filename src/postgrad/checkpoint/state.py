@@ -1,0 +1,84 @@
+"""The run's state beside its weights: all that decides what comes next, and nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from postgrad.core.cursor import Cursor
+from postgrad.core.errors import RunError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best evaluation so far: which metric, its value, and the step that had it."""
+
+    metric: str
+    value: float
+    step: int
+
+    def to_json(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """After `step` steps of the loop and `update` optimizer steps.
+
+    episodes: samples whose tickets are settled. algorithm: what credit gets back (an adaptive KL
+    coefficient). evaluations: the newest result by metric. choices: what was probed at the start.
+    log_offsets: bytes of each log file that belong to these steps.
+    """
+
+    step: int
+    update: int
+    episodes: int
+    cursor: Cursor
+    algorithm: Mapping[str, Any]
+    evaluations: Mapping[str, float]
+    best: Best | None
+    choices: Mapping[str, Any]
+    log_offsets: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """For state.json."""
+        return {
+            "format": FORMAT,
+            "step": self.step,
+            "update": self.update,
+            "episodes": self.episodes,
+            "cursor": self.cursor.to_json(),
+            "algorithm": dict(self.algorithm),
+            "evaluations": dict(self.evaluations),
+            "best": self.best and self.best.to_json(),
+            "choices": dict(self.choices),
+            "log_offsets": dict(self.log_offsets),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "RunState":
+        """From state.json. Missing or unknown keys are RunErrors: no state is made up or lost."""
+        if data.get("format") != FORMAT:
+            raise RunError(
+                f"state.json has format {data.get('format')!r}, this version reads {FORMAT}: "
+                "resume with the version of postgrad that wrote it (manifest.json names it)"
+            )
+        names = {field.name for field in fields(cls)}
+        missing, unknown = names - set(data), set(data) - names - {"format"}
+        if missing or unknown:
+            raise RunError(
+                f"state.json is not a run's state: missing {sorted(missing)}, "
+                f"unknown {sorted(unknown)}"
+            )
+        try:
+            best = data["best"]
+            known = {name: data[name] for name in names - {"cursor", "best"}}
+            return cls(
+                cursor=Cursor.from_json(data["cursor"]),
+                best=None if best is None else Best(**best),
+                **known,
+            )
+        except (KeyError, TypeError) as error:
+            raise RunError(f"state.json is not a run's state: {error}") from error

@@ -1,0 +1,95 @@
+"""A row as a conversation in the chat format, and as a question with its reference answer."""
+
+from typing import Any
+
+from postgrad.core.errors import UsageError
+from postgrad.core.names import nearest
+from postgrad.data.rows import Row
+from postgrad.data.settings import DataSettings
+
+Message = dict[str, str]
+
+
+def conversation_of(row: Row, settings: DataSettings) -> list[Message]:
+    """Every message of a row, the answer included. Raises UsageError that names row and column."""
+    if settings.messages is not None:
+        found = _chat(row, settings)
+    else:
+        answer = _text(row, settings.answer, "data.answer", settings)
+        found = [_user(row, settings), {"role": "assistant", "content": answer}]
+    return _with_system(found, settings)
+
+
+def prompt_of(row: Row, settings: DataSettings) -> list[Message]:
+    """The messages that the policy answers: up to the last one of the user."""
+    if settings.messages is None:
+        return _with_system([_user(row, settings)], settings)
+    found = _chat(row, settings)
+    while found and found[-1]["role"] == "assistant":
+        found.pop()
+    if not found:
+        raise UsageError(f"{row.place}: row {row.index} has no message to answer (data.messages)")
+    return _with_system(found, settings)
+
+
+def questions_of(messages: list[Message]) -> list[str]:
+    """The texts of the user, in order."""
+    return [message["content"] for message in messages if message["role"] == "user"]
+
+
+def answer_of(row: Row, settings: DataSettings) -> str | None:
+    """The reference answer as text; None where the recipe says that there is none."""
+    if settings.answer == "" or (settings.messages and settings.answer not in row.values):
+        return None
+    value = column(row, settings.answer, "data.answer")
+    return None if value is None else value if isinstance(value, str) else str(value)
+
+
+def column(row: Row, name: str, key: str) -> Any:
+    """A row's value. Raises UsageError with the nearest column; `key` is the recipe's key."""
+    if name not in row.values:
+        close = nearest(name, row.values)
+        hint = f"did you mean {close!r}?" if close else f"its columns: {', '.join(row.values)}"
+        raise UsageError(f"{row.place}: row {row.index} has no column {name!r} ({key}); {hint}")
+    return row.values[name]
+
+
+def _user(row: Row, settings: DataSettings) -> Message:
+    return {"role": "user", "content": _text(row, settings.prompt, "data.prompt", settings)}
+
+
+def _text(row: Row, name: str, key: str, settings: DataSettings) -> str:
+    value = column(row, name, key)
+    if not isinstance(value, str):
+        raise UsageError(
+            f"{row.place}: column {name!r} of row {row.index} is {type(value).__name__}, not text "
+            f"({key})"
+        )
+    return value.strip() if settings.strip else value
+
+
+def _chat(row: Row, settings: DataSettings) -> list[Message]:
+    assert settings.messages is not None
+    value = column(row, settings.messages, "data.messages")
+    known = isinstance(value, list) and all(
+        isinstance(one, dict)
+        and isinstance(one.get("role"), str)
+        and isinstance(one.get("content"), str)
+        for one in value
+    )
+    if not known or not value:
+        raise UsageError(
+            f"{row.place}: column {settings.messages!r} of row {row.index} is no conversation: a "
+            'list of {"role": text, "content": text} (data.messages)'
+        )
+    strip = settings.strip
+    return [
+        {"role": one["role"], "content": one["content"].strip() if strip else one["content"]}
+        for one in value
+    ]
+
+
+def _with_system(messages: list[Message], settings: DataSettings) -> list[Message]:
+    if settings.system is None or (messages and messages[0]["role"] == "system"):
+        return messages
+    return [{"role": "system", "content": settings.system}, *messages]

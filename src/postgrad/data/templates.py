@@ -1,0 +1,140 @@
+"""Chat templates: text once, token ids once, and which tokens the assistant wrote.
+
+Loss masks come from token offsets, so templates need no {% generation %} marks; what a template
+cannot show is refused rather than guessed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from jinja2 import TemplateError
+from numpy.typing import NDArray
+
+from postgrad.data.messages import Message
+
+
+class Unmarkable(Exception):
+    """A conversation whose assistant tokens cannot be marked; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as text. spans: [start, end) characters that bear loss. prompt: what the
+    policy reads before the first of them.
+    """
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    prompt: str
+
+
+def render(
+    tokenizer: Any, messages: Sequence[Message], *, generation: bool, variables: Mapping[str, Any]
+) -> str:
+    """Messages as the template writes them; `generation`: with the start of an answer."""
+    try:
+        return tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=generation, **variables
+        )
+    except (TemplateError, TypeError, KeyError) as error:
+        raise Unmarkable(f"the chat template refuses it: {error}") from error
+
+
+def render_conversation(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    *,
+    turns: Literal["all", "last"],
+    variables: Mapping[str, Any],
+) -> Rendered:
+    """The text of a conversation and where its assistant wrote.
+
+    A span is what follows the generation prompt, up to the token that ends the turn. Raises
+    Unmarkable where the template rewrites earlier turns, drops content, or does not begin an answer
+    as its generation prompt does: what RL samples from would not be what SFT trained on.
+    """
+    text = render(tokenizer, messages, generation=False, variables=variables)
+    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    if not answers:
+        raise Unmarkable("there is no message of the assistant")
+    if turns == "last":
+        answers = answers[-1:]
+    spans: list[tuple[int, int]] = []
+    prompts: list[str] = []
+    for i in answers:
+        prompt = render(tokenizer, messages[:i], generation=True, variables=variables)
+        upto = render(tokenizer, messages[: i + 1], generation=False, variables=variables)
+        if not text.startswith(upto):
+            raise Unmarkable(
+                f"the chat template writes message {i} in another way when more messages follow"
+            )
+        if not upto.startswith(prompt):
+            raise Unmarkable(
+                f"the chat template does not begin message {i} with its generation prompt "
+                f"{prompt[-40:]!r}"
+            )
+        content = messages[i]["content"]
+        place = upto.find(content.strip(), len(prompt))
+        if place < 0:
+            raise Unmarkable(f"the chat template drops text of message {i}: {content[:60]!r}")
+        spans.append((len(prompt), _turn_end(tokenizer, upto, place + len(content.strip()))))
+        prompts.append(prompt)
+    return Rendered(text, tuple(spans), prompts[0])
+
+
+def _turn_end(tokenizer: Any, text: str, start: int) -> int:
+    """Where the turn ends: after its first special token, or at the end of the text without one."""
+    ends = [
+        (place, place + len(mark))
+        for mark in tokenizer.all_special_tokens
+        if mark and (place := text.find(mark, start)) >= 0
+    ]
+    return min(ends)[1] if ends else len(text)
+
+
+def tokenise(
+    tokenizer: Any, conversations: Sequence[Rendered]
+) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable]:
+    """Token ids and loss mask of each conversation, or why it cannot be marked.
+
+    Checked token by token: none may straddle the edge of a span, the tokens before the first span
+    are those of the prompt alone, and the marked tokens decode to the span's text.
+    """
+    if not conversations:
+        return []
+    encoded = tokenizer(
+        [one.text for one in conversations], add_special_tokens=False, return_offsets_mapping=True
+    )
+    prompts = tokenizer([one.prompt for one in conversations], add_special_tokens=False)
+    found: list[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable] = []
+    for number, one in enumerate(conversations):
+        ids = np.array(encoded["input_ids"][number], np.int32)
+        offsets = np.array(encoded["offset_mapping"][number], np.int64).reshape(-1, 2)
+        mask = np.zeros(len(ids), np.bool_)
+        for start, end in one.spans:
+            mask |= (offsets[:, 0] >= start) & (offsets[:, 1] <= end) & (offsets[:, 1] > start)
+        problem = _problem(tokenizer, one, ids, mask, prompts["input_ids"][number])
+        found.append((ids, mask) if problem is None else Unmarkable(problem))
+    return found
+
+
+def _problem(
+    tokenizer: Any,
+    one: Rendered,
+    ids: NDArray[np.int32],
+    mask: NDArray[np.bool_],
+    prompt: Sequence[int],
+) -> str | None:
+    first = int(np.argmax(mask)) if mask.any() else len(ids)
+    if ids[:first].tolist() != list(prompt):
+        return (
+            "its first tokens are not those of its prompt alone: a token crosses the edge between "
+            f"prompt and answer at {one.prompt[-20:]!r} (data.strip = true may help)"
+        )
+    wanted = "".join(one.text[start:end] for start, end in one.spans)
+    marked = tokenizer.decode(ids[mask].tolist(), skip_special_tokens=False)
+    if "".join(marked.split()) != "".join(wanted.split()):
+        return f"its marked tokens say {marked[:60]!r}, the assistant wrote {wanted[:60]!r}"
+    return None

@@ -1,0 +1,161 @@
+"""Puts a run's parts together: data first, because wrong rows should cost seconds, then weights."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+
+from torch import Tensor
+
+from postgrad.checkpoint.store import Checkpoint
+from postgrad.core.errors import UsageError
+from postgrad.data import overlap
+from postgrad.data.account import RowAccount
+from postgrad.data.conversations import load_conversations
+from postgrad.data.prompts import PromptSet, load_prompts
+from postgrad.jobs import roles
+from postgrad.jobs.evaluation import Evaluator
+from postgrad.jobs.loop import Job
+from postgrad.jobs.publish import Publisher
+from postgrad.jobs.rl import Parts, RLJob
+from postgrad.jobs.run import Run
+from postgrad.jobs.sft import SFTJob
+from postgrad.learner.role import Learner, Role
+from postgrad.models.load import load_tokenizer
+from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
+from postgrad.rewards.scorer import Scorer
+from postgrad.rollout.replay import ReplaySource
+from postgrad.rollout.source import LiveSource, Source
+
+
+def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple[Job, str]:
+    """The job of a run, from a checkpoint where there is one, and its base model's path.
+
+    What has to be closed is put on `stack`. Raises UsageError for data, models or rewards that are
+    wrong: row, file or key.
+    """
+    with run.phase("load"):
+        path = roles.base_model(run.recipe, run.directory.init)
+        if isinstance(run.recipe, RLRecipe):
+            return _rl(run, run.recipe, path, stack, checkpoint), path
+        return _sft(run, run.recipe, path, stack, checkpoint), path
+
+
+def held_out(recipe: Recipe) -> frozenset[str]:
+    """The questions of all evaluation sets: none of them may be trained on."""
+    return frozenset(key for one in recipe.eval.sets for key in overlap.keys(one.data))
+
+
+def check_answers(scorer: Scorer, prompts: PromptSet) -> None:
+    """Raises UsageError where a verifier cannot read a row's reference answer: it would score every
+    sample of that row wrong, in silence.
+    """
+    unreadable = scorer.check(prompts.all())
+    if unreadable:
+        prompt, reason = unreadable[0]
+        raise UsageError(
+            f"{len(unreadable)} of {len(prompts)} rows have a reference answer that a verifier "
+            f"cannot read; the first is row {prompt.row} of {prompt.dataset}: {reason}; mend the "
+            "rows, or choose another [[rewards]] type"
+        )
+
+
+def _sft(
+    run: Run, recipe: SFTRecipe, path: str, stack: ExitStack, checkpoint: Checkpoint | None
+) -> SFTJob:
+    tokenizer = load_tokenizer(path)
+    conversations = load_conversations(recipe.data, tokenizer, exclude=held_out(recipe))
+    _show_rows(run, conversations.account)
+    scorer, evaluator = None, None
+    if recipe.eval.sets:
+        scorer = stack.enter_context(Scorer(recipe.rewards, recipe.scoring))
+        evaluator = _evaluator(run, tokenizer, scorer)
+    run.geometry = recipe.geometry(len(conversations))
+    policy, _ = roles.learner(recipe, path, run.choices, run.geometry, temperature=1.0)
+    _restore(policy, checkpoint)
+    engine = None
+    if evaluator is not None:
+        engine, run.choices = roles.engine(
+            recipe, path, run.choices, sequences=evaluator.sequences, max_len=evaluator.max_len
+        )
+    return SFTJob(run, recipe.algorithm, policy, conversations, engine, evaluator)
+
+
+def _rl(
+    run: Run, recipe: RLRecipe, path: str, stack: ExitStack, checkpoint: Checkpoint | None
+) -> RLJob:
+    tokenizer = load_tokenizer(path)
+    limit = recipe.data.max_len - recipe.rollout.max_new_tokens
+    prompts = load_prompts(
+        recipe.data, tokenizer, max_prompt_tokens=limit, exclude=held_out(recipe)
+    )
+    _show_rows(run, prompts.account)
+    scorer = stack.enter_context(Scorer(recipe.rewards, recipe.scoring))
+    check_answers(scorer, prompts)
+    evaluator = _evaluator(run, tokenizer, scorer) if recipe.eval.sets else None
+    run.geometry = recipe.geometry(len(prompts))
+    temperature = recipe.rollout.temperature
+    policy, _ = roles.learner(recipe, path, run.choices, run.geometry, temperature)
+    algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens)
+    reference = None
+    if algorithm.needs().reference:
+        reference = _reference(run, recipe, path, temperature)
+    _restore(policy, checkpoint)
+    engine, run.choices = roles.engine(
+        recipe,
+        path,
+        run.choices,
+        sequences=max(run.geometry.samples_per_step, evaluator.sequences if evaluator else 0),
+        max_len=max(recipe.data.max_len, evaluator.max_len if evaluator else 0),
+    )
+    first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(4)]
+    publish = Publisher(policy, engine, run.sentinels, first)
+    publish()  # proves the weights of a resumed run too
+    source: Source
+    if recipe.rollout.source == "replay":
+        assert recipe.rollout.replay_path is not None  # a recipe without it is refused
+        source = ReplaySource(recipe.rollout.replay_path)
+    else:
+        source = LiveSource(
+            engine,
+            prompts,
+            scorer,
+            seed=recipe.seed,
+            prompts_per_step=recipe.batch.rollout_batch_size,
+            samples_per_prompt=recipe.batch.n_samples_per_prompt,
+            sampling=recipe.rollout,
+            tokenizer=tokenizer,
+            max_len=recipe.data.max_len,
+            on_done=run.advance,
+        )
+    return RLJob(
+        run,
+        Parts(algorithm, policy, reference, engine, publish, source, scorer, evaluator, tokenizer),
+    )
+
+
+def _reference(run: Run, recipe: RLRecipe, path: str, temperature: float) -> Role:
+    frozen = recipe.reference.model.path or path
+    if run.choices.reference is not None:
+        roles.check_frozen(frozen, run.choices.reference)
+    run.choices = replace(run.choices, reference=roles.frozen_hash(frozen))
+    return roles.reference(recipe, path, run.choices, temperature)
+
+
+def _evaluator(run: Run, tokenizer: object, scorer: Scorer) -> Evaluator:
+    evaluator = Evaluator(run.recipe, tokenizer, scorer)
+    for _, prompts in evaluator.sets:
+        check_answers(scorer, prompts)
+    return evaluator
+
+
+def _restore(policy: Learner, checkpoint: Checkpoint | None) -> None:
+    if checkpoint is None:
+        return
+    weights: Mapping[str, Tensor] = checkpoint.tensors("policy.weights")
+    policy.load(weights, checkpoint.tensors("policy.optimizer"), checkpoint.state.update)
+
+
+def _show_rows(run: Run, account: RowAccount) -> None:
+    for line in account.lines():
+        run.console.note(line)
+    run.logs.event("data", "rows of the training data", **account.to_json())

@@ -1,0 +1,48 @@
+"""`postgrad checkpoints`: what a run can go on from."""
+
+from pathlib import Path
+from typing import Any
+
+from postgrad.checkpoint.store import CheckpointInfo, CheckpointStore
+from postgrad.observe.console import Console
+from postgrad.observe.run_dir import RunDirectory
+from postgrad.recipe.load import recipe_from_json
+
+
+def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
+    """Shows a table of the run's checkpoints and returns it as JSON values."""
+    store = store_of(run_dir)
+    infos = store.infos()
+    rows = [(str(one.step), _size(one), _marks(one), ", ".join(one.files)) for one in infos]
+    console.table(f"checkpoints in {store.root}", ("step", "size", "", "files"), rows)
+    return [
+        {
+            "step": one.step,
+            "path": str(one.path),
+            "bytes": one.bytes,
+            "complete": one.complete,
+            "latest": one.latest,
+            "best": one.best,
+            "files": list(one.files),
+            "problem": one.problem,
+        }
+        for one in infos
+    ]
+
+
+def store_of(run_dir: Path) -> CheckpointStore:
+    """The checkpoints of a run directory. Raises UsageError where there is no run."""
+    directory = RunDirectory.open(run_dir)
+    settings = recipe_from_json(directory.recipe()).checkpoint
+    root = Path(settings.ckpt_path) if settings.ckpt_path else directory.checkpoints
+    return CheckpointStore(root, settings)
+
+
+def _size(one: CheckpointInfo) -> str:
+    return f"{one.bytes / 2**20:.1f} MiB"
+
+
+def _marks(one: CheckpointInfo) -> str:
+    if one.problem is not None:
+        return one.problem
+    return ", ".join(name for name in ("latest", "best") if getattr(one, name))

@@ -1,0 +1,89 @@
+"""What was chosen at the start of a run because the recipe left it open: it decides bits.
+
+Chosen once, kept as run state, used again at resume: two threads or other slots round differently.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from postgrad.parallel import device as placing
+from postgrad.parallel.device import Placement
+from postgrad.recipe.recipe import Recipe
+from postgrad.rollout.local.sizes import EngineSizes
+
+MICRO_TRAIN_TOKENS = 8192  # tokens in one forward where the recipe names no micro-batch
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """micro_train_tokens is None where the recipe counts micro-batches in samples; slots and
+    cache_tokens are None until a rollout engine was made. reference: what names the frozen
+    reference's weights, None where there is none.
+    """
+
+    device: str
+    threads: int
+    deterministic: bool
+    dtype: str
+    rollout_dtype: str
+    micro_train_tokens: int | None
+    slots: int | None = None
+    cache_tokens: int | None = None
+    reference: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """For the run state and the first event of a run."""
+        return asdict(self)
+
+    @property
+    def placement(self) -> Placement:
+        """What this process has to be set up as."""
+        return Placement(self.device, self.threads, self.deterministic)
+
+    @property
+    def sizes(self) -> EngineSizes | None:
+        """The rollout engine's sizes, once they were probed."""
+        if self.slots is None or self.cache_tokens is None:
+            return None
+        return EngineSizes(self.slots, self.cache_tokens)
+
+
+def choose(recipe: Recipe, recorded: Mapping[str, Any] | None = None) -> Choices:
+    """What the recipe states; else what was recorded; else what suits this machine."""
+    known = Choices(**recorded) if recorded else None
+    probed = placing.choose(recipe.learner.threads, recipe.learner.deterministic)
+    device = known.device if known else probed.device
+    threads = recipe.learner.threads or (known.threads if known else probed.threads)
+    dtype = _dtype(recipe.model.dtype, known and known.dtype, device)
+    rollout_dtype = _dtype(recipe.rollout.dtype, known and known.rollout_dtype, device, dtype)
+    return Choices(
+        device=device,
+        threads=threads,
+        deterministic=recipe.learner.deterministic,
+        dtype=dtype,
+        rollout_dtype=rollout_dtype,
+        micro_train_tokens=_micro_train_tokens(recipe, known),
+        slots=recipe.rollout.slots or (known.slots if known else None),
+        cache_tokens=recipe.rollout.cache_tokens or (known.cache_tokens if known else None),
+        reference=known.reference if known else None,
+    )
+
+
+def _micro_train_tokens(recipe: Recipe, known: Choices | None) -> int | None:
+    if recipe.batch.micro_train_batch_size is not None:
+        return None
+    recorded = known.micro_train_tokens if known else None
+    stated = recipe.batch.micro_train_tokens or recorded
+    return stated or max(recipe.data.max_len, MICRO_TRAIN_TOKENS)
+
+
+def _dtype(stated: str, recorded: str | None, device: str, otherwise: str | None = None) -> str:
+    if stated != "auto":
+        return stated
+    if recorded is not None:
+        return recorded
+    found = placing.compute_dtype("auto", torch.device(device))
+    return otherwise or str(found).removeprefix("torch.")

@@ -1,0 +1,80 @@
+"""`postgrad doctor`: what this machine has, and what a run would choose on it."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from postgrad import __version__
+from postgrad.parallel.device import choose
+
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "datasets", "pydantic", "numpy")
+OPTIONAL = ("ray", "vllm", "wandb", "tensorboard")
+
+
+def examine() -> dict[str, Any]:
+    """Facts by name, JSON values. Sizes in bytes."""
+    placement = choose(None, True)
+    memory = psutil.virtual_memory()
+    return {
+        "postgrad": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "optional": {name: _version(name) for name in OPTIONAL},
+        "cores": os.cpu_count(),
+        "threads_chosen": placement.threads,
+        "device_chosen": placement.device,
+        "bfloat16_products": _bfloat16(),
+        "memory_bytes": memory.total,
+        "memory_free_bytes": memory.available,
+        "disk_free_bytes": shutil.disk_usage(Path.cwd()).free,
+        "cuda_devices": [_cuda(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The facts as a table."""
+    found: list[tuple[str, str]] = []
+    for name, value in facts.items():
+        if name.endswith("_bytes"):
+            found.append(
+                (name.removesuffix("_bytes").replace("_", " "), f"{value / 2**30:.1f} GiB")
+            )
+        elif isinstance(value, dict):
+            known: dict[str, str | None] = value  # pyright: ignore[reportUnknownVariableType]
+            found += [
+                (f"  {package}", version or "not installed") for package, version in known.items()
+            ]
+        elif name == "cuda_devices":
+            names = [f"{one['name']}, {one['memory_bytes'] / 2**30:.0f} GiB" for one in value]
+            found.append(("CUDA devices", "; ".join(names) or "none"))
+        else:
+            found.append((name.replace("_", " "), str(value)))
+    return found
+
+
+def _cuda(number: int) -> dict[str, Any]:
+    _, total = torch.cuda.mem_get_info(number)
+    return {"name": torch.cuda.get_device_name(number), "memory_bytes": total}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _bfloat16() -> str:
+    """How the processor multiplies bfloat16: without its own instructions it is no faster."""
+    flags = torch.backends.cpu.get_cpu_capability()
+    path = Path("/proc/cpuinfo")
+    text = path.read_text("utf-8", errors="replace") if path.exists() else ""
+    found = [name for name in ("amx_bf16", "avx512_bf16") if name in text]
+    return f"{', '.join(found) or 'no instructions of its own'} ({flags})"

@@ -1,0 +1,50 @@
+"""From a checkpoint to a Hugging Face directory, without the run's process."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from postgrad.checkpoint.store import CheckpointStore
+from postgrad.core.errors import UsageError
+from postgrad.jobs.choices import Choices, choose
+from postgrad.models.export import export_hf
+from postgrad.observe.run_dir import RunDirectory
+from postgrad.parallel.device import compute_dtype
+from postgrad.recipe.load import recipe_from_json
+
+
+def export(run_dir: Path, which: str, to: Path, role: str = "policy") -> Path:
+    """Writes a checkpoint's policy to `to`: `which` is latest, best or a step.
+
+    Raises UsageError where there is no such checkpoint, role, or `to` is there already.
+    """
+    if role != "policy":
+        raise UsageError(f"--role {role}: this run trains one role, policy")
+    directory = RunDirectory.open(run_dir)
+    recipe = recipe_from_json(directory.recipe())
+    root = recipe.checkpoint.ckpt_path
+    store = CheckpointStore(Path(root) if root else directory.checkpoints, recipe.checkpoint)
+    checkpoint = store.load(_which(which))
+    base = recipe.model.path or str(directory.init)
+    choices = choose(recipe, checkpoint.state.choices)
+    export_weights(checkpoint.tensors("policy.weights"), base, to, choices, overwrite=False)
+    return to
+
+
+def export_weights(
+    weights: Mapping[str, Tensor], base: str, to: Path, choices: Choices, *, overwrite: bool
+) -> None:
+    """Weights with the base model's config, tokenizer and template, in the dtype of the run."""
+    dtype = compute_dtype(choices.dtype, torch.device("cpu"))
+    on_cpu = {name: weight.detach().cpu() for name, weight in weights.items()}
+    export_hf(on_cpu, base, to, dtype=dtype, overwrite=overwrite)
+
+
+def _which(text: str) -> str | int:
+    if text in ("latest", "best"):
+        return text
+    if text.isdigit():
+        return int(text)
+    raise UsageError(f"--checkpoint {text}: latest, best, or the number of a step")

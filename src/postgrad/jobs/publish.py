@@ -1,0 +1,62 @@
+"""Weights to the rollout engine, and the proof that they arrived.
+
+A publish that fails in silence leaves a run learning from another policy's samples (trl#5312,
+SkyRL#1680; vLLM's reload keeps a tied output head), so learner and engine score the same tokens
+after each one.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.learner.role import Learner
+from postgrad.observe.sentinels import Sentinels
+from postgrad.rollout.engine import Engine
+
+PROBES = 4  # sequences that are scored twice after each publish
+
+
+class Publisher:
+    """Sends the policy's weights to the engine and probes them.
+
+    The probe's sequences are the newest samples where there are any (`show`), else prompts.
+    """
+
+    def __init__(
+        self,
+        policy: Learner,
+        engine: Engine,
+        sentinels: Sentinels,
+        prompts: Sequence[NDArray[np.int32]],
+    ) -> None:
+        self._policy = policy
+        self._engine = engine
+        self._sentinels = sentinels
+        self._probe = list(prompts[:PROBES])
+
+    def show(self, sequences: Sequences) -> None:
+        """Probe with these from now on."""
+        rows = range(min(PROBES, len(sequences)))
+        if len(rows):
+            self._probe = [sequences.tokens.row(row) for row in rows]
+
+    def __call__(self) -> dict[str, float]:
+        """Publish; returns what the probe found. Raises RunError where the sentinel stops."""
+        self._engine.load_weights(self._policy.weights().items(), self._policy.optimizer.updates)
+        sequences = _scored_everywhere(self._probe)
+        learner = self._policy.logprobs(sequences).result()
+        engine = self._engine.logprobs(self._probe, self._policy.temperature)
+        return self._sentinels.published(engine, list(learner))
+
+
+def _scored_everywhere(probe: Sequence[NDArray[np.int32]]) -> Sequences:
+    """Every token but the first bears loss: prompts are probed too."""
+    masks = [np.arange(len(tokens)) > 0 for tokens in probe]
+    return Sequences(
+        Ragged.of(probe, np.int32),
+        Ragged.of(masks, np.bool_),
+        np.arange(len(probe), dtype=np.int64),
+    )

@@ -1,0 +1,205 @@
+"""Reinforcement learning from verifiable rewards: sample, score, train, publish."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from postgrad.algorithms.base import Credit, RolloutAlgorithm
+from postgrad.checkpoint.state import RunState
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import RolloutBatch, ScoredGroup
+from postgrad.jobs.evaluation import Evaluator, Result, sample_metrics
+from postgrad.jobs.publish import Publisher
+from postgrad.jobs.run import Run
+from postgrad.learner.role import Learner, Role, UpdateResult
+from postgrad.learner.update import updates
+from postgrad.observe.samples import step_samples
+from postgrad.rewards.scorer import Scorer
+from postgrad.rollout.engine import Engine
+from postgrad.rollout.source import Source
+
+SUMMED = ("policy/computed_tokens", "policy/skipped_samples", "policy/bounded_exponents")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the loop calls. reference: where the algorithm needs one."""
+
+    algorithm: RolloutAlgorithm
+    policy: Learner
+    reference: Role | None
+    engine: Engine
+    publish: Publisher
+    source: Source
+    scorer: Scorer
+    evaluator: Evaluator | None
+    tokenizer: Any
+
+
+class RLJob:
+    """The loop's step, as the algorithm reads on paper."""
+
+    def __init__(self, run: Run, parts: Parts) -> None:
+        self._run = run
+        self._parts = parts
+
+    def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
+        """Job.step."""
+        run, parts = self._run, self._parts
+        groups, cursor = self._sample(state)
+        batch = RolloutBatch.of(groups)
+        with run.phase("train", run.geometry.updates_per_step):
+            old, ref = self._logprobs(batch)
+            credit = parts.algorithm.credit(batch, old, ref, None, state.algorithm)
+            results: list[UpdateResult] = []
+            for update in updates(
+                credit.experience,
+                run.geometry.train_batch_size,
+                run.geometry.epochs_per_rollout,
+                run.recipe.seed,
+                state.step,
+            ):
+                results.append(parts.policy.update(update, parts.algorithm).result())
+                run.advance()
+        learned = _learner_logprobs(credit, old, results)
+        mismatch = self._compare(batch, credit, learned)
+        with run.phase("publish"):
+            parts.publish.show(batch.sequences)
+            published = parts.publish()
+        number = state.step + 1
+        with run.phase("log"):
+            decode = parts.tokenizer.decode
+            run.logs.samples(step_samples(groups, number, decode, batch, credit, learned))
+        following = replace(
+            state,
+            step=number,
+            update=state.update + len(results),
+            episodes=state.episodes + sum(len(group.rollouts) for group in groups),
+            cursor=cursor,
+            algorithm=credit.state,
+        )
+        metrics = self._metrics(groups, batch, credit, results)
+        return following, metrics | mismatch | published
+
+    def evaluate(self) -> list[Result]:
+        """Job.evaluate: the engine has the newest weights already."""
+        assert self._parts.evaluator is not None
+        with self._run.phase("evaluate", self._parts.evaluator.total):
+            return self._parts.evaluator(self._parts.engine, self._run.advance)
+
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
+        """Job.tensors."""
+        policy = self._parts.policy
+        return {"policy.weights": policy.weights(), "policy.optimizer": policy.optimizer.state()}
+
+    def _sample(self, state: RunState) -> tuple[list[ScoredGroup], Any]:
+        """The step's groups; a failed verifier is recorded with its cause."""
+        run, parts = self._run, self._parts
+        with run.phase("sample", run.geometry.samples_per_step), parts.scorer.step():
+            groups, cursor = parts.source.next(state.step, state.cursor)
+        for group in groups:
+            for failure in group.failures:
+                run.logs.event(
+                    "verifier_failed",
+                    failure.message,
+                    step=state.step + 1,
+                    ticket=group.prompt.ticket,
+                    sample=failure.sample,
+                    component=failure.component,
+                    cause=failure.cause,
+                )
+        return groups, cursor
+
+    def _logprobs(self, batch: RolloutBatch) -> tuple[Ragged | None, Ragged | None]:
+        """Of the policy before the step and of the reference, only where they are needed.
+
+        A step of one update is exactly on-policy: its old logprobs are the current ones.
+        """
+        needs = self._parts.algorithm.needs()
+        several = self._run.geometry.updates_per_step > 1
+        old = ref = None
+        if needs.old_logprobs or several:
+            old = self._parts.policy.logprobs(batch.sequences).result()
+        if needs.reference:
+            assert self._parts.reference is not None
+            ref = self._parts.reference.logprobs(batch.sequences).result()
+        return old, ref
+
+    def _compare(
+        self, batch: RolloutBatch, credit: Credit, learned: NDArray[np.float32]
+    ) -> dict[str, float]:
+        """Learner against sampler on the tokens that the learner computed.
+
+        With top-p, top-k or min-p the sampler drew from another distribution: nothing to compare.
+        """
+        sampling = self._run.recipe.rollout
+        if sampling.top_p < 1.0 or sampling.top_k or sampling.min_p:
+            return {}
+        sampled = batch.sampled_logprobs.take(credit.rows).values
+        mask = credit.experience.sequences.loss_mask.values & ~np.isnan(learned)
+        return self._run.sentinels.mismatch(learned, sampled, mask)
+
+    def _metrics(
+        self,
+        groups: Sequence[ScoredGroup],
+        batch: RolloutBatch,
+        credit: Credit,
+        results: Sequence[UpdateResult],
+    ) -> dict[str, float]:
+        clock = self._run.clock.step
+        totals = sample_metrics(groups)
+        update = _over_updates([result.metrics for result in results])
+        samples = sum(len(group.rollouts) for group in groups)
+        tokens = float(sum(r.policy_mask.sum() for g in groups for r in g.rollouts))
+        trained = update.get("policy/computed_tokens", 0.0)
+        return {
+            "loss": update.get("policy/loss", math.nan),
+            "reward": totals.pop("reward"),
+            **{f"reward/{name}": _mean(groups, name) for name in groups[0].rewards},
+            **totals,
+            "samples": samples,
+            "dropped_samples": samples - len(batch),
+            "failures": sum(len(group.failures) for group in groups),
+            "response_tokens": tokens,
+            **credit.metrics,
+            **update,
+            "response_tokens_per_second": tokens / clock["sample"],
+            "train_tokens_per_second": trained / clock["train"],
+        }
+
+
+def _learner_logprobs(
+    credit: Credit, old: Ragged | None, results: Sequence[UpdateResult]
+) -> NDArray[np.float32]:
+    """The learner's logprobs from before the step over the experience's tokens, NaN if unknown."""
+    if old is not None:
+        return old.take(credit.rows).values
+    if results:  # without `old` the step is one update, computed before its weights moved
+        return results[0].logprobs
+    return np.full(len(credit.experience.sequences.tokens.values), np.nan, np.float32)
+
+
+def _over_updates(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean over a step's updates; counts are summed, and the rate is the last one."""
+    if not metrics:
+        return {}
+    found: dict[str, float] = {}
+    for name in metrics[0]:
+        values = [one[name] for one in metrics]
+        if name == "policy/lr":
+            found[name] = values[-1]
+        else:
+            found[name] = sum(values) / (1 if name in SUMMED else len(values))
+    return found
+
+
+def _mean(groups: Sequence[ScoredGroup], name: str) -> float:
+    """The mean score of one component over the samples that it scored."""
+    scores = np.concatenate([group.rewards[name] for group in groups])
+    scores = scores[~np.isnan(scores)]
+    return float(scores.mean()) if len(scores) else math.nan

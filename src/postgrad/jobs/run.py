@@ -1,0 +1,107 @@
+"""What every job of a run holds: its recipe, directory, logs, console, checkpoints, phases."""
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import psutil
+
+from postgrad.checkpoint.store import CheckpointStore
+from postgrad.core.batch import BatchGeometry
+from postgrad.jobs.choices import Choices
+from postgrad.observe.console import Console, Phase
+from postgrad.observe.run_dir import RunDirectory
+from postgrad.observe.sentinels import Sentinels
+from postgrad.observe.sinks import Logs
+from postgrad.observe.watchdog import Watchdog
+from postgrad.recipe.recipe import Recipe
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds by phase: of the step under way, and of the whole process."""
+
+    step: dict[str, float] = field(default_factory=dict[str, float])
+    total: dict[str, float] = field(default_factory=dict[str, float])
+    started: float = field(default_factory=time.perf_counter)
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Count `seconds` of a phase."""
+        self.step[phase] = self.step.get(phase, 0.0) + seconds
+        self.total[phase] = self.total.get(phase, 0.0) + seconds
+
+    def take_step(self) -> dict[str, float]:
+        """PHASE_seconds of the step that ends here."""
+        found = {f"{phase}_seconds": seconds for phase, seconds in self.step.items()}
+        self.step = {}
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """Since the run's process began with it."""
+        return time.perf_counter() - self.started
+
+
+@dataclass(slots=True)
+class Run:
+    """One execution of a recipe in its directory. choices may gain the engine's sizes."""
+
+    recipe: Recipe
+    directory: RunDirectory
+    geometry: BatchGeometry
+    choices: Choices
+    console: Console
+    logs: Logs
+    store: CheckpointStore
+    sentinels: Sentinels
+    watchdog: Watchdog
+    clock: Clock = field(default_factory=Clock)
+    peak_bytes: int = 0
+    shown: Phase | None = None  # the phase under way
+
+    @property
+    def steps(self) -> int:
+        """How many steps the run has."""
+        assert self.geometry.steps is not None  # known once the data is read
+        return self.geometry.steps
+
+    @contextmanager
+    def phase(self, name: str, total: int | None = None) -> Generator[None]:
+        """Times a phase, shows its progress (`advance`) and watches that it does not hang."""
+        began = time.perf_counter()
+        with self.watchdog.phase(name), self.console.phase(name, total) as self.shown:
+            yield
+        self.shown = None
+        self.clock.add(name, time.perf_counter() - began)
+
+    def advance(self, n: int = 1) -> None:
+        """So much more of the phase under way is done."""
+        self.watchdog.beat()
+        if self.shown is not None:
+            self.shown.advance(n)
+
+    def measure_memory(self) -> int:
+        """Bytes that this process and its verifiers hold at their peak so far."""
+        self.peak_bytes = max(self.peak_bytes, resident_bytes())
+        return self.peak_bytes
+
+
+def resident_bytes() -> int:
+    """The peak of this process plus what its children hold now.
+
+    The kernel keeps the peak of a process, so nothing between two looks is missed; workers that
+    run verifiers keep their size.
+    """
+    import resource
+
+    me = psutil.Process()
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    own *= 1 if psutil.MACOS else 1024
+    children = 0
+    for child in me.children(recursive=True):
+        try:
+            children += int(child.memory_info().rss)
+        except psutil.NoSuchProcess:  # it ended while we looked
+            continue
+    return own + children

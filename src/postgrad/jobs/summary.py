@@ -1,0 +1,105 @@
+"""The end of a run in numbers: summary.json, and the table a person sees."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from postgrad.checkpoint.state import RunState
+from postgrad.jobs.run import Run
+
+TOKENS = {  # tokens of a step and the phase that made them
+    "response_tokens_per_second": ("response_tokens", "sample_seconds"),
+    "train_tokens_per_second": ("policy/computed_tokens", "train_seconds"),
+}
+
+
+def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
+    """summary.json of a run that ended.
+
+    seconds: of this process; phase_seconds, tokens per second and accuracies: of the whole run,
+    also before it was resumed. accuracy_before is that of step 0, None where nothing was asked.
+    """
+    directory = run.directory.path
+    metrics = list(read_lines(directory / "metrics.jsonl"))
+    evaluations = list(read_lines(directory / "eval.jsonl"))
+    phases = _sums(metrics, "_seconds")
+    phases["evaluate_seconds"] = sum(line["evaluate_seconds"] for line in evaluations)
+    return {
+        "job": run.recipe.job,
+        "run_dir": str(directory),
+        "steps": state.step,
+        "updates": state.update,
+        "episodes": state.episodes,
+        **_accuracies(evaluations),
+        "evaluations": dict(state.evaluations),
+        "best": state.best and state.best.to_json(),
+        "seconds": round(run.clock.seconds, 3),
+        "phase_seconds": {name.removesuffix("_seconds"): round(v, 3) for name, v in phases.items()},
+        **_speeds(metrics),
+        "peak_memory_bytes": run.measure_memory(),
+        "model": model,
+    }
+
+
+def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a person wants to know, as (name, value)."""
+    rows: list[tuple[str, str]] = []
+    for what in ("accuracy", "greedy_accuracy"):
+        before, after = summary.get(f"{what}_before"), summary.get(f"{what}_after")
+        if after is not None:
+            change = f"{after:.3f}" if before is None else f"{before:.3f} → {after:.3f}"
+            rows.append((what.replace("_", " "), change))
+    rows += [
+        ("steps", f"{summary['steps']} ({summary['updates']} updates)"),
+        ("samples", f"{summary['episodes']}"),
+        ("time", f"{summary['seconds']:.0f} s"),
+    ]
+    rows += [(f"  {name}", f"{value:.1f} s") for name, value in summary["phase_seconds"].items()]
+    for name in TOKENS:
+        if name in summary:
+            what = name.removesuffix("_tokens_per_second")
+            rows.append((f"{what} speed", f"{summary[name]:,.0f} tokens/s"))
+    rows.append(("peak memory", f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB"))
+    if summary["model"]:
+        rows.append(("model", summary["model"]))
+    return rows
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON-lines file of ours; none where it was never written."""
+    if path.exists():
+        with path.open(encoding="utf-8") as lines:
+            yield from (json.loads(line) for line in lines)
+
+
+def _accuracies(evaluations: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the first set: at step 0 and at the end."""
+    if not evaluations:
+        return {}
+    own = [line for line in evaluations if line["set"] == evaluations[0]["set"]]
+    found: dict[str, Any] = {}
+    for what in ("accuracy", "greedy_accuracy"):
+        if what in own[-1]:
+            found[f"{what}_before"] = own[0][what] if own[0]["step"] == 0 else None
+            found[f"{what}_after"] = own[-1][what]
+    return found
+
+
+def _sums(lines: list[dict[str, Any]], ending: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name.endswith(ending):
+                found[name] = found.get(name, 0.0) + value
+    return found
+
+
+def _speeds(metrics: list[dict[str, Any]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, (tokens, seconds) in TOKENS.items():
+        written = sum(line.get(tokens, 0.0) for line in metrics)
+        spent = sum(line.get(seconds, 0.0) for line in metrics)
+        if written and spent:
+            found[name] = round(written / spent, 1)
+    return found

@@ -1,0 +1,166 @@
+"""One run from its start, or from its newest checkpoint, to its end."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from postgrad.checkpoint.state import RunState
+from postgrad.checkpoint.store import Checkpoint, CheckpointStore
+from postgrad.core.cursor import Cursor
+from postgrad.core.errors import UsageError
+from postgrad.jobs.assemble import assemble
+from postgrad.jobs.choices import choose
+from postgrad.jobs.export import export_weights
+from postgrad.jobs.loop import Job, loop
+from postgrad.jobs.profile import Profiled
+from postgrad.jobs.run import Run
+from postgrad.jobs.summary import summarise, table
+from postgrad.observe.console import Console
+from postgrad.observe.run_dir import RunDirectory
+from postgrad.observe.sentinels import Sentinels
+from postgrad.observe.sinks import Logs
+from postgrad.observe.watchdog import Watchdog
+from postgrad.parallel import device as placing
+from postgrad.recipe.compare import compare
+from postgrad.recipe.load import recipe_from_json, require_resolved, with_overrides
+from postgrad.recipe.recipe import Recipe
+
+
+def train(
+    recipe: Recipe,
+    console: Console,
+    *,
+    overwrite: bool = False,
+    allow_change: Sequence[str] = (),
+    profile: bool = False,
+) -> dict[str, Any]:
+    """Runs a recipe and returns its summary; continues where run_dir already holds this run.
+
+    Raises UsageError where run_dir holds another run, or the recipe, data or model is wrong, and
+    RunError where the run cannot go on.
+    """
+    require_resolved(recipe)
+    path = Path(recipe.run_dir)
+    if RunDirectory.holds_run(path) and not overwrite:
+        if not recipe.checkpoint.load_checkpoint:
+            raise UsageError(
+                f"{path} already holds a run and checkpoint.load_checkpoint is false: choose "
+                "another --run_dir, or replace it with --overwrite true"
+            )
+        directory = RunDirectory.open(path)
+        compare(recipe_from_json(directory.recipe()), recipe, allow_change, path)
+        directory.write_recipe(recipe.dump())
+    else:
+        directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite)
+    return _execute(recipe, directory, console, profile)
+
+
+def resume(
+    run_dir: Path, overrides: Sequence[str], allow_change: Sequence[str], console: Console
+) -> dict[str, Any]:
+    """Continues the run in `run_dir` with its own recipe, changed by `overrides`."""
+    directory = RunDirectory.open(run_dir)
+    before = recipe_from_json(directory.recipe())
+    recipe = with_overrides(before, overrides)
+    compare(before, recipe, allow_change, run_dir)
+    directory.write_recipe(recipe.dump())
+    return _execute(recipe, directory, console, profile=False)
+
+
+def dry_run(recipe: Recipe, console: Console) -> dict[str, Any]:
+    """Everything up to the first step, in a directory that is thrown away: data, rewards, model,
+    batch numbers. Returns {"dry_run": True, "batch": numbers}.
+    """
+    require_resolved(recipe)
+    with TemporaryDirectory(prefix="postgrad-") as folder:
+        directory = RunDirectory.create(Path(folder) / "run", recipe.dump(), overwrite=False)
+        with ExitStack() as stack:
+            run, _, _, _ = _prepare(recipe, directory, console, stack)
+            batch = run.geometry.to_json()
+    console.note("dry run: everything up to the first step works")
+    return {"dry_run": True, "batch": batch}
+
+
+def _execute(
+    recipe: Recipe, directory: RunDirectory, console: Console, profile: bool
+) -> dict[str, Any]:
+    with ExitStack() as stack:
+        run, job, base, state = _prepare(recipe, directory, console, stack)
+        if profile:
+            job = Profiled(job, directory.path / "profile.json", console)
+        state = loop(run, job, state)
+        model = None
+        if recipe.checkpoint.save_hf:
+            with run.phase("export"):
+                weights = job.tensors()["policy.weights"]
+                export_weights(weights, base, directory.model, run.choices, overwrite=True)
+            model = str(directory.model)
+        summary = summarise(run, state, model)
+        directory.write_summary(summary)
+    console.table(f"{recipe.job} run in {directory.path}", ("", ""), table(summary))
+    return summary
+
+
+def _prepare(
+    recipe: Recipe, directory: RunDirectory, console: Console, stack: ExitStack
+) -> tuple[Run, Job, str, RunState]:
+    """The run, its job, its base model's path, and the state to start from."""
+    logs = Logs(directory.path)
+    stack.callback(logs.close)
+    root = recipe.checkpoint.ckpt_path
+    store = CheckpointStore(Path(root) if root else directory.checkpoints, recipe.checkpoint)
+    checkpoint = store.load("latest") if store.has_any() else None
+    choices = choose(recipe, checkpoint.state.choices if checkpoint else None)
+    placing.apply(choices.placement)
+    logs.rewind(checkpoint.state.log_offsets if checkpoint else {})
+    sentinels = Sentinels(recipe.sentinels, logs, console)
+    watchdog = stack.enter_context(Watchdog(recipe.sentinels, logs, console, directory.path))
+    run = Run(
+        recipe,
+        directory,
+        recipe.geometry(),
+        choices,
+        console,
+        logs,
+        store,
+        sentinels,
+        watchdog,
+    )
+    _tell_start(run, checkpoint)
+    job, base = assemble(run, stack, checkpoint)
+    for line in run.geometry.lines():
+        console.note(line)
+    state = checkpoint.state if checkpoint else _beginning()
+    event = "resumed" if checkpoint else "started"
+    logs.event(event, f"step {state.step}", step=state.step, **run.choices.to_json())
+    return run, job, base, state
+
+
+def _tell_start(run: Run, checkpoint: Checkpoint | None) -> None:
+    recipe = run.recipe
+    how = f"continues after step {checkpoint.step}" if checkpoint else "starts"
+    run.console.note(
+        f"{recipe.job} run in {run.directory.path} {how}: {run.choices.device}, "
+        f"{run.choices.threads} threads, {run.choices.dtype}, torch {torch.__version__}"
+    )
+    for problem in checkpoint.skipped if checkpoint else ():
+        run.console.warn(problem)
+        run.logs.event("damaged_checkpoint", problem)
+
+
+def _beginning() -> RunState:
+    return RunState(
+        step=0,
+        update=0,
+        episodes=0,
+        cursor=Cursor(),
+        algorithm={},
+        evaluations={},
+        best=None,
+        choices={},
+        log_offsets={},
+    )

@@ -1,0 +1,98 @@
+"""Weights to a Hugging Face directory, proved by reading it with plain transformers."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from postgrad.core.errors import RunError, UsageError
+from postgrad.models.load import load_config, load_tokenizer
+
+PROBE = "The quick brown fox jumps over the lazy dog."
+TOLERANCE = 1e-5  # of the same weights in the same dtype: only a wrong file differs by more
+
+
+def export_hf(
+    weights: Mapping[str, Tensor],
+    base: str,
+    to: Path,
+    *,
+    dtype: torch.dtype,
+    overwrite: bool = False,
+) -> None:
+    """Writes config, weights (safetensors), tokenizer, chat template and generation config.
+
+    weights: by hub name, a tied one once. base: the directory or hub id of the model that they were
+    trained from. Written beside `to` and renamed after a reload gave the same logits and the same
+    tokens. Raises UsageError where `to` is there already, RunError where the reload differs:
+    nothing is left behind then.
+    """
+    if to.exists() and not overwrite:
+        raise UsageError(f"{to} is there already: choose another --to")
+    tokenizer = load_tokenizer(base)
+    lm: Any = AutoModelForCausalLM.from_config(
+        load_config(base), dtype=dtype, attn_implementation="sdpa"
+    )
+    _fill(lm, weights)
+    lm.eval()
+    lm.generation_config = _generation_config(base, tokenizer)
+    beside = to.with_name(f".{to.name}.{os.getpid()}.tmp")
+    beside.mkdir(parents=True)
+    try:
+        lm.save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
+        _compare(lm, tokenizer, beside)
+        if to.exists():
+            shutil.rmtree(to)
+        beside.rename(to)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)  # gone already where it was renamed
+
+
+@torch.no_grad()
+def _fill(lm: Any, weights: Mapping[str, Tensor]) -> None:
+    own = dict(lm.named_parameters(remove_duplicate=False))
+    unknown = [name for name in weights if name not in own]
+    filled = {own[name].data_ptr() for name in weights if name in own}
+    missing = [name for name, parameter in own.items() if parameter.data_ptr() not in filled]
+    if unknown or missing:
+        raise RunError(
+            f"the weights are of another model: unknown {unknown[:3]}, missing {missing[:3]}"
+        )
+    for name, tensor in weights.items():
+        own[name].copy_(tensor)
+
+
+def _generation_config(base: str, tokenizer: Any) -> GenerationConfig:
+    """The base's own; without one, what generate needs to stop."""
+    try:
+        return GenerationConfig.from_pretrained(base)
+    except OSError:
+        return GenerationConfig(
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+        )
+
+
+@torch.no_grad()
+def _compare(lm: Any, tokenizer: Any, written: Path) -> None:
+    read_tokenizer: Any = AutoTokenizer.from_pretrained(written)
+    read: Any = AutoModelForCausalLM.from_pretrained(written, dtype=lm.dtype, use_safetensors=True)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": PROBE}], tokenize=False, add_generation_prompt=True
+    )
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if read_tokenizer(text, add_special_tokens=False)["input_ids"] != ids:
+        raise RunError(f"export: the tokenizer read back from {written} gives other tokens")
+    if read_tokenizer.chat_template != tokenizer.chat_template:
+        raise RunError(f"export: the chat template read back from {written} is another")
+    batch = torch.tensor([ids])
+    difference = float((lm(batch).logits.float() - read(batch).logits.float()).abs().max())
+    if not difference <= TOLERANCE:
+        raise RunError(
+            f"export: the model read back from {written} gives other logits (by {difference:.3g})"
+        )

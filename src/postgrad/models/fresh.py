@@ -1,0 +1,140 @@
+"""Fresh small models and tokenizers: a Hugging Face directory from nothing but a recipe."""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+)
+
+from postgrad.core.errors import UsageError
+from postgrad.models.settings import ModelInit, TokenizerInit
+
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+PRINTABLE = "\n" + "".join(c for c in map(chr, range(32, 127)))
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def make_fresh(init: ModelInit, texts: Iterable[str], seed: int, to: Path) -> None:
+    """Writes config, weights, tokenizer, chat template and generation config to `to`.
+
+    The same arguments give the same bytes. Weights are float32, drawn from `seed`; the end of a
+    turn `<|im_end|>` is the end-of-sequence token, and padding has a token of its own: with one for
+    both, heads that look for the last real token find the wrong one. Written to a directory beside
+    `to` and renamed, so that a half-written model is never taken for one. Raises UsageError where a
+    text holds a character that a "characters" tokenizer lacks.
+    """
+    tokenizer = _wrapped(_tokenizer(init.tokenizer, texts), init.max_position_embeddings)
+    config = _config(init, tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        lm: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    lm.generation_config = GenerationConfig(**ids)
+    beside = to.with_name(f".{to.name}.{os.getpid()}.tmp")
+    beside.mkdir(parents=True)
+    try:
+        lm.save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
+        beside.rename(to)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)  # gone already where it was renamed
+
+
+def _config(init: ModelInit, tokenizer: Any) -> Any:
+    more: dict[str, Any] = {}
+    if init.type == "gemma3":
+        more["layer_types"] = ["full_attention"] * init.num_hidden_layers
+    return AutoConfig.for_model(
+        "gemma3_text" if init.type == "gemma3" else init.type,
+        vocab_size=len(tokenizer),
+        hidden_size=init.hidden_size,
+        intermediate_size=init.intermediate_size,
+        num_hidden_layers=init.num_hidden_layers,
+        num_attention_heads=init.num_attention_heads,
+        num_key_value_heads=init.num_key_value_heads,
+        head_dim=init.hidden_size // init.num_attention_heads,
+        max_position_embeddings=init.max_position_embeddings,
+        tie_word_embeddings=init.tie_word_embeddings,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **more,
+    )
+
+
+def _tokenizer(init: TokenizerInit, texts: Iterable[str]) -> Tokenizer:
+    made = _characters(init, texts) if init.kind == "characters" else _bpe(init, texts)
+    made.add_special_tokens([PAD, START, END])
+    made.add_tokens([AddedToken(phrase, normalized=False) for phrase in init.phrases])
+    return made
+
+
+def _characters(init: TokenizerInit, texts: Iterable[str]) -> Tokenizer:
+    """Printable ASCII and newline, one token each; phrases are added as whole tokens."""
+    known = set(PRINTABLE)
+    for number, text in enumerate(texts):
+        foreign = sorted(set(text) - known)
+        if foreign:
+            raise UsageError(
+                f"text {number} of the training data holds {foreign[0]!r}, which a tokenizer of "
+                "characters lacks (printable ASCII and newline): take "
+                'model.init.tokenizer.kind = "bpe"'
+            )
+    vocabulary = {PAD: 0, START: 1, END: 2}
+    vocabulary |= {c: i for i, c in enumerate(PRINTABLE, len(vocabulary))}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+    made.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
+    return made
+
+
+def _bpe(init: TokenizerInit, texts: Iterable[str]) -> Tokenizer:
+    """Byte-level BPE; digits stand alone, so that numbers are read digit by digit."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    made.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    trainer = trainers.BpeTrainer(
+        vocab_size=init.vocab_size - len(init.phrases),
+        special_tokens=[PAD, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(_with_roles(texts), trainer)
+    return made
+
+
+def _with_roles(texts: Iterable[str]) -> Iterator[str]:
+    """The template writes these before every message: they should be few tokens."""
+    yield from ("system\n", "user\n", "assistant\n") * 100
+    yield from texts
+
+
+def _wrapped(tokenizer: Tokenizer, max_len: int) -> Any:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=[START],
+        chat_template=TEMPLATE,
+        model_max_length=max_len,
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,170 @@
+"""Models from Hugging Face directories or the hub, with our attention, without foreign code."""
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from postgrad.core.errors import UsageError
+from postgrad.models.attention import NAME
+
+# Token mixers other than attention, by what their config is called or says: they keep a state along
+# the sequence that our layouts would mix up between samples.
+RECURRENT_LAYERS = ("linear_attention", "mamba", "recurrent", "conv", "ssm")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A causal language model on its device, its tokenizer and its config. source: where from."""
+
+    lm: nn.Module
+    tokenizer: Any
+    config: Any
+    source: str
+
+
+def load_model(
+    path: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+    gradient_checkpointing: bool = False,
+) -> LoadedModel:
+    """The model of a local directory or hub id, computing in `dtype`, dropout off.
+
+    Its attention is ours: `models.packed.hidden_states` runs it over layouts. Gradient
+    checkpointing acts only in train mode, so such a model is left in it; others are in eval mode.
+    Raises UsageError for a path that holds no model, no tokenizer or no template, and for a model
+    whose token mixers bypass the attention interface.
+    """
+    config = load_config(path)
+    tokenizer = load_tokenizer(path)
+    try:
+        lm: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise UsageError(
+            f"the model {path} cannot be loaded: {error}; wanted are a config and weights as "
+            "safetensors in the layout of Hugging Face"
+        ) from error
+    _refuse_foreign_attention(lm, path)
+    lm.to(device or torch.device("cpu"))
+    if gradient_checkpointing:
+        _checkpoint_activations(lm)
+        lm.train()
+    else:
+        lm.eval()
+    return LoadedModel(lm, tokenizer, config, path)
+
+
+def load_config(path: str) -> Any:
+    """The model's config with every dropout at 0. Raises UsageError as load_model does, before a
+    weight is read.
+    """
+    if looks_local(path) and not Path(path).is_dir():
+        raise UsageError(f"no model at {path}: there is no such directory (model.path)")
+    try:
+        config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"no model at {path}: {error}; model.path is a directory with config.json, or a hub id"
+        ) from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise UsageError(
+            f"{path} is a {config.model_type} model, an encoder with a decoder: only decoders "
+            "that predict the next token are trained here"
+        )
+    if config.get_text_config() is not config:
+        raise UsageError(
+            f"{path} is a {config.model_type} model, which reads more than text: take the text "
+            "model of the family"
+        )
+    _refuse_recurrent(config, path)
+    for key, value in config.to_dict().items():
+        if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float):
+            setattr(config, key, 0.0)  # a mask drawn from a generator could not be resumed
+    return config
+
+
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer of a model, checked: a chat template, an end-of-sequence token, offsets."""
+    if looks_local(path) and not Path(path).is_dir():
+        raise UsageError(f"no tokenizer at {path}: there is no such directory (model.path)")
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"no tokenizer at {path}: {error}; put tokenizer.json there") from error
+    if not tokenizer.is_fast:
+        raise UsageError(
+            f"the tokenizer at {path} gives no offsets, from which loss masks are made: convert it "
+            "to tokenizer.json"
+        )
+    if tokenizer.chat_template is None:
+        raise UsageError(
+            f"the tokenizer at {path} has no chat template: put chat_template.jinja there, or take "
+            "the instruction-tuned model of the family"
+        )
+    if tokenizer.eos_token_id is None:
+        raise UsageError(
+            f"the tokenizer at {path} has no end-of-sequence token: no answer could end; set "
+            "eos_token in tokenizer_config.json"
+        )
+    return tokenizer
+
+
+def looks_local(path: str) -> bool:
+    """True where a path cannot be a hub id ("name" or "owner/name")."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
+
+
+def _refuse_recurrent(config: Any, path: str) -> None:
+    kinds = [str(kind) for kind in getattr(config, "layer_types", None) or []]
+    found = [kind for kind in kinds if any(word in kind for word in RECURRENT_LAYERS)]
+    if found or not hasattr(config, "num_attention_heads"):
+        what = f"{found[0]} layers" if found else "no attention heads"
+        raise _refusal(config.model_type, path, what)
+
+
+def _refuse_foreign_attention(lm: Any, path: str) -> None:
+    """Every token mixer has to look up the attention interface; the source says whether it does."""
+    decoder = inspect.getmodule(type(lm.get_decoder()))
+    assert decoder is not None
+    source = inspect.getsource(decoder)
+    mixers = {
+        type(module).__name__
+        for name, module in lm.named_modules()
+        if name.rpartition(".")[2]
+        in ("linear_attn", "mamba", "mixer", "ssm", "conv", "temporal_block")
+    }
+    if "ALL_ATTENTION_FUNCTIONS" not in source or mixers:
+        what = f"{', '.join(sorted(mixers))}" if mixers else "attention of its own"
+        raise _refusal(lm.config.model_type, path, what)
+
+
+def _refusal(model_type: str, path: str, what: str) -> UsageError:
+    return UsageError(
+        f"{path} is a {model_type} model with {what}, which bypasses transformers' attention "
+        "interface: samples packed into one forward would see each other. Tested types: qwen2, "
+        "qwen3, llama, mistral, gemma, gemma2, gemma3"
+    )
+
+
+def _checkpoint_activations(lm: Any) -> None:
+    # transformers 5.23 renamed it; the old name goes on to work in the versions before
+    enable = (
+        getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
+    )
+    try:
+        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    except TypeError:
+        enable()

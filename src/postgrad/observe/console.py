@@ -1,0 +1,118 @@
+"""What a person sees: a live line in a terminal, plain lines in a file, nothing where asked."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal, TextIO
+
+from rich.console import Console as Rich
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+Mode = Literal["auto", "plain", "quiet", "json"]
+SLOW_SECONDS = 20.0  # a phase that lasts longer is told in plain mode too
+
+# What one line says of a step, where its metrics have it: key, label, format.
+SHOWN = (
+    ("reward", "reward", "{:.3f}"),
+    ("loss", "loss", "{:.4f}"),
+    ("policy/entropy", "entropy", "{:.3f}"),
+    ("policy/kl", "kl", "{:.4f}"),
+    ("policy/grad_norm", "grad", "{:.3f}"),
+    ("response_length", "length", "{:.1f}"),
+    ("groups/equal_fraction", "equal", "{:.0%}"),
+    ("truncated_fraction", "cut", "{:.0%}"),
+    ("response_tokens_per_second", "sampled", "{:,.0f} tok/s"),
+    ("train_tokens_per_second", "trained", "{:,.0f} tok/s"),
+)
+
+
+class Phase:
+    """A phase on the screen, with what is done of it."""
+
+    def __init__(self, progress: Progress | None, total: int | None, name: str) -> None:
+        self._progress = progress
+        self._task = None if progress is None else progress.add_task(name, total=total)
+
+    def advance(self, n: int = 1) -> None:
+        """So much more is done."""
+        if self._progress is not None and self._task is not None:
+            self._progress.advance(self._task, n)
+
+
+class Console:
+    """mode "auto" is live in a terminal and plain elsewhere; "quiet" shows warnings only; "json"
+    leaves standard output alone and writes to standard error.
+    """
+
+    def __init__(self, mode: Mode = "auto", stream: TextIO | None = None) -> None:
+        self._quiet = mode == "quiet"
+        stream = stream or (sys.stderr if mode == "json" else sys.stdout)
+        self._rich = Rich(file=stream, highlight=False, soft_wrap=True)
+        self._live = mode in ("auto", "json") and self._rich.is_terminal and not self._quiet
+        self._started = time.monotonic()
+
+    @contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
+        """Shows that a phase is under way until it ends."""
+        if self._live:
+            with Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=self._rich,
+                transient=True,
+            ) as progress:
+                yield Phase(progress, total, name)
+            return
+        began = time.monotonic()
+        yield Phase(None, total, name)
+        seconds = time.monotonic() - began
+        if seconds > SLOW_SECONDS:
+            self.note(f"{name}: {seconds:.0f} s")
+
+    def step(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
+        """One line for a step."""
+        parts = [
+            f"{label} {form.format(metrics[key])}" for key, label, form in SHOWN if key in metrics
+        ]
+        width = len(str(total))
+        seconds = sum(value for key, value in metrics.items() if key.endswith("_seconds"))
+        self.note(f"step {number:>{width}}/{total}  {'  '.join(parts)}  {seconds:.2f} s")
+
+    def heading(self, text: str) -> None:
+        """The beginning of a part."""
+        if not self._quiet:
+            self._rich.print(Text(f"\n{text}", style="bold"))
+
+    def note(self, text: str) -> None:
+        """A line for people."""
+        if not self._quiet:
+            self._rich.print(Text(text))
+
+    def warn(self, text: str) -> None:
+        """A line that quiet mode shows too."""
+        self._rich.print(Text(f"warning: {text}", style="yellow"))
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A table; text of models and data is shown as it is, never as markup."""
+        if self._quiet:
+            return
+        table = Table(title=Text(title), title_justify="left", show_header=any(columns))
+        for name in columns:
+            table.add_column(Text(name), overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        self._rich.print()
+        self._rich.print(table)

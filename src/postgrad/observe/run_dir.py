@@ -1,0 +1,125 @@
+"""A run directory: where a run writes, and nothing else does."""
+
+import errno
+import importlib.metadata
+import json
+import platform
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from postgrad import __version__
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.files import write_json
+
+RECIPE, SUMMARY = "recipe.json", "summary.json"
+INIT, MODEL, CHECKPOINTS = "init", "model", "checkpoints"
+OURS = (  # what a run writes, and --overwrite true removes
+    RECIPE,
+    SUMMARY,
+    INIT,
+    MODEL,
+    CHECKPOINTS,
+    "metrics.jsonl",
+    "eval.jsonl",
+    "samples.jsonl",
+    "events.jsonl",
+    "stacks.txt",
+    "profile.json",
+)
+PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "reasoning-gym")
+SPARE_BYTES = 2**20
+
+
+class RunDirectory:
+    """The directory of one run, see docs/run-directory.md."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.init = path / INIT  # the fresh model, where the recipe asks for one
+        self.model = path / MODEL  # the exported model
+        self.checkpoints = path / CHECKPOINTS
+
+    @classmethod
+    def create(cls, path: Path, recipe: Mapping[str, Any], *, overwrite: bool) -> "RunDirectory":
+        """A new run's directory with its recipe.json. overwrite: removes what a run wrote there.
+
+        Raises UsageError where something else lies there, RunError where nothing can be written.
+        """
+        directory = cls(path)
+        try:
+            if path.exists():
+                directory._clear(overwrite)
+            path.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(path).free
+            if free < SPARE_BYTES:
+                raise OSError(errno.ENOSPC, f"{free} bytes are free")
+            directory.write_recipe(recipe)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        return directory
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDirectory":
+        """A run that was begun. Raises UsageError where there is none."""
+        if not cls.holds_run(path):
+            what = "has no recipe.json" if path.is_dir() else "is no directory"
+            raise UsageError(f"{path} {what}: it is not a run directory")
+        return cls(path)
+
+    @staticmethod
+    def holds_run(path: Path) -> bool:
+        """True where a run was begun in `path`."""
+        return (path / RECIPE).is_file()
+
+    def _clear(self, overwrite: bool) -> None:
+        if not self.path.is_dir():
+            raise UsageError(f"run_dir {self.path} is a file: choose another")
+        foreign = sorted(one.name for one in self.path.iterdir() if one.name not in OURS)
+        if foreign and not self.holds_run(self.path):
+            raise UsageError(
+                f"run_dir {self.path} holds other files ({', '.join(foreign[:3])}): choose a "
+                "directory of its own for a run"
+            )
+        if not overwrite:
+            if any(self.path.iterdir()):
+                raise UsageError(
+                    f"{self.path} already holds a run: choose another --run_dir, or replace it "
+                    "with --overwrite true"
+                )
+            return
+        for name in OURS:
+            one = self.path / name
+            if one.is_dir() and not one.is_symlink():
+                shutil.rmtree(one)
+            else:
+                one.unlink(missing_ok=True)
+
+    def write_recipe(self, recipe: Mapping[str, Any]) -> None:
+        """Writes recipe.json: the resolved recipe and the versions that run it."""
+        write_json(self.path / RECIPE, {"recipe": recipe, "versions": versions()})
+
+    def recipe(self) -> dict[str, Any]:
+        """The resolved recipe. Raises UsageError where the file is not ours."""
+        path = self.path / RECIPE
+        try:
+            return dict(json.loads(path.read_text("utf-8"))["recipe"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{path} is not a recipe that a run wrote: {error!r}") from error
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes summary.json."""
+        write_json(self.path / SUMMARY, summary)
+
+
+def versions() -> dict[str, str]:
+    """Of postgrad, Python and the libraries that decide results."""
+    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"postgrad": __version__, "python": platform.python_version(), **packages}
+
+
+def _unwritable(path: Path, error: OSError) -> RunError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RunError(f"run_dir {path}: the disk is full; make room, or choose another --run_dir")
+    return RunError(f"run_dir {path} cannot be written: {error}; choose another --run_dir")

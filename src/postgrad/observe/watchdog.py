@@ -1,0 +1,95 @@
+"""A phase that hangs says so: which one, for how long, and where every thread stands."""
+
+import faulthandler
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from postgrad.core.errors import RunError
+from postgrad.observe.console import Console
+from postgrad.observe.settings import SentinelSettings
+from postgrad.observe.sinks import Logs
+
+STACKS = "stacks.txt"
+
+
+class Watchdog:
+    """A thread that looks at the phase under way. Use `with`.
+
+    A phase without a beat for stall_seconds is recorded once, with all stacks in stacks.txt. With
+    the action "stop" the main thread is interrupted by a signal and raises RunError: a phase that
+    hangs in Python ends; one that hangs in native code ends when it comes back.
+    """
+
+    def __init__(
+        self, settings: SentinelSettings, logs: Logs, console: Console, directory: Path
+    ) -> None:
+        self._settings = settings
+        self._logs = logs
+        self._console = console
+        self._stacks = directory / STACKS
+        self._phase: str | None = None
+        self._beaten = time.monotonic()
+        self._told = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._before: object = None
+
+    def __enter__(self) -> "Watchdog":
+        if self._settings.stall == "stop":
+            self._before = signal.signal(signal.SIGUSR1, self._stop)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        if self._settings.stall == "stop":
+            signal.signal(signal.SIGUSR1, self._before)  # pyright: ignore[reportArgumentType]
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Watches what runs inside."""
+        self._phase = name
+        self.beat()
+        try:
+            yield
+        finally:
+            self._phase = None
+
+    def beat(self) -> None:
+        """There was progress."""
+        self._beaten = time.monotonic()
+        self._told = False
+
+    def _watch(self) -> None:
+        while not self._ended.wait(min(1.0, self._settings.stall_seconds / 4)):
+            silent = time.monotonic() - self._beaten
+            if self._phase is not None and not self._told and silent > self._settings.stall_seconds:
+                self._told = True
+                self._tell(self._phase, silent)
+
+    def _tell(self, phase: str, silent: float) -> None:
+        with self._stacks.open("a", encoding="utf-8") as file:
+            file.write(f"phase {phase}, {silent:.0f} s without progress\n")
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+        message = (
+            f"phase {phase} makes no progress for {silent:.0f} s; stacks are in {self._stacks}"
+        )
+        self._logs.event("sentinel", message, sentinel="stall", action=self._settings.stall)
+        if self._settings.stall != "observe":
+            self._console.warn(f"sentinel stall: {message}")
+        if self._settings.stall == "stop":
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        raise RunError(
+            f"sentinel stall: phase {self._phase} made no progress for "
+            f"{self._settings.stall_seconds:g} s; stacks are in {self._stacks}"
+        )
