@@ -101,7 +101,7 @@ class RLJob:
         """The step's groups; a failed verifier is recorded with its cause."""
         run, parts = self._run, self._parts
         with run.phase("sample", run.geometry.samples_per_step), parts.scorer.step():
-            groups, cursor = parts.source.next(state.step, state.cursor)
+            groups, cursor = parts.source.next(state.step + 1, state.cursor)
         for group in groups:
             for failure in group.failures:
                 run.logs.event(
@@ -185,12 +185,13 @@ def _learner_logprobs(
 
 
 def _over_updates(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean over a step's updates; counts are summed, and the rate is the last one."""
-    if not metrics:
-        return {}
+    """The mean over a step's updates; counts are summed, and the rate is the last one.
+
+    An update without any gradient computes nothing and reports less than the others.
+    """
     found: dict[str, float] = {}
-    for name in metrics[0]:
-        values = [one[name] for one in metrics]
+    for name in dict.fromkeys(name for one in metrics for name in one):
+        values = [one[name] for one in metrics if name in one]
         if name == "policy/lr":
             found[name] = values[-1]
         else:

@@ -69,11 +69,19 @@ def _config(init: ModelInit, tokenizer: Any) -> Any:
         head_dim=init.hidden_size // init.num_attention_heads,
         max_position_embeddings=init.max_position_embeddings,
         tie_word_embeddings=init.tie_word_embeddings,
+        rope_parameters=_rope(init),
+        initializer_range=init.initializer_range,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         **more,
     )
+
+
+def _rope(init: ModelInit) -> dict[str, Any]:
+    """Gemma 3 keeps one rotation for each kind of layer."""
+    plain = {"rope_type": "default", "rope_theta": init.rope_theta}
+    return {"full_attention": plain, "sliding_attention": plain} if init.type == "gemma3" else plain
 
 
 def _tokenizer(init: TokenizerInit, texts: Iterable[str]) -> Tokenizer:

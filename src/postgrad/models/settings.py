@@ -32,6 +32,8 @@ class ModelInit(Settings):
     num_key_value_heads: int = Field(default=2, ge=1)
     max_position_embeddings: int = Field(default=2048, ge=16)
     tie_word_embeddings: bool = True
+    rope_theta: float = Field(default=10_000.0, gt=1.0)  # smaller for short sequences
+    initializer_range: float = Field(default=0.02, gt=0.0)  # standard deviation of fresh weights
     tokenizer: TokenizerInit = TokenizerInit()
 
 
