@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from postgrad.checkpoint.store import Checkpoint
+from postgrad.checkpoint.store import Checkpoint, size_of
 from postgrad.core.errors import UsageError
 from postgrad.data import overlap
 from postgrad.data.account import RowAccount
@@ -15,7 +15,7 @@ from postgrad.data.prompts import PromptSet, load_prompts
 from postgrad.jobs import roles
 from postgrad.jobs.evaluation import Evaluator
 from postgrad.jobs.loop import Job
-from postgrad.jobs.publish import Publisher
+from postgrad.jobs.publish import PROBES, Publisher
 from postgrad.jobs.rl import Parts, RLJob
 from postgrad.jobs.run import Run
 from postgrad.jobs.sft import SFTJob
@@ -23,8 +23,11 @@ from postgrad.learner.role import Learner, Role
 from postgrad.models.load import load_tokenizer
 from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
 from postgrad.rewards.scorer import Scorer
+from postgrad.rollout.engine import Engine
 from postgrad.rollout.replay import ReplaySource
 from postgrad.rollout.source import LiveSource, Source
+
+STATE_COPIES = 3  # weights and AdamW's two moments
 
 
 def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple[Job, str]:
@@ -71,6 +74,7 @@ def _sft(
         evaluator = _evaluator(run, tokenizer, scorer)
     run.geometry = recipe.geometry(len(conversations))
     policy, _ = roles.learner(recipe, path, run.choices, run.geometry, temperature=1.0)
+    run.store.require_space(STATE_COPIES * size_of({"policy": policy.weights()}))
     _restore(policy, checkpoint)
     engine = None
     if evaluator is not None:
@@ -95,6 +99,7 @@ def _rl(
     run.geometry = recipe.geometry(len(prompts))
     temperature = recipe.rollout.temperature
     policy, _ = roles.learner(recipe, path, run.choices, run.geometry, temperature)
+    run.store.require_space(STATE_COPIES * size_of({"policy": policy.weights()}))
     algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens)
     reference = None
     if algorithm.needs().reference:
@@ -107,29 +112,38 @@ def _rl(
         sequences=max(run.geometry.samples_per_step, evaluator.sequences if evaluator else 0),
         max_len=max(recipe.data.max_len, evaluator.max_len if evaluator else 0),
     )
-    first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(4)]
+    first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
     publish = Publisher(policy, engine, run.sentinels, first)
     publish()  # proves the weights of a resumed run too
-    source: Source
-    if recipe.rollout.source == "replay":
-        assert recipe.rollout.replay_path is not None  # a recipe without it is refused
-        source = ReplaySource(recipe.rollout.replay_path)
-    else:
-        source = LiveSource(
-            engine,
-            prompts,
-            scorer,
-            seed=recipe.seed,
-            prompts_per_step=recipe.batch.rollout_batch_size,
-            samples_per_prompt=recipe.batch.n_samples_per_prompt,
-            sampling=recipe.rollout,
-            tokenizer=tokenizer,
-            max_len=recipe.data.max_len,
-            on_done=run.advance,
-        )
+    source = _source(run, recipe, prompts, engine, scorer, tokenizer)
     return RLJob(
         run,
         Parts(algorithm, policy, reference, engine, publish, source, scorer, evaluator, tokenizer),
+    )
+
+
+def _source(
+    run: Run,
+    recipe: RLRecipe,
+    prompts: PromptSet,
+    engine: Engine,
+    scorer: Scorer,
+    tokenizer: object,
+) -> Source:
+    if recipe.rollout.source == "replay":
+        assert recipe.rollout.replay_path is not None  # a recipe without it is refused
+        return ReplaySource(recipe.rollout.replay_path)
+    return LiveSource(
+        engine,
+        prompts,
+        scorer,
+        seed=recipe.seed,
+        prompts_per_step=recipe.batch.rollout_batch_size,
+        samples_per_prompt=recipe.batch.n_samples_per_prompt,
+        sampling=recipe.rollout,
+        tokenizer=tokenizer,
+        max_len=recipe.data.max_len,
+        on_done=run.advance,
     )
 
 

@@ -77,26 +77,33 @@ def _show(
         rows = [(one.question, one.answer, one.reference or "") for one in answers]
         title = f"plain transformers with {summary['stages'][pipeline.stages[-1].name]['model']}"
         console.table(title, ("question", "answer", "reference"), rows)
-    columns = ("stage", "accuracy", "greedy", "time", "of it", "tokens/s", "peak memory")
+    stages = summary["stages"]
     console.table(
-        f"{pipeline.name}: {summary['seconds']:.0f} s",
-        columns,
-        [_row(name, one) for name, one in summary["stages"].items()],
+        f"{pipeline.name}: {summary['seconds']:.0f} s, {_gib(summary)} at its peak",
+        ("", *stages),
+        _rows(list(stages.values())),
     )
 
 
-def _row(name: str, one: dict[str, Any]) -> tuple[str, ...]:
-    phases = sorted(one["phase_seconds"].items(), key=lambda item: -item[1])
-    speed = one.get("response_tokens_per_second") or one.get("train_tokens_per_second")
-    return (
-        name,
-        _change(one, "accuracy"),
-        _change(one, "greedy_accuracy"),
-        f"{one['seconds']:.0f} s",
-        ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in phases[:3]),
-        f"{speed:,.0f}" if speed else "",
-        f"{one['peak_memory_bytes'] / 2**30:.2f} GiB",
-    )
+def _rows(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A line for each figure, a column for each stage."""
+    phases = dict.fromkeys(phase for one in stages for phase in one["phase_seconds"])
+    rows = [
+        ("accuracy", *(_change(one, "accuracy") for one in stages)),
+        ("greedy accuracy", *(_change(one, "greedy_accuracy") for one in stages)),
+        ("time", *(f"{one['seconds']:.1f} s" for one in stages)),
+    ]
+    for phase in phases:
+        known = (one["phase_seconds"].get(phase) for one in stages)
+        rows.append((f"  {phase}", *("" if t is None else f"{t:.1f} s" for t in known)))
+    for speed, what in (("response", "sampled"), ("train", "trained")):
+        known = (one.get(f"{speed}_tokens_per_second") for one in stages)
+        rows.append((f"tokens {what}", *(f"{n:,.0f} /s" if n else "" for n in known)))
+    return [*rows, ("peak memory", *map(_gib, stages))]
+
+
+def _gib(one: dict[str, Any]) -> str:
+    return f"{one['peak_memory_bytes'] / 2**30:.2f} GiB"
 
 
 def _change(one: dict[str, Any], what: str) -> str:

@@ -45,11 +45,12 @@ class Publisher:
 
     def __call__(self) -> dict[str, float]:
         """Publish; returns what the probe found. Raises RunError where the sentinel stops."""
+        temperature = self._policy.temperature
+        before = self._engine.logprobs(self._probe, temperature)
         self._engine.load_weights(self._policy.weights().items(), self._policy.optimizer.updates)
-        sequences = _scored_everywhere(self._probe)
-        learner = self._policy.logprobs(sequences).result()
-        engine = self._engine.logprobs(self._probe, self._policy.temperature)
-        return self._sentinels.published(engine, list(learner))
+        engine = self._engine.logprobs(self._probe, temperature)
+        learner = self._policy.logprobs(_scored_everywhere(self._probe)).result()
+        return self._sentinels.published(before, engine, list(learner))
 
 
 def _scored_everywhere(probe: Sequence[NDArray[np.int32]]) -> Sequences:

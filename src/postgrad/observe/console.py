@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, TextIO
 
+from rich import box
 from rich.console import Console as Rich
 from rich.progress import (
     BarColumn,
@@ -109,7 +110,12 @@ class Console:
         """A table; text of models and data is shown as it is, never as markup."""
         if self._quiet:
             return
-        table = Table(title=Text(title), title_justify="left", show_header=any(columns))
+        table = Table(
+            title=Text(title, style="bold"),
+            title_justify="left",
+            show_header=any(columns),
+            box=box.SIMPLE_HEAD if any(columns) else box.SIMPLE,
+        )
         for name in columns:
             table.add_column(Text(name), overflow="fold")
         for row in rows:

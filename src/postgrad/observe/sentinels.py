@@ -52,18 +52,26 @@ class Sentinels:
             )
         return found
 
-    def published(self, engine: Sequence[Floats], learner: Sequence[Floats]) -> dict[str, float]:
-        """Engine's against learner's logprobs of the probe's sequences, after weights were sent."""
-        difference = float(np.abs(np.concatenate(engine) - np.concatenate(learner)).mean())
-        if not difference <= self._settings.publish_difference:  # NaN is no agreement
+    def published(
+        self, before: Sequence[Floats], engine: Sequence[Floats], learner: Sequence[Floats]
+    ) -> dict[str, float]:
+        """The probe's logprobs by the engine before and after weights were sent, and the learner's.
+
+        A stale engine lies where it was: as far from the learner as the policy has moved, which a
+        fixed limit would miss at small learning rates.
+        """
+        settings = self._settings
+        difference, moved = _distance(engine, learner), _distance(before, learner)
+        stale = moved > settings.publish_noise and difference > moved / 2
+        if stale or not difference <= settings.publish_difference:  # NaN is no agreement
             self._act(
                 "publish",
-                self._settings.publish,
+                settings.publish,
                 "the rollout engine does not have the policy's weights: mean logprob difference "
-                f"{difference:.4g} on the same tokens (limit "
-                f"{self._settings.publish_difference:g}); what it samples is another policy's",
+                f"{difference:.4g} on the same tokens (limit {settings.publish_difference:g}), "
+                f"while the policy moved by {moved:.4g}; what it samples is another policy's",
             )
-        return {"sentinel/publish_difference": difference}
+        return {"sentinel/publish_difference": difference, "sentinel/policy_moved": moved}
 
     def _act(self, name: str, action: Action, message: str) -> None:
         self._logs.event("sentinel", message, sentinel=name, action=action)
@@ -71,6 +79,10 @@ class Sentinels:
             raise RunError(f"sentinel {name}: {message}")
         if action == "warn":
             self._console.warn(f"sentinel {name}: {message}")
+
+
+def _distance(one: Sequence[Floats], two: Sequence[Floats]) -> float:
+    return float(np.abs(np.concatenate(one) - np.concatenate(two)).mean())
 
 
 def differences(learner: Floats, sampled: Floats) -> dict[str, float]:

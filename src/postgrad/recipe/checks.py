@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from postgrad.core.batch import derive
 from postgrad.core.errors import UsageError
+from postgrad.core.geometry import derive
 from postgrad.rewards.registry import build, component_names
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from postgrad.core.batch import (
     Parallel,
     RolloutBatchSettings,
     RunLength,
-    geometry,
 )
 from postgrad.core.errors import UsageError
+from postgrad.core.geometry import geometry
 from postgrad.core.settings import Settings
 from postgrad.data.settings import DataSettings
 from postgrad.learner.settings import LearnerSettings

@@ -1,0 +1,195 @@
+"""From the batch numbers that a recipe states to all of them, and which values would work."""
+
+import math
+
+from postgrad.core.batch import (
+    BatchGeometry,
+    BatchSettings,
+    Parallel,
+    RolloutBatchSettings,
+    RunLength,
+)
+from postgrad.core.errors import UsageError
+
+
+def geometry(
+    settings: BatchSettings, length: RunLength, parallel: Parallel | None = None
+) -> BatchGeometry:
+    """All numbers from those that were stated.
+
+    Raises UsageError listing every ratio that is not whole, with the nearest values that work, and
+    every quantity that two settings state differently.
+    """
+    found, problems = derive(settings, length, parallel)
+    if found is None or problems:
+        raise UsageError("\n".join(f"{key}: {text}" for key, text in problems))
+    return found
+
+
+def derive(
+    settings: BatchSettings, length: RunLength, parallel: Parallel | None = None
+) -> tuple[BatchGeometry | None, list[tuple[str, str]]]:
+    """The geometry, or None, and the problems as (dotted key, what is wrong and what works)."""
+    problems: list[tuple[str, str]] = []
+    _check_length(length, problems)
+    replicas = _replicas(parallel or Parallel(), problems)
+    if replicas is None:
+        return None, problems
+    sampled = settings if isinstance(settings, RolloutBatchSettings) else None
+    per_step = sampled.rollout_batch_size * sampled.n_samples_per_prompt if sampled else None
+    train = _train_batch_size(settings, per_step, replicas, problems)
+    accumulation = _accumulation(settings, train, replicas, problems)
+    if problems:
+        return None, problems
+    passes = sampled.epochs_per_rollout if sampled else 1
+    per_step = per_step or train
+    updates = per_step // train * passes
+    draws = sampled.rollout_batch_size if sampled else train
+    steps, left_over = _steps(length, per_step, draws)
+    return BatchGeometry(
+        samples_per_step=per_step,
+        train_batch_size=train,
+        epochs_per_rollout=passes,
+        updates_per_step=updates,
+        data_parallel_size=replicas,
+        rollout_batch_size=sampled.rollout_batch_size if sampled else None,
+        n_samples_per_prompt=sampled.n_samples_per_prompt if sampled else None,
+        num_mini_batches=per_step // train if sampled else None,
+        local_mini_batch_size=train // replicas if train % replicas == 0 else None,
+        micro_train_batch_size=settings.micro_train_batch_size,
+        micro_train_tokens=settings.micro_train_tokens,
+        gradient_accumulation=accumulation,
+        steps=steps,
+        total_updates=None if steps is None else steps * updates,
+        total_episodes=None if steps is None else steps * per_step,
+        left_over=left_over,
+    ), problems
+
+
+def _replicas(parallel: Parallel, problems: list[tuple[str, str]]) -> int | None:
+    share = parallel.tensor_parallel * parallel.context_parallel
+    if parallel.ranks % share == 0:
+        return parallel.ranks // share
+    problems.append(
+        (
+            "learner.ranks",
+            f"{parallel.ranks} ranks do not divide into copies of {share} "
+            "(tensor_parallel * context_parallel); nearest ranks that work: "
+            f"{_either(_multiples(parallel.ranks, share))}",
+        )
+    )
+    return None
+
+
+def _train_batch_size(
+    settings: BatchSettings, per_step: int | None, replicas: int, problems: list[tuple[str, str]]
+) -> int:
+    """Samples per update from whichever setting states it; per_step: None where a step is one."""
+    stated: dict[str, int] = {}
+    if settings.train_batch_size is not None:
+        stated["train_batch_size"] = settings.train_batch_size
+    if settings.local_mini_batch_size is not None:
+        stated["local_mini_batch_size"] = settings.local_mini_batch_size * replicas
+    parts = settings.num_mini_batches if isinstance(settings, RolloutBatchSettings) else None
+    if parts is not None and per_step is not None:
+        if per_step % parts:
+            problems.append(
+                (
+                    "batch.num_mini_batches",
+                    f"{per_step} samples of a step do not divide into {parts} mini-batches; "
+                    f"nearest that work: {_either(_divisors(parts, per_step))}",
+                )
+            )
+        else:
+            stated["num_mini_batches"] = per_step // parts
+    if len(set(stated.values())) > 1:
+        said = " but ".join(f"{name} makes it {value}" for name, value in stated.items())
+        problems.append(
+            (f"batch.{list(stated)[-1]}", f"samples per update are stated twice: {said}; keep one")
+        )
+    name, train = next(iter(stated.items()), ("train_batch_size", per_step or 64))
+    if per_step is not None and per_step % train:
+        fitting = _divisors(train, per_step)
+        if name == "local_mini_batch_size":
+            fitting = [size // replicas for size in fitting if size % replicas == 0]
+        works = f"nearest {name} that works: {_either(fitting)}" if fitting else "no value works"
+        problems.append(
+            (
+                f"batch.{name}",
+                f"{per_step} samples of a step (rollout_batch_size * n_samples_per_prompt) do not "
+                f"divide into updates of {train} samples; {works}",
+            )
+        )
+    return train
+
+
+def _accumulation(
+    settings: BatchSettings, train: int, replicas: int, problems: list[tuple[str, str]]
+) -> int | None:
+    micro = settings.micro_train_batch_size
+    if micro is None:
+        return None
+    if settings.micro_train_tokens is not None:
+        problems.append(
+            (
+                "batch.micro_train_tokens",
+                "micro-batches are stated in samples and in tokens; "
+                "keep micro_train_batch_size or micro_train_tokens",
+            )
+        )
+        return None
+    if train % (micro * replicas) == 0:
+        return train // (micro * replicas)
+    ways = [f"train_batch_size {_either(_multiples(train, micro * replicas))}"]
+    if train % replicas == 0:
+        ways.insert(0, f"micro_train_batch_size {_either(_divisors(micro, train // replicas))}")
+    problems.append(
+        (
+            "batch.micro_train_batch_size",
+            f"train_batch_size {train} is not a whole number of micro-batches of {micro} samples "
+            f"on {replicas} {'replica' if replicas == 1 else 'replicas'}; nearest that work: "
+            f"{', or '.join(ways)}",
+        )
+    )
+    return None
+
+
+def _check_length(length: RunLength, problems: list[tuple[str, str]]) -> None:
+    stated = {
+        "steps": length.steps,
+        "total_episodes": length.total_episodes,
+        "epochs": length.epochs,
+    }
+    said = [name for name, value in stated.items() if value is not None]
+    if len(said) != 1:
+        how = f"{' and '.join(said)} are both stated" if said else "nothing says how long to run"
+        problems.append((said[-1] if said else "steps", f"{how}: state one of {', '.join(stated)}"))
+
+
+def _steps(length: RunLength, per_step: int, draws: int) -> tuple[int | None, int]:
+    """Steps and what is left of a budget of episodes. draws: rows of the data that a step takes.
+
+    Epochs are rounded up to whole steps, so that every row is drawn at least that often.
+    """
+    if length.total_episodes is not None:
+        steps = max(1, length.total_episodes // per_step)
+        return steps, max(0, length.total_episodes - steps * per_step)
+    if length.epochs is not None and length.rows is not None:
+        return max(1, math.ceil(round(length.epochs * length.rows, 6) / draws)), 0
+    return length.steps, 0
+
+
+def _divisors(value: int, of: int) -> list[int]:
+    """The divisors of `of` nearest to `value` from below and from above."""
+    fitting = [n for n in range(1, of + 1) if of % n == 0]
+    below, above = [n for n in fitting if n <= value], [n for n in fitting if n >= value]
+    return sorted({*below[-1:], *above[:1]})
+
+
+def _multiples(value: int, of: int) -> list[int]:
+    """The positive multiples of `of` nearest to `value` from below and from above."""
+    return [n for n in (value // of * of, -(-value // of) * of) if n > 0]
+
+
+def _either(values: list[int]) -> str:
+    return " or ".join(str(value) for value in values)
