@@ -1,0 +1,6 @@
+"""Recipes as files, for tests of commands."""
+
+import os
+
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

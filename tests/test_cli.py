@@ -1,0 +1,293 @@
+"""The commands as people type them: exit codes, one message, nothing lost."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from postgrad import __version__
+from postgrad.cli import main
+
+RECIPE = """
+job = "sft"
+run_dir = "RUN"
+steps = 2
+
+[model.init]
+type = "qwen3"
+hidden_size = 16
+intermediate_size = 32
+num_hidden_layers = 1
+num_attention_heads = 2
+num_key_value_heads = 1
+
+[model.init.tokenizer]
+kind = "characters"
+
+[data]
+path = "DATA"
+max_len = 64
+
+[batch]
+train_batch_size = 2
+
+[learner]
+threads = 1
+"""
+RL = """
+[[rewards]]
+type = "gsm8k"
+
+[algorithm]
+type = "grpo"
+
+[rollout]
+max_new_tokens = 4
+"""
+ROWS = [{"question": f"1 + {i}?", "answer": f"#### {i + 1}"} for i in range(4)]
+
+
+class Files:
+    """A recipe and its data in a folder, and how to run commands on them."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self.run_dir = folder / "run"
+        self._capsys = capsys
+        self.recipe = folder / "recipe.toml"
+        self.data = folder / "rows.jsonl"
+        self.write(RECIPE)
+        self.data.write_text("\n".join(json.dumps(row) for row in ROWS), "utf-8")
+
+    def write(self, recipe: str) -> None:
+        text = recipe.replace("RUN", str(self.run_dir)).replace("DATA", str(self.data))
+        self.recipe.write_text(text, "utf-8")
+
+    def rl(self) -> None:
+        """A recipe of RL with a batch that works."""
+        text = RECIPE.replace('"sft"', '"rl"').replace(
+            "train_batch_size = 2", "rollout_batch_size = 2"
+        )
+        self.write(text.replace("[learner]", f"{RL}\n[learner]"))
+
+    def run(self, *words: str | Path) -> tuple[int, str, str]:
+        """(exit code, standard output, standard error)."""
+        code = main([str(word) for word in words])
+        told = self._capsys.readouterr()
+        return code, told.out, told.err
+
+    def refused(self, *words: str | Path, code: int = 2) -> str:
+        """The one message of a command that fails."""
+        found, _, error = self.run(*words)
+        assert found == code
+        assert error.startswith("postgrad: ")
+        assert "Traceback" not in error
+        return error
+
+
+@pytest.fixture
+def files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Files:
+    return Files(tmp_path, capsys)
+
+
+def test_help_and_version_need_no_recipe(files: Files) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    code, out, _ = files.run()
+    assert code == 2
+    assert "train" in out
+    assert "doctor" in out
+
+
+def test_a_run_its_checkpoints_its_export_and_its_evaluation(files: Files) -> None:
+    files.rl()
+    text = files.recipe.read_text("utf-8")
+    files.write(text + f'\n[eval]\npath = "{files.data}"\nmax_new_tokens = 4\n')
+    code, out, _ = files.run("train", files.recipe, "--json")
+    assert code == 0
+    assert json.loads(out)["steps"] == 2
+    assert json.loads((files.run_dir / "summary.json").read_text("utf-8"))["updates"] == 2
+    code, out, _ = files.run("checkpoints", files.run_dir, "--json")
+    assert [(one["step"], one["complete"], one["latest"]) for one in json.loads(out)] == [
+        (2, True, True)
+    ]
+    to = files.folder / "model"
+    code, out, _ = files.run("export", files.run_dir, "--to", to)
+    assert code == 0
+    assert (to / "model.safetensors").exists()
+    code, out, _ = files.run("eval", files.recipe, "--model", to, "--against", to, "--json")
+    report = json.loads(out)
+    assert report["rows"] == 4
+    assert report["failed"] == 0
+    assert report["pass@k"] == {"1": report["accuracy"]}
+    assert report["against"]["accuracy"] == report["accuracy"]
+
+
+def test_json_leaves_nothing_else_on_standard_output(files: Files) -> None:
+    code, out, error = files.run("train", files.recipe, "--json")
+    assert code == 0
+    assert out.count("\n") == 1
+    assert "step 2/2" in error
+
+
+def test_quiet_says_nothing(files: Files) -> None:
+    assert files.run("train", files.recipe, "--quiet") == (0, "", "")
+
+
+def test_config_shows_every_default_and_loads_again(files: Files) -> None:
+    code, out, _ = files.run("config", files.recipe, "--learner.lr", "0.25")
+    resolved = json.loads(out)
+    assert code == 0
+    assert resolved["learner"]["lr"] == 0.25
+    assert resolved["data"]["on_too_long"] == "drop"
+
+
+def test_batch_numbers_are_printed_with_their_units(files: Files) -> None:
+    _, out, _ = files.run("train", files.recipe, "--dry-run")
+    assert "train_batch_size              2  samples per update, over all ranks" in out
+    assert "everything up to the first step works" in out
+    assert not files.run_dir.exists()
+
+
+def test_doctor_says_what_a_run_would_choose(files: Files) -> None:
+    code, out, _ = files.run("doctor", "--json")
+    assert code == 0
+    assert json.loads(out)["postgrad"] == __version__
+
+
+def test_a_wrong_key_is_named_with_its_line_and_the_nearest(files: Files) -> None:
+    files.write(RECIPE.replace("train_batch_size", "train_batchsize"))
+    line = 1 + files.recipe.read_text("utf-8").splitlines().index("train_batchsize = 2")
+    message = files.refused("train", files.recipe)
+    assert f"recipe.toml:{line}: unknown key 'batch.train_batchsize'" in message
+    assert "did you mean 'train_batch_size'?" in message
+
+
+def test_a_ratio_that_is_not_whole_names_the_values_that_work(files: Files) -> None:
+    message = files.refused("train", files.recipe, "--batch.micro_train_batch_size", "3")
+    assert "--batch.micro_train_batch_size 3" in message
+    assert "micro_train_batch_size 2" in message
+
+
+def test_a_missing_recipe_names_the_nearest_file(files: Files) -> None:
+    message = files.refused("train", files.folder / "recipes.toml")
+    assert f"did you mean {files.recipe}?" in message
+
+
+def test_a_missing_data_file_is_named(files: Files) -> None:
+    message = files.refused("train", files.recipe, "--data.path", files.folder / "no.jsonl")
+    assert "no.jsonl: no such file" in message
+
+
+def test_an_empty_dataset_is_named(files: Files) -> None:
+    files.data.write_text("", "utf-8")
+    assert f"{files.data} is empty" in files.refused("train", files.recipe)
+
+
+def test_a_broken_line_is_named_with_its_number(files: Files) -> None:
+    with files.data.open("a", encoding="utf-8") as data:
+        data.write('\n{"question": "1 + 1?"')
+    assert f"{files.data}:5: not JSON" in files.refused("train", files.recipe)
+
+
+def test_a_row_without_the_column_is_named_with_the_nearest(files: Files) -> None:
+    message = files.refused("train", files.recipe, "--data.prompt", "questions")
+    assert f"{files.data}:1: row 0 has no column 'questions' (data.prompt)" in message
+    assert "did you mean 'question'?" in message
+
+
+def test_an_answer_that_no_verifier_can_read_is_named_with_its_row(files: Files) -> None:
+    files.rl()
+    with files.data.open("a", encoding="utf-8") as data:
+        data.write('\n{"question": "1 + 1?", "answer": "two"}')
+    message = files.refused("train", files.recipe)
+    assert "1 of 5 rows have a reference answer that a verifier cannot read" in message
+    assert "row 4 of rows.jsonl" in message
+
+
+def test_a_template_that_cannot_mark_the_assistant_shows_the_row(files: Files) -> None:
+    assert files.run("train", files.recipe, "--checkpoint.save_hf", "true")[0] == 0
+    model = files.folder / "model"
+    shutil.copytree(files.run_dir / "model", model)
+    (model / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | upper }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+        "utf-8",
+    )
+    with files.data.open("a", encoding="utf-8") as data:
+        data.write('\n{"question": "1 + 1?", "answer": "two"}')
+    message = files.refused("train", files.recipe, "--overwrite", "true", "--model.path", model)
+    assert f"{files.data}:5: the assistant's tokens of row 4 cannot be marked" in message
+    assert "drops text of message 1: 'two'" in message
+
+
+def test_a_prompt_over_the_limit_is_an_error_where_the_recipe_says_so(files: Files) -> None:
+    files.rl()
+    message = files.refused(
+        "train", files.recipe, "--data.max_len", "16", "--data.on_too_long", "error"
+    )
+    assert f"{files.data}:1: the prompt of row 0 has" in message
+    assert "the limit is 12" in message
+
+
+def test_a_full_disk_is_told_before_anything_is_trained(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 5, 5))
+    message = files.refused("train", files.recipe, code=1)
+    assert "the disk is full" in message
+    assert "--run_dir" in message
+
+
+def test_a_directory_of_another_run_is_left_alone(files: Files) -> None:
+    assert files.run("train", files.recipe, "--quiet")[0] == 0
+    before = (files.run_dir / "metrics.jsonl").read_bytes()
+    message = files.refused("train", files.recipe, "--learner.lr", "0.5")
+    assert "already holds another run" in message
+    assert "learner.lr: 1e-06 there, 0.5 here" in message
+    assert "--overwrite true" in message
+    assert (files.run_dir / "metrics.jsonl").read_bytes() == before
+    assert files.run("train", files.recipe, "--learner.lr", "0.5", "--overwrite", "true")[0] == 0
+
+
+def test_a_folder_with_other_files_is_no_run_directory(files: Files) -> None:
+    files.run_dir.mkdir()
+    (files.run_dir / "thesis.tex").write_text("years of work", "utf-8")
+    message = files.refused("train", files.recipe, "--overwrite", "true")
+    assert "holds other files (thesis.tex)" in message
+    assert (files.run_dir / "thesis.tex").read_text("utf-8") == "years of work"
+
+
+def test_resume_of_something_else_is_refused(files: Files) -> None:
+    assert "is not a run directory" in files.refused("resume", files.folder)
+
+
+def test_an_unknown_flag_of_a_command_without_overrides_is_refused(files: Files) -> None:
+    assert "what is --what?" in files.refused("doctor", "--what")
+
+
+def test_a_model_that_bypasses_the_attention_interface_is_refused_by_name(files: Files) -> None:
+    model = files.folder / "mamba"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "mamba"}', "utf-8")
+    message = files.refused("train", files.recipe, "--model.path", model)
+    assert "mamba" in message
+
+
+def test_debug_shows_the_traceback(files: Files) -> None:
+    code, _, error = files.run("train", files.folder / "no.toml", "--debug")
+    assert code == 2
+    assert "Traceback" in error
+
+
+def test_the_module_runs_as_a_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "postgrad", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == f"postgrad {__version__}"
