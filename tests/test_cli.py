@@ -106,8 +106,10 @@ def test_help_and_version_need_no_recipe(files: Files) -> None:
 
 def test_a_run_its_checkpoints_its_export_and_its_evaluation(files: Files) -> None:
     files.rl()
+    held_out = files.folder / "held_out.jsonl"
+    held_out.write_text('{"question": "7 + 8?", "answer": "#### 15"}\n' * 4, "utf-8")
     text = files.recipe.read_text("utf-8")
-    files.write(text + f'\n[eval]\npath = "{files.data}"\nmax_new_tokens = 4\n')
+    files.write(text + f'\n[eval]\npath = "{held_out}"\nmax_new_tokens = 4\n')
     code, out, _ = files.run("train", files.recipe, "--json")
     assert code == 0
     assert json.loads(out)["steps"] == 2
@@ -269,7 +271,7 @@ def test_resume_of_something_else_is_refused(files: Files) -> None:
 
 
 def test_an_unknown_flag_of_a_command_without_overrides_is_refused(files: Files) -> None:
-    assert "what is --what?" in files.refused("doctor", "--what")
+    assert "what is '--what'?" in files.refused("doctor", "--what")
 
 
 def test_a_model_that_bypasses_the_attention_interface_is_refused_by_name(files: Files) -> None:
