@@ -35,9 +35,7 @@ def export_hf(
     if to.exists() and not overwrite:
         raise UsageError(f"{to} is there already: choose another --to")
     tokenizer = load_tokenizer(base)
-    lm: Any = AutoModelForCausalLM.from_config(
-        load_config(base), dtype=dtype, attn_implementation="sdpa"
-    )
+    lm: Any = AutoModelForCausalLM.from_config(load_config(base), dtype=dtype)
     _fill(lm, weights)
     lm.eval()
     lm.generation_config = _generation_config(base, tokenizer)

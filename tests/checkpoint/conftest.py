@@ -1,0 +1,49 @@
+"""States and tensors for the tests of this room."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from postgrad.checkpoint.state import RunState
+from postgrad.core.cursor import Cursor
+
+
+@pytest.fixture
+def make_state() -> Callable[..., RunState]:
+    """make_state(step, **other fields)."""
+
+    def make(step: int, **fields: Any) -> RunState:
+        known: dict[str, Any] = {
+            "step": step,
+            "update": 2 * step,
+            "episodes": 8 * step,
+            "cursor": Cursor(3 * step, frozenset({3 * step + 2})),
+            "algorithm": {"kl_coef": 0.125},
+            "evaluations": {"eval/accuracy": 0.5},
+            "best": None,
+            "choices": {"threads": 1},
+            "log_offsets": {"metrics.jsonl": 100},
+        }
+        return RunState(**{**known, **fields})
+
+    return make
+
+
+@pytest.fixture
+def make_tensors() -> Callable[[int], dict[str, dict[str, Tensor]]]:
+    """make_tensors(seed): weights in two dtypes, and an optimizer's state."""
+
+    def make(seed: int) -> dict[str, dict[str, Tensor]]:
+        drawn = torch.Generator().manual_seed(seed)
+        return {
+            "policy.weights": {
+                "a": torch.randn(3, 4, generator=drawn),
+                "b": torch.randn(5, generator=drawn).bfloat16(),
+            },
+            "policy.optimizer": {"a.exp_avg": torch.randn(3, 4, generator=drawn)},
+        }
+
+    return make

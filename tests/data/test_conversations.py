@@ -1,0 +1,112 @@
+"""Conversations for SFT: whole, cut or refused, and every row accounted for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from postgrad.core.errors import UsageError
+from postgrad.data.conversations import load_conversations
+from postgrad.data.settings import DataSettings
+from postgrad.data.texts import texts
+
+WriteRows = Callable[..., str]
+ROWS = [
+    {"question": "a", "answer": "bc"},
+    {"question": "d", "answer": "e" * 30},
+    {"question": "f", "answer": "g"},
+]
+
+
+def load(path: str, tokenizer: Any, **more: Any) -> Any:
+    exclude = more.pop("exclude", frozenset())
+    return load_conversations(DataSettings(path=path, **more), tokenizer, exclude=exclude)
+
+
+def test_a_conversation_has_its_tokens_and_loss_on_the_answer(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    one = load(write_rows(ROWS), tokenizer).all()[0]
+    assert (one.ticket, one.row) == (0, 0)
+    text = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nbc<|im_end|>\n"
+    assert tokenizer.decode(one.token_ids.tolist()) == text
+    assert tokenizer.decode(one.token_ids[one.loss_mask].tolist()) == "bc<|im_end|>"
+
+
+def test_tickets_draw_every_row_once_an_epoch(write_rows: WriteRows, tokenizer: Any) -> None:
+    found = load(write_rows(ROWS), tokenizer)
+    for epoch in range(3):
+        assert sorted(found.draw(3 * epoch + i, seed=0).row for i in range(3)) == [0, 1, 2]
+
+
+def test_long_conversations_are_dropped_cut_at_their_end_or_an_error(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    path = write_rows(ROWS)
+    dropped = load(path, tokenizer, max_len=30)
+    assert dropped.account.fates == {"kept": 2, "too_long": 1}
+    cut = load(path, tokenizer, max_len=30, on_too_long="truncate")
+    assert cut.account.fates == {"kept": 2, "truncated": 1}
+    long = cut.all()[1]
+    assert len(long.token_ids) == 30
+    assert set(tokenizer.decode(long.token_ids[long.loss_mask].tolist())) == {"e"}
+    with pytest.raises(UsageError, match=f"{path}:2: row 1 has .* tokens, data.max_len is 30"):
+        load(path, tokenizer, max_len=30, on_too_long="error")
+
+
+def test_a_conversation_cut_before_its_answer_has_no_loss_and_is_dropped(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    rows = [{"question": "q" * 30, "answer": "a"}, ROWS[0], ROWS[2]]
+    found = load(write_rows(rows), tokenizer, max_len=30, on_too_long="truncate")
+    assert found.account.fates == {"kept": 2, "no_loss": 1}
+
+
+def test_a_row_that_cannot_be_marked_is_shown(
+    write_rows: WriteRows, make_tokenizer: Callable[..., Any]
+) -> None:
+    template = (
+        "{% for m in messages %}{{ m['role'] + ':' + m['content'][:3] + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    path = write_rows(ROWS)
+    with pytest.raises(UsageError) as refused:
+        load(path, make_tokenizer(template))
+    message = str(refused.value)
+    assert message.startswith(f"{path}:2: the assistant's tokens of row 1 cannot be marked")
+    assert "drops text of message 1: 'eeeee" in message
+
+
+def test_a_held_out_question_anywhere_in_a_chat_leaves_it_out(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    chat = [
+        {"role": "user", "content": "Held out?"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "and this"},
+        {"role": "assistant", "content": "no"},
+    ]
+    path = write_rows([{"messages": chat}, {"messages": chat[2:]}])
+    found = load(path, tokenizer, messages="messages", exclude=frozenset({"held out?"}))
+    assert found.account.fates == {"kept": 1, "excluded": 1}
+
+
+def test_only_the_last_turn_bears_loss_where_the_recipe_says_so(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    chat = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": " b "},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+    ]
+    path = write_rows([{"messages": chat}])
+    one = load(path, tokenizer, messages="messages", loss_turns="last", strip=True).all()[0]
+    assert tokenizer.decode(one.token_ids[one.loss_mask].tolist()) == "d<|im_end|>"
+    assert "\nb<|im_end|>" in tokenizer.decode(one.token_ids.tolist())
+
+
+def test_the_texts_of_a_dataset_are_all_its_messages(write_rows: WriteRows) -> None:
+    path = write_rows(ROWS[:1])
+    assert list(texts(DataSettings(path=path))) == ["a", "bc"]
+    assert list(texts(DataSettings(path=path, answer="", system="s"))) == ["s", "a"]

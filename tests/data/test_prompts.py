@@ -1,0 +1,171 @@
+"""Prompts by ticket; the same for conversations where both behave alike."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from postgrad.core.errors import UsageError
+from postgrad.data.messages import answer_of
+from postgrad.data.overlap import keys, question_key
+from postgrad.data.prompts import load_prompts
+from postgrad.data.rows import Row
+from postgrad.data.settings import DataSettings
+
+WriteRows = Callable[..., str]
+FRAME = len("user\n") + len("assistant\n") + 4  # template tokens around a question
+
+
+def rows_of(lengths: list[int]) -> list[dict[str, Any]]:
+    return [{"question": "x" * n, "answer": str(i), "level": i} for i, n in enumerate(lengths)]
+
+
+def load(path: str, tokenizer: Any, limit: int = 100, **more: Any) -> Any:
+    exclude = more.pop("exclude", frozenset())
+    return load_prompts(
+        DataSettings(path=path, **more), tokenizer, max_prompt_tokens=limit, exclude=exclude
+    )
+
+
+def test_a_prompt_has_its_tokens_its_answer_and_its_rows_other_columns(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    prompt = load(write_rows(rows_of([2, 3])), tokenizer, shuffle=False).draw(1, seed=0)
+    text = "<|im_start|>user\nxxx<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(prompt.token_ids.tolist()) == text
+    assert len(prompt.token_ids) == FRAME + 3
+    assert (prompt.ticket, prompt.row, prompt.dataset) == (1, 1, "rows.jsonl")
+    assert (prompt.question, prompt.answer) == ("xxx", "1")
+    assert prompt.metadata == {"level": 1}
+
+
+def test_every_epoch_draws_every_row_once_in_another_order(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    prompts = load(write_rows(rows_of([1] * 20)), tokenizer)
+    epochs = [[prompts.draw(20 * e + i, seed=3).row for i in range(20)] for e in range(3)]
+    assert all(sorted(epoch) == list(range(20)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert [prompts.draw(i, seed=4).row for i in range(20)] != epochs[0]
+    assert [prompts.draw(i, seed=3).row for i in range(20)] == epochs[0]
+    assert prompts.draw(47, seed=3).ticket == 47
+
+
+def test_evaluation_takes_rows_in_their_order(write_rows: WriteRows, tokenizer: Any) -> None:
+    prompts = load(write_rows(rows_of([1] * 5)), tokenizer).all()
+    assert [(p.ticket, p.row) for p in prompts] == [(i, i) for i in range(5)]
+
+
+def test_long_prompts_are_dropped_cut_at_their_beginning_or_an_error(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    path = write_rows(rows_of([1, 9, 2, 8]))
+    limit = FRAME + 5
+    dropped = load(path, tokenizer, limit)
+    assert sorted(prompt.row for prompt in dropped.all()) == [0, 2]
+    assert dropped.account.fates == {"kept": 2, "too_long": 2}
+    cut = load(path, tokenizer, limit, on_too_long="truncate")
+    assert cut.account.fates == {"kept": 2, "truncated": 2}
+    whole = load(path, tokenizer).all()[1]
+    assert cut.all()[1].token_ids.tolist() == whole.token_ids[-limit:].tolist()
+    with pytest.raises(UsageError) as refused:
+        load(path, tokenizer, limit, on_too_long="error")
+    assert f"{path}:2: the prompt of row 1 has {FRAME + 9} tokens, the limit is {limit}" in str(
+        refused.value
+    )
+
+
+def test_too_many_lost_rows_stop_the_run(write_rows: WriteRows, tokenizer: Any) -> None:
+    path = write_rows(rows_of([1, 9, 9, 9]))
+    with pytest.raises(UsageError, match=r"3 of 4 rows are lost, more than data\.max_lost"):
+        load(path, tokenizer, FRAME + 5)
+    assert len(load(path, tokenizer, FRAME + 5, max_lost_fraction=0.75)) == 1
+    with pytest.raises(UsageError, match="no row of 4 is left to use"):
+        load(path, tokenizer, FRAME, max_lost_fraction=1.0)
+
+
+def test_held_out_questions_are_left_out_whatever_their_case_and_spaces(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    rows = [{"question": q, "answer": ""} for q in ("Spell Sun", "spell  sun ", "spell moon")]
+    held_out = write_rows([{"question": "SPELL SUN", "answer": ""}], "eval.jsonl")
+    exclude = keys(DataSettings(path=held_out))
+    prompts = load(write_rows(rows), tokenizer, exclude=exclude)
+    assert [prompt.question for prompt in prompts.all()] == ["spell moon"]
+    assert prompts.account.fates == {"kept": 1, "excluded": 2}
+    assert prompts.account.lines()[1].endswith("rows.jsonl:1")
+    assert question_key(" Straße\n") == question_key("STRASSE")
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lengths=st.lists(st.integers(0, 12), min_size=1, max_size=12), data=st.data())
+def test_every_row_is_accounted_for(
+    lengths: list[int], data: st.DataObject, write_rows: WriteRows, tokenizer: Any
+) -> None:
+    how = data.draw(st.sampled_from(["drop", "truncate"]))
+    held_out = data.draw(st.sets(st.sampled_from([question_key("x" * n) for n in range(13)])))
+    path = write_rows(rows_of(lengths))
+    more = {"on_too_long": how, "max_lost_fraction": 1.0, "exclude": frozenset(held_out)}
+    left = [n for n in lengths if question_key("x" * n) not in held_out]
+    if how == "drop":
+        left = [n for n in left if n <= 6]
+    if not left:
+        with pytest.raises(UsageError, match="is left to use"):
+            load(path, tokenizer, FRAME + 6, **more)
+        return
+    prompts = load(path, tokenizer, FRAME + 6, **more)
+    assert len(prompts) == len(left)
+    account = prompts.account
+    assert sum(account.fates.values()) == account.rows == len(lengths)
+    assert account.kept == len(prompts)
+    assert account.to_json()["rows"] == len(lengths)
+
+
+def test_a_missing_column_is_named_with_the_row_and_the_nearest(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    path = write_rows([*rows_of([1]), {"qestion": "?", "answer": "1"}])
+    with pytest.raises(UsageError) as refused:
+        load(path, tokenizer)
+    message = str(refused.value)
+    assert f"{path}:2: row 1 has no column 'question' (data.prompt)" in message
+    assert "did you mean 'qestion'?" in message
+
+
+def test_a_question_that_is_no_text_is_named(write_rows: WriteRows, tokenizer: Any) -> None:
+    path = write_rows([{"question": 5, "answer": "1"}])
+    with pytest.raises(UsageError, match="column 'question' of row 0 is int, not text"):
+        load(path, tokenizer)
+
+
+def test_reference_answers_become_text_and_may_be_none(write_rows: WriteRows) -> None:
+    row = Row(0, {"answer": 12, "none": None}, "rows:1")
+    assert answer_of(row, DataSettings(path="x")) == "12"
+    assert answer_of(row, DataSettings(path="x", answer="none")) is None
+    assert answer_of(row, DataSettings(path="x", answer="")) is None
+
+
+def test_a_chat_is_asked_up_to_its_last_user(write_rows: WriteRows, tokenizer: Any) -> None:
+    chat = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+    ]
+    path = write_rows([{"messages": chat, "id": 7}])
+    prompt = load(path, tokenizer, messages="messages", system="be brief").all()[0]
+    assert tokenizer.decode(prompt.token_ids.tolist()) == (
+        "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\na<|im_end|>\n"
+        "<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert (prompt.question, prompt.answer, prompt.metadata) == ("c", None, {"id": 7})
+
+
+@pytest.mark.parametrize("chat", [[], "a", [{"role": "user"}], [{"role": "user", "content": 1}]])
+def test_what_is_no_conversation_is_named(chat: Any, write_rows: WriteRows, tokenizer: Any) -> None:
+    path = write_rows([{"messages": chat}])
+    with pytest.raises(UsageError, match=r"row 0 is no conversation.*\(data\.messages\)"):
+        load(path, tokenizer, messages="messages")

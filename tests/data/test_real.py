@@ -1,0 +1,78 @@
+"""All 7 473 real questions of GSM8K: every row accounted for, from a file and from hub layout."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from postgrad.data.conversations import load_conversations
+from postgrad.data.prompts import load_prompts
+from postgrad.data.settings import DataSettings
+from postgrad.models.fresh import make_fresh
+from postgrad.models.load import load_tokenizer
+from postgrad.models.settings import ModelInit, TokenizerInit
+
+DATA = os.environ.get("POSTGRAD_TEST_DATA")
+pytestmark = pytest.mark.skipif(DATA is None, reason="POSTGRAD_TEST_DATA names no folder")
+ROWS = 7473
+
+
+@pytest.fixture(scope="module")
+def gsm8k() -> Path:
+    return Path(DATA or "") / "gsm8k.jsonl"
+
+
+@pytest.fixture(scope="module")
+def bpe(gsm8k: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A tokenizer made from 500 of the questions."""
+    rows = [json.loads(line) for line in gsm8k.read_text("utf-8").splitlines()[:500]]
+    init = ModelInit(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        tokenizer=TokenizerInit(vocab_size=2000),
+    )
+    to = tmp_path_factory.mktemp("real") / "model"
+    make_fresh(init, [row["question"] + row["answer"] for row in rows], 0, to)
+    return load_tokenizer(str(to))
+
+
+def test_every_question_and_answer_is_kept_cut_or_dropped(gsm8k: Path, bpe: Any) -> None:
+    found = load_conversations(DataSettings(path=str(gsm8k), max_len=256), bpe)
+    assert found.account.rows == ROWS
+    assert sum(found.account.fates.values()) == ROWS
+    assert found.account.kept == len(found)
+    lengths = [len(one.token_ids) for one in found.all()]
+    assert max(lengths) <= 256
+    assert found.account.fates["too_long"] == ROWS - len(found)
+    assert len(found) > 0.5 * ROWS
+    for one in found.all()[::500]:
+        answer = bpe.decode(one.token_ids[one.loss_mask].tolist())
+        assert answer.endswith("<|im_end|>")
+        assert "####" in answer
+
+
+def test_the_hubs_layout_gives_the_same_prompts(
+    gsm8k: Path, bpe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """openai/gsm8k as a folder: the path of the shipped recipes, found where one stands."""
+    rows = [json.loads(line) for line in gsm8k.read_text("utf-8").splitlines()]
+    assert len(rows) == ROWS
+    folder = tmp_path / "openai" / "gsm8k" / "main"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows), folder / "train-00000-of-00001.parquet")
+    monkeypatch.chdir(tmp_path)
+    load: Callable[[DataSettings], Any] = lambda one: load_prompts(one, bpe, max_prompt_tokens=300)  # noqa: E731
+    hub = load(DataSettings(path="openai/gsm8k", name="main", split="train[-300:]"))
+    file = load(DataSettings(path=str(gsm8k), split="train[-300:]"))
+    assert hub.account.rows == file.account.rows == 300
+    for one, two in zip(hub.all(), file.all(), strict=True):
+        assert one.token_ids.tolist() == two.token_ids.tolist()
+        assert (one.row, one.answer) == (two.row, two.answer)

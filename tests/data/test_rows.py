@@ -1,0 +1,146 @@
+"""Rows of files and folders, in order, with the place of whatever is wrong."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from postgrad.core.errors import UsageError
+from postgrad.data.rows import dataset_name, parse_split, read_rows
+from postgrad.data.settings import DataSettings
+
+ROWS = [{"question": f"{i}?", "answer": str(i)} for i in range(10)]
+WriteRows = Callable[..., str]
+
+
+def read(path: str | Path, **settings: Any) -> list[tuple[int, str]]:
+    rows = read_rows(DataSettings(path=str(path), **settings))
+    return [(row.index, row.values["answer"]) for row in rows]
+
+
+ALL = [(i, str(i)) for i in range(10)]
+
+
+def test_json_lines_zipped_or_not_and_parquet_give_the_same_rows(
+    tmp_path: Path, write_rows: WriteRows
+) -> None:
+    text = "\n\n".join(json.dumps(row) for row in ROWS)  # empty lines are no rows
+    with gzip.open(tmp_path / "rows.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write(text)
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
+    assert read(write_rows(ROWS)) == ALL
+    assert read(tmp_path / "rows.jsonl.gz") == ALL
+    assert read(tmp_path / "rows.parquet") == ALL
+
+
+def test_a_folder_laid_out_as_on_the_hub_is_read_by_configuration_and_split(tmp_path: Path) -> None:
+    (tmp_path / "main").mkdir()
+    (tmp_path / "socratic").mkdir()
+    table = pa.Table.from_pylist
+    pq.write_table(table(ROWS[:6]), tmp_path / "main" / "train-00000-of-00002.parquet")
+    pq.write_table(table(ROWS[6:]), tmp_path / "main" / "train-00001-of-00002.parquet")
+    pq.write_table(table(ROWS[:2]), tmp_path / "main" / "test-00000-of-00001.parquet")
+    assert read(tmp_path, name="main") == ALL
+    assert read(tmp_path, name="main", split="test") == ALL[:2]
+    with pytest.raises(UsageError, match=r"no folder 'Main' .*\['main', 'socratic'\]"):
+        read(tmp_path, name="Main")
+    with pytest.raises(UsageError, match="no data file of split 'validation'"):
+        read(tmp_path, name="main", split="validation")
+
+
+@pytest.mark.parametrize(
+    ("split", "wanted"),
+    [
+        ("train[:3]", ALL[:3]),
+        ("train[-2:]", ALL[-2:]),
+        ("train[:-8]", ALL[:-8]),
+        ("train[80%:]", ALL[8:]),
+        ("train[10%:30%]", ALL[1:3]),
+    ],
+)
+def test_a_slice_keeps_the_numbers_of_its_rows(
+    split: str, wanted: list[Any], write_rows: WriteRows
+) -> None:
+    assert read(write_rows(ROWS), split=split) == wanted
+
+
+def test_a_limit_takes_the_first_rows_of_a_slice(write_rows: WriteRows) -> None:
+    assert read(write_rows(ROWS), split="train[2:]", limit=2) == ALL[2:4]
+
+
+def test_a_split_that_is_none_is_refused() -> None:
+    assert parse_split("test[90%:]") == ("test", "90%", None)
+    with pytest.raises(UsageError, match="a split is a name"):
+        parse_split("train[1,2]")
+
+
+def test_a_broken_line_is_named_with_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"answer": "1"}\n{"answer": \n', "utf-8")
+    with pytest.raises(UsageError, match=rf"{path}:2: not JSON: .*repair or remove the line"):
+        read(path)
+    path.write_text('{"answer": "1"}\n[1, 2]\n', "utf-8")
+    with pytest.raises(UsageError, match=rf"{path}:2: a row is a JSON object, this is list"):
+        read(path)
+    path.write_bytes(b'{"answer": "1"}\n{"answer": "\xff"}\n')
+    with pytest.raises(UsageError, match=rf"{path}:2: not UTF-8"):
+        read(path)
+    path.write_text('{"answer": NaN}', "utf-8")
+    with pytest.raises(UsageError, match="NaN is not JSON"):
+        read(path)
+
+
+def test_a_zipped_file_that_ends_too_early_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"answer": "1"}\n' * 1000)[:-20])
+    with pytest.raises(UsageError, match="the gzip file is broken"):
+        read(path)
+
+
+def test_a_file_that_is_missing_empty_or_of_another_kind_is_named(
+    tmp_path: Path, write_rows: WriteRows
+) -> None:
+    with pytest.raises(UsageError, match=r"no\.jsonl: no such file or folder"):
+        read(tmp_path / "no.jsonl")
+    with pytest.raises(UsageError, match="is empty: there is no row to read"):
+        read(write_rows([]))
+    (tmp_path / "rows.csv").write_text("a,b\n", "utf-8")
+    with pytest.raises(UsageError, match=r"not a data file; known: \.jsonl, \.jsonl\.gz"):
+        read(tmp_path / "rows.csv")
+    (tmp_path / "rows.parquet").write_bytes(b"not parquet")
+    with pytest.raises(UsageError, match="not a Parquet file"):
+        read(tmp_path / "rows.parquet")
+    with pytest.raises(UsageError, match="leaves no row of 10"):
+        read(write_rows(ROWS), split="train[10:]")
+
+
+def test_a_dataset_is_called_by_its_file_its_hub_id_or_its_task(write_rows: WriteRows) -> None:
+    assert dataset_name(DataSettings(path=write_rows(ROWS))) == "rows.jsonl"
+    assert dataset_name(DataSettings(path="openai/gsm8k")) == "openai/gsm8k"
+    assert dataset_name(DataSettings(path="reasoning-gym:chain_sum")) == "reasoning-gym:chain_sum"
+
+
+def test_times_and_decimals_of_parquet_become_text_and_pictures_are_left_out(
+    tmp_path: Path,
+) -> None:
+    import datetime
+    import decimal
+
+    row = {
+        "when": datetime.datetime(2026, 1, 2, 3, 4, 5),
+        "price": decimal.Decimal("1.50"),
+        "nested": {"list": [datetime.date(2026, 1, 2)]},
+        "image": b"\x89PNG",
+    }
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
+    values = read_rows(DataSettings(path=str(tmp_path / "rows.parquet")))[0].values
+    assert values == {
+        "when": "2026-01-02T03:04:05",
+        "price": "1.50",
+        "nested": {"list": ["2026-01-02"]},
+    }

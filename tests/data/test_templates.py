@@ -1,0 +1,138 @@
+"""Loss masks: exactly what the assistant wrote, or an error that says why not."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from postgrad.data.templates import Unmarkable, render, render_conversation, tokenise
+from postgrad.models.fresh import PRINTABLE
+
+LLAMA = (
+    "{{ '<|begin_of_text|>' }}{% for m in messages %}"
+    "{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim"
+    " + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+LLAMA_SPECIAL = ("<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
+GEMMA = (
+    "{{ '<bos>' }}{% for m in messages %}"
+    "{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n'"
+    " + m['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+GEMMA_SPECIAL = ("<end_of_turn>", "<bos>", "<start_of_turn>")
+THINKS = (  # begins every last answer with an empty thought, as Qwen3's does
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% if loop.last and m['role'] == 'assistant' %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+    "{{ m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CHAT = [
+    {"role": "user", "content": "1 + 1?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "and 2 + 2?"},
+    {"role": "assistant", "content": "It is 4."},
+]
+
+
+def marked(
+    tokenizer: Any, messages: list[dict[str, str]], turns: Literal["all", "last"] = "all"
+) -> list[str]:
+    """The runs of tokens that bear loss, decoded."""
+    rendered = render_conversation(tokenizer, messages, turns=turns, variables={})
+    found = tokenise(tokenizer, [rendered])[0]
+    if isinstance(found, Unmarkable):
+        raise found
+    ids, mask = found
+    assert tokenizer.decode(ids.tolist()) == rendered.text
+    runs: list[list[int]] = []
+    for i, token in enumerate(ids.tolist()):
+        if mask[i] and (i == 0 or not mask[i - 1]):
+            runs.append([])
+        if mask[i]:
+            runs[-1].append(token)
+    return [tokenizer.decode(run) for run in runs]
+
+
+def test_loss_lies_on_answers_and_the_token_that_ends_them(tokenizer: Any) -> None:
+    assert marked(tokenizer, CHAT) == ["2<|im_end|>", "It is 4.<|im_end|>"]
+    assert marked(tokenizer, CHAT, "last") == ["It is 4.<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "special"),
+    [(LLAMA, LLAMA_SPECIAL), (GEMMA, GEMMA_SPECIAL)],
+    ids=["llama", "gemma"],
+)
+def test_other_families_are_marked_without_generation_marks(
+    template: str, special: tuple[str, ...], make_tokenizer: Callable[..., Any]
+) -> None:
+    end = special[0]
+    assert marked(make_tokenizer(template, special), CHAT) == [f"2{end}", f"It is 4.{end}"]
+
+
+def test_what_a_template_writes_before_an_answer_is_learned_with_it(
+    make_tokenizer: Callable[..., Any],
+) -> None:
+    assert marked(make_tokenizer(THINKS), CHAT[:2]) == ["<think>\n\n</think>\n\n2<|im_end|>"]
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.text(alphabet=PRINTABLE).filter(lambda t: "<|" not in t), min_size=1))
+def test_any_conversation_is_marked_exactly(texts: list[str], tokenizer: Any) -> None:
+    messages = [
+        {"role": "assistant" if i % 2 else "user", "content": text}
+        for i, text in enumerate([*texts, "end"] if len(texts) % 2 else texts)
+    ]
+    wanted = [f"{m['content']}<|im_end|>" for m in messages if m["role"] == "assistant"]
+    assert marked(tokenizer, messages) == wanted
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (
+            "{% for m in messages %}{% if loop.last or m['role'] == 'user' %}"
+            "{{ m['role'] + ':' + m['content'] + '\n' }}{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}assistant:{% endif %}",
+            "writes message 1 in another way when more messages follow",
+        ),
+        (
+            "{% for m in messages %}{{ m['role'] + ':' + m['content'] | upper + '\n' }}{% endfor %}"
+            "{% if add_generation_prompt %}assistant:{% endif %}",
+            "drops text of message 3: 'It is 4.'",
+        ),
+        (
+            "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\n' }}{% endfor %}"
+            "{% if add_generation_prompt %}model:{% endif %}",
+            "does not begin message 1 with its generation prompt",
+        ),
+        ("{{ raise_exception('no system role') }}", "the chat template refuses it"),
+    ],
+    ids=["rewrites", "drops", "begins otherwise", "raises"],
+)
+def test_a_template_that_cannot_mark_the_assistant_says_why(
+    template: str, why: str, make_tokenizer: Callable[..., Any]
+) -> None:
+    with pytest.raises(Unmarkable, match=why.replace("(", r"\(")):
+        marked(make_tokenizer(template), CHAT)
+
+
+def test_a_conversation_without_an_assistant_has_nothing_to_learn(tokenizer: Any) -> None:
+    with pytest.raises(Unmarkable, match="no message of the assistant"):
+        marked(tokenizer, CHAT[:1])
+
+
+def test_a_prompt_ends_where_the_answer_begins(tokenizer: Any) -> None:
+    rendered = render_conversation(tokenizer, CHAT[:2], turns="all", variables={})
+    assert rendered.prompt == render(tokenizer, CHAT[:1], generation=True, variables={})
+    assert rendered.text == f"{rendered.prompt}2<|im_end|>\n"
+
+
+def test_variables_reach_the_template(make_tokenizer: Callable[..., Any]) -> None:
+    tokenizer = make_tokenizer("{{ mood }}{% if add_generation_prompt %}>{% endif %}")
+    assert render(tokenizer, CHAT, generation=True, variables={"mood": "calm"}) == "calm>"

@@ -1,0 +1,101 @@
+"""Fresh models: the same arguments, the same bytes; text goes through a tokenizer unharmed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from postgrad.core.errors import UsageError
+from postgrad.models.fresh import PRINTABLE, make_fresh
+from postgrad.models.hashes import directory_hash
+from postgrad.models.load import load_tokenizer
+from postgrad.models.settings import ModelInit, TokenizerInit
+
+PHRASE = "Spell this word backward: "
+TEXTS = ["She sold 48 clips in April, then half as many in May.", "#### 72", "naïve café ≥ 10 €"]
+
+
+def tiny(kind: str) -> ModelInit:
+    return ModelInit(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tokenizer=TokenizerInit(kind=kind, vocab_size=320, phrases=(PHRASE,)),  # pyright: ignore[reportArgumentType]
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("fresh")
+    for kind in ("bpe", "characters"):
+        make_fresh(tiny(kind), TEXTS if kind == "bpe" else [], 0, folder / kind)
+    return {kind: load_tokenizer(str(folder / kind)) for kind in ("bpe", "characters")}
+
+
+@pytest.mark.parametrize("kind", ["bpe", "characters"])
+def test_the_same_arguments_give_the_same_bytes(kind: str, tmp_path: Path) -> None:
+    texts = TEXTS[:2]
+    torch.manual_seed(1)
+    make_fresh(tiny(kind), texts, 0, tmp_path / "one")
+    drawn = torch.rand(1)
+    torch.manual_seed(1)
+    make_fresh(tiny(kind), texts, 0, tmp_path / "two")
+    assert torch.rand(1) == drawn  # nobody else's random numbers are touched
+    make_fresh(tiny(kind), texts, 1, tmp_path / "other")
+    hashes = [directory_hash(tmp_path / name) for name in ("one", "two", "other")]
+    assert hashes[0] == hashes[1] != hashes[2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other", "two"]
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text())
+def test_byte_level_text_comes_back_as_it_was(text: str, tokenizers: dict[str, Any]) -> None:
+    special = {"<|im_start|>", "<|im_end|>", "<|endoftext|>"}
+    if any(mark in text for mark in special):
+        return
+    tokenizer = tokenizers["bpe"]
+    text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates are no text
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(parts=st.lists(st.one_of(st.text(alphabet=PRINTABLE), st.just(PHRASE))))
+def test_characters_come_back_as_they_were(parts: list[str], tokenizers: dict[str, Any]) -> None:
+    text = "".join(parts)
+    tokenizer = tokenizers["characters"]
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text
+
+
+def test_characters_are_one_token_each_and_phrases_one(tokenizers: dict[str, Any]) -> None:
+    tokenizer = tokenizers["characters"]
+    assert len(tokenizer) == 3 + 96 + 1  # specials, printable ASCII with newline, the phrase
+    assert len(tokenizer.encode(f"{PHRASE}sun", add_special_tokens=False)) == 4
+
+
+def test_digits_stand_alone(tokenizers: dict[str, Any]) -> None:
+    tokens = tokenizers["bpe"].tokenize("4872")
+    assert tokens == ["4", "8", "7", "2"]
+
+
+def test_the_end_of_a_turn_ends_a_sequence_and_padding_is_another_token(
+    tokenizers: dict[str, Any],
+) -> None:
+    for tokenizer in tokenizers.values():
+        assert tokenizer.eos_token == "<|im_end|>"
+        assert tokenizer.pad_token_id != tokenizer.eos_token_id
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": "sun"}], tokenize=False, add_generation_prompt=True
+        )
+        assert text == "<|im_start|>user\nsun<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_character_that_the_tokenizer_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="text 2 of the training data holds 'é'"):
+        make_fresh(tiny("characters"), TEXTS, 0, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
