@@ -1,0 +1,55 @@
+"""Every sample of a step once, trained on or not."""
+
+import numpy as np
+import pytest
+
+from postgrad.algorithms.grpo import GRPO
+from postgrad.core.records import Prompt, Rollout, RolloutBatch, ScoredGroup, Turn
+from postgrad.observe.samples import step_samples
+
+
+def rollout(sample: int, tokens: int) -> Rollout:
+    turn = Turn("policy", np.arange(tokens, dtype=np.int32), np.full(tokens, -0.5, np.float32))
+    return Rollout(7, sample, (turn,), "stop", ((0, tokens),), "text")
+
+
+@pytest.fixture
+def group() -> ScoredGroup:
+    """Three samples; a verifier failed on the second."""
+    prompt = Prompt(7, np.array([5, 6], np.int32), "q", "a", "set", 3)
+    scores = np.array([1.0, np.nan, 0.0])
+    kept = np.array([True, False, True])
+    rollouts = (rollout(0, 2), rollout(1, 3), rollout(2, 1))
+    return ScoredGroup(prompt, rollouts, {"score": scores}, scores, kept)
+
+
+def test_trained_samples_have_advantages_and_logprobs_and_dropped_ones_none(
+    group: ScoredGroup,
+) -> None:
+    batch = RolloutBatch.of([group])
+    credit = GRPO().credit(batch, None, None, None, {})
+    learned = np.arange(len(credit.experience.sequences.tokens.values), dtype=np.float32)
+    lines = list(step_samples([group], 4, str, batch, credit, learned))
+    assert [(line["step"], line["ticket"], line["sample"]) for line in lines] == [
+        (4, 7, 0),
+        (4, 7, 1),
+        (4, 7, 2),
+    ]
+    assert [line["kept"] for line in lines] == [True, False, True]
+    # rewards 1 and 0: mean 0.5, deviation 1/sqrt(2), so the advantages are +-0.7071
+    assert lines[0]["advantages"] == pytest.approx([0.70710578] * 2, rel=1e-5)
+    assert lines[2]["advantages"] == pytest.approx([-0.70710578], rel=1e-5)
+    assert lines[0]["mask"] == [1, 1]
+    assert lines[0]["turns"][0]["learner_logprobs"] == [2.0, 3.0]
+    assert lines[2]["turns"][0]["learner_logprobs"] == [6.0]
+    assert "advantages" not in lines[1]
+    assert "learner_logprobs" not in lines[1]["turns"][0]
+
+
+def test_logprobs_that_were_not_computed_are_left_out(group: ScoredGroup) -> None:
+    batch = RolloutBatch.of([group])
+    credit = GRPO().credit(batch, None, None, None, {})
+    unknown = np.full(len(credit.experience.sequences.tokens.values), np.nan, np.float32)
+    lines = list(step_samples([group], 4, str, batch, credit, unknown))
+    assert "learner_logprobs" not in lines[0]["turns"][0]
+    assert "advantages" in lines[0]
