@@ -109,9 +109,8 @@ def _train_batch_size(
         )
     name, train = next(iter(stated.items()), ("train_batch_size", per_step or 64))
     if per_step is not None and per_step % train:
-        fitting = _divisors(train, per_step)
-        if name == "local_mini_batch_size":
-            fitting = [size // replicas for size in fitting if size % replicas == 0]
+        share = replicas if name == "local_mini_batch_size" else 1
+        fitting = _divisors(train // share, per_step // share) if per_step % share == 0 else []
         works = f"nearest {name} that works: {_either(fitting)}" if fitting else "no value works"
         problems.append(
             (

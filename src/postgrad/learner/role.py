@@ -67,7 +67,7 @@ class Learner(Role):
         """
         experience = update.experience
         flat = _FlatColumns(update, algorithm, self.backbone.device)
-        metrics: dict[str, Tensor] = {}
+        metrics = {"policy/loss": torch.zeros((), device=self.backbone.device)}
         logprobs = np.full(len(experience.sequences.tokens.values), np.nan, np.float32)
         computed = 0
         for layout in self.backbone.micro_batches(

@@ -1,0 +1,49 @@
+"""Scored groups to ragged columns: what was kept, in order, prompts without loss."""
+
+import numpy as np
+
+from postgrad.core.records import Prompt, Rollout, RolloutBatch, ScoredGroup, Turn
+
+
+def turn(author: str, *tokens: int) -> Turn:
+    logprob = -0.5 if author == "policy" else 0.0
+    return Turn(author, np.array(tokens, np.int32), np.full(len(tokens), logprob, np.float32))  # pyright: ignore[reportArgumentType]
+
+
+def group(ticket: int, rollouts: list[Rollout], kept: list[bool]) -> ScoredGroup:
+    prompt = Prompt(ticket, np.array([90, 91], np.int32), "q", "a", "set", ticket)
+    total = np.array([float(i) if k else np.nan for i, k in enumerate(kept)])
+    return ScoredGroup(prompt, tuple(rollouts), {"r": total}, total, np.array(kept))
+
+
+def test_kept_samples_become_columns_over_prompt_and_response() -> None:
+    single = Rollout(4, 0, (turn("policy", 1, 2),), "stop", ((0, 2),), "")
+    dropped = Rollout(4, 1, (turn("policy", 3),), "stop", ((0, 1),), "")
+    turns = (turn("policy", 5), turn("environment", 6, 7), turn("policy", 8))
+    agent = Rollout(9, 0, turns, "length", ((0, 2),), "")
+    silent = Rollout(9, 1, (turn("environment", 1),), "stop", (), "")
+    batch = RolloutBatch.of(
+        [group(4, [single, dropped], [True, False]), group(9, [agent, silent], [True, True])]
+    )
+    assert len(batch) == 2  # a sample without a token of the policy has nothing to learn from
+    assert [row.tolist() for row in batch.sequences.tokens] == [
+        [90, 91, 1, 2],
+        [90, 91, 5, 6, 7, 8],
+    ]
+    assert [row.astype(int).tolist() for row in batch.sequences.loss_mask] == [
+        [0, 0, 1, 1],
+        [0, 0, 1, 0, 0, 1],
+    ]
+    assert batch.sampled_logprobs.row(1).tolist() == [0, 0, -0.5, 0, 0, -0.5]
+    assert batch.sequences.group.tolist() == [0, 1]
+    assert batch.ticket.tolist() == [4, 9]
+    assert batch.sample.tolist() == [0, 0]
+    assert batch.rewards.tolist() == [0.0, 0.0]
+    assert batch.truncated.tolist() == [False, True]
+
+
+def test_nothing_kept_is_an_empty_batch() -> None:
+    one = Rollout(4, 0, (turn("policy", 1),), "stop", ((0, 1),), "")
+    batch = RolloutBatch.of([group(4, [one], [False])])
+    assert len(batch) == 0
+    assert len(batch.sequences.tokens.values) == 0

@@ -1,0 +1,238 @@
+"""Recipes: every problem of a file at once, each with its line and the way out."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from postgrad.algorithms.rloo import RLOO
+from postgrad.core.errors import UsageError
+from postgrad.recipe.load import load_recipe, recipe_from_json, require_resolved, with_overrides
+from postgrad.recipe.recipe import RLRecipe, SFTRecipe
+
+Write = Callable[..., Path]
+SHIPPED = [Path("recipes/gsm8k_sft.toml"), Path("recipes/gsm8k_grpo.toml")]
+ROOT = Path(__file__).parent.parent.parent
+
+
+def refused(path: Path, *overrides: str) -> list[str]:
+    """The lines of the message, without the folder."""
+    with pytest.raises(UsageError) as error:
+        load_recipe(path, overrides)
+    return str(error.value).replace(f"{path.parent}/", "").splitlines()
+
+
+def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
+    recipe = load_recipe(write())
+    assert isinstance(recipe, RLRecipe)
+    assert recipe.algorithm.model_dump()["clip_high"] == 0.28
+    assert recipe.learner.lr == 1e-6
+    assert recipe.geometry().samples_per_step == 128
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ("clip_high = 0.28", "clip_hihg = 0.28"),
+            "recipe.toml:20: unknown key 'algorithm.clip_hihg': did you mean 'clip_high'?",
+        ),
+        (
+            ('path = "rows.jsonl"', 'pth = "rows.jsonl"'),
+            "recipe.toml:9: unknown key 'data.pth': did you mean 'path'?",
+        ),
+        (
+            ("every = 5", "evry = 5"),
+            "recipe.toml:13: unknown key 'eval.evry': did you mean 'every'?",
+        ),
+        (
+            ('run_dir = "runs/a"', 'run_dri = "runs/a"'),
+            "recipe.toml:2: unknown key 'run_dri': did you mean 'run_dir'?",
+        ),
+        (
+            ("steps = 10", "steps = 10\nlr = 1e-5"),
+            "recipe.toml:4: unknown key 'lr': did you mean 'learner.lr'?",
+        ),
+        (
+            ('type = "grpo"', 'type = "gpro"'),
+            "recipe.toml:19: algorithm.type: no algorithm is called 'gpro': did you mean 'grpo'?",
+        ),
+        (
+            ("steps = 10", 'steps = "10"'),
+            "recipe.toml:3: steps = '10': input should be a valid integer",
+        ),
+        (("steps = 10", "steps = 0"), "recipe.toml:3: steps = 0: input should be greater than"),
+        (
+            ("steps = 10", "steps = 10\nepochs = 1.0"),
+            "recipe.toml:4: epochs: steps and epochs are both stated",
+        ),
+        (
+            ("n_samples_per_prompt = 8", "n_samples_per_prompt = 8\ntrain_batch_size = 48"),
+            "recipe.toml:25: batch.train_batch_size: 128 samples of a step",
+        ),
+        (
+            ("n_samples_per_prompt = 8", "n_samples_per_prompt = 1"),
+            "recipe.toml:24: batch.n_samples_per_prompt: 1 is too few for a baseline",
+        ),
+        (
+            ('type = "gsm8k"', 'type = "gms8k"'),
+            "no verifier is called 'gms8k': did you mean 'gsm8k'?",
+        ),
+        (('job = "rl"', 'job = "rll"'), "recipe.toml:1: job = 'rll': did you mean 'rl'?"),
+        (('job = "rl"\n', ""), 'job is missing: say job = "sft" or "rl" at the top'),
+        (('path = "some/model"\n', ""), "no weights are named: give path, or [model.init]"),
+        (
+            ("[batch]", "[learner]\nranks = 4\n[batch]"),
+            "recipe.toml:23: learner.ranks: 4 ranks need a cluster, on one machine too: --cluster",
+        ),
+        (
+            ("[batch]", "[rollout]\nmax_new_tokens = 1024\n[batch]"),
+            "recipe.toml:23: rollout.max_new_tokens: 1024 leaves no room for a prompt",
+        ),
+        (
+            ("[batch]", "[rollout]\ntemperature = 0.0\n[batch]"),
+            "greedy samples of a prompt are all the same",
+        ),
+        (
+            ("[batch]", '[rollout]\nsource = "replay"\n[batch]'),
+            'source = "replay" needs the run directory whose samples are read',
+        ),
+        (
+            ("[batch]", "[batch]\nmicro_train_tokens = 100"),
+            "100 tokens cannot hold a sequence of data.max_len = 1024",
+        ),
+        (("every = 5", "every = 5\npass_at = [1, 4]"), "pass_at = [1, 4] needs numbers from 1 to"),
+        (("every = 5", 'every = 5\ncomponent = "math"'), "no reward is called 'math'"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line_and_the_way_out(
+    change: tuple[str, str], message: str, write: Write
+) -> None:
+    lines = refused(write(change))
+    assert any(message in line for line in lines), lines
+
+
+def test_several_problems_are_one_message_with_a_line_each(write: Write) -> None:
+    lines = refused(
+        write(("steps = 10", "steps = -1"), ("clip_high = 0.28", "clip_hi = 0.28")),
+        "--learner.lrr",
+        "1",
+    )
+    assert len(lines) == 3
+    assert any(line.startswith("recipe.toml:3: steps") for line in lines)
+    assert any(line.startswith("recipe.toml:20: unknown key") for line in lines)
+    assert any(line.startswith("--learner.lrr 1: unknown key") for line in lines)
+
+
+def test_what_is_no_toml_and_what_is_not_there_is_told(write: Write, tmp_path: Path) -> None:
+    assert "is not TOML" in refused(write(("[data]", "[data")))[0]
+    assert "no recipe at recipes.toml; did you mean recipe.toml?" in refused(
+        tmp_path / "recipes.toml"
+    )
+
+
+def test_lines_are_right_in_lists_and_texts_over_several_lines(write: Write) -> None:
+    path = write(
+        ('[[rewards]]\ntype = "gsm8k"', '[[rewards]]\ntype = "gsm8k"\n\n[[rewards]]\nweight = "1"'),
+        ('split = "test"', 'split = "test"\nsystem = """two\nlines"""'),
+    )
+    lines = refused(path)
+    assert any(line.startswith("recipe.toml:21: rewards.1.weight = '1'") for line in lines), lines
+    assert any("rewards.1.type is missing" in line for line in lines), lines
+
+
+def test_flags_win_over_the_file(write: Write) -> None:
+    recipe = load_recipe(
+        write(),
+        [
+            "--learner.lr", "1e-4",
+            "--data.split=train[:5]",
+            "--rewards.0.weight", "2.5",
+            "--algorithm.type", "rloo",
+            "--algorithm.clip_high", "0.3",
+            "--epochs", "2",
+            "--eval.greedy", "true",
+        ],
+    )  # fmt: skip
+    assert isinstance(recipe, RLRecipe)
+    assert recipe.learner.lr == 1e-4
+    assert recipe.data.split == "train[:5]"
+    assert recipe.rewards[0].weight == 2.5
+    assert isinstance(recipe.algorithm, RLOO)
+    assert (recipe.steps, recipe.epochs) == (None, 2)  # a flag takes the place of the other way
+    assert recipe.eval.greedy
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--learner.lr"], "--learner.lr needs a value"),
+        (["learner.lr", "1"], "'learner.lr': a flag such as --section.key is wanted here"),
+        (["--rewards.3.weight", "1"], "rewards is a list of 1"),
+        (["--steps.x", "1"], "steps is a value, not a table"),
+        (["--a..b", "1"], "a dotted key such as --learner.lr is wanted"),
+    ],
+)
+def test_a_flag_that_cannot_be_is_named(words: list[str], message: str, write: Write) -> None:
+    assert message in refused(write(), *words)[0]
+
+
+def test_evaluation_reads_rows_as_training_does_unless_it_says_otherwise(write: Write) -> None:
+    path = write(('path = "rows.jsonl"', 'path = "rows.jsonl"\nprompt = "problem"\nname = "main"'))
+    one = load_recipe(path).eval.sets[0]
+    assert (one.path, one.prompt, one.subset, one.split) == (
+        "rows.jsonl",
+        "problem",
+        "main",
+        "test",
+    )
+    other = load_recipe(path, ["--eval.path", "other.jsonl"]).eval.sets[0]
+    assert (other.path, other.prompt, other.subset) == ("other.jsonl", "problem", None)
+
+
+def test_several_evaluation_sets_have_names(write: Write) -> None:
+    several = '[eval]\nevery = 5\n[[eval.sets]]\nname = "a"\n[[eval.sets]]\nname = "b"\nlimit = 3'
+    path = write(('[eval]\nsplit = "test"\nevery = 5', several))
+    assert [(one.name, one.limit) for one in load_recipe(path).eval.sets] == [("a", None), ("b", 3)]
+    twice = refused(write(('[eval]\nsplit = "test"\nevery = 5', several.replace('"b"', '"a"'))))
+    assert "2 of [[eval.sets]] are called 'a'" in twice[0]
+
+
+def test_the_reference_takes_what_it_leaves_out_from_the_policy(write: Write) -> None:
+    recipe = load_recipe(write(), ["--model.dtype", "float32"])
+    assert isinstance(recipe, RLRecipe)
+    assert recipe.reference.model == recipe.model
+    other = load_recipe(write(), ["--reference.model.path", "x", "--model.dtype", "float32"])
+    assert isinstance(other, RLRecipe)
+    assert (other.reference.model.path, other.reference.model.dtype) == ("x", "float32")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=str)
+def test_a_resolved_recipe_loads_again_to_the_same(path: Path) -> None:
+    recipe = load_recipe(ROOT / path)
+    assert recipe_from_json(recipe.dump()) == recipe
+    assert with_overrides(recipe, []) == recipe
+    assert with_overrides(recipe, ["--learner.lr", "0.5"]).learner.lr == 0.5
+
+
+def test_a_recipe_without_a_data_section_says_so(write: Write) -> None:
+    lines = refused(write(('[data]\npath = "rows.jsonl"\n', "")))
+    assert any("data is missing" in line for line in lines), lines
+
+
+def test_a_stages_model_is_refused_outside_its_pipeline(write: Write) -> None:
+    recipe = load_recipe(write(("some/model", "@sft")))
+    with pytest.raises(UsageError, match=r"run the folder with pipeline\.toml"):
+        require_resolved(recipe)
+
+
+def test_an_algorithm_of_another_job_is_refused(write: Write) -> None:
+    lines = refused(write(('type = "grpo"\nclip_high = 0.28', 'type = "sft"')))
+    assert any("'sft' is not for this job; known: grpo, dr_grpo, rloo" in line for line in lines)
+
+
+def test_sft_needs_no_algorithm(write: Write) -> None:
+    text = 'job = "sft"\nrun_dir = "a"\nepochs = 1.5\n[model]\npath = "m"\n[data]\npath = "d"\n'
+    recipe = load_recipe(write(text=text))
+    assert isinstance(recipe, SFTRecipe)
+    assert recipe.dump()["algorithm"] == {"type": "sft", "aggregation": "token"}
