@@ -17,6 +17,7 @@ from postgrad.observe.sentinels import Sentinels
 from postgrad.rollout.engine import Engine
 
 PROBES = 4  # sequences that are scored twice after each publish
+PROBE_TOKENS = 128  # of each: enough to tell weights apart, little enough to cost nothing
 
 
 class Publisher:
@@ -35,13 +36,13 @@ class Publisher:
         self._policy = policy
         self._engine = engine
         self._sentinels = sentinels
-        self._probe = list(prompts[:PROBES])
+        self._probe = [tokens[:PROBE_TOKENS] for tokens in prompts[:PROBES]]
 
     def show(self, sequences: Sequences) -> None:
         """Probe with these from now on."""
         rows = range(min(PROBES, len(sequences)))
         if len(rows):
-            self._probe = [sequences.tokens.row(row) for row in rows]
+            self._probe = [sequences.tokens.row(row)[-PROBE_TOKENS:] for row in rows]
 
     def __call__(self) -> dict[str, float]:
         """Publish; returns what the probe found. Raises RunError where the sentinel stops."""
