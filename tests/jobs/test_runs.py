@@ -195,6 +195,65 @@ def test_a_changed_recipe_is_another_run(make_recipe: Any, console: Console) -> 
     assert train(other, console, overwrite=True)["steps"] == 3
 
 
+def test_a_run_that_failed_before_its_first_step_does_not_block_the_mended_recipe(
+    make_recipe: Any, console: Console
+) -> None:
+    wrong = make_recipe("sft", data={"path": "nowhere.jsonl"})
+    with pytest.raises(UsageError, match="no such file"):
+        train(wrong, console)
+    assert train(make_recipe("sft"), console)["steps"] == 3
+
+
+def test_checkpoints_of_another_run_are_never_taken_for_ones_own(
+    make_recipe: Any, console: Console, tmp_path: Path
+) -> None:
+    elsewhere = {"ckpt_path": str(tmp_path / "elsewhere")}
+    train(make_recipe("sft", "one", checkpoint=elsewhere), console)
+    with pytest.raises(UsageError, match="holds checkpoints of another run"):
+        train(make_recipe("sft", "two", checkpoint=elsewhere), console)
+
+
+def test_recorded_choices_are_used_again_unless_they_may_change(
+    make_recipe: Any, console: Console
+) -> None:
+    recipe = make_recipe("rl", learner={"threads": None}, rollout={"slots": 5})
+    train(recipe, console)
+    found = Path(recipe.run_dir)
+    resume(found, ["--steps", "4", "--rollout.slots", "3"], ["rollout.slots"], console)
+    resume(found, ["--steps", "5"], ["threads", "micro_train_tokens"], console)
+    choices = [line for line in lines(found / "events.jsonl") if line["event"] != "data"]
+    assert [line["event"] for line in choices] == ["started", "resumed", "resumed"]
+    assert [line["slots"] for line in choices] == [5, 3, 3]
+    assert len({line["threads"] for line in choices}) == 1
+
+
+def test_an_adaptive_kl_in_the_reward_survives_a_kill(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coefficient is run state: a run that forgot it would not give the same bits."""
+    knobs = {"type": "rloo", "kl_in": "reward", "kl_coef": 0.2, "kl_target": 0.01}
+    changes = {"algorithm": {**knobs, "kl_estimator": "k1", "kl_horizon": 16}}
+    whole, killed = make_recipe("rl", "whole", **changes), make_recipe("rl", "killed", **changes)
+    train(whole, console)
+    with monkeypatch.context() as patch:
+        kill_after(patch, RLJob, 2)
+        with pytest.raises(Killed):
+            train(killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(whole, killed, 3)
+    used = [line["kl/coefficient"] for line in lines(Path(whole.run_dir) / "metrics.jsonl")]
+    assert used[0] == 0.2
+    assert used[2] != used[1] != used[0]
+
+
+def test_epochs_and_episodes_say_how_long_a_run_is(make_recipe: Any, console: Console) -> None:
+    epochs = make_recipe("sft", "epochs", steps=None, epochs=0.5)
+    kept = 40 - 2  # two of the 40 rows are held out
+    assert train(epochs, console)["steps"] == -(-kept // 2 // 8)
+    episodes = make_recipe("rl", "episodes", steps=None, total_episodes=40)
+    assert train(episodes, console)["episodes"] == 32
+
+
 def test_a_dry_run_leaves_nothing_behind(make_recipe: Any, console: Console) -> None:
     recipe = make_recipe("rl")
     report = dry_run(recipe, console)

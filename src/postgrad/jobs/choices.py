@@ -51,31 +51,31 @@ class Choices:
         return EngineSizes(self.slots, self.cache_tokens)
 
 
-def choose(recipe: Recipe, recorded: Mapping[str, Any] | None = None) -> Choices:
-    """What the recipe states; else what was recorded; else what suits this machine."""
-    known = Choices(**recorded) if recorded else None
+def choose(recipe: Recipe, recorded: Mapping[str, Any]) -> Choices:
+    """What the recipe states; else what was recorded; else what suits this machine.
+
+    recorded: of the checkpoint, less what may change (--allow-change NAME); {} for a new run.
+    """
+    known = recorded.get
     probed = placing.choose(recipe.learner.threads, recipe.learner.deterministic)
-    device = known.device if known else probed.device
-    threads = recipe.learner.threads or (known.threads if known else probed.threads)
-    dtype = _dtype(recipe.model.dtype, known and known.dtype, device)
-    rollout_dtype = _dtype(recipe.rollout.dtype, known and known.rollout_dtype, device, dtype)
+    device = known("device") or probed.device
+    dtype = _dtype(recipe.model.dtype, known("dtype"), device)
     return Choices(
         device=device,
-        threads=threads,
+        threads=recipe.learner.threads or known("threads") or probed.threads,
         deterministic=recipe.learner.deterministic,
         dtype=dtype,
-        rollout_dtype=rollout_dtype,
-        micro_train_tokens=_micro_train_tokens(recipe, known),
-        slots=recipe.rollout.slots or (known.slots if known else None),
-        cache_tokens=recipe.rollout.cache_tokens or (known.cache_tokens if known else None),
-        reference=known.reference if known else None,
+        rollout_dtype=_dtype(recipe.rollout.dtype, known("rollout_dtype"), device, dtype),
+        micro_train_tokens=_micro_train_tokens(recipe, known("micro_train_tokens")),
+        slots=recipe.rollout.slots or known("slots"),
+        cache_tokens=recipe.rollout.cache_tokens or known("cache_tokens"),
+        reference=known("reference"),
     )
 
 
-def _micro_train_tokens(recipe: Recipe, known: Choices | None) -> int | None:
+def _micro_train_tokens(recipe: Recipe, recorded: int | None) -> int | None:
     if recipe.batch.micro_train_batch_size is not None:
         return None
-    recorded = known.micro_train_tokens if known else None
     stated = recipe.batch.micro_train_tokens or recorded
     return stated or max(recipe.data.max_len, MICRO_TRAIN_TOKENS)
 

@@ -36,7 +36,7 @@ def evaluate(
 
 
 def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
-    choices = choose(recipe)
+    choices = choose(recipe, {})
     placing.apply(choices.placement)
     tokenizer = load_tokenizer(path)
     with Scorer(recipe.rewards, recipe.scoring) as scorer:

@@ -1,6 +1,6 @@
 """One run from its start, or from its newest checkpoint, to its end."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,7 +45,7 @@ def train(
     """
     require_resolved(recipe)
     path = Path(recipe.run_dir)
-    if RunDirectory.holds_run(path) and not overwrite:
+    if RunDirectory.holds_results(path) and not overwrite:
         if not recipe.checkpoint.load_checkpoint:
             raise UsageError(
                 f"{path} already holds a run and checkpoint.load_checkpoint is false: choose "
@@ -56,7 +56,12 @@ def train(
         directory.write_recipe(recipe.dump())
     else:
         directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite)
-    return _execute(recipe, directory, console, profile)
+        if _store(recipe, directory).has_any():
+            raise UsageError(
+                f"checkpoint.ckpt_path {recipe.checkpoint.ckpt_path} holds checkpoints of another "
+                "run: choose another directory, or remove them"
+            )
+    return _execute(recipe, directory, console, allow_change, profile=profile)
 
 
 def resume(
@@ -68,7 +73,7 @@ def resume(
     recipe = with_overrides(before, overrides)
     compare(before, recipe, allow_change, run_dir)
     directory.write_recipe(recipe.dump())
-    return _execute(recipe, directory, console, profile=False)
+    return _execute(recipe, directory, console, allow_change)
 
 
 def dry_run(recipe: Recipe, console: Console) -> dict[str, Any]:
@@ -86,10 +91,15 @@ def dry_run(recipe: Recipe, console: Console) -> dict[str, Any]:
 
 
 def _execute(
-    recipe: Recipe, directory: RunDirectory, console: Console, profile: bool
+    recipe: Recipe,
+    directory: RunDirectory,
+    console: Console,
+    allow_change: Sequence[str],
+    *,
+    profile: bool = False,
 ) -> dict[str, Any]:
     with ExitStack() as stack:
-        run, job, base, state = _prepare(recipe, directory, console, stack)
+        run, job, base, state = _prepare(recipe, directory, console, stack, allow_change)
         if profile:
             job = Profiled(job, directory.path / "profile.json", console)
         state = loop(run, job, state)
@@ -105,16 +115,25 @@ def _execute(
     return summary
 
 
+def _store(recipe: Recipe, directory: RunDirectory) -> CheckpointStore:
+    root = recipe.checkpoint.ckpt_path
+    return CheckpointStore(Path(root) if root else directory.checkpoints, recipe.checkpoint)
+
+
 def _prepare(
-    recipe: Recipe, directory: RunDirectory, console: Console, stack: ExitStack
+    recipe: Recipe,
+    directory: RunDirectory,
+    console: Console,
+    stack: ExitStack,
+    allow_change: Sequence[str] = (),
 ) -> tuple[Run, Job, str, RunState]:
     """The run, its job, its base model's path, and the state to start from."""
     logs = Logs(directory.path)
     stack.callback(logs.close)
-    root = recipe.checkpoint.ckpt_path
-    store = CheckpointStore(Path(root) if root else directory.checkpoints, recipe.checkpoint)
+    store = _store(recipe, directory)
     checkpoint = store.load("latest") if store.has_any() else None
-    choices = choose(recipe, checkpoint.state.choices if checkpoint else None)
+    recorded: Mapping[str, Any] = checkpoint.state.choices if checkpoint else {}
+    choices = choose(recipe, {k: v for k, v in recorded.items() if k not in allow_change})
     placing.apply(choices.placement)
     logs.rewind(checkpoint.state.log_offsets if checkpoint else {})
     sentinels = Sentinels(recipe.sentinels, logs, console)

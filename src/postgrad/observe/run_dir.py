@@ -70,8 +70,18 @@ class RunDirectory:
 
     @staticmethod
     def holds_run(path: Path) -> bool:
-        """True where a run was begun in `path`."""
+        """True where a run was set up in `path`."""
         return (path / RECIPE).is_file()
+
+    @staticmethod
+    def holds_results(path: Path) -> bool:
+        """True where a run in `path` got as far as a step, an evaluation or a checkpoint.
+
+        Wrong data are found after the directory is made: what failed before has nothing to lose.
+        """
+        logs = (path / name for name in ("metrics.jsonl", "eval.jsonl"))
+        written = any(log.is_file() and log.stat().st_size for log in logs)
+        return written or (path / CHECKPOINTS).is_dir()
 
     def _clear(self, overwrite: bool) -> None:
         if not self.path.is_dir():
@@ -82,13 +92,11 @@ class RunDirectory:
                 f"run_dir {self.path} holds other files ({', '.join(foreign[:3])}): choose a "
                 "directory of its own for a run"
             )
-        if not overwrite:
-            if any(self.path.iterdir()):
-                raise UsageError(
-                    f"{self.path} already holds a run: choose another --run_dir, or replace it "
-                    "with --overwrite true"
-                )
-            return
+        if self.holds_results(self.path) and not overwrite:
+            raise UsageError(
+                f"{self.path} already holds a run: choose another --run_dir, or replace it "
+                "with --overwrite true"
+            )
         for name in OURS:
             one = self.path / name
             if one.is_dir() and not one.is_symlink():
