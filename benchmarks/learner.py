@@ -5,8 +5,8 @@
 The same fresh 6M-parameter model, samples (16 prompts x 8 responses, lengths from one seeded list),
 float32, loss and AdamW on both sides; each side in micro-batches of its own kind: postgrad packs
 trees of segments into a token budget, the padded side takes 8 samples at a time, one prompt's
-group, padded to its longest. Rounds alternate. Reported are medians of seconds, their ratio, and how far
-the two gradients are apart: it is the same update.
+group, padded to its longest. Rounds alternate. Reported are medians of seconds, their ratio, and
+how far the two movements of the weights are apart: it is the same update.
 """
 
 import argparse

@@ -33,6 +33,7 @@ class Job(Protocol):
 def loop(run: Run, job: Job, state: RunState) -> RunState:
     """Runs the job from `state` to its last step."""
     settings = run.recipe.eval
+    run.clock.take_step()  # loading is no part of the first step
     if state.step == 0 and settings.sets and settings.at_start:
         state, _ = _evaluate(run, job, state)
     while state.step < run.steps:

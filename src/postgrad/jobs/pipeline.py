@@ -6,6 +6,7 @@ from typing import Any
 
 from postgrad.core.files import write_json
 from postgrad.jobs.answers import Answer, ask
+from postgrad.jobs.summary import PHASES
 from postgrad.jobs.train import train
 from postgrad.observe.console import Console
 from postgrad.recipe.pipeline import Pipeline, Stage, with_models
@@ -83,11 +84,12 @@ def _show(
         ("", *stages),
         _rows(list(stages.values())),
     )
+    console.note(f"summary: {pipeline.run_dir / 'summary.json'}")
 
 
 def _rows(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     """A line for each figure, a column for each stage."""
-    phases = dict.fromkeys(phase for one in stages for phase in one["phase_seconds"])
+    phases = [phase for phase in PHASES if any(phase in one["phase_seconds"] for one in stages)]
     rows = [
         ("accuracy", *(_change(one, "accuracy") for one in stages)),
         ("greedy accuracy", *(_change(one, "greedy_accuracy") for one in stages)),

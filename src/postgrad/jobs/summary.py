@@ -8,6 +8,7 @@ from typing import Any
 from postgrad.checkpoint.state import RunState
 from postgrad.jobs.run import Run
 
+PHASES = ("load", "sample", "train", "publish", "log", "save", "evaluate", "export")
 TOKENS = {  # tokens of a step and the phase that made them
     "response_tokens_per_second": ("response_tokens", "sample_seconds"),
     "train_tokens_per_second": ("policy/computed_tokens", "train_seconds"),
@@ -17,14 +18,13 @@ TOKENS = {  # tokens of a step and the phase that made them
 def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
     """summary.json of a run that ended.
 
-    seconds: of this process; phase_seconds, tokens per second and accuracies: of the whole run,
-    also before it was resumed. accuracy_before is that of step 0, None where nothing was asked.
+    seconds: of this process; accuracies, tokens per second and phase_seconds: of the whole run,
+    also before it was resumed, but for load, save and export. accuracy_before is that of step 0,
+    None where nothing was asked.
     """
     directory = run.directory.path
     metrics = list(read_lines(directory / "metrics.jsonl"))
     evaluations = list(read_lines(directory / "eval.jsonl"))
-    phases = _sums(metrics, "_seconds")
-    phases["evaluate_seconds"] = sum(line["evaluate_seconds"] for line in evaluations)
     return {
         "job": run.recipe.job,
         "run_dir": str(directory),
@@ -35,7 +35,7 @@ def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
         "evaluations": dict(state.evaluations),
         "best": state.best and state.best.to_json(),
         "seconds": round(run.clock.seconds, 3),
-        "phase_seconds": {name.removesuffix("_seconds"): round(v, 3) for name, v in phases.items()},
+        "phase_seconds": _phases(run, [*metrics, *evaluations]),
         **_speeds(metrics),
         "peak_memory_bytes": run.measure_memory(),
         "model": model,
@@ -86,12 +86,16 @@ def _accuracies(evaluations: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _sums(lines: list[dict[str, Any]], ending: str) -> dict[str, float]:
+def _phases(run: Run, lines: list[dict[str, Any]]) -> dict[str, float]:
+    """Seconds by phase, in the order in which a run goes through them."""
     found: dict[str, float] = {}
-    for line in lines:
-        for name, value in line.items():
-            if name.endswith(ending):
-                found[name] = found.get(name, 0.0) + value
+    for phase in PHASES:
+        if phase in ("load", "save", "export"):
+            seconds = run.clock.total.get(phase, 0.0)
+        else:
+            seconds = sum(line.get(f"{phase}_seconds", 0.0) for line in lines)
+        if seconds:
+            found[phase] = round(seconds, 3)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -151,7 +152,8 @@ def _prepare(
     )
     _tell_start(run, checkpoint)
     job, base = assemble(run, stack, checkpoint)
-    for line in run.geometry.lines():
+    chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
+    for line in chosen.lines():
         console.note(line)
     state = checkpoint.state if checkpoint else _beginning()
     event = "resumed" if checkpoint else "started"

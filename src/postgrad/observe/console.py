@@ -12,6 +12,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -67,11 +68,7 @@ class Console:
         """Shows that a phase is under way until it ends."""
         if self._live:
             with Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
+                *_columns(total),
                 console=self._rich,
                 transient=True,
             ) as progress:
@@ -86,7 +83,9 @@ class Console:
     def step(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
         """One line for a step."""
         parts = [
-            f"{label} {form.format(metrics[key])}" for key, label, form in SHOWN if key in metrics
+            f"{label} {form.format(round(metrics[key], 6) + 0.0)}"  # never -0.0000
+            for key, label, form in SHOWN
+            if key in metrics
         ]
         width = len(str(total))
         seconds = sum(value for key, value in metrics.items() if key.endswith("_seconds"))
@@ -122,3 +121,11 @@ class Console:
             table.add_row(*(Text(cell) for cell in row))
         self._rich.print()
         self._rich.print(table)
+
+
+def _columns(total: int | None) -> list[ProgressColumn]:
+    """A phase that cannot be counted shows that it lives, and for how long."""
+    name, elapsed = [SpinnerColumn(), TextColumn("{task.description}")], TimeElapsedColumn()
+    if total is None:
+        return [*name, elapsed]
+    return [*name, BarColumn(bar_width=24), MofNCompleteColumn(), elapsed]
