@@ -220,6 +220,11 @@ def test_a_recipe_without_a_data_section_says_so(write: Write) -> None:
     assert any("data is missing" in line for line in lines), lines
 
 
+def test_data_without_a_path_says_so(write: Write) -> None:
+    lines = refused(write(('path = "rows.jsonl"', "limit = 3"), ('split = "test"', 'path = "e"')))
+    assert any("data.path: nothing to train on" in line for line in lines), lines
+
+
 def test_a_stages_model_is_refused_outside_its_pipeline(write: Write) -> None:
     recipe = load_recipe(write(("some/model", "@sft")))
     with pytest.raises(UsageError, match=r"run the folder with pipeline\.toml"):
@@ -236,3 +241,27 @@ def test_sft_needs_no_algorithm(write: Write) -> None:
     recipe = load_recipe(write(text=text))
     assert isinstance(recipe, SFTRecipe)
     assert recipe.dump()["algorithm"] == {"type": "sft", "aggregation": "token"}
+
+
+def test_several_sets_of_data_take_what_they_leave_out_from_data(write: Write) -> None:
+    several = (
+        '[data]\nprompt = "problem"\nmax_len = 700\n[[data.sets]]\npath = "a.jsonl"\n'
+        '[[data.sets]]\npath = "b.jsonl"\nprompt = "q"\nweight = 0.5'
+    )
+    path = write(('[data]\npath = "rows.jsonl"', several), ('split = "test"', 'path = "e.jsonl"'))
+    recipe = load_recipe(path)
+    assert [(one.path, one.prompt, one.weight, one.max_len) for one in recipe.data.sets] == [
+        ("a.jsonl", "problem", 1.0, 700),
+        ("b.jsonl", "q", 0.5, 700),
+    ]
+    assert recipe_from_json(recipe.dump()) == recipe
+    wrong = several.replace("weight = 0.5", "wieght = 0.5\nmax_len = 800")
+    text = path.read_text("utf-8").replace(several, wrong)
+    lines = refused(write(text=text))
+    assert any("unknown key 'data.sets.1.wieght': did you mean 'weight'?" in one for one in lines)
+
+
+def test_a_set_longer_than_the_rest_of_the_recipe_is_sized_for_is_refused(write: Write) -> None:
+    sets = '[data]\nmax_len = 700\n[[data.sets]]\npath = "a.jsonl"\nmax_len = 800'
+    path = write(('[data]\npath = "rows.jsonl"', sets), ('split = "test"', 'path = "e.jsonl"'))
+    assert "recipe.toml:12: data.sets.0.max_len: 800 tokens are more than" in refused(path)[0]

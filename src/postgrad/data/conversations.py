@@ -36,6 +36,7 @@ class ConversationSet:
         shuffle: bool,
     ) -> None:
         self.account = account
+        self.accounts = (account,)
         self._entries = entries
         self._order = Order(len(entries), shuffle)
 

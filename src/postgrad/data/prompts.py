@@ -34,6 +34,7 @@ class PromptSet:
         self, name: str, entries: list[_Entry], account: RowAccount, shuffle: bool
     ) -> None:
         self.account = account
+        self.accounts = (account,)
         self._name = name
         self._entries = entries
         self._order = Order(len(entries), shuffle)

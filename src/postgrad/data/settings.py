@@ -34,3 +34,30 @@ class DataSettings(Settings):
     on_too_long: Literal["drop", "truncate", "error"] = "drop"
     max_lost_fraction: float = Field(0.5, ge=0.0, le=1.0)
     shuffle: bool = True
+
+
+class MixedSet(DataSettings):
+    """One of several sets: how much of an epoch it is. A weight of 1 is each of its rows once, 0.5
+    half of them, 2 each twice; `count` says the draws themselves.
+    """
+
+    weight: float = Field(1.0, gt=0.0)
+    count: int | None = Field(None, ge=1)
+
+    def draws(self, rows: int) -> int:
+        """Draws of this set in one epoch."""
+        return self.count or max(1, round(self.weight * rows))
+
+
+class MixSettings(DataSettings):
+    """The training data: one dataset, or several as [[data.sets]]. What a set leaves out is taken
+    from [data].
+    """
+
+    path: str = ""
+    sets: tuple[MixedSet, ...] = ()
+
+    @property
+    def sources(self) -> tuple[DataSettings, ...]:
+        """The datasets that are read."""
+        return self.sets or (self,)

@@ -1,6 +1,6 @@
 """Puts a run's parts together: data first, because wrong rows should cost seconds, then weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 from postgrad.checkpoint.store import Checkpoint, size_of
 from postgrad.core.errors import UsageError
+from postgrad.core.records import Prompt
 from postgrad.data import overlap
 from postgrad.data.account import RowAccount
-from postgrad.data.conversations import load_conversations
-from postgrad.data.prompts import PromptSet, load_prompts
+from postgrad.data.mixture import Draws, training_conversations, training_prompts
 from postgrad.jobs import roles
 from postgrad.jobs.evaluation import Evaluator
 from postgrad.jobs.loop import Job
@@ -48,15 +48,16 @@ def held_out(recipe: Recipe) -> frozenset[str]:
     return frozenset(key for one in recipe.eval.sets for key in overlap.keys(one.data))
 
 
-def check_answers(scorer: Scorer, prompts: PromptSet) -> None:
+def check_answers(scorer: Scorer, prompts: Draws[Prompt]) -> None:
     """Raises UsageError where a verifier cannot read a row's reference answer: it would score every
     sample of that row wrong, in silence.
     """
-    unreadable = scorer.check(prompts.all())
+    rows = prompts.all()
+    unreadable = scorer.check(rows)
     if unreadable:
         prompt, reason = unreadable[0]
         raise UsageError(
-            f"{len(unreadable)} of {len(prompts)} rows have a reference answer that a verifier "
+            f"{len(unreadable)} of {len(rows)} rows have a reference answer that a verifier "
             f"cannot read; the first is row {prompt.row} of {prompt.dataset}: {reason}; mend the "
             "rows, or choose another [[rewards]] type"
         )
@@ -66,8 +67,8 @@ def _sft(
     run: Run, recipe: SFTRecipe, path: str, stack: ExitStack, checkpoint: Checkpoint | None
 ) -> SFTJob:
     tokenizer = load_tokenizer(path)
-    conversations = load_conversations(recipe.data, tokenizer, exclude=held_out(recipe))
-    _show_rows(run, conversations.account)
+    conversations = training_conversations(recipe.data, tokenizer, exclude=held_out(recipe))
+    _show_rows(run, conversations.accounts)
     scorer, evaluator = None, None
     if recipe.eval.sets:
         scorer = stack.enter_context(Scorer(recipe.rewards, recipe.scoring))
@@ -88,11 +89,13 @@ def _rl(
     run: Run, recipe: RLRecipe, path: str, stack: ExitStack, checkpoint: Checkpoint | None
 ) -> RLJob:
     tokenizer = load_tokenizer(path)
-    limit = recipe.data.max_len - recipe.rollout.max_new_tokens
-    prompts = load_prompts(
-        recipe.data, tokenizer, max_prompt_tokens=limit, exclude=held_out(recipe)
+    prompts = training_prompts(
+        recipe.data,
+        tokenizer,
+        max_new_tokens=recipe.rollout.max_new_tokens,
+        exclude=held_out(recipe),
     )
-    _show_rows(run, prompts.account)
+    _show_rows(run, prompts.accounts)
     scorer = stack.enter_context(Scorer(recipe.rewards, recipe.scoring))
     check_answers(scorer, prompts)
     evaluator = _evaluator(run, tokenizer, scorer) if recipe.eval.sets else None
@@ -125,7 +128,7 @@ def _rl(
 def _source(
     run: Run,
     recipe: RLRecipe,
-    prompts: PromptSet,
+    prompts: Draws[Prompt],
     engine: Engine,
     scorer: Scorer,
     tokenizer: object,
@@ -169,7 +172,8 @@ def _restore(policy: Learner, checkpoint: Checkpoint | None) -> None:
     policy.load(weights, checkpoint.tensors("policy.optimizer"), checkpoint.state.update)
 
 
-def _show_rows(run: Run, account: RowAccount) -> None:
-    for line in account.lines():
-        run.console.note(line)
-    run.logs.event("data", "rows of the training data", **account.to_json())
+def _show_rows(run: Run, accounts: Sequence[RowAccount]) -> None:
+    for account in accounts:
+        for line in account.lines():
+            run.console.note(line)
+        run.logs.event("data", "rows of the training data", **account.to_json())

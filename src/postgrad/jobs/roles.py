@@ -1,6 +1,7 @@
 """The roles and the engine of a run, made from its recipe and its choices."""
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,12 @@ def base_model(recipe: Recipe, init: Path) -> str:
         return recipe.model.path
     assert recipe.model.init is not None  # a recipe without either is refused
     if not init.exists():
-        make_fresh(recipe.model.init, texts(recipe.data), integer(recipe.seed, "init"), init)
+        make_fresh(
+            recipe.model.init,
+            chain.from_iterable(map(texts, recipe.data.sources)),
+            integer(recipe.seed, "init"),
+            init,
+        )
     return str(init)
 
 

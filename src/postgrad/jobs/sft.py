@@ -11,7 +11,8 @@ from postgrad.algorithms.sft import SFT
 from postgrad.checkpoint.state import RunState
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.data.conversations import Conversation, ConversationSet
+from postgrad.data.conversations import Conversation
+from postgrad.data.mixture import Draws
 from postgrad.jobs.evaluation import Evaluator, Result
 from postgrad.jobs.run import Run
 from postgrad.learner.role import Learner
@@ -27,7 +28,7 @@ class SFTJob:
         run: Run,
         algorithm: SFT,
         policy: Learner,
-        conversations: ConversationSet,
+        conversations: Draws[Conversation],
         engine: Engine | None,
         evaluator: Evaluator | None,
     ) -> None:

@@ -31,6 +31,7 @@ def common(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
     yield from _model(recipe)
     yield from _ranks(recipe)
     yield from _rewards(recipe)
+    yield from _data(recipe)
     budget = recipe.batch.micro_train_tokens
     if budget is not None and budget < recipe.data.max_len:
         yield (
@@ -114,6 +115,21 @@ def _batch(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
             ("learner", "warmup_updates"),
             f"{warmup} is more than the {found.total_updates} updates of the whole run",
         )
+
+
+def _data(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
+    data = recipe.data
+    if not data.sets and not data.path:
+        yield ("data", "path"), "nothing to train on: give path, or several [[data.sets]]"
+    for place, one in enumerate(data.sets):
+        if not one.path:
+            yield ("data", "sets", place, "path"), "a set needs a path, here or in [data]"
+        if one.max_len > data.max_len:
+            yield (
+                ("data", "sets", place, "max_len"),
+                f"{one.max_len} tokens are more than data.max_len = {data.max_len}, for which "
+                "everything is sized: raise that",
+            )
 
 
 def _model(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:

@@ -20,7 +20,7 @@ from postgrad.core.batch import (
 from postgrad.core.errors import UsageError
 from postgrad.core.geometry import geometry
 from postgrad.core.settings import Settings
-from postgrad.data.settings import DataSettings
+from postgrad.data.settings import MixSettings
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
 from postgrad.observe.settings import SentinelSettings
@@ -89,7 +89,7 @@ class _Recipe(Settings):
     total_episodes: int | None = Field(default=None, ge=1)
     epochs: float | None = Field(default=None, gt=0.0)
     model: ModelSettings = ModelSettings()
-    data: DataSettings
+    data: MixSettings
     eval: EvalSettings = EvalSettings()
     rewards: tuple[RewardSettings, ...] = ()
     scoring: ScoringSettings = ScoringSettings()

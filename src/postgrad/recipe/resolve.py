@@ -6,6 +6,7 @@ same recipe.
 
 from typing import Any, cast
 
+from postgrad.data.settings import DataSettings
 from postgrad.recipe.lines import Place
 from postgrad.recipe.settings import EvalSet
 
@@ -17,12 +18,14 @@ _SAME_PATH = ("task", "subset")
 
 
 def resolve(raw: Table) -> Table:
-    """The raw recipe with [eval] and [reference] completed from [data] and [model].
+    """The raw recipe with sets of data, [eval] and [reference] completed from [data] and [model].
 
     A part that has the wrong shape is left as it is: validation says what is wrong with it.
     """
     result = dict(raw)
     data, model = raw.get("data"), raw.get("model")
+    if isinstance(data, dict):
+        result["data"] = _mixed(cast(Table, data))
     if isinstance(evaluation := raw.get("eval"), dict):
         given = cast(Table, data) if isinstance(data, dict) else {}
         result["eval"] = _evaluation(cast(Table, evaluation), given)
@@ -45,7 +48,7 @@ def in_file(raw: Table, place: Place) -> Place:
 
 def is_inherited(raw: Table, place: Place) -> bool:
     """True where a value at `place` came from another section, which is told of its own errors."""
-    if place[:1] not in (("eval",), ("reference",)):
+    if place[:1] not in (("eval",), ("reference",)) and place[:2] != ("data", "sets"):
         return False
     node: Any = raw
     for part in in_file(raw, place):
@@ -56,6 +59,19 @@ def is_inherited(raw: Table, place: Place) -> bool:
         else:
             return True
     return False
+
+
+def _mixed(data: Table) -> Table:
+    """Each of [[data.sets]] with what [data] says for all of them."""
+    sets = data.get("sets")
+    if not isinstance(sets, list):
+        return data
+    shared = {key: value for key, value in data.items() if key in DataSettings.model_fields}
+    completed = [
+        {**shared, **cast(Table, one)} if isinstance(one, dict) else one
+        for one in cast(list[Any], sets)
+    ]
+    return {**data, "sets": completed}
 
 
 def _evaluation(evaluation: Table, data: Table) -> Table:

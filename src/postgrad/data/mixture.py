@@ -1,0 +1,101 @@
+"""Several datasets as one: every epoch has a stated number of draws from each."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from postgrad.core.records import Prompt
+from postgrad.core.seeds import integer
+from postgrad.data.account import RowAccount
+from postgrad.data.conversations import Conversation, load_conversations
+from postgrad.data.order import Order
+from postgrad.data.prompts import load_prompts
+from postgrad.data.settings import MixSettings
+
+Drawn = TypeVar("Drawn", Prompt, Conversation)
+
+
+class Draws(Protocol[Drawn]):
+    """What a job draws from: one dataset or a mixture."""
+
+    @property
+    def accounts(self) -> Sequence[RowAccount]:
+        """Where the rows of each dataset went."""
+        ...
+
+    def __len__(self) -> int:
+        """Draws in one epoch."""
+        ...
+
+    def draw(self, ticket: int, seed: int) -> Drawn:
+        """What a ticket stands for."""
+        ...
+
+    def all(self) -> list[Drawn]:
+        """Every row once; its ticket is its place."""
+        ...
+
+
+class Mixture(Generic[Drawn]):
+    """draws: of each set in one epoch. Sets are interleaved by a permutation of the epoch's draws,
+    and each goes through its own rows in its own order, on through the epochs: a set with half of
+    its rows in an epoch gives the other half in the next.
+    """
+
+    def __init__(self, sets: Sequence[Draws[Drawn]], draws: Sequence[int], shuffle: bool) -> None:
+        self._sets = sets
+        self._draws = draws
+        self._starts = np.concatenate([[0], np.cumsum(draws)])
+        self._order = Order(len(self), shuffle)
+
+    def __len__(self) -> int:
+        return sum(self._draws)
+
+    @property
+    def accounts(self) -> list[RowAccount]:
+        """Of every set, in order."""
+        return [account for one in self._sets for account in one.accounts]
+
+    def draw(self, ticket: int, seed: int) -> Drawn:
+        """The epoch's permutation says which set's turn it is, and the how manieth."""
+        place = self._order.place(ticket, integer(seed, "mixture"))
+        number = int(np.searchsorted(self._starts, place, side="right")) - 1
+        own = ticket // len(self) * self._draws[number] + place - int(self._starts[number])
+        drawn = self._sets[number].draw(own, integer(seed, "mixture", number))
+        return dataclasses.replace(drawn, ticket=ticket)
+
+    def all(self) -> list[Drawn]:
+        """Every row of every set once."""
+        rows = [row for one in self._sets for row in one.all()]
+        return [dataclasses.replace(row, ticket=place) for place, row in enumerate(rows)]
+
+
+def training_prompts(
+    data: MixSettings, tokenizer: Any, *, max_new_tokens: int, exclude: frozenset[str]
+) -> Draws[Prompt]:
+    """The prompts of [data]. Raises UsageError as data.prompts does."""
+    sets = [
+        load_prompts(
+            one, tokenizer, max_prompt_tokens=one.max_len - max_new_tokens, exclude=exclude
+        )
+        for one in data.sources
+    ]
+    return _mixed(data, sets)
+
+
+def training_conversations(
+    data: MixSettings, tokenizer: Any, *, exclude: frozenset[str]
+) -> Draws[Conversation]:
+    """The conversations of [data]. Raises UsageError as data.conversations does."""
+    return _mixed(
+        data, [load_conversations(one, tokenizer, exclude=exclude) for one in data.sources]
+    )
+
+
+def _mixed(data: MixSettings, sets: Sequence[Draws[Drawn]]) -> Draws[Drawn]:
+    if not data.sets:
+        return sets[0]
+    draws = [one.draws(len(found)) for one, found in zip(data.sets, sets, strict=True)]
+    return Mixture(sets, draws, data.shuffle)

@@ -1,0 +1,87 @@
+"""Mixtures: every epoch has the stated draws of each set, and no row is favoured."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from postgrad.data.account import RowAccount
+from postgrad.data.conversations import Conversation, ConversationSet
+from postgrad.data.mixture import Mixture, training_conversations, training_prompts
+from postgrad.data.settings import MixedSet, MixSettings
+
+WriteRows = Callable[..., str]
+
+
+def a_set(number: int, rows: int) -> ConversationSet:
+    """Rows of set n are numbered from 100 n on."""
+    account = RowAccount(f"set{number}", rows, {"kept": rows}, {})
+    nothing: Any = None
+    return ConversationSet(
+        [(100 * number + row, nothing, nothing) for row in range(rows)], account, shuffle=True
+    )
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=4),
+    seed=st.integers(0, 1000),
+)
+def test_epochs_have_their_draws_and_rows_are_drawn_equally_often(
+    sizes: list[tuple[int, int]], seed: int
+) -> None:
+    mixture: Mixture[Conversation] = Mixture(
+        [a_set(n, rows) for n, (rows, _) in enumerate(sizes)], [d for _, d in sizes], True
+    )
+    n = len(mixture)
+    assert n == sum(draws for _, draws in sizes)
+    drawn = [mixture.draw(ticket, seed) for ticket in range(3 * n)]
+    assert [one.ticket for one in drawn] == list(range(3 * n))
+    for epoch in range(3):
+        counts = Counter(one.row // 100 for one in drawn[epoch * n : (epoch + 1) * n])
+        assert [counts[i] for i in range(len(sizes))] == [draws for _, draws in sizes]
+    times = Counter(one.row for one in drawn)
+    for number, (rows, _) in enumerate(sizes):
+        each = [times[100 * number + row] for row in range(rows)]
+        assert max(each) - min(each) <= 1
+    assert mixture.draw(n, seed).row == drawn[n].row  # any order, the same rows
+
+
+def test_a_weight_is_passes_over_a_sets_rows_and_a_count_is_draws() -> None:
+    assert MixedSet(path="a").draws(10) == 10
+    assert MixedSet(path="a", weight=0.25).draws(10) == 2
+    assert MixedSet(path="a", weight=2.0).draws(10) == 20
+    assert MixedSet(path="a", weight=0.01).draws(10) == 1
+    assert MixedSet(path="a", count=7, weight=2.0).draws(10) == 7
+
+
+def test_sets_of_a_recipe_are_mixed_with_an_account_each(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    one = write_rows([{"question": f"a{i}", "answer": "x"} for i in range(4)], "one.jsonl")
+    two = write_rows([{"q": f"b{i}", "answer": "y"} for i in range(6)], "two.jsonl")
+    data = MixSettings(
+        sets=(MixedSet(path=one, weight=2.0), MixedSet(path=two, prompt="q", count=3))
+    )
+    prompts = training_prompts(data, tokenizer, max_new_tokens=8, exclude=frozenset({"a0", "b1"}))
+    assert len(prompts) == 2 * 3 + 3
+    assert [account.kept for account in prompts.accounts] == [3, 5]
+    epoch = Counter(prompts.draw(ticket, 0).question for ticket in range(9))
+    assert {q: epoch[q] for q in ("a1", "a2", "a3")} == {"a1": 2, "a2": 2, "a3": 2}
+    assert sum(count for q, count in epoch.items() if q[0] == "b") == 3
+    assert [prompt.ticket for prompt in prompts.all()] == list(range(8))
+    found = training_conversations(data, tokenizer, exclude=frozenset())
+    assert len(found) == 2 * 4 + 3
+
+
+def test_one_dataset_is_drawn_as_it_is(write_rows: WriteRows, tokenizer: Any) -> None:
+    path = write_rows([{"question": f"a{i}", "answer": "x"} for i in range(5)])
+    found = training_prompts(
+        MixSettings(path=path), tokenizer, max_new_tokens=8, exclude=frozenset()
+    )
+    with pytest.raises(AttributeError):
+        _ = found._sets  # pyright: ignore[reportAttributeAccessIssue]
+    assert sorted(found.draw(ticket, 3).row for ticket in range(5)) == [0, 1, 2, 3, 4]
