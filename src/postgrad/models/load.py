@@ -15,6 +15,7 @@ from postgrad.models.attention import NAME
 # Token mixers other than attention, by what their config is called or says: they keep a state along
 # the sequence that our layouts would mix up between samples.
 RECURRENT_LAYERS = ("linear_attention", "mamba", "recurrent", "conv", "ssm")
+LAYER_KEYS = ("layer_types", "layers_block_type", "block_types")  # where configs say them
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def looks_local(path: str) -> bool:
 
 
 def _refuse_recurrent(config: Any, path: str) -> None:
-    kinds = [str(kind) for kind in getattr(config, "layer_types", None) or []]
+    kinds = [str(kind) for key in LAYER_KEYS for kind in getattr(config, key, None) or []]
     found = [kind for kind in kinds if any(word in kind for word in RECURRENT_LAYERS)]
     if found or not hasattr(config, "num_attention_heads"):
         what = f"{found[0]} layers" if found else "no attention heads"
