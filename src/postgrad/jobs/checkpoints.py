@@ -7,11 +7,12 @@ from postgrad.checkpoint.store import CheckpointInfo, CheckpointStore
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.recipe.load import recipe_from_json
+from postgrad.recipe.recipe import Recipe
 
 
 def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
     """Shows a table of the run's checkpoints and returns it as JSON values."""
-    store = store_of(run_dir)
+    store = open_store(run_dir)
     infos = store.infos()
     rows = [(str(one.step), _size(one), _marks(one), ", ".join(one.files)) for one in infos]
     console.table(f"checkpoints in {store.root}", ("step", "size", "", "files"), rows)
@@ -30,12 +31,16 @@ def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
     ]
 
 
-def store_of(run_dir: Path) -> CheckpointStore:
+def open_store(run_dir: Path) -> CheckpointStore:
     """The checkpoints of a run directory. Raises UsageError where there is no run."""
     directory = RunDirectory.open(run_dir)
-    settings = recipe_from_json(directory.recipe()).checkpoint
-    root = Path(settings.ckpt_path) if settings.ckpt_path else directory.checkpoints
-    return CheckpointStore(root, settings)
+    return store_of(recipe_from_json(directory.recipe()), directory)
+
+
+def store_of(recipe: Recipe, directory: RunDirectory) -> CheckpointStore:
+    """Where a recipe's checkpoints lie: in its run directory unless it says otherwise."""
+    root = recipe.checkpoint.ckpt_path
+    return CheckpointStore(Path(root) if root else directory.checkpoints, recipe.checkpoint)
 
 
 def _size(one: CheckpointInfo) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from postgrad.core.errors import UsageError
-from postgrad.jobs.checkpoints import store_of
+from postgrad.jobs.checkpoints import open_store
 from postgrad.jobs.choices import Choices, choose
 from postgrad.models.export import export_hf
 from postgrad.observe.run_dir import RunDirectory
@@ -24,7 +24,7 @@ def export(run_dir: Path, which: str, to: Path, role: str = "policy") -> Path:
         raise UsageError(f"--role {role}: this run trains one role, policy")
     directory = RunDirectory.open(run_dir)
     recipe = recipe_from_json(directory.recipe())
-    checkpoint = store_of(run_dir).load(_which(which))
+    checkpoint = open_store(run_dir).load(_which(which))
     base = recipe.model.path or str(directory.init)
     choices = choose(recipe, checkpoint.state.choices)
     export_weights(checkpoint.tensors("policy.weights"), base, to, choices, overwrite=False)

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from postgrad.checkpoint.state import RunState
-from postgrad.checkpoint.store import Checkpoint, CheckpointStore
+from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import UsageError
 from postgrad.jobs.assemble import assemble
+from postgrad.jobs.checkpoints import store_of
 from postgrad.jobs.choices import choose
 from postgrad.jobs.export import export_weights
 from postgrad.jobs.loop import Job, loop
@@ -57,7 +58,7 @@ def train(
         directory.write_recipe(recipe.dump())
     else:
         directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite)
-        if _store(recipe, directory).has_any():
+        if store_of(recipe, directory).has_any():
             raise UsageError(
                 f"checkpoint.ckpt_path {recipe.checkpoint.ckpt_path} holds checkpoints of another "
                 "run: choose another directory, or remove them"
@@ -82,6 +83,8 @@ def dry_run(recipe: Recipe, console: Console) -> dict[str, Any]:
     batch numbers. Returns {"dry_run": True, "batch": numbers}.
     """
     require_resolved(recipe)
+    own = recipe.checkpoint.model_copy(update={"ckpt_path": None})  # nobody's checkpoints are read
+    recipe = recipe.model_copy(update={"checkpoint": own})
     with TemporaryDirectory(prefix="postgrad-") as folder:
         directory = RunDirectory.create(Path(folder) / "run", recipe.dump(), overwrite=False)
         with ExitStack() as stack:
@@ -116,11 +119,6 @@ def _execute(
     return summary
 
 
-def _store(recipe: Recipe, directory: RunDirectory) -> CheckpointStore:
-    root = recipe.checkpoint.ckpt_path
-    return CheckpointStore(Path(root) if root else directory.checkpoints, recipe.checkpoint)
-
-
 def _prepare(
     recipe: Recipe,
     directory: RunDirectory,
@@ -131,7 +129,7 @@ def _prepare(
     """The run, its job, its base model's path, and the state to start from."""
     logs = Logs(directory.path)
     stack.callback(logs.close)
-    store = _store(recipe, directory)
+    store = store_of(recipe, directory)
     checkpoint = store.load("latest") if store.has_any() else None
     recorded: Mapping[str, Any] = checkpoint.state.choices if checkpoint else {}
     choices = choose(recipe, {k: v for k, v in recorded.items() if k not in allow_change})
