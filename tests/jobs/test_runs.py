@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError, UsageError
+from postgrad.jobs.export import export
 from postgrad.jobs.rl import RLJob
 from postgrad.jobs.sft import SFTJob
 from postgrad.jobs.train import dry_run, resume, train
@@ -35,9 +36,9 @@ def timeless(path: Path) -> list[dict[str, Any]]:
 def tensors(run_dir: str, step: int) -> dict[str, torch.Tensor]:
     folder = Path(run_dir) / "checkpoints" / f"step-{step:06d}"
     return {
-        f"{stem}/{name}": tensor
-        for stem in ("policy.weights", "policy.optimizer")
-        for name, tensor in load_file(folder / f"{stem}.safetensors").items()
+        f"{path.stem}/{name}": tensor
+        for path in folder.glob("*.safetensors")
+        for name, tensor in load_file(path).items()
     }
 
 
@@ -67,11 +68,21 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, kind: type, steps: int) -> None:
     monkeypatch.setattr(kind, "step", step)
 
 
+@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
 @pytest.mark.parametrize(("job", "kind"), [("sft", SFTJob), ("rl", RLJob)])
 def test_a_killed_and_resumed_run_gives_the_same_bits(
-    job: str, kind: type, make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+    job: str,
+    kind: type,
+    ema_decay: float,
+    make_recipe: Any,
+    console: Console,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    changes = {"checkpoint": {"save_steps": 1}, "eval": {"every": 1}}
+    changes = {
+        "checkpoint": {"save_steps": 1},
+        "eval": {"every": 1},
+        "learner": {"ema_decay": ema_decay},
+    }
     never = make_recipe(job, "never", **changes)
     killed = make_recipe(job, "killed", **changes)
     train(never, console)
@@ -82,6 +93,18 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(
     assert len(lines(Path(killed.run_dir) / "metrics.jsonl")) == 2
     resume(Path(killed.run_dir), [], [], console)
     assert_same_run(never, killed, 3)
+
+
+def test_the_moving_average_is_exported_as_a_model_of_its_own(
+    make_recipe: Any, console: Console, tmp_path: Path
+) -> None:
+    recipe = make_recipe("sft", learner={"ema_decay": 0.5})
+    train(recipe, console)
+    to = export(Path(recipe.run_dir), "latest", tmp_path / "ema", role="ema")
+    saved, wanted = load_file(to / "model.safetensors"), tensors(recipe.run_dir, 3)
+    assert all(torch.equal(saved[name], wanted[f"policy.ema/{name}"]) for name in saved)
+    name = "model.norm.weight"
+    assert not torch.equal(saved[name], wanted[f"policy.weights/{name}"])
 
 
 def test_two_runs_of_a_recipe_give_the_same_bits(make_recipe: Any, console: Console) -> None:

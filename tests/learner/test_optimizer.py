@@ -47,7 +47,7 @@ def test_a_loaded_optimizer_goes_on_with_the_same_bits(make_learner, experience)
         first.update(Update(experience, ALL), GRPO()).result()
     second = make_learner(weight_decay=0.1)
     saved = {name: p.clone() for name, p in first.optimizer.state().items()}
-    second.load({n: p.clone() for n, p in first.weights().items()}, saved, 2)
+    second.optimizer.load({n: p.clone() for n, p in first.weights().items()}, saved, 2)
     for _ in range(2):
         second.update(Update(experience, ALL), GRPO()).result()
     for name, p in straight.weights().items():
@@ -61,17 +61,17 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(make_learner):
     weights = dict(learner.weights())
     weights["model.extra.weight"] = weights.pop("model.norm.weight")
     with pytest.raises(RunError, match=r"missing \['model.norm.weight'\].*model.extra.weight"):
-        learner.load(weights, {}, 0)
+        learner.optimizer.load(weights, {}, 0)
 
 
 def test_missing_moments_are_an_error_not_a_fresh_start(make_learner):
     learner = make_learner()
     with pytest.raises(RunError, match="optimizer state"):
-        learner.load(learner.weights(), {}, 3)
+        learner.optimizer.load(learner.weights(), {}, 3)
 
 
 def test_weights_of_another_shape_are_refused(make_learner):
     learner = make_learner()
     weights = {**learner.weights(), "model.norm.weight": torch.ones(5)}
     with pytest.raises(RunError, match=r"'model.norm.weight'.*\(5,\).*\(32,\)"):
-        learner.load(weights, {}, 0)
+        learner.optimizer.load(weights, {}, 0)

@@ -1,10 +1,8 @@
 """Puts a run's parts together: data first, because wrong rows should cost seconds, then weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-
-from torch import Tensor
 
 from postgrad.checkpoint.store import Checkpoint, size_of
 from postgrad.core.errors import UsageError
@@ -26,8 +24,6 @@ from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.replay import ReplaySource
 from postgrad.rollout.source import LiveSource, Source
-
-STATE_COPIES = 3  # weights and AdamW's two moments
 
 
 def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple[Job, str]:
@@ -75,7 +71,7 @@ def _sft(
         evaluator = _evaluator(run, tokenizer, scorer)
     run.geometry = recipe.geometry(len(conversations))
     policy, _ = roles.learner(recipe, path, run.choices, run.geometry, temperature=1.0)
-    run.store.require_space(STATE_COPIES * size_of({"policy": policy.weights()}))
+    _require_space(run, policy)
     _restore(policy, checkpoint)
     engine = None
     if evaluator is not None:
@@ -102,7 +98,7 @@ def _rl(
     run.geometry = recipe.geometry(len(prompts))
     temperature = recipe.rollout.temperature
     policy, _ = roles.learner(recipe, path, run.choices, run.geometry, temperature)
-    run.store.require_space(STATE_COPIES * size_of({"policy": policy.weights()}))
+    _require_space(run, policy)
     algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens)
     reference = None
     if algorithm.needs().reference:
@@ -165,11 +161,15 @@ def _evaluator(run: Run, tokenizer: object, scorer: Scorer) -> Evaluator:
     return evaluator
 
 
+def _require_space(run: Run, policy: Learner) -> None:
+    """Before anything is trained: weights, AdamW's two moments, a moving average."""
+    copies = 3 if policy.average is None else 4
+    run.store.require_space(copies * size_of({"weights": policy.weights()}))
+
+
 def _restore(policy: Learner, checkpoint: Checkpoint | None) -> None:
-    if checkpoint is None:
-        return
-    weights: Mapping[str, Tensor] = checkpoint.tensors("policy.weights")
-    policy.load(weights, checkpoint.tensors("policy.optimizer"), checkpoint.state.update)
+    if checkpoint is not None:
+        policy.load(checkpoint.tensors, checkpoint.state.update)
 
 
 def _show_rows(run: Run, accounts: Sequence[RowAccount]) -> None:

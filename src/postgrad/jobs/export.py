@@ -14,20 +14,23 @@ from postgrad.observe.run_dir import RunDirectory
 from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.load import recipe_from_json
 
+FILES = {"policy": "policy.weights", "ema": "policy.ema"}
+
 
 def export(run_dir: Path, which: str, to: Path, role: str = "policy") -> Path:
-    """Writes a checkpoint's policy to `to`: `which` is latest, best or a step.
+    """Writes a checkpoint's policy, or its moving average (role "ema"), to `to`.
 
-    Raises UsageError where there is no such checkpoint, role, or `to` is there already.
+    which: latest, best or a step. Raises UsageError where there is no such role, or `to` is there
+    already, RunError where there is no such checkpoint.
     """
-    if role != "policy":
-        raise UsageError(f"--role {role}: this run trains one role, policy")
+    if role not in FILES:
+        raise UsageError(f"--role {role}: this run has {' and '.join(FILES)}")
     directory = RunDirectory.open(run_dir)
     recipe = recipe_from_json(directory.recipe())
     checkpoint = open_store(run_dir).load(_which(which))
     base = recipe.model.path or str(directory.init)
     choices = choose(recipe, checkpoint.state.choices)
-    export_weights(checkpoint.tensors("policy.weights"), base, to, choices, overwrite=False)
+    export_weights(checkpoint.tensors(FILES[role]), base, to, choices, overwrite=False)
     return to
 
 

@@ -94,8 +94,7 @@ class RLJob:
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """Job.tensors."""
-        policy = self._parts.policy
-        return {"policy.weights": policy.weights(), "policy.optimizer": policy.optimizer.state()}
+        return self._parts.policy.tensors()
 
     def _sample(self, state: RunState) -> tuple[list[ScoredGroup], Any]:
         """The step's groups; a failed verifier is recorded with its cause."""

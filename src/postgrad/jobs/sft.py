@@ -77,10 +77,7 @@ class SFTJob:
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """Job.tensors."""
-        return {
-            "policy.weights": self._policy.weights(),
-            "policy.optimizer": self._policy.optimizer.state(),
-        }
+        return self._policy.tensors()
 
 
 def sequences_of(conversations: list[Conversation]) -> Sequences:

@@ -1,6 +1,6 @@
 """Roles on a backbone: one that scores, and one that also learns."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from postgrad.core.handles import Handle, done
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout
+from postgrad.learner.average import MovingAverage
 from postgrad.learner.backbone import Backbone
 from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.schedule import rate
@@ -60,6 +61,9 @@ class Learner(Role):
         self.settings = settings
         self.total_updates = total_updates
         self.optimizer = MasterOptimizer(backbone.lm, settings)
+        self.average = (
+            MovingAverage(self.weights(), settings.ema_decay) if settings.ema_decay else None
+        )
 
     def update(self, update: Update, algorithm: Algorithm) -> Handle[UpdateResult]:
         """One optimizer step on `update`: its loss is the sum over micro-batches, each already
@@ -84,6 +88,8 @@ class Learner(Role):
             computed += layout.n_tokens
         learning_rate = rate(self.settings, self.optimizer.updates, self.total_updates)
         norm = self.optimizer.step(learning_rate)
+        if self.average is not None:
+            self.average.update(self.weights())
         report = {name: float(value) for name, value in metrics.items()}
         report |= {
             "policy/grad_norm": norm,
@@ -110,11 +116,23 @@ class Learner(Role):
         """The float32 master weights by hub name."""
         return self.optimizer.weights()
 
-    def load(
-        self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], updates: int
-    ) -> None:
-        """Go on from a checkpoint, see MasterOptimizer.load."""
-        self.optimizer.load(weights, state, updates)
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
+        """All state that a checkpoint has to hold, by file stem: "policy.weights"."""
+        found: dict[str, Mapping[str, Tensor]] = {
+            f"{self.name}.weights": self.weights(),
+            f"{self.name}.optimizer": self.optimizer.state(),
+        }
+        if self.average is not None:
+            found[f"{self.name}.ema"] = self.average.weights
+        return found
+
+    def load(self, read: Callable[[str], Mapping[str, Tensor]], updates: int) -> None:
+        """Go on from a checkpoint after so many updates. `read` gives the tensors of a file stem;
+        what is missing or of another model is a RunError, see MasterOptimizer.load.
+        """
+        self.optimizer.load(read(f"{self.name}.weights"), read(f"{self.name}.optimizer"), updates)
+        if self.average is not None:
+            self.average.load(read(f"{self.name}.ema"))
 
 
 class _FlatColumns:

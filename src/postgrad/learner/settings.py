@@ -22,6 +22,7 @@ class LearnerSettings(Settings):
     eps: float = Field(default=1e-8, gt=0.0)
     weight_decay: float = Field(default=0.0, ge=0.0)
     max_grad_norm: float = Field(default=1.0, ge=0.0)
+    ema_decay: float = Field(default=0.0, ge=0.0, lt=1.0)  # 0: no moving average of the weights
     sharding: Literal["none", "zero1", "zero2", "zero3"] = "none"
     ranks: int = Field(default=1, ge=1)
     tensor_parallel: int = Field(default=1, ge=1)
