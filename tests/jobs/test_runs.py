@@ -294,7 +294,12 @@ def test_the_best_checkpoint_is_kept_and_named(make_recipe: Any, console: Consol
     summary = train(recipe, console)
     rewards = [line["reward"] for line in lines(Path(recipe.run_dir) / "eval.jsonl")]
     best = 1 + rewards.index(max(rewards))
-    assert summary["best"] == {"metric": "eval/reward", "value": max(rewards), "step": best}
+    assert summary["best"] == {
+        "metric": "eval/reward",
+        "value": max(rewards),
+        "step": best,
+        "waited": 4 - best,
+    }
     folder = Path(recipe.run_dir) / "checkpoints"
     assert (folder / "best").read_text("utf-8").strip() == f"step-{best:06d}"
     assert (folder / "latest").read_text("utf-8").strip() == "step-000004"

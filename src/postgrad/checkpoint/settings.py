@@ -13,10 +13,13 @@ class CheckpointSettings(Settings):
     The newest `max_ckpt_num` checkpoints are kept, and always the best and the latest one.
     """
 
-    save_steps: int = Field(default=0, ge=0)  # 0: only at the end
+    save_steps: int = Field(default=0, ge=0)  # 0: not by steps
+    save_minutes: float = Field(default=0.0, ge=0.0)  # 0: not by the clock
     max_ckpt_num: int = Field(default=3, ge=1)
     load_checkpoint: bool = True
     ckpt_path: str | None = None  # default: run_dir/checkpoints
     best_metric: str | None = None  # such as "eval/accuracy"
     best_mode: Literal["max", "min"] = "max"
+    early_stop: int = Field(default=0, ge=0)  # evaluations without a better one; 0: never
+    grace_seconds: float = Field(default=30.0, ge=0.0)  # to end a step after SIGTERM or SIGINT
     save_hf: bool = False  # also write the Hugging Face directory run_dir/model at the end

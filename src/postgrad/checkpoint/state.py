@@ -12,11 +12,14 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best evaluation so far: which metric, its value, and the step that had it."""
+    """The best evaluation so far: which metric, its value, the step that had it, and how many
+    evaluations since then were no better.
+    """
 
     metric: str
     value: float
     step: int
+    waited: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """For a checkpoint."""

@@ -37,6 +37,10 @@ SPARE_BYTES = 2**20  # for state, manifest and the folder itself
 _STEP = re.compile(r"step-(\d{6,})")
 
 
+class SaveFailed(RunError):
+    """A checkpoint could not be written. Older ones stand, and so does the run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A verified checkpoint. skipped: what was wrong with newer ones."""
@@ -104,7 +108,7 @@ class CheckpointStore:
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             what = "the disk is full" if full else str(error)
-            raise RunError(
+            raise SaveFailed(
                 f"no checkpoint of step {state.step} could be saved in {self.root}: {what}; "
                 "older checkpoints stand, make room and resume"
             ) from error
@@ -164,7 +168,7 @@ class CheckpointStore:
             folder = folder.parent
         free = shutil.disk_usage(folder).free
         if free < size + SPARE_BYTES:
-            raise RunError(
+            raise SaveFailed(
                 f"the disk of {self.root} is full: a checkpoint takes {size + SPARE_BYTES} bytes "
                 f"and {free} are free; make room, or set checkpoint.ckpt_path to another disk"
             )

@@ -11,6 +11,8 @@ from postgrad.checkpoint.state import Best, RunState
 from postgrad.core.errors import UsageError
 from postgrad.jobs.evaluation import Result
 from postgrad.jobs.run import Run
+from postgrad.jobs.saving import Saver
+from postgrad.jobs.stopping import Stop, Stopped
 from postgrad.recipe.settings import EvalSettings
 
 
@@ -31,21 +33,47 @@ class Job(Protocol):
 
 
 def loop(run: Run, job: Job, state: RunState) -> RunState:
-    """Runs the job from `state` to its last step."""
-    settings = run.recipe.eval
+    """Runs the job from `state` to its last step, or until early stopping.
+
+    Raises Stopped where a signal asked for it.
+    """
     run.clock.take_step()  # loading is no part of the first step
-    if state.step == 0 and settings.sets and settings.at_start:
-        state, _ = _evaluate(run, job, state)
-    while state.step < run.steps:
-        state, metrics = job.step(state)
-        _log(run, state, metrics)
-        improved = False
-        if settings.sets and _due(settings, state.step, run.steps):
-            state, improved = _evaluate(run, job, state)
-        every = run.recipe.checkpoint.save_steps
-        if improved or state.step == run.steps or (every and state.step % every == 0):
-            _save(run, job, state, improved)
+    saver = Saver(run, job, state)
+    with run.stop:
+        try:
+            if state.step == 0 and run.recipe.eval.sets and run.recipe.eval.at_start:
+                state, _ = _evaluate(run, job, state)
+            while state.step < run.steps and not _early(run, state):
+                following, metrics = job.step(state)
+                run.stop.hold()  # a step without any update too is whole or not at all
+                state = _finish(run, job, saver, following, metrics)
+                run.stop.release()
+                if run.stop.asked:
+                    raise Stop
+        except Stop:
+            raise Stopped(saver.stop(state)) from None
     return state
+
+
+def _finish(
+    run: Run, job: Job, saver: Saver, state: RunState, metrics: Mapping[str, float]
+) -> RunState:
+    """What belongs to a step beside the job's own part: its log, evaluation and checkpoint."""
+    settings = run.recipe.eval
+    _log(run, state, metrics)
+    improved = False
+    if settings.sets and _due(settings, state.step, run.steps):
+        state, improved = _evaluate(run, job, state)
+    last = state.step == run.steps or _early(run, state)
+    if last or improved or saver.due(state):
+        saver.save(state, best=improved, must=last)
+    return state
+
+
+def _early(run: Run, state: RunState) -> bool:
+    """True where the best evaluation has not been beaten for long enough."""
+    patience = run.recipe.checkpoint.early_stop
+    return bool(patience) and state.best is not None and state.best.waited >= patience
 
 
 def _due(settings: EvalSettings, step: int, steps: int) -> bool:
@@ -96,11 +124,7 @@ def _better(run: Run, state: RunState, found: Mapping[str, float]) -> tuple[Best
         return state.best, False
     before = state.best
     improved = before is None or (value > before.value if mode == "max" else value < before.value)
-    return (Best(metric, value, state.step), True) if improved else (before, False)
-
-
-def _save(run: Run, job: Job, state: RunState, best: bool) -> None:
-    with run.phase("save"):
-        offsets = run.logs.sync()
-        kept = replace(state, log_offsets=offsets, choices=run.choices.to_json())
-        run.store.save(kept, job.tensors(), best=best)
+    if improved:
+        return Best(metric, value, state.step), True
+    assert before is not None
+    return replace(before, waited=before.waited + 1), False

@@ -57,6 +57,7 @@ class RLJob:
             old, ref = self._logprobs(batch)
             credit = parts.algorithm.credit(batch, old, ref, None, state.algorithm)
             results: list[UpdateResult] = []
+            run.stop.hold()  # from here on the weights are no longer those of the last boundary
             for update in updates(
                 credit.experience,
                 run.geometry.train_batch_size,

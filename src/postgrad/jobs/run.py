@@ -10,6 +10,7 @@ import psutil
 from postgrad.checkpoint.store import CheckpointStore
 from postgrad.core.batch import BatchGeometry
 from postgrad.jobs.choices import Choices
+from postgrad.jobs.stopping import StopSignals
 from postgrad.observe.console import Console, Phase
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.observe.sentinels import Sentinels
@@ -56,6 +57,7 @@ class Run:
     store: CheckpointStore
     sentinels: Sentinels
     watchdog: Watchdog
+    stop: StopSignals
     clock: Clock = field(default_factory=Clock)
     peak_bytes: int = 0
     shown: Phase | None = None  # the phase under way

@@ -47,6 +47,7 @@ class SFTJob:
             drawn = [self._conversations.draw(ticket, run.recipe.seed) for ticket in tickets]
             experience = self._algorithm.experience(sequences_of(drawn))
             update = Update(experience, np.arange(len(drawn)))
+            run.stop.hold()  # from here on the weights are no longer those of the last boundary
             result = self._policy.update(update, self._algorithm).result()
         seconds = run.clock.step["train"]
         metrics = {

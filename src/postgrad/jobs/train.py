@@ -20,6 +20,7 @@ from postgrad.jobs.export import export_weights
 from postgrad.jobs.loop import Job, loop
 from postgrad.jobs.profile import Profiled
 from postgrad.jobs.run import Run
+from postgrad.jobs.stopping import StopSignals
 from postgrad.jobs.summary import summarise, table
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import RunDirectory
@@ -147,6 +148,7 @@ def _prepare(
         store,
         sentinels,
         watchdog,
+        StopSignals(recipe.checkpoint.grace_seconds),
     )
     _tell_start(run, checkpoint)
     job, base = assemble(run, stack, checkpoint)

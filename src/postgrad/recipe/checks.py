@@ -44,6 +44,11 @@ def common(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
 def evaluation(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
     """What an evaluation needs."""
     settings = recipe.eval
+    if recipe.checkpoint.early_stop and recipe.checkpoint.best_metric is None:
+        yield (
+            ("checkpoint", "early_stop"),
+            'needs to know what better is: give checkpoint.best_metric, such as "eval/accuracy"',
+        )
     if not settings.sets:
         if settings.every or settings.at_start:
             yield ("eval",), "there is nothing to evaluate on: give path, or [[eval.sets]]"
