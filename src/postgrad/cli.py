@@ -69,6 +69,13 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("--debug", action="store_true", help="show tracebacks")
         return one
 
+    _add_runs(add)
+    _add_views(add)
+    return parser
+
+
+def _add_runs(add: Callable[..., Any]) -> None:
+    """Commands that compute."""
     one = add("train", _train, "run a recipe, or the recipes of a folder with pipeline.toml", True)
     one.add_argument("recipe", type=Path, metavar="RECIPE.toml|DIR")
     one.add_argument("--dry-run", action="store_true", help="everything up to the first step")
@@ -84,6 +91,13 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("recipe", type=Path, metavar="RECIPE.toml")
     one.add_argument("--model", required=True, help="Hugging Face directory or hub id")
     one.add_argument("--against", help="a second model, side by side")
+    one = add("verify-resume", _verify_resume, "show that kills and resumes change no bit", True)
+    one.add_argument("recipe", type=Path, metavar="RECIPE.toml")
+    one.add_argument("--kills", type=int, default=3, metavar="N")
+
+
+def _add_views(add: Callable[..., Any]) -> None:
+    """Commands that look at what is there, or copy it."""
     one = add("export", _export, "write a checkpoint as a Hugging Face directory")
     one.add_argument("run_dir", type=Path)
     one.add_argument("--checkpoint", default="latest", metavar="latest|best|STEP")
@@ -91,10 +105,11 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--to", type=Path, required=True, metavar="DIR")
     one = add("checkpoints", _checkpoints, "list the checkpoints of a run")
     one.add_argument("run_dir", type=Path)
+    one = add("verify", _verify, "hash and load every checkpoint of a run")
+    one.add_argument("run_dir", type=Path)
     one = add("config", _config, "check a recipe and show it resolved", True)
     one.add_argument("recipe", type=Path, metavar="RECIPE.toml|DIR")
     add("doctor", _doctor, "what this machine has, and what a run would choose on it")
-    return parser
 
 
 def _changes(parser: argparse.ArgumentParser) -> None:
@@ -167,6 +182,21 @@ def _checkpoints(known: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.jobs.checkpoints import checkpoints
 
     return checkpoints(known.run_dir, _console(known))
+
+
+def _verify(known: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.jobs.verify import verify
+
+    return verify(known.run_dir, _console(known))
+
+
+def _verify_resume(known: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.recipe.load import load_recipe
+
+    load_recipe(known.recipe, rest)  # what is wrong with it is told before anything runs
+    from postgrad.jobs.verify_resume import verify_resume
+
+    return verify_resume(known.recipe, rest, known.kills, _console(known))
 
 
 def _config(known: argparse.Namespace, rest: list[str]) -> Any:

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -128,51 +127,91 @@ def test_none_at_all_is_told_with_every_reason(
         store.load(7)
 
 
-CALLS = ("save_file", "_sync", "write_json", "write_text", "sync_directory", "rename", "rmtree")
-
-
 def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
-    """Every call that touches the disk is counted; the process ends before call `number`."""
+    """Every call that changes the disk is counted; the process ends before call `number`.
+
+    Nothing of it runs after that, its `finally` blocks neither.
+    """
     made: list[str] = []
 
-    def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def watch(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+
         def run(*args: Any, **kwargs: Any) -> Any:
             made.append(name)
-            if len(made) == number:
+            if len(made) >= number:
                 raise Killed
             return call(*args, **kwargs)
 
-        return run
+        monkeypatch.setattr(owner, name, run)
 
-    for name in CALLS[:5]:
-        monkeypatch.setattr(module, name, watched(name, getattr(module, name)))
-    monkeypatch.setattr(Path, "rename", watched("rename", Path.rename))
-    monkeypatch.setattr(module.shutil, "rmtree", watched("rmtree", shutil.rmtree))
+    watch(module, "save_file")
+    for name in ("mkdir", "rename", "replace", "unlink"):
+        watch(Path, name)
+    for name in ("fsync", "rmdir", "unlink"):  # rmtree removes a folder entry by entry
+        watch(os, name)
     return made
 
 
-@pytest.mark.parametrize("number", range(1, 30))
-def test_killed_at_any_write_the_newest_whole_one_is_found(
-    number: int, store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
-) -> None:
-    for step in (1, 2):
-        store.save(make_state(step), make_tensors(step), best=step == 1)
+def save_killed_at(number: int, save: Callable[[], Any]) -> bool:
+    """False where the save ended before call `number` was made."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        made = kill_at(monkeypatch, number)
+        kill_at(monkeypatch, number)
         try:
-            store.save(make_state(3), make_tensors(3), best=True)
+            save()
         except Killed:
-            pass
-        else:
-            assert len(made) < number  # beyond the last call nothing is left to kill
-    loaded = store.load()
-    assert loaded.step in (2, 3)
-    assert loaded.skipped == ()
-    assert same(loaded.tensors("policy.weights"), make_tensors(loaded.step)["policy.weights"])
-    assert store.load("best").step in (1, 3)
-    store.save(make_state(4), make_tensors(4))
-    assert store.load().step == 4
-    assert not [path for path in store.root.iterdir() if path.name.startswith(".")]
+            return True
+    return False
+
+
+def test_killed_before_any_change_of_the_disk_the_newest_whole_one_is_found(
+    tmp_path: Path, make_state: MakeState, make_tensors: MakeTensors
+) -> None:
+    for number in range(1, 100):
+        store = CheckpointStore(tmp_path / str(number), CheckpointSettings(max_ckpt_num=2))
+        for step in (1, 2, 3):
+            store.save(make_state(step), make_tensors(step), best=step == 2)
+        killed = save_killed_at(
+            number,
+            lambda store=store: store.save(make_state(4), make_tensors(4), best=True),
+        )
+        loaded = store.load()
+        assert loaded.step in (3, 4)
+        assert loaded.skipped == ()
+        assert same(loaded.tensors("policy.weights"), make_tensors(loaded.step)["policy.weights"])
+        assert store.load("best").step in (2, 4)
+        store.save(make_state(5), make_tensors(5))
+        assert store.load().step == 5
+        left = sorted(path.name for path in store.root.iterdir())
+        names = {f"step-{step:06d}" for step in (store.load("best").step, 4, 5)}
+        assert set(left) - names <= {"best", "latest", "step-000003"}
+        assert all(info.complete for info in store.infos())
+        if not killed:
+            break
+    assert 30 < number < 99  # every call was tried, and there were many
+
+
+def test_killed_while_the_only_one_is_replaced_one_of_both_is_found(
+    tmp_path: Path, make_state: MakeState, make_tensors: MakeTensors
+) -> None:
+    for number in range(1, 100):
+        store = CheckpointStore(tmp_path / str(number), CheckpointSettings())
+        store.save(make_state(1), make_tensors(1), best=True)
+        killed = save_killed_at(
+            number, lambda store=store: store.save(make_state(1, episodes=99), make_tensors(2))
+        )
+        assert store.has_any()
+        for which in ("latest", "best", 1):
+            loaded = store.load(which)
+            seed = 2 if loaded.state.episodes == 99 else 1
+            assert same(loaded.tensors("policy.weights"), make_tensors(seed)["policy.weights"])
+        assert [info.complete for info in store.infos()] == [True]
+        store.save(make_state(2), make_tensors(2))
+        names = sorted(path.name for path in store.root.iterdir())
+        assert names == ["best", "latest", "step-000001", "step-000002"]
+        if not killed:
+            break
+    assert 15 < number < 99
 
 
 def test_the_same_step_is_replaced(

@@ -34,7 +34,8 @@ STATE = "state.json"
 LATEST, BEST = "latest", "best"
 TEMPORARY = ".saving-"
 SPARE_BYTES = 2**20  # for state, manifest and the folder itself
-_STEP = re.compile(r"step-(\d{6,})")
+REPLACED = ".replaced-"  # a step's directory set aside until another has its name
+_STEP = re.compile(rf"(?:{re.escape(REPLACED)})?step-(\d{{6,}})")
 
 
 class SaveFailed(RunError):
@@ -94,7 +95,7 @@ class CheckpointStore:
         self.require_space(size_of(tensors))
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            self._remove_temporary()
+            self._clean_up()
             temporary = self.root / f"{TEMPORARY}{state.step}-{os.getpid()}"
             try:
                 self._write(temporary, state, tensors)
@@ -130,11 +131,12 @@ class CheckpointStore:
                 )
         else:
             step = int(which)
-        if step not in self._steps():
-            known = ", ".join(str(one) for one in self._steps()) or "none"
+        paths = self._paths()
+        if step not in paths:
+            known = ", ".join(str(one) for one in paths) or "none"
             raise RunError(f"{self.root} has no checkpoint of step {step}; there are: {known}")
         try:
-            return self._read(step, ())
+            return _read(paths[step], step, ())
         except Damaged as error:
             raise RunError(f"the checkpoint of step {step} is damaged: {error}") from error
 
@@ -142,8 +144,7 @@ class CheckpointStore:
         """Every checkpoint, damaged ones too, by step."""
         latest, best = self._named(LATEST), self._named(BEST)
         found: list[CheckpointInfo] = []
-        for step in self._steps():
-            path = self._path(step)
+        for step, path in self._paths().items():
             files = [file for file in sorted(path.iterdir()) if file.is_file()]
             problem = None
             try:
@@ -159,7 +160,7 @@ class CheckpointStore:
 
     def has_any(self) -> bool:
         """True where a checkpoint was committed, damaged or not."""
-        return bool(self._steps())
+        return bool(self._paths())
 
     def require_space(self, size: int) -> None:
         """Raises RunError where a checkpoint of `size` bytes does not fit on the disk."""
@@ -175,25 +176,13 @@ class CheckpointStore:
 
     def _newest_good(self) -> Checkpoint:
         skipped: list[str] = []
-        for step in reversed(self._steps()):
+        for step, path in reversed(self._paths().items()):
             try:
-                return self._read(step, tuple(skipped))
+                return _read(path, step, tuple(skipped))
             except Damaged as error:
                 skipped.append(f"the checkpoint of step {step} is damaged and passed over: {error}")
         told = "; ".join(skipped) or "none was ever saved"
         raise RunError(f"{self.root} has no checkpoint to go on from: {told}")
-
-    def _read(self, step: int, skipped: tuple[str, ...]) -> Checkpoint:
-        path = self._path(step)
-        manifest = contents.read_manifest(path)
-        contents.verify(path, manifest)
-        if manifest.step != step or STATE not in manifest.files:
-            raise Damaged(f"{path / contents.FILE} is of step {manifest.step}, or has no {STATE}")
-        try:
-            state = RunState.from_json(json.loads((path / STATE).read_text("utf-8")))
-        except (ValueError, RunError) as error:
-            raise Damaged(f"{path / STATE}: {error}") from error
-        return Checkpoint(path, step, state, skipped)
 
     def _write(
         self, folder: Path, state: RunState, tensors: Mapping[str, Mapping[str, Tensor]]
@@ -210,42 +199,48 @@ class CheckpointStore:
         write_json(folder / contents.FILE, contents.manifest_of(folder, state.step).to_json())
 
     def _commit(self, temporary: Path, step: int) -> Path:
-        final = self._path(step)
+        final = self.root / f"step-{step:06d}"
+        replaced = final.with_name(f"{REPLACED}{final.name}")
         if final.exists():  # of a run that went on from an older one; what it holds is the past
-            old = temporary.with_name(f"{temporary.name}.old")
-            final.rename(old)
-            temporary.rename(final)
-            sync_directory(self.root)
-            shutil.rmtree(old)
-        else:
-            temporary.rename(final)
-            sync_directory(self.root)
+            final.rename(replaced)
+        temporary.rename(final)
+        sync_directory(self.root)
+        if replaced.exists():
+            _remove(replaced)
         return final
 
     def _remove_surplus(self) -> None:
         always = {step for step in (self._named(LATEST), self._named(BEST)) if step is not None}
-        ours = [step for step in self._steps() if self._is_ours(step)]
+        ours = {step: path for step, path in self._paths().items() if _is_ours(path, step)}
         for step in surplus(ours, self._settings.max_ckpt_num, always):
-            shutil.rmtree(self._path(step))
+            gone = self.root / f"{TEMPORARY}{step}.gone"  # half removed it would look damaged
+            ours[step].rename(gone)
+            _remove(gone)
 
-    def _is_ours(self, step: int) -> bool:
-        try:
-            return contents.read_manifest(self._path(step)).step == step
-        except Damaged:
-            return False
-
-    def _remove_temporary(self) -> None:
+    def _clean_up(self) -> None:
+        """What a save that was killed left behind."""
         for path in self.root.glob(f"{TEMPORARY}*"):
-            shutil.rmtree(path)
+            _remove(path)
+        for path in self.root.glob(f"{REPLACED}*"):
+            final = path.with_name(path.name.removeprefix(REPLACED))
+            if final.exists():
+                _remove(path)
+            else:
+                path.rename(final)
+        for name in (LATEST, BEST):
+            for path in self.root.glob(f".{name}.*.tmp"):
+                path.unlink()
 
-    def _steps(self) -> list[int]:
+    def _paths(self) -> dict[int, Path]:
+        """Every checkpoint by step. One that was set aside counts until another has its name."""
         if not self.root.is_dir():
-            return []
-        matches = (_STEP.fullmatch(path.name) for path in self.root.iterdir() if path.is_dir())
-        return sorted(int(match[1]) for match in matches if match)
-
-    def _path(self, step: int) -> Path:
-        return self.root / f"step-{step:06d}"
+            return {}
+        found: dict[int, Path] = {}
+        for path in sorted(self.root.iterdir()):  # set aside come first
+            match = _STEP.fullmatch(path.name)
+            if match and path.is_dir():
+                found[int(match[1])] = path
+        return dict(sorted(found.items()))
 
     def _named(self, file: str) -> int | None:
         path = self.root / file
@@ -256,6 +251,32 @@ class CheckpointStore:
 def size_of(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
     """Bytes of all tensors."""
     return sum(t.numel() * t.element_size() for named in tensors.values() for t in named.values())
+
+
+def _read(path: Path, step: int, skipped: tuple[str, ...]) -> Checkpoint:
+    manifest = contents.read_manifest(path)
+    contents.verify(path, manifest)
+    if manifest.step != step or STATE not in manifest.files:
+        raise Damaged(f"{path / contents.FILE} is of step {manifest.step}, or has no {STATE}")
+    try:
+        state = RunState.from_json(json.loads((path / STATE).read_text("utf-8")))
+    except (ValueError, RunError) as error:
+        raise Damaged(f"{path / STATE}: {error}") from error
+    return Checkpoint(path, step, state, skipped)
+
+
+def _is_ours(path: Path, step: int) -> bool:
+    try:
+        return contents.read_manifest(path).step == step
+    except Damaged:
+        return False
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink():  # to another disk: what lies there is not ours to remove
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def _sync(path: Path) -> None:

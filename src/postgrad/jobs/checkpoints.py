@@ -14,8 +14,12 @@ def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
     """Shows a table of the run's checkpoints and returns it as JSON values."""
     store = open_store(run_dir)
     infos = store.infos()
-    rows = [(str(one.step), _size(one), _marks(one), ", ".join(one.files)) for one in infos]
-    console.table(f"checkpoints in {store.root}", ("step", "size", "", "files"), rows)
+    metrics = {one.step: _metrics(store, one) for one in infos}
+    rows = [
+        (str(one.step), _size(one), _shown(metrics[one.step]), _marks(one), ", ".join(one.files))
+        for one in infos
+    ]
+    console.table(f"checkpoints in {store.root}", ("step", "size", "metric", "", "files"), rows)
     return [
         {
             "step": one.step,
@@ -26,6 +30,7 @@ def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
             "best": one.best,
             "files": list(one.files),
             "problem": one.problem,
+            "evaluations": metrics[one.step],
         }
         for one in infos
     ]
@@ -41,6 +46,16 @@ def store_of(recipe: Recipe, directory: RunDirectory) -> CheckpointStore:
     """Where a recipe's checkpoints lie: in its run directory unless it says otherwise."""
     root = recipe.checkpoint.ckpt_path
     return CheckpointStore(Path(root) if root else directory.checkpoints, recipe.checkpoint)
+
+
+def _metrics(store: CheckpointStore, one: CheckpointInfo) -> dict[str, float]:
+    """The newest evaluation results that a whole checkpoint knows."""
+    return dict(store.load(one.step).state.evaluations) if one.complete else {}
+
+
+def _shown(metrics: dict[str, float]) -> str:
+    accuracies = [name for name in metrics if name.endswith("/accuracy")]
+    return ", ".join(f"{name} {metrics[name]:.3f}" for name in accuracies)
 
 
 def _size(one: CheckpointInfo) -> str:

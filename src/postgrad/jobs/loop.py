@@ -50,8 +50,11 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
                 run.stop.release()
                 if run.stop.asked:
                     raise Stop
+            saver.wait()
         except Stop:
             raise Stopped(saver.stop(state)) from None
+        finally:
+            saver.close()
     return state
 
 

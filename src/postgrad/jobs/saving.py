@@ -1,14 +1,17 @@
 """When a run saves, and what becomes of a save that fails."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
+import psutil
 from torch import Tensor
 
 from postgrad.checkpoint.state import RunState
-from postgrad.checkpoint.store import SaveFailed
+from postgrad.checkpoint.store import SaveFailed, size_of
 from postgrad.jobs.run import Run
 
 
@@ -28,6 +31,9 @@ class Saver:
         self._job = job
         self._saved: int | None = state.step or None
         self._at = time.monotonic()
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: tuple[int, Future[Path]] | None = None
+        self._told = False
 
     def due(self, state: RunState) -> bool:
         """True where save_steps or save_minutes ask for one."""
@@ -36,29 +42,67 @@ class Saver:
         seconds = time.monotonic() - self._at
         return by_steps or bool(settings.save_minutes and seconds >= 60 * settings.save_minutes)
 
-    def save(self, state: RunState, *, best: bool = False, must: bool = False) -> bool:
-        """True where the checkpoint stands. A failure is told and recorded, and the run goes on
-        with its older checkpoints, unless there `must` be one: then it is raised.
+    def save(self, state: RunState, *, best: bool = False, must: bool = False) -> None:
+        """Copies the state and writes it behind the next steps, one save at a time.
+
+        Where there is no room for a copy, or there `must` be a checkpoint, it is written before
+        this returns. A failure is told and recorded, and the run goes on with its older
+        checkpoints, unless there must be one: then it is raised.
         """
         run = self._run
         with run.phase("save"):
+            self.wait()
             offsets = run.logs.sync()
             kept = replace(state, log_offsets=offsets, choices=run.choices.to_json())
             self._at = time.monotonic()
-            try:
-                run.store.save(kept, self._job.tensors(), best=best)
-            except SaveFailed as error:
-                if must:
-                    raise
-                run.logs.event("save_failed", str(error), step=state.step)
-                run.console.warn(str(error))
-                return False
-        self._saved = state.step
-        return True
+            tensors = self._job.tensors()
+            if must or not self._has_room(tensors):
+                self._settle(state.step, lambda: run.store.save(kept, tensors, best=best), must)
+                return
+            copies = {
+                stem: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
+                for stem, named in tensors.items()
+            }
+            writing = self._writer.submit(run.store.save, kept, copies, best=best)
+            self._writing = (state.step, writing)
+
+    def wait(self) -> None:
+        """Until the save under way, if any, has ended."""
+        if self._writing is not None:
+            (step, writing), self._writing = self._writing, None
+            self._settle(step, writing.result, must=False)
+
+    def close(self) -> None:
+        """Lets the save under way end, whatever else has happened."""
+        self._writer.shutdown(wait=True)
+
+    def _settle(self, step: int, finish: Callable[[], Path], must: bool) -> None:
+        run = self._run
+        try:
+            finish()
+        except SaveFailed as error:
+            if must:
+                raise
+            run.logs.event("save_failed", str(error), step=step)
+            run.console.warn(str(error))
+        else:
+            self._saved = step
+
+    def _has_room(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> bool:
+        """True where memory holds a copy and as much again."""
+        if psutil.virtual_memory().available > 2 * size_of(tensors):
+            return True
+        if not self._told:
+            self._run.console.note(
+                "no memory for a copy of the state: saves stop the run meanwhile"
+            )
+            self._told = True
+        return False
 
     def stop(self, state: RunState) -> str:
         """Asked to stop: saves `state` where it is a boundary; says where the run stands."""
         run = self._run
+        self.wait()
         if run.stop.held:
             middle = (
                 f"stopped in the middle of step {state.step + 1}, which was not foreseen to end"

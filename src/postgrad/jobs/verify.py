@@ -1,0 +1,83 @@
+"""`postgrad verify`: every checkpoint of a run, hashed, loaded, and held to its model and logs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Size
+from transformers import AutoModelForCausalLM
+
+from postgrad.checkpoint.store import Checkpoint, CheckpointInfo, CheckpointStore
+from postgrad.core.errors import RunError
+from postgrad.jobs.checkpoints import store_of
+from postgrad.models.load import load_config
+from postgrad.observe.console import Console
+from postgrad.observe.run_dir import RunDirectory
+from postgrad.recipe.load import recipe_from_json
+
+Shapes = Mapping[str, Size]
+
+
+def verify(run_dir: Path, console: Console) -> list[dict[str, Any]]:
+    """Shows a line for each checkpoint. Raises RunError that names the first file of each that is
+    wrong, after all were looked at.
+    """
+    directory = RunDirectory.open(run_dir)
+    recipe = recipe_from_json(directory.recipe())
+    store = store_of(recipe, directory)
+    wanted = _shapes(recipe.model.path or str(directory.init))
+    found = [(one, _problem(store, one, wanted, run_dir)) for one in store.infos()]
+    rows = [(str(one.step), problem or "good") for one, problem in found]
+    console.table(f"checkpoints in {store.root}", ("step", ""), rows)
+    broken = [problem for _, problem in found if problem is not None]
+    if broken or not found:
+        raise RunError("\n".join(broken) or f"{store.root} has no checkpoint")
+    return [{"step": one.step, "path": str(one.path), "good": True} for one, _ in found]
+
+
+def _problem(
+    store: CheckpointStore, one: CheckpointInfo, wanted: Shapes, run_dir: Path
+) -> str | None:
+    if one.problem is not None:
+        return one.problem
+    try:
+        checkpoint = store.load(one.step)
+        _check_tensors(checkpoint, wanted)
+    except RunError as error:
+        return str(error)
+    for name, offset in checkpoint.state.log_offsets.items():
+        log = run_dir / name
+        size = log.stat().st_size if log.exists() else 0
+        if size < offset:
+            return f"{log} has {size} bytes, the checkpoint of step {one.step} counts on {offset}"
+    return None
+
+
+def _check_tensors(checkpoint: Checkpoint, wanted: Shapes) -> None:
+    """Weights, moments and average have the names and shapes of the model's parameters."""
+    for path in sorted(checkpoint.path.glob("*.safetensors")):
+        tensors = checkpoint.tensors(path.stem)
+        names = set(tensors)
+        if path.stem.endswith(".optimizer"):
+            names = {name.rpartition(".")[0] for name in tensors}
+        shapes = {name: wanted[name] for name in names if name in wanted}
+        if names != set(wanted) and tensors:
+            unknown, missing = sorted(names - set(wanted)), sorted(set(wanted) - names)
+            raise RunError(
+                f"{path} is of another model: unknown {unknown[:3]}, lacks {missing[:3]}"
+            )
+        for name, tensor in tensors.items():
+            own = name if name in shapes else name.rpartition(".")[0]
+            if tensor.shape != shapes[own]:
+                raise RunError(
+                    f"{path}: {name!r} has shape {tuple(tensor.shape)}, the model's is "
+                    f"{tuple(shapes[own])}"
+                )
+
+
+def _shapes(base: str) -> Shapes:
+    """Of every parameter, without a weight: the model is made on the meta device."""
+    with torch.device("meta"):
+        lm = cast(Any, AutoModelForCausalLM).from_config(load_config(base))
+    return {name: parameter.shape for name, parameter in lm.named_parameters()}

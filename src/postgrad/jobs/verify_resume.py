@@ -1,0 +1,103 @@
+"""`postgrad verify-resume`: a run, the same run killed again and again, and whether they differ."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from postgrad.core.errors import RunError
+from postgrad.core.seeds import uniform
+from postgrad.jobs.summary import read_lines
+from postgrad.observe.console import Console
+
+STEPS = "6"  # of the short run, where the command says nothing else
+LENGTHS = ("--steps", "--epochs", "--total_episodes")
+TIMED = ("_seconds", "_bytes", "_per_second")
+LOGS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
+
+
+def verify_resume(
+    recipe: Path, overrides: Sequence[str], kills: int, console: Console, seed: int = 0
+) -> dict[str, Any]:
+    """Runs the recipe once, and once with up to `kills` SIGKILLs at random moments (of `seed`).
+
+    Compares the last checkpoint's files and the logs without times. Raises RunError where anything
+    differs, with what.
+    """
+    stated = [word.partition("=")[0] for word in overrides]
+    length = [] if any(word in LENGTHS for word in stated) else ["--steps", STEPS]
+    with TemporaryDirectory(prefix="postgrad-") as folder:
+        whole, killed = Path(folder) / "whole", Path(folder) / "killed"
+        words = [*overrides, *length, "--checkpoint.save_steps", "1"]
+        began = time.monotonic()
+        _end(_start(recipe, whole, words))
+        seconds = time.monotonic() - began
+        console.note(f"a run that is left alone: {seconds:.1f} s")
+        moments = [seconds * (0.2 + 0.75 * float(uniform(seed, "kills", i))) for i in range(kills)]
+        done = _kill(recipe, killed, words, moments, console)
+        one, two = fingerprint(whole), fingerprint(killed)
+    different = sorted(name for name in {*one, *two} if one.get(name) != two.get(name))
+    rows = [(name, "differs" if name in different else "the same bits") for name in sorted(one)]
+    console.table(f"{done} kills and resumes against none", ("file", ""), rows)
+    if different:
+        raise RunError(f"a killed and resumed run differs in {', '.join(different)}")
+    return {"kills": done, "same": sorted(one)}
+
+
+def fingerprint(run: Path) -> dict[str, str]:
+    """Hashes of the latest checkpoint's tensors, and of the logs without what may differ."""
+    latest = run / "checkpoints" / (run / "checkpoints" / "latest").read_text("utf-8").strip()
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(latest.glob("*.safetensors"))
+    }
+    for name in LOGS:
+        lines = [
+            {key: value for key, value in line.items() if not key.endswith(TIMED)}
+            for line in read_lines(run / name)
+        ]
+        if lines:
+            found[name] = hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+    return found
+
+
+def _kill(
+    recipe: Path, run: Path, words: Sequence[str], moments: Sequence[float], console: Console
+) -> int:
+    """Lets the run go on after each kill; returns how many there were before it ended."""
+    for number, moment in enumerate(moments):
+        process = _start(recipe, run, words)
+        try:
+            process.wait(timeout=moment)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            console.note(f"kill {number + 1}: after {moment:.1f} s")
+            continue
+        _end(process)
+        return number
+    _end(_start(recipe, run, words))
+    return len(moments)
+
+
+def _start(recipe: Path, run: Path, words: Sequence[str]) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "postgrad", "train", str(recipe), "--quiet"]
+    return subprocess.Popen(
+        [*command, *words, "--run_dir", str(run)],
+        start_new_session=True,  # its workers die with it
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    _, told = process.communicate()
+    if process.returncode:
+        raise RunError(f"the run failed, exit code {process.returncode}: {told.strip()}")
