@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -127,6 +128,19 @@ def test_none_at_all_is_told_with_every_reason(
         store.load(7)
 
 
+def test_a_checkpoint_that_lies_behind_a_link_is_read_and_its_files_are_never_removed(
+    store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors, tmp_path: Path
+) -> None:
+    """As when an old one was moved to another disk."""
+    moved = store.save(make_state(1), make_tensors(1)).rename(tmp_path / "other disk")
+    (store.root / "step-000001").symlink_to(moved)
+    assert store.load(1).step == 1
+    for step in (2, 3, 4):
+        store.save(make_state(step), make_tensors(step))
+    assert steps(store) == [3, 4]
+    assert (moved / "policy.weights.safetensors").exists()
+
+
 def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
     """Every call that changes the disk is counted; the process ends before call `number`.
 
@@ -167,10 +181,12 @@ def save_killed_at(number: int, save: Callable[[], Any]) -> bool:
 def test_killed_before_any_change_of_the_disk_the_newest_whole_one_is_found(
     tmp_path: Path, make_state: MakeState, make_tensors: MakeTensors
 ) -> None:
+    begun = CheckpointStore(tmp_path / "begun", CheckpointSettings(max_ckpt_num=2))
+    for step in (1, 2, 3):
+        begun.save(make_state(step), make_tensors(step), best=step == 2)
     for number in range(1, 100):
-        store = CheckpointStore(tmp_path / str(number), CheckpointSettings(max_ckpt_num=2))
-        for step in (1, 2, 3):
-            store.save(make_state(step), make_tensors(step), best=step == 2)
+        root = shutil.copytree(begun.root, tmp_path / str(number))
+        store = CheckpointStore(root, CheckpointSettings(max_ckpt_num=2))
         killed = save_killed_at(
             number,
             lambda store=store: store.save(make_state(4), make_tensors(4), best=True),

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postgrad.core.errors import UsageError
+from postgrad.data.conversations import load_conversations
 from postgrad.data.messages import answer_of
 from postgrad.data.overlap import keys, question_key
 from postgrad.data.prompts import load_prompts
@@ -169,3 +170,18 @@ def test_what_is_no_conversation_is_named(chat: Any, write_rows: WriteRows, toke
     path = write_rows([{"messages": chat}])
     with pytest.raises(UsageError, match=r"row 0 is no conversation.*\(data\.messages\)"):
         load(path, tokenizer, messages="messages")
+
+
+def test_a_character_that_the_tokenizer_lacks_is_named_with_its_row(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    path = write_rows([{"question": "a", "answer": "b"}, {"question": "naïve", "answer": "c"}])
+    for read in (load, load_conversations_of):
+        with pytest.raises(
+            UsageError, match=rf"{path}:2: row 1 has a character that the tokenizer"
+        ):
+            read(path, tokenizer)
+
+
+def load_conversations_of(path: str, tokenizer: Any) -> Any:
+    return load_conversations(DataSettings(path=path), tokenizer)

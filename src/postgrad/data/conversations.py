@@ -11,9 +11,16 @@ from postgrad.data.account import Bookkeeper, Fate, RowAccount
 from postgrad.data.messages import conversation_of, questions_of
 from postgrad.data.order import Order
 from postgrad.data.overlap import overlaps
+from postgrad.data.prompts import unencodable
 from postgrad.data.rows import Row, dataset_name, read_rows
 from postgrad.data.settings import DataSettings
-from postgrad.data.templates import Rendered, Unmarkable, render_conversation, tokenise
+from postgrad.data.templates import (
+    Rendered,
+    Unencodable,
+    Unmarkable,
+    render_conversation,
+    tokenise,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,11 @@ def load_conversations(
             raise _unmarkable(row, error) from error
         rows.append(row)
     entries: list[tuple[int, NDArray[np.int32], NDArray[np.bool_]]] = []
-    for row, found in zip(rows, tokenise(tokenizer, texts), strict=True):
+    try:
+        tokenised = tokenise(tokenizer, texts)
+    except Unencodable as error:
+        raise unencodable(rows[error.place], error) from error
+    for row, found in zip(rows, tokenised, strict=True):
         if isinstance(found, Unmarkable):
             raise _unmarkable(row, found)
         ids, mask = found

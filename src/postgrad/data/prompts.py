@@ -15,7 +15,7 @@ from postgrad.data.order import Order
 from postgrad.data.overlap import overlaps
 from postgrad.data.rows import Row, dataset_name, read_rows
 from postgrad.data.settings import DataSettings
-from postgrad.data.templates import Unmarkable, render
+from postgrad.data.templates import Unencodable, Unmarkable, encode, render
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,10 @@ def load_prompts(
         rows.append(row)
         texts.append(_text(tokenizer, row, messages, settings))
         questions.append(asked[-1] if asked else "")
-    tokens = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    try:
+        tokens = encode(tokenizer, texts)["input_ids"] if texts else []
+    except Unencodable as error:
+        raise unencodable(rows[error.place], error) from error
     entries: list[_Entry] = []
     for row, ids, question in zip(rows, tokens, questions, strict=True):
         if len(ids) > max_prompt_tokens:
@@ -114,6 +117,14 @@ def _rest(row: Row, settings: DataSettings) -> dict[str, Any]:
     """What else a verifier may want of a row."""
     read = {settings.prompt, settings.answer, settings.messages}
     return {key: value for key, value in row.values.items() if key not in read}
+
+
+def unencodable(row: Row, error: Unencodable) -> UsageError:
+    """What is told of a row whose text the tokenizer cannot write."""
+    return UsageError(
+        f"{row.place}: row {row.index} has a character that the tokenizer lacks ({error}); mend "
+        'the row, or take a tokenizer that knows every text (model.init.tokenizer.kind = "bpe")'
+    )
 
 
 def _too_long(row: Row, tokens: int, limit: int) -> UsageError:

@@ -19,6 +19,27 @@ class Unmarkable(Exception):
     """A conversation whose assistant tokens cannot be marked; the message says why."""
 
 
+class Unencodable(Exception):
+    """Text number `place` of several has a character that the tokenizer lacks."""
+
+    def __init__(self, place: int, reason: str) -> None:
+        super().__init__(reason)
+        self.place = place
+
+
+def encode(tokenizer: Any, texts: Sequence[str], **more: Any) -> Any:
+    """The tokenizer's ids of texts that a template wrote: no special tokens are added."""
+    try:
+        return tokenizer(list(texts), add_special_tokens=False, **more)
+    except Exception as error:  # tokenizers raise nothing narrower
+        for place, text in enumerate(texts):
+            try:
+                tokenizer(text, add_special_tokens=False)
+            except Exception as one:  # noqa: BLE001
+                raise Unencodable(place, str(one)) from error
+        raise
+
+
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """A conversation as text. spans: [start, end) characters that bear loss. prompt: what the
@@ -100,14 +121,14 @@ def tokenise(
     """Token ids and loss mask of each conversation, or why it cannot be marked.
 
     Checked token by token: none may straddle the edge of a span, the tokens before the first span
-    are those of the prompt alone, and the marked tokens decode to the span's text.
+    are those of the prompt alone, and the marked tokens decode to the span's text. Raises
+    Unencodable where the tokenizer lacks a character.
     """
     if not conversations:
         return []
-    encoded = tokenizer(
-        [one.text for one in conversations], add_special_tokens=False, return_offsets_mapping=True
-    )
-    prompts = tokenizer([one.prompt for one in conversations], add_special_tokens=False)
+    texts = [one.text for one in conversations]
+    encoded = encode(tokenizer, texts, return_offsets_mapping=True)
+    prompts = encode(tokenizer, [one.prompt for one in conversations])
     found: list[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable] = []
     for number, one in enumerate(conversations):
         ids = np.array(encoded["input_ids"][number], np.int32)
