@@ -76,7 +76,7 @@ def read_manifest(directory: Path) -> Manifest:
         data = json.loads(path.read_text("utf-8"), object_pairs_hook=_unique)
     except FileNotFoundError as error:
         raise Damaged(f"{path} is missing: the checkpoint was never finished") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Damaged(f"{path} cannot be read: {error}") from error
     try:
         if data["written_by"] != WRITER or data["format"] != FORMAT:
