@@ -43,7 +43,12 @@ def test_a_name_that_could_lead_out_is_refused(name: str, tmp_path: Path) -> Non
         {"files": {"a.bin": {"size": "3", "sha256": "0"}}},
         {"files": {"a.bin": {"size": 3}}},
         {"files": ["a.bin"]},
+        {"files": {"a.bin": "3"}},
+        {"files": {"a.bin": {"size": 3, "sha256": None}}},
+        {"files": None},
         {"step": "five"},
+        {"step": None},
+        {"versions": 7},
     ],
 )
 def test_a_manifest_of_another_shape_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -52,11 +57,44 @@ def test_a_manifest_of_another_shape_is_refused(changes: dict[str, Any], tmp_pat
         read_manifest(tmp_path)
 
 
-def test_a_key_that_stands_there_twice_is_refused(tmp_path: Path) -> None:
-    text = '{"written_by": "postgrad", "written_by": "postgrad", "format": 1}'
-    (tmp_path / "manifest.json").write_text(text, "utf-8")
+@pytest.mark.parametrize("key", ['"format": 1', '"a.bin": {"size": 3, "sha256": "0"}', '"size": 3'])
+def test_a_key_that_stands_there_twice_is_refused(key: str, tmp_path: Path) -> None:
+    """At every depth: of two entries of one file only one would be checked."""
+    name, value = key.split(": ", 1)
+    entry = {"size": 3, "sha256": "0"}
+    written(tmp_path, files={"a.bin": entry})
+    path = tmp_path / "manifest.json"
+    text = path.read_text("utf-8")
+    assert text.count(f"{name}: {value}") == 1
+    path.write_text(text.replace(f"{name}: {value}", f"{name}: {value}, {name}: {value}"), "utf-8")
     with pytest.raises(Damaged, match="twice"):
         read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", "[[1, 2]]", "\x00", "[" * 100_000])
+def test_what_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(text, "utf-8")
+    with pytest.raises(Damaged, match=r"manifest\.json"):
+        read_manifest(tmp_path)
+
+
+def test_a_manifest_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes(b"\xff\xfe{}")
+    with pytest.raises(Damaged, match="cannot be read"):
+        read_manifest(tmp_path)
+
+
+def test_a_manifest_that_is_missing_says_that_nothing_was_finished(tmp_path: Path) -> None:
+    with pytest.raises(Damaged, match="is missing: the checkpoint was never finished"):
+        read_manifest(tmp_path)
+
+
+def test_other_contents_of_the_same_size_are_found(tmp_path: Path) -> None:
+    written(tmp_path)
+    manifest = read_manifest(tmp_path)
+    (tmp_path / "a.bin").write_bytes(b"abd")
+    with pytest.raises(Damaged, match=r"a\.bin has changed since it was written"):
+        verify(tmp_path, manifest)
 
 
 def test_a_declared_size_that_is_another_is_refused(tmp_path: Path) -> None:
