@@ -1,5 +1,6 @@
 """The run's state beside its weights: all that decides what comes next, and nothing else."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -54,7 +55,10 @@ class RunState:
             "episodes": self.episodes,
             "cursor": self.cursor.to_json(),
             "algorithm": dict(self.algorithm),
-            "evaluations": dict(self.evaluations),
+            "evaluations": {
+                name: value if math.isfinite(value) else None  # JSON has no NaN
+                for name, value in self.evaluations.items()
+            },
             "best": self.best and self.best.to_json(),
             "choices": dict(self.choices),
             "log_offsets": dict(self.log_offsets),
@@ -77,11 +81,15 @@ class RunState:
             )
         try:
             best = data["best"]
-            known = {name: data[name] for name in names - {"cursor", "best"}}
+            known = {name: data[name] for name in names - {"cursor", "best", "evaluations"}}
             return cls(
+                evaluations={
+                    name: math.nan if value is None else value
+                    for name, value in data["evaluations"].items()
+                },
                 cursor=Cursor.from_json(data["cursor"]),
                 best=None if best is None else Best(**best),
                 **known,
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise RunError(f"state.json is not a run's state: {error}") from error
