@@ -1,6 +1,7 @@
 """The run's state: all of it, or an error that says what is missing."""
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ states = st.builds(
     ),
     algorithm=st.dictionaries(st.text(), numbers),
     evaluations=st.dictionaries(st.text(), numbers),
-    best=st.none() | st.builds(Best, st.text(), numbers, st.integers(0)),
+    best=st.none() | st.builds(Best, st.text(), numbers, st.integers(0), st.integers(0)),
     choices=st.dictionaries(st.text(), st.none() | st.integers() | st.text()),
     log_offsets=st.dictionaries(st.text(), st.integers(0)),
 )
@@ -37,7 +38,18 @@ def test_every_state_comes_back_from_its_json(state: RunState) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["step", "cursor", "algorithm", "best", "choices", "log_offsets", "episodes"]
+    "name",
+    [
+        "step",
+        "update",
+        "episodes",
+        "cursor",
+        "algorithm",
+        "evaluations",
+        "best",
+        "choices",
+        "log_offsets",
+    ],
 )
 def test_missing_state_is_an_error(name: str, make_state: Callable[..., RunState]) -> None:
     data = make_state(1).to_json()
@@ -56,7 +68,27 @@ def test_another_format_names_the_way_out(make_state: Callable[..., RunState]) -
         RunState.from_json({**make_state(1).to_json(), "format": 2})
 
 
-@pytest.mark.parametrize("changes", [{"cursor": {"frontier": "x", "beyond": []}}, {"best": {}}])
+def test_an_evaluation_without_a_value_is_saved_too(make_state: Callable[..., RunState]) -> None:
+    """As when every verifier failed: its mean reward is NaN, which JSON cannot say."""
+    state = make_state(1, evaluations={"eval/reward": math.nan, "eval/accuracy": 0.5})
+    text = json.dumps(state.to_json(), allow_nan=False)
+    read = RunState.from_json(json.loads(text)).evaluations
+    assert math.isnan(read["eval/reward"])
+    assert read["eval/accuracy"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cursor": {"frontier": "x", "beyond": []}},
+        {"cursor": {"frontier": 1}},
+        {"cursor": None},
+        {"best": {}},
+        {"best": {"metric": "m", "value": 1.0, "step": 1, "mode": "max"}},
+        {"evaluations": None},
+        {"evaluations": [1.0]},
+    ],
+)
 def test_broken_parts_are_errors(
     changes: dict[str, Any], make_state: Callable[..., RunState]
 ) -> None:
