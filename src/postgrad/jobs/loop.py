@@ -48,7 +48,7 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
                 run.stop.hold()  # a step without any update too is whole or not at all
                 state = _finish(run, job, saver, following, metrics)
                 run.stop.release()
-                if run.stop.asked:
+                if run.stop.asked and state.step < run.steps:
                     raise Stop
             saver.wait()
         except Stop:
