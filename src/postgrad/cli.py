@@ -11,6 +11,7 @@ from typing import Any
 
 from postgrad import __version__
 from postgrad.core.errors import PostgradError, UsageError
+from postgrad.core.files import finite
 
 OVERRIDES = "Every key of a recipe can be given as --section.key VALUE."
 
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = "; run again with --debug to see where, and please report it"
         return _fail(error, known.debug, 1, f"{type(error).__name__}: {error}{hint}")
     if known.json:
-        print(json.dumps(result, ensure_ascii=False))
+        print(json.dumps(finite(result), ensure_ascii=False))
     return 0
 
 

@@ -36,3 +36,8 @@ def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         files.write_json(tmp_path / "a.json", {"a": float("nan")})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_that_are_not_finite_are_null_wherever_they_stand() -> None:
+    value = {"a": [float("nan"), 1.5, ("x", float("inf"))], "b": {"c": -float("inf"), "d": None}}
+    assert files.finite(value) == {"a": [None, 1.5, ["x", None]], "b": {"c": None, "d": None}}

@@ -324,3 +324,20 @@ def test_gradient_checkpointing_changes_no_bit_of_the_loss(
         for one in (plain, saving)
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_a_run_whose_verifiers_all_failed_in_evaluation_still_ends_with_a_summary(
+    make_recipe: Any, console: Console
+) -> None:
+    """The recipe allows it; there is then no accuracy, and no zero in its place."""
+    recipe = make_recipe(
+        "sft",
+        rewards=[{"type": "tiny_rewards:broken"}],
+        scoring={"workers": 1, "max_failed_fraction": 1.0},
+    )
+    train(recipe, console)
+    written = json.loads((Path(recipe.run_dir) / "summary.json").read_text("utf-8"))
+    assert written["accuracy_after"] is None
+    last = lines(Path(recipe.run_dir) / "eval.jsonl")[-1]
+    assert last["accuracy"] is None
+    assert last["failed"] == 8 * 2 + 8

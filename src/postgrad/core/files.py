@@ -1,9 +1,11 @@
 """Files that are whole or not there at all."""
 
 import json
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 
 def write_text(path: Path, text: str) -> None:
@@ -32,3 +34,13 @@ def sync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def finite(value: Any) -> Any:
+    """The JSON value with null where a number is not finite: no evaluation gave one, say."""
+    if isinstance(value, Mapping):
+        table = cast(Mapping[str, Any], value)
+        return {key: finite(inner) for key, inner in table.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in cast(list[Any], value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from postgrad.core.files import write_json
+from postgrad.core.files import finite, write_json
 from postgrad.jobs.answers import Answer, ask
 from postgrad.jobs.summary import PHASES
 from postgrad.jobs.train import train
@@ -38,7 +38,7 @@ def train_pipeline(
     last = pipeline.stages[-1]
     answers = _answers(last, models[last.name], pipeline.ask)
     summary = _summary(summaries, answers, time.perf_counter() - began)
-    write_json(pipeline.run_dir / "summary.json", summary)
+    write_json(pipeline.run_dir / "summary.json", finite(summary))
     _show(pipeline, summary, answers, console)
     return summary
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from postgrad import __version__
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.files import write_json
+from postgrad.core.files import finite, write_json
 
 RECIPE, SUMMARY = "recipe.json", "summary.json"
 INIT, MODEL, CHECKPOINTS = "init", "model", "checkpoints"
@@ -118,7 +118,7 @@ class RunDirectory:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json."""
-        write_json(self.path / SUMMARY, summary)
+        write_json(self.path / SUMMARY, finite(summary))
 
 
 def versions() -> dict[str, str]:

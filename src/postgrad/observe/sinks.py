@@ -5,7 +5,6 @@ Between equal runs only keys that end in _seconds, _bytes or _per_second may dif
 
 import errno
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from postgrad.core.errors import RunError
+from postgrad.core.files import finite
 
 FILES = ("metrics.jsonl", "eval.jsonl", "samples.jsonl", "events.jsonl")
 
@@ -99,12 +99,4 @@ def to_json(line: Mapping[str, Any]) -> str:
     try:
         return json.dumps(line, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(line), ensure_ascii=False, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return json.dumps(finite(line), ensure_ascii=False, allow_nan=False)
