@@ -1,21 +1,32 @@
 """Models from Hugging Face directories or the hub, with our attention, without foreign code."""
 
 import inspect
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from postgrad.core.errors import UsageError
 from postgrad.models.attention import NAME
+from postgrad.models.settings import ModelType
 
+TESTED = ", ".join(get_args(ModelType))
 # Token mixers other than attention, by what their config is called or says: they keep a state along
 # the sequence that our layouts would mix up between samples.
 RECURRENT_LAYERS = ("linear_attention", "mamba", "recurrent", "conv", "ssm")
 LAYER_KEYS = ("layer_types", "layers_block_type", "block_types")  # where configs say them
+# What some types hand to the attention interface beside queries, keys and values (learned sinks,
+# chosen keys, biases). Ours would leave it out and be wrong in silence.
+FOREIGN_ARGUMENTS = re.compile(
+    r"attention_interface\((?:[^()]|\([^()]*\))*\b"
+    r"(s_aux|sinks|indices|block_indices|position_bias)="
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +55,7 @@ def load_model(
     """
     config = load_config(path)
     tokenizer = load_tokenizer(path)
-    try:
-        lm: Any = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config,
-            dtype=dtype,
-            attn_implementation=NAME,
-            use_safetensors=True,
-            trust_remote_code=False,
-        )
-    except (OSError, ValueError, ImportError) as error:
-        raise UsageError(
-            f"the model {path} cannot be loaded: {error}; wanted are a config and weights as "
-            "safetensors in the layout of Hugging Face"
-        ) from error
+    lm = _read_weights(path, config, dtype)
     _refuse_foreign_attention(lm, path)
     lm.to(device or torch.device("cpu"))
     if gradient_checkpointing:
@@ -76,7 +74,7 @@ def load_config(path: str) -> Any:
         raise UsageError(f"no model at {path}: there is no such directory (model.path)")
     try:
         config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise UsageError(
             f"no model at {path}: {error}; model.path is a directory with config.json, or a hub id"
         ) from error
@@ -128,6 +126,38 @@ def looks_local(path: str) -> bool:
     return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
 
 
+def _read_weights(path: str, config: Any, dtype: torch.dtype) -> Any:
+    try:
+        read: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that they are named below
+        )
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        raise UsageError(
+            f"the model {path} cannot be loaded: {error}; wanted are a config and weights as "
+            "safetensors in the layout of Hugging Face"
+        ) from error
+    lm, found = read
+    # transformers draws these at random and only warns
+    wrong = {
+        "missing": sorted(found["missing_keys"]),
+        "of another shape": sorted(name for name, *_ in found["mismatched_keys"]),
+    }
+    for what, names in wrong.items():
+        if names:
+            raise UsageError(
+                f"the model {path} is not whole: {len(names)} weights are {what} "
+                f"({', '.join(names[:3])}); its config.json and its weights have to be of one model"
+            )
+    return lm
+
+
 def _refuse_recurrent(config: Any, path: str) -> None:
     kinds = [str(kind) for key in LAYER_KEYS for kind in getattr(config, key, None) or []]
     found = [kind for kind in kinds if any(word in kind for word in RECURRENT_LAYERS)]
@@ -150,13 +180,17 @@ def _refuse_foreign_attention(lm: Any, path: str) -> None:
     if "ALL_ATTENTION_FUNCTIONS" not in source or mixers:
         what = f"{', '.join(sorted(mixers))}" if mixers else "attention of its own"
         raise _refusal(lm.config.model_type, path, what)
+    if foreign := FOREIGN_ARGUMENTS.search(source):
+        raise UsageError(
+            f"{path} is a {lm.config.model_type} model, whose attention takes {foreign[1]} beside "
+            f"queries, keys and values: it would be left out here. Tested types: {TESTED}"
+        )
 
 
 def _refusal(model_type: str, path: str, what: str) -> UsageError:
     return UsageError(
         f"{path} is a {model_type} model with {what}, which bypasses transformers' attention "
-        "interface: samples packed into one forward would see each other. Tested types: qwen2, "
-        "qwen3, llama, mistral, gemma, gemma2, gemma3"
+        f"interface: samples packed into one forward would see each other. Tested types: {TESTED}"
     )
 
 
