@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
@@ -57,7 +58,12 @@ def test_a_loaded_model_gives_the_logprobs_of_plain_transformers(
         ({"model_type": "qwen3_next"}, "linear_attention layers"),
         ({"model_type": "t5"}, "an encoder with a decoder"),
         ({"model_type": "recurrent_gemma"}, "recurrent_gemma"),
+        ({"model_type": "jamba"}, "linear_attention layers"),
+        ({"model_type": "lfm2", "layer_types": ["conv"], "num_hidden_layers": 1}, "conv layers"),
+        ({"model_type": "gemma3"}, "reads more than text"),
         ({"model_type": "no_such_type"}, "no model at"),
+        ({"model_type": "llama", "num_attention_heads": "four"}, "num_attention_heads"),
+        ({}, "no model at"),
     ],
 )
 def test_a_model_that_would_mix_up_packed_samples_is_refused_by_name(
@@ -68,6 +74,94 @@ def test_a_model_that_would_mix_up_packed_samples_is_refused_by_name(
     with pytest.raises(UsageError, match=reason) as refused:
         load_model(str(tmp_path), dtype=torch.float32)
     assert str(tmp_path) in str(refused.value)
+
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "reason"),
+    [
+        ("falcon_h1", {}, "FalconH1Mixer, which bypasses"),
+        ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 1}, "attention of its own"),
+        ("gpt_oss", {"num_local_experts": 2}, "takes s_aux beside queries"),
+    ],
+)
+def test_a_model_whose_attention_ours_cannot_stand_for_is_refused_by_name(
+    kind: str,
+    more: dict[str, Any],
+    reason: str,
+    fresh: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    """Whose config does not tell: its code does."""
+    model = shutil.copytree(fresh("llama"), tmp_path / "model")
+    vocabulary = len(load_tokenizer(str(model)))
+    ids = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 2, "vocab_size": vocabulary}
+    config = AutoConfig.for_model(kind, **{**SMALL, **ids, **more})
+    AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    with pytest.raises(UsageError, match=reason) as refused:
+        load_model(str(model), dtype=torch.float32)
+    assert f"is a {kind} model" in str(refused.value)
+    assert "Tested types: qwen2, qwen3, llama" in str(refused.value)
+
+
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda weights: weights.pop(NORM), rf"1 weights are missing \({NORM}\)"),
+        (
+            lambda weights: weights.update({NORM: torch.ones(16)}),
+            rf"1 weights are of another shape \({NORM}\)",
+        ),
+    ],
+    ids=["missing", "of another shape"],
+)
+def test_weights_are_never_drawn_at_random_instead_of_read(
+    change: Callable[[dict[str, torch.Tensor]], object],
+    reason: str,
+    fresh: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    """transformers only warns of weights that it made up."""
+    model = shutil.copytree(fresh("llama"), tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    change(weights)
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UsageError, match=reason):
+        load_model(str(model), dtype=torch.float32)
+
+
+def test_weights_that_are_cut_short_are_named(fresh: Callable[[str], Path], tmp_path: Path) -> None:
+    model = shutil.copytree(fresh("qwen3"), tmp_path / "model")
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UsageError, match=r"cannot be loaded: .*not fully covered"):
+        load_model(str(model), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", None])
+def test_a_broken_or_missing_tokenizer_is_named(
+    text: str | None, fresh: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = shutil.copytree(fresh("qwen3"), tmp_path / "model")
+    path = model / "tokenizer.json"
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text, "utf-8")
+    with pytest.raises(UsageError, match="no tokenizer at"):
+        load_tokenizer(str(model))
 
 
 def test_a_directory_that_is_not_there_is_named() -> None:
