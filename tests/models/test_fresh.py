@@ -1,20 +1,22 @@
 """Fresh models: the same arguments, the same bytes; text goes through a tokenizer unharmed."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 from postgrad.core.errors import UsageError
 from postgrad.models.fresh import PRINTABLE, make_fresh
 from postgrad.models.hashes import directory_hash
 from postgrad.models.load import load_tokenizer
-from postgrad.models.settings import ModelInit, TokenizerInit
+from postgrad.models.settings import ModelInit, ModelType, TokenizerInit
 
 PHRASE = "Spell this word backward: "
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEXTS = ["She sold 48 clips in April, then half as many in May.", "#### 72", "naïve café ≥ 10 €"]
 
 
@@ -53,18 +55,16 @@ def test_the_same_arguments_give_the_same_bytes(kind: str, tmp_path: Path) -> No
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text())
-def test_byte_level_text_comes_back_as_it_was(text: str, tokenizers: dict[str, Any]) -> None:
-    special = {"<|im_start|>", "<|im_end|>", "<|endoftext|>"}
-    if any(mark in text for mark in special):
-        return
+@given(parts=st.lists(st.text() | st.sampled_from([PHRASE, *SPECIAL])))
+def test_byte_level_text_comes_back_as_it_was(parts: list[str], tokenizers: dict[str, Any]) -> None:
+    """Phrases and special tokens between other text too."""
     tokenizer = tokenizers["bpe"]
-    text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates are no text
+    text = "".join(parts).encode("utf-8", "replace").decode("utf-8")  # no lone surrogates
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(parts=st.lists(st.one_of(st.text(alphabet=PRINTABLE), st.just(PHRASE))))
+@given(parts=st.lists(st.text(alphabet=PRINTABLE) | st.sampled_from([PHRASE, *SPECIAL])))
 def test_characters_come_back_as_they_were(parts: list[str], tokenizers: dict[str, Any]) -> None:
     text = "".join(parts)
     tokenizer = tokenizers["characters"]
@@ -93,6 +93,35 @@ def test_the_end_of_a_turn_ends_a_sequence_and_padding_is_another_token(
             [{"role": "user", "content": "sun"}], tokenize=False, add_generation_prompt=True
         )
         assert text == "<|im_start|>user\nsun<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("kind", get_args(ModelType))
+def test_a_model_of_every_type_has_the_sizes_that_were_asked_for(kind: str, tmp_path: Path) -> None:
+    init = tiny("characters").model_copy(update={"type": kind, "rope_theta": 500.0})
+    make_fresh(init, [], 0, tmp_path / "model")
+    read: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    config = read.config
+    assert config.model_type == ("gemma3_text" if kind == "gemma3" else kind)
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (16, 1, 2)
+    assert (config.num_key_value_heads, config.max_position_embeddings) == (1, 2048)
+    assert config.vocab_size == len(load_tokenizer(str(tmp_path / "model"))) == 100
+    assert read.lm_head.weight is read.model.embed_tokens.weight
+    assert {p.dtype for p in read.parameters()} == {torch.float32}
+    # the slowest rotation of a head of 8: theta ** (-6 / 8)
+    rotations = [b for name, b in read.named_buffers() if name.endswith("inv_freq")]
+    assert rotations
+    assert all(r[-1] == pytest.approx(500.0**-0.75) for r in rotations)
+    ids = (read.generation_config.eos_token_id, read.generation_config.pad_token_id)
+    assert ids == (config.eos_token_id, config.pad_token_id) == (2, 0)
+
+
+def test_a_directory_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.txt").write_text("mine", "utf-8")
+    with pytest.raises(OSError, match="not empty"):
+        make_fresh(tiny("characters"), [], 0, tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["mine.txt"]
 
 
 def test_a_character_that_the_tokenizer_lacks_is_named(tmp_path: Path) -> None:
