@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -29,10 +30,10 @@ def export_hf(
 
     weights: by hub name, a tied one once. base: the directory or hub id of the model that they were
     trained from. Written beside `to` and renamed after a reload gave the same logits and the same
-    tokens. Raises UsageError where `to` is there already, RunError where the reload differs:
-    nothing is left behind then.
+    tokens. Raises UsageError where `to` is there already, RunError where it cannot be written or
+    the reload differs: nothing is left behind then.
     """
-    if to.exists() and not overwrite:
+    if to.exists() and not (overwrite and to.is_dir()):
         raise UsageError(f"{to} is there already: choose another --to")
     tokenizer = load_tokenizer(base)
     lm: Any = AutoModelForCausalLM.from_config(load_config(base), dtype=dtype)
@@ -40,14 +41,16 @@ def export_hf(
     lm.eval()
     lm.generation_config = _generation_config(base, tokenizer)
     beside = to.with_name(f".{to.name}.{os.getpid()}.tmp")
-    beside.mkdir(parents=True)
     try:
+        beside.mkdir(parents=True)
         lm.save_pretrained(beside)
         tokenizer.save_pretrained(beside)
         _compare(lm, tokenizer, beside)
         if to.exists():
             shutil.rmtree(to)
         beside.rename(to)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{to} cannot be written: {error}; make room, or choose another") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)  # gone already where it was renamed
 
@@ -56,11 +59,13 @@ def export_hf(
 def _fill(lm: Any, weights: Mapping[str, Tensor]) -> None:
     own = dict(lm.named_parameters(remove_duplicate=False))
     unknown = [name for name in weights if name not in own]
+    shapes = [n for n, tensor in weights.items() if n in own and tensor.shape != own[n].shape]
     filled = {own[name].data_ptr() for name in weights if name in own}
     missing = [name for name, parameter in own.items() if parameter.data_ptr() not in filled]
-    if unknown or missing:
+    if unknown or missing or shapes:
         raise RunError(
-            f"the weights are of another model: unknown {unknown[:3]}, missing {missing[:3]}"
+            f"the weights are of another model: unknown {unknown[:3]}, missing {missing[:3]}, of "
+            f"another shape {shapes[:3]}"
         )
     for name, tensor in weights.items():
         own[name].copy_(tensor)
