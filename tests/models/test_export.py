@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models import export
 from postgrad.models.export import export_hf
+from postgrad.models.fresh import make_fresh
+from postgrad.models.hashes import directory_hash
 from postgrad.models.load import load_model
-from postgrad.models.settings import ModelType
+from postgrad.models.settings import ModelInit, ModelType, TokenizerInit
 
 
 def changed(model: Path) -> dict[str, Tensor]:
@@ -68,6 +71,110 @@ def test_weights_of_another_model_are_refused(fresh: Callable[[str], Path], tmp_
     name = next(iter(weights))
     weights["model.other"] = weights.pop(name)
     with pytest.raises(RunError, match=rf"unknown \['model.other'\], missing \['{name}'"):
+        export_hf(weights, str(fresh("qwen3")), tmp_path / "model", dtype=torch.float32)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("shape", [(1,), (16,), (32, 1)])
+def test_weights_of_another_shape_are_refused_even_where_they_could_be_stretched(
+    shape: tuple[int, ...], fresh: Callable[[str], Path], tmp_path: Path
+) -> None:
+    weights = changed(fresh("llama")) | {"model.norm.weight": torch.ones(shape)}
+    with pytest.raises(RunError, match=r"of another shape \['model.norm.weight'\]"):
+        export_hf(weights, str(fresh("llama")), tmp_path / "model", dtype=torch.float32)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+def test_a_tied_weight_is_written_once(
+    kind: str, fresh: Callable[[str], Path], tmp_path: Path
+) -> None:
+    weights = changed(fresh(kind))
+    assert "lm_head.weight" not in weights
+    export_hf(weights, str(fresh(kind)), tmp_path / "model", dtype=torch.float32)
+    assert load_file(tmp_path / "model" / "model.safetensors").keys() == weights.keys()
+    both = {**weights, "lm_head.weight": weights["model.embed_tokens.weight"]}
+    export_hf(both, str(fresh(kind)), tmp_path / "both", dtype=torch.float32)
+    assert directory_hash(tmp_path / "both") == directory_hash(tmp_path / "model")
+
+
+def test_a_head_of_its_own_is_written_too(tmp_path: Path) -> None:
+    init = ModelInit(
+        type="llama",
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+        tokenizer=TokenizerInit(kind="characters"),
+    )
+    make_fresh(init, [], 0, tmp_path / "base")
+    weights = changed(tmp_path / "base")
+    export_hf(weights, str(tmp_path / "base"), tmp_path / "model", dtype=torch.float32)
+    written = load_file(tmp_path / "model" / "model.safetensors")
+    assert torch.equal(written["lm_head.weight"], weights["lm_head.weight"])
+    assert not torch.equal(written["lm_head.weight"], written["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_is_never_replaced_by_a_model(
+    overwrite: bool, fresh: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "model").write_text("mine", "utf-8")
+    with pytest.raises(UsageError, match="is there already"):
+        export_hf(
+            changed(fresh("qwen3")),
+            str(fresh("qwen3")),
+            tmp_path / "model",
+            dtype=torch.float32,
+            overwrite=overwrite,
+        )
+    assert (tmp_path / "model").read_text("utf-8") == "mine"
+
+
+def test_a_disk_that_fills_up_leaves_what_was_there(
+    fresh: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, base, to = changed(fresh("qwen3")), str(fresh("qwen3")), tmp_path / "model"
+    export_hf(weights, base, to, dtype=torch.float32)
+    before = directory_hash(to)
+
+    def full(self: Any, folder: Path, **_: Any) -> None:
+        (folder / "config.json").write_text("{", "utf-8")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
+    with pytest.raises(RunError, match=r"cannot be written: .*No space left on device; make room"):
+        export_hf(weights, base, to, dtype=torch.float32, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert directory_hash(to) == before
+
+
+def test_a_tokenizer_that_reads_back_differently_leaves_nothing_behind(
+    fresh: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = AutoTokenizer.from_pretrained
+
+    def wrong(path: Any, **kwargs: Any) -> Any:
+        tokenizer = plain(path, **kwargs)
+        if Path(path).name.endswith(".tmp"):
+            tokenizer.add_tokens(["quick"])
+        return tokenizer
+
+    monkeypatch.setattr(export.AutoTokenizer, "from_pretrained", wrong)
+    with pytest.raises(RunError, match="gives other tokens"):
+        export_hf(
+            changed(fresh("qwen3")), str(fresh("qwen3")), tmp_path / "model", dtype=torch.float32
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_values_that_are_no_numbers_are_not_exported(
+    fresh: Callable[[str], Path], tmp_path: Path
+) -> None:
+    weights = changed(fresh("qwen3"))
+    weights["model.norm.weight"][0] = torch.nan
+    with pytest.raises(RunError, match=r"other logits \(by nan\)"):
         export_hf(weights, str(fresh("qwen3")), tmp_path / "model", dtype=torch.float32)
     assert list(tmp_path.iterdir()) == []
 
