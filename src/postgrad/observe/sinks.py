@@ -83,7 +83,8 @@ class Logs:
                 self._open[name] = (self._directory / name).open("ab")
             file = self._open[name]
             for line in lines:
-                file.write(to_json(line).encode() + b"\n")
+                # half a surrogate pair is no UTF-8; as \ud800 it is JSON
+                file.write(to_json(line).encode(errors="backslashreplace") + b"\n")
             if flush:
                 file.flush()
         except OSError as error:
