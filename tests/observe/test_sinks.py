@@ -1,11 +1,15 @@
 """Log files: only added to, cut back to what a checkpoint knew."""
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from postgrad.core.errors import RunError
 from postgrad.observe.sinks import Logs, to_json
@@ -63,6 +67,67 @@ def test_a_run_that_begins_again_begins_with_empty_files(tmp_path: Path) -> None
     logs.metric({"step": 1})
     assert lines(tmp_path / "metrics.jsonl") == [{"step": 1}]
     logs.close()
+
+
+def test_half_a_surrogate_pair_is_written_as_json_has_it(tmp_path: Path) -> None:
+    """Data read from JSON may hold one, and no file of ours can."""
+    logs = Logs(tmp_path)
+    logs.samples([{"answer": "a\ud800b\\", "ß": "€"}])
+    logs.close()
+    assert (tmp_path / "samples.jsonl").read_bytes() == (
+        '{"answer": "a\\ud800b\\\\", "ß": "€"}\n'.encode()
+    )
+    assert lines(tmp_path / "samples.jsonl") == [{"answer": "a\ud800b\\", "ß": "€"}]
+
+
+FLAT = st.none() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+
+
+@given(st.lists(st.dictionaries(st.text(), FLAT | st.lists(FLAT))))
+def test_every_line_is_one_line_and_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, written: list[Any]
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "samples.jsonl").unlink(missing_ok=True)
+    logs = Logs(folder)
+    logs.samples(written)
+    logs.close()
+    raw = (folder / "samples.jsonl").read_bytes().split(b"\n")
+    assert raw.pop() == b""
+    assert [json.loads(line) for line in raw] == written
+
+
+def test_events_are_never_cut_and_files_of_others_neither(tmp_path: Path) -> None:
+    (tmp_path / "notes.jsonl").write_text("mine\n", "utf-8")
+    logs = Logs(tmp_path)
+    logs.event("one", "a")
+    logs.rewind({})
+    logs.event("two", "b")
+    assert [line["event"] for line in lines(tmp_path / "events.jsonl")] == ["one", "two"]
+    assert (tmp_path / "notes.jsonl").read_text("utf-8") == "mine\n"
+    logs.close()
+
+
+def test_events_that_lost_lines_are_named_too(tmp_path: Path) -> None:
+    logs = Logs(tmp_path)
+    logs.event("one", "a")
+    logs.close()
+    with pytest.raises(RunError, match=r"events\.jsonl has \d+ bytes and had 9999"):
+        logs.rewind({"events.jsonl": 9999})
+
+
+@pytest.mark.parametrize(
+    ("number", "told"), [(errno.ENOSPC, "the disk is full; make room"), (errno.EACCES, "denied")]
+)
+def test_a_log_that_cannot_be_written_is_named(
+    number: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(RunError, match=rf"metrics\.jsonl cannot be written: .*{told}"):
+        Logs(tmp_path).metric({"step": 1})
 
 
 def test_a_file_that_lost_lines_is_named(tmp_path: Path) -> None:
