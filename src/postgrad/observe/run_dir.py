@@ -86,10 +86,10 @@ class RunDirectory:
     def _clear(self, overwrite: bool) -> None:
         if not self.path.is_dir():
             raise UsageError(f"run_dir {self.path} is a file: choose another")
-        foreign = sorted(one.name for one in self.path.iterdir() if one.name not in OURS)
-        if foreign and not self.holds_run(self.path):
+        names = sorted(one.name for one in self.path.iterdir())
+        if names and not self._begun():  # a model/ or recipe.json of somebody else's too
             raise UsageError(
-                f"run_dir {self.path} holds other files ({', '.join(foreign[:3])}): choose a "
+                f"run_dir {self.path} holds other files ({', '.join(names[:3])}): choose a "
                 "directory of its own for a run"
             )
         if self.holds_results(self.path) and not overwrite:
@@ -97,12 +97,20 @@ class RunDirectory:
                 f"{self.path} already holds a run: choose another --run_dir, or replace it "
                 "with --overwrite true"
             )
-        for name in OURS:
+        for name in reversed(OURS):  # the recipe last: it says that the others are ours
             one = self.path / name
             if one.is_dir() and not one.is_symlink():
                 shutil.rmtree(one)
             else:
                 one.unlink(missing_ok=True)
+
+    def _begun(self) -> bool:
+        """True where recipe.json is one that `write_recipe` wrote."""
+        try:
+            written = json.loads((self.path / RECIPE).read_text("utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(written, dict) and written.keys() == {"recipe", "versions"}
 
     def write_recipe(self, recipe: Mapping[str, Any]) -> None:
         """Writes recipe.json: the resolved recipe and the versions that run it."""
