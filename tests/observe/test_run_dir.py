@@ -1,5 +1,6 @@
 """A run directory holds one run, and nothing of anybody else's is touched."""
 
+import errno
 import json
 import os
 import shutil
@@ -40,9 +41,64 @@ def test_another_run_is_left_alone_unless_it_may_be_replaced(tmp_path: Path) -> 
 def test_a_folder_of_other_files_is_refused_even_with_overwrite(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years", "utf-8")
     (tmp_path / "model").mkdir()
-    with pytest.raises(UsageError, match=r"holds other files \(thesis\.tex\)"):
+    with pytest.raises(UsageError, match=r"holds other files \(model, thesis\.tex\)"):
         RunDirectory.create(tmp_path, RECIPE, overwrite=True)
     assert (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "name", ["model/config.json", "checkpoints/mine", "recipe.json", "summary.json"]
+)
+def test_what_only_has_a_name_of_ours_is_not_removed(
+    name: str, overwrite: bool, tmp_path: Path
+) -> None:
+    """As a model that was downloaded to the folder which the run is to lie in."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text('{"recipe": "of a cake"}', "utf-8")
+    with pytest.raises(UsageError, match=rf"holds other files \({name.split('/')[0]}\)"):
+        RunDirectory.create(tmp_path, RECIPE, overwrite=overwrite)
+    assert path.read_text("utf-8") == '{"recipe": "of a cake"}'
+
+
+def test_a_run_that_failed_before_its_first_step_blocks_nothing(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "run", RECIPE, overwrite=False)
+    directory.init.mkdir()
+    (directory.path / "metrics.jsonl").touch()
+    (directory.path / "events.jsonl").write_text("{}\n", "utf-8")
+    assert not RunDirectory.holds_results(directory.path)
+    RunDirectory.create(directory.path, {"job": "rl"}, overwrite=False)
+    assert [path.name for path in directory.path.iterdir()] == ["recipe.json"]
+
+
+def test_a_removal_that_was_interrupted_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = RunDirectory.create(tmp_path / "run", RECIPE, overwrite=False)
+    directory.checkpoints.mkdir()
+    directory.model.mkdir()
+    with monkeypatch.context() as patched:
+
+        def interrupt(path: Path) -> None:
+            raise KeyboardInterrupt
+
+        patched.setattr(shutil, "rmtree", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            RunDirectory.create(directory.path, RECIPE, overwrite=True)
+    RunDirectory.create(directory.path, RECIPE, overwrite=True)
+    assert [path.name for path in directory.path.iterdir()] == ["recipe.json"]
+
+
+def test_what_a_link_leads_to_is_not_removed(tmp_path: Path) -> None:
+    """As when checkpoints lie on another disk."""
+    directory = RunDirectory.create(tmp_path / "run", RECIPE, overwrite=False)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "step-000001").mkdir()
+    directory.checkpoints.symlink_to(tmp_path / "disk")
+    RunDirectory.create(directory.path, RECIPE, overwrite=True)
+    assert [path.name for path in directory.path.iterdir()] == ["recipe.json"]
+    assert (tmp_path / "disk" / "step-000001").exists()
 
 
 def test_a_file_is_no_directory(tmp_path: Path) -> None:
@@ -56,6 +112,18 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 9, 1))
     with pytest.raises(RunError, match="the disk is full; make room"):
         RunDirectory.create(tmp_path / "run", RECIPE, overwrite=False)
+
+
+def test_a_disk_that_fills_up_while_the_recipe_is_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="the disk is full; make room"):
+        RunDirectory.create(tmp_path / "run", RECIPE, overwrite=False)
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_a_place_that_cannot_be_written_is_named(
