@@ -42,7 +42,8 @@ class Sentinels:
             return {}
         difference, ratio = found["sentinel/prob_difference"], found["sentinel/ratio_excess"]
         settings = self._settings
-        if difference > settings.prob_difference or ratio > settings.ratio_excess:
+        agree = difference <= settings.prob_difference and ratio <= settings.ratio_excess
+        if not agree:  # NaN is no agreement
             self._act(
                 "mismatch",
                 settings.mismatch,
