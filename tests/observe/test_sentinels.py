@@ -63,6 +63,38 @@ def test_either_limit_is_enough_to_warn(learner: float, sampled: float, tmp_path
     assert "learner and sampler disagree" in listener.warnings[0]
 
 
+@pytest.mark.parametrize(("learner", "sampled"), [(math.nan, -1.0), (-1.0, math.nan)])
+def test_a_logprob_that_is_no_number_does_not_agree(
+    learner: float, sampled: float, tmp_path: Path
+) -> None:
+    sentinels, _ = watch(tmp_path)
+    one, two = np.array([learner], np.float32), np.array([sampled], np.float32)
+    assert math.isnan(sentinels.mismatch(one, two, np.array([True]))["sentinel/ratio_excess"])
+    assert events(tmp_path) == ["mismatch"]
+
+
+def test_a_token_that_one_side_holds_impossible_counts_without_overflow(tmp_path: Path) -> None:
+    sentinels, _ = watch(tmp_path)
+    found = sentinels.mismatch(logs_of(0.5), np.array([-np.inf], np.float32), np.array([True]))
+    assert found["sentinel/prob_difference"] == pytest.approx(0.5)
+    assert found["sentinel/ratio_excess"] == pytest.approx(math.exp(20.0))
+    assert events(tmp_path) == ["mismatch"]
+
+
+def test_at_the_limits_nothing_is_said(tmp_path: Path) -> None:
+    found = differences(logs_of(0.5), logs_of(0.25))
+    sentinels, listener = watch(
+        tmp_path,
+        prob_difference=found["sentinel/prob_difference"],
+        ratio_excess=found["sentinel/ratio_excess"],
+    )
+    sentinels.mismatch(logs_of(0.5), logs_of(0.25), np.array([True]))
+    assert events(tmp_path) == []
+    assert found["sentinel/prob_difference"] == pytest.approx(0.25, rel=1e-6)
+    assert found["sentinel/ratio_excess"] == pytest.approx(2.0, rel=1e-6)
+    assert listener.warnings == []
+
+
 def test_observe_is_silent_and_stop_ends_the_run(tmp_path: Path) -> None:
     quiet, listener = watch(tmp_path, mismatch="observe")
     quiet.mismatch(logs_of(0.5), logs_of(0.9), np.array([True]))
@@ -99,6 +131,30 @@ def test_a_stale_engine_stops_the_run_however_little_the_policy_moved(
     with pytest.raises(RunError, match="does not have the policy's weights"):
         sentinels.published(before=ONE, engine=ONE, learner=moved(by))
     assert events(tmp_path) == ["publish"]
+
+
+@pytest.mark.parametrize("action", ["observe", "warn"])
+def test_a_stale_engine_may_only_be_recorded_or_told(action: str, tmp_path: Path) -> None:
+    sentinels, listener = watch(tmp_path, publish=action)
+    found = sentinels.published(before=ONE, engine=ONE, learner=moved(0.5))
+    assert found == {"sentinel/publish_difference": 0.5, "sentinel/policy_moved": 0.5}
+    assert events(tmp_path) == ["publish"]
+    assert len(listener.warnings) == (action == "warn")
+
+
+def test_distances_are_means_over_all_tokens_of_the_probe(tmp_path: Path) -> None:
+    """Sequences of one and three tokens: (0.25 + 3 * 0) / 4, no mean of means."""
+    sentinels, _ = watch(tmp_path, publish="observe")
+    one, three = np.zeros(1, np.float32), np.zeros(3, np.float32)
+    found = sentinels.published([one, three], [one, three], [one + np.float32(0.25), three])
+    assert found == {"sentinel/publish_difference": 0.0625, "sentinel/policy_moved": 0.0625}
+
+
+def test_an_engine_off_by_more_than_the_limit_stops_though_it_moved_along(tmp_path: Path) -> None:
+    """0.0625 from the learner after a move of 1: most of the way, and over the limit of 0.05."""
+    sentinels, _ = watch(tmp_path)
+    with pytest.raises(RunError, match=r"difference 0\.0625 on the same tokens \(limit 0\.05\)"):
+        sentinels.published(before=ONE, engine=moved(0.9375), learner=moved(1.0))
 
 
 def test_rounding_alone_is_no_reason_to_stop(tmp_path: Path) -> None:
