@@ -75,20 +75,28 @@ class Watchdog:
                 self._tell(self._phase, silent)
 
     def _tell(self, phase: str, silent: float) -> None:
-        with self._stacks.open("a", encoding="utf-8") as file:
-            file.write(f"phase {phase}, {silent:.0f} s without progress\n")
-            file.flush()
-            faulthandler.dump_traceback(file, all_threads=True)
         message = (
             f"phase {phase} makes no progress for {silent:.0f} s; stacks are in {self._stacks}"
         )
-        self._logs.event("sentinel", message, sentinel="stall", action=self._settings.stall)
+        try:
+            self._record(phase, silent, message)
+        except (OSError, RunError) as error:  # a full disk may be why: people are told all the same
+            message = f"{message}; it could not be recorded: {error}"
         if self._settings.stall != "observe":
             self._console.warn(f"sentinel stall: {message}")
         if self._settings.stall == "stop":
             os.kill(os.getpid(), signal.SIGUSR1)
 
+    def _record(self, phase: str, silent: float, message: str) -> None:
+        with self._stacks.open("a", encoding="utf-8") as file:
+            file.write(f"phase {phase}, {silent:.0f} s without progress\n")
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+        self._logs.event("sentinel", message, sentinel="stall", action=self._settings.stall)
+
     def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self._phase is None or not self._told:
+            return  # it went on meanwhile, or the signal is a scheduler's
         raise RunError(
             f"sentinel stall: phase {self._phase} made no progress for "
             f"{self._settings.stall_seconds:g} s; stacks are in {self._stacks}"
