@@ -1,7 +1,10 @@
 """A phase that hangs is named, with every stack; one that advances is left alone."""
 
 import json
+import os
+import signal
 import time
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
@@ -28,9 +31,13 @@ def stalls(folder: Path) -> int:
     return sum(json.loads(line)["sentinel"] == "stall" for line in path.open(encoding="utf-8"))
 
 
-def wait_for_stall(folder: Path) -> None:
+def wait_for_stall(folder: Path, number: int = 1) -> None:
+    wait(lambda: stalls(folder) == number)
+
+
+def wait(done: Callable[[], bool]) -> None:
     ends = time.monotonic() + 10
-    while not stalls(folder) and time.monotonic() < ends:
+    while not done() and time.monotonic() < ends:
         time.sleep(LIMIT / 5)
 
 
@@ -38,9 +45,10 @@ def test_a_hanging_phase_is_told_once_with_its_stacks(tmp_path: Path) -> None:
     stream = StringIO()
     with watchdog(tmp_path, "warn", stream) as dog, dog.phase("sample"):
         wait_for_stall(tmp_path)
+        wait(lambda: "makes no progress" in stream.getvalue())
         time.sleep(3 * LIMIT)
     assert stalls(tmp_path) == 1
-    assert "phase sample makes no progress" in stream.getvalue()
+    assert stream.getvalue().count("phase sample makes no progress") == 1
     assert "wait_for_stall" in (tmp_path / "stacks.txt").read_text("utf-8")
 
 
@@ -63,3 +71,47 @@ def test_stop_ends_the_run_from_the_main_thread(tmp_path: Path) -> None:
         dog.phase("sample"),
     ):
         time.sleep(30)
+
+
+def test_a_phase_that_hangs_again_after_progress_is_told_again(tmp_path: Path) -> None:
+    stream = StringIO()
+    with watchdog(tmp_path, "observe", stream) as dog, dog.phase("sample"):
+        wait_for_stall(tmp_path)
+        dog.beat()
+        wait_for_stall(tmp_path, 2)
+    assert stalls(tmp_path) == 2
+    assert stream.getvalue() == ""  # observe only records
+
+
+def test_people_are_told_and_the_run_stopped_where_nothing_can_be_recorded(tmp_path: Path) -> None:
+    """A full or lost disk is what a phase may hang on."""
+    stream = StringIO()
+    folder = tmp_path / "gone"
+    with (
+        pytest.raises(RunError, match="phase sample made no progress"),
+        watchdog(folder, "stop", stream) as dog,
+        dog.phase("sample"),
+    ):
+        time.sleep(30)
+    assert "phase sample makes no progress" in stream.getvalue()
+    assert "it could not be recorded" in stream.getvalue()
+
+
+def test_a_signal_of_somebody_else_is_no_stall(tmp_path: Path) -> None:
+    """Schedulers send SIGUSR1 too."""
+    before = signal.getsignal(signal.SIGUSR1)
+    settings = SentinelSettings(stall="stop", stall_seconds=60.0)
+    with Watchdog(settings, Logs(tmp_path), Console("quiet", StringIO()), tmp_path) as dog:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with dog.phase("sample"):
+            os.kill(os.getpid(), signal.SIGUSR1)
+    assert stalls(tmp_path) == 0
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_a_phase_that_fails_is_no_longer_watched(tmp_path: Path) -> None:
+    with watchdog(tmp_path, "warn", StringIO()) as dog:
+        with pytest.raises(ValueError, match="wrong"), dog.phase("sample"):
+            raise ValueError("wrong")
+        time.sleep(3 * LIMIT)
+    assert stalls(tmp_path) == 0
