@@ -1,5 +1,8 @@
 """Batch numbers against numbers worked by hand; what does not fit names what would."""
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,7 +102,16 @@ def test_ratios_that_are_not_whole_name_the_nearest_values_that_work() -> None:
     message = problem(rollout_batch_size=16, n_samples_per_prompt=8, num_mini_batches=5)
     assert "nearest that work: 4 or 8" in message
     message = problem(rollout_batch_size=16, n_samples_per_prompt=8, micro_train_batch_size=48)
-    assert "micro_train_batch_size 32 or 64, or train_batch_size 96 or 144" in message
+    assert message.endswith("nearest that work: micro_train_batch_size 32 or 64")
+    message = problem(rollout_batch_size=18, n_samples_per_prompt=8, micro_train_batch_size=32)
+    assert message.endswith("nearest that work: micro_train_batch_size 24 or 36")
+    message = problem(
+        rollout_batch_size=18,
+        n_samples_per_prompt=8,
+        train_batch_size=36,
+        micro_train_batch_size=24,
+    )
+    assert message.endswith("micro_train_batch_size 18 or 36, or train_batch_size 24 or 48")
     message = problem(
         None,
         Parallel(ranks=4),
@@ -153,6 +165,51 @@ def test_lines_say_every_number_with_unit_and_formula() -> None:
     assert "at start  tokens per replica" in text
 
 
+def test_sft_names_sizes_around_the_stated_one() -> None:
+    with pytest.raises(UsageError) as refused:
+        geometry(BatchSettings(train_batch_size=64, micro_train_batch_size=24), RunLength(steps=1))
+    assert str(refused.value).endswith(
+        "micro_train_batch_size 16 or 32, or train_batch_size 48 or 72"
+    )
+
+
+def test_a_size_said_in_another_number_is_not_answered_with_train_batch_size() -> None:
+    message = problem(
+        None,
+        Parallel(ranks=2),
+        rollout_batch_size=6,
+        n_samples_per_prompt=3,
+        num_mini_batches=2,
+        micro_train_batch_size=2,
+    )
+    assert message.endswith("2 samples on 2 replicas; no micro-batch works with it")
+
+
+def test_numbers_far_too_large_are_answered_at_once() -> None:
+    message = problem(
+        rollout_batch_size=10**6, n_samples_per_prompt=10**6, train_batch_size=10**9 - 1
+    )
+    assert message.endswith("nearest train_batch_size that works: 976562500 or 1000000000")
+
+
+def test_the_example_of_the_docs_is_what_is_printed() -> None:
+    printed = rl(
+        RunLength(total_episodes=100_000),
+        rollout_batch_size=64,
+        n_samples_per_prompt=8,
+        train_batch_size=128,
+        epochs_per_rollout=2,
+        micro_train_batch_size=16,
+    ).lines()
+    page = Path(__file__).parent.parent.parent / "docs" / "batches.md"
+    assert "\n".join(printed) in page.read_text("utf-8")
+
+
+NAMED = re.compile(
+    r"(train_batch_size|micro_train_batch_size)(?: that works:)? (\d+)(?: or (\d+))?"
+)
+
+
 @given(
     prompts=st.integers(1, 64),
     samples=st.integers(1, 16),
@@ -163,17 +220,29 @@ def test_lines_say_every_number_with_unit_and_formula() -> None:
 def test_what_is_accepted_is_whole_and_what_is_named_works(
     prompts: int, samples: int, train: int, micro: int, ranks: int
 ) -> None:
-    settings = RolloutBatchSettings(
-        rollout_batch_size=prompts,
-        n_samples_per_prompt=samples,
-        train_batch_size=train,
-        micro_train_batch_size=micro,
-    )
-    found, problems = derive(settings, RunLength(steps=3), Parallel(ranks=ranks))
-    whole = prompts * samples % train == 0 and train % (micro * ranks) == 0
-    assert (not problems) == whole
-    if found is not None and whole:
+    said = {"train_batch_size": train, "micro_train_batch_size": micro}
+
+    def tried(**other: int):
+        settings = RolloutBatchSettings(
+            rollout_batch_size=prompts, n_samples_per_prompt=samples, **{**said, **other}
+        )
+        return derive(settings, RunLength(steps=3), Parallel(ranks=ranks))
+
+    per_step = prompts * samples
+    found, problems = tried()
+    assert (not problems) == (per_step % train == 0 and train % (micro * ranks) == 0)
+    if not problems:
+        assert found is not None
         assert found.num_mini_batches is not None
         assert found.gradient_accumulation is not None
-        assert found.num_mini_batches * train == prompts * samples
+        assert found.num_mini_batches * train == per_step
         assert found.gradient_accumulation * micro * ranks == train
+    for key, message in problems:
+        for name, *values in NAMED.findall(message.rpartition("; ")[2]):
+            for value in filter(None, values):
+                left = [other for other, _ in tried(**{name: int(value)})[1]]
+                possible = any(
+                    per_step % size == 0 and size % (micro * ranks) == 0
+                    for size in range(1, per_step + 1)
+                )
+                assert left == [] or (key not in left and not possible)

@@ -1,6 +1,7 @@
 """From the batch numbers that a recipe states to all of them, and which values would work."""
 
 import math
+from collections.abc import Callable
 
 from postgrad.core.batch import (
     BatchGeometry,
@@ -38,7 +39,9 @@ def derive(
     sampled = settings if isinstance(settings, RolloutBatchSettings) else None
     per_step = sampled.rollout_batch_size * sampled.n_samples_per_prompt if sampled else None
     train = _train_batch_size(settings, per_step, replicas, problems)
-    accumulation = _accumulation(settings, train, replicas, problems)
+    accumulation = None
+    if per_step is None or per_step % train == 0:  # else that size is not the one to divide
+        accumulation = _accumulation(settings, train, per_step, replicas, problems)
     if problems:
         return None, problems
     passes = sampled.epochs_per_rollout if sampled else 1
@@ -90,14 +93,16 @@ def _train_batch_size(
         stated["train_batch_size"] = settings.train_batch_size
     if settings.local_mini_batch_size is not None:
         stated["local_mini_batch_size"] = settings.local_mini_batch_size * replicas
+    unit = replicas * (settings.micro_train_batch_size or 1)  # samples of whole micro-batches
     parts = settings.num_mini_batches if isinstance(settings, RolloutBatchSettings) else None
     if parts is not None and per_step is not None:
         if per_step % parts:
+            fitting = _divisors(parts, per_step, lambda n: per_step // n % unit == 0)
             problems.append(
                 (
                     "batch.num_mini_batches",
                     f"{per_step} samples of a step do not divide into {parts} mini-batches; "
-                    f"nearest that work: {_either(_divisors(parts, per_step))}",
+                    f"nearest that work: {_either(fitting or _divisors(parts, per_step))}",
                 )
             )
         else:
@@ -110,7 +115,9 @@ def _train_batch_size(
     name, train = next(iter(stated.items()), ("train_batch_size", per_step or 64))
     if per_step is not None and per_step % train:
         share = replicas if name == "local_mini_batch_size" else 1
-        fitting = _divisors(train // share, per_step // share) if per_step % share == 0 else []
+        whole = per_step // share if per_step % share == 0 else 0
+        fitting = _divisors(train // share, whole, lambda n: n * share % unit == 0)
+        fitting = fitting or _divisors(train // share, whole)
         works = f"nearest {name} that works: {_either(fitting)}" if fitting else "no value works"
         problems.append(
             (
@@ -123,7 +130,11 @@ def _train_batch_size(
 
 
 def _accumulation(
-    settings: BatchSettings, train: int, replicas: int, problems: list[tuple[str, str]]
+    settings: BatchSettings,
+    train: int,
+    per_step: int | None,
+    replicas: int,
+    problems: list[tuple[str, str]],
 ) -> int | None:
     micro = settings.micro_train_batch_size
     if micro is None:
@@ -137,20 +148,33 @@ def _accumulation(
             )
         )
         return None
-    if train % (micro * replicas) == 0:
-        return train // (micro * replicas)
-    ways = [f"train_batch_size {_either(_multiples(train, micro * replicas))}"]
+    unit = micro * replicas
+    if train % unit == 0:
+        return train // unit
+    ways: list[str] = []
     if train % replicas == 0:
-        ways.insert(0, f"micro_train_batch_size {_either(_divisors(micro, train // replicas))}")
+        ways.append(f"micro_train_batch_size {_either(_divisors(micro, train // replicas))}")
+    if per_step is None:
+        larger = _multiples(train, unit)
+    else:
+        larger = _divisors(train, per_step, lambda n: n % unit == 0)
+    if larger and not _stated_otherwise(settings):
+        ways.append(f"train_batch_size {_either(larger)}")
+    works = f"nearest that work: {', or '.join(ways)}" if ways else "no micro-batch works with it"
     problems.append(
         (
             "batch.micro_train_batch_size",
             f"train_batch_size {train} is not a whole number of micro-batches of {micro} samples "
-            f"on {replicas} {'replica' if replicas == 1 else 'replicas'}; nearest that work: "
-            f"{', or '.join(ways)}",
+            f"on {replicas} {'replica' if replicas == 1 else 'replicas'}; {works}",
         )
     )
     return None
+
+
+def _stated_otherwise(settings: BatchSettings) -> bool:
+    """Whether an update's size is said by another number than train_batch_size."""
+    parts = settings.num_mini_batches if isinstance(settings, RolloutBatchSettings) else None
+    return settings.local_mini_batch_size is not None or parts is not None
 
 
 def _check_length(length: RunLength, problems: list[tuple[str, str]]) -> None:
@@ -178,9 +202,12 @@ def _steps(length: RunLength, per_step: int, draws: int) -> tuple[int | None, in
     return length.steps, 0
 
 
-def _divisors(value: int, of: int) -> list[int]:
-    """The divisors of `of` nearest to `value` from below and from above."""
-    fitting = [n for n in range(1, of + 1) if of % n == 0]
+def _divisors(
+    value: int, of: int, works: Callable[[int], bool] = lambda divisor: True
+) -> list[int]:
+    """The divisors of `of` that work, nearest to `value` from below and from above; 0 has none."""
+    small = [n for n in range(1, math.isqrt(of) + 1) if of % n == 0]
+    fitting = [n for n in sorted({*small, *(of // n for n in small)}) if works(n)]
     below, above = [n for n in fitting if n <= value], [n for n in fitting if n >= value]
     return sorted({*below[-1:], *above[:1]})
 
