@@ -140,7 +140,9 @@ def test_engines_and_clusters_of_others_stay_in_their_rooms() -> None:
     "command",
     [
         "import postgrad",
-        "import postgrad.cli; postgrad.cli._parser().format_help()",
+        "import contextlib, io, postgrad.cli\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        "    postgrad.cli.main(['--help'])\n",
         "from postgrad.recipe.load import load_recipe; "
         "load_recipe('recipes/gsm8k_grpo.toml', ['--model.path', 'x'])",
     ],
@@ -148,7 +150,7 @@ def test_engines_and_clusters_of_others_stay_in_their_rooms() -> None:
 def test_neither_torch_nor_transformers_is_imported_before_it_is_needed(command: str) -> None:
     check = "import sys; print(sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)))"
     done = subprocess.run(
-        [sys.executable, "-c", f"{command}; {check}"],
+        [sys.executable, "-c", f"{command}\n{check}"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.strip() == "[]"

@@ -1,18 +1,55 @@
 """Recipes: every problem of a file at once, each with its line and the way out."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from postgrad.algorithms.rloo import RLOO
 from postgrad.core.errors import UsageError
-from postgrad.recipe.load import load_recipe, recipe_from_json, require_resolved, with_overrides
+from postgrad.recipe.lines import Place
+from postgrad.recipe.load import (
+    load_recipe,
+    parse_recipe,
+    recipe_from_json,
+    require_resolved,
+    with_overrides,
+)
+from postgrad.recipe.overrides import Override
 from postgrad.recipe.recipe import RLRecipe, SFTRecipe
 
 Write = Callable[..., Path]
-SHIPPED = [Path("recipes/gsm8k_sft.toml"), Path("recipes/gsm8k_grpo.toml")]
 ROOT = Path(__file__).parent.parent.parent
+NAMES = ("gsm8k_sft", "gsm8k_grpo", "quickstart/sft", "quickstart/rl")
+SHIPPED = [ROOT / "recipes" / f"{name}.toml" for name in NAMES]
+
+
+def places(table: Any, place: Place = ()) -> Iterator[Place]:
+    """Every place of a resolved recipe."""
+    entries = table.items() if isinstance(table, dict) else enumerate(table)
+    for key, inner in entries:
+        yield (*place, key)
+        if isinstance(inner, dict | list):
+            yield from places(inner, (*place, key))
+
+
+RESOLVED = {path: load_recipe(path).dump() for path in SHIPPED}
+PLACES = [(path, place) for path, recipe in RESOLVED.items() for place in places(recipe)]
+NUMBERS = st.integers(-1, 2**70) | st.floats() | st.integers(0, 64).map(lambda n: n / 64)
+ANYTHING = st.recursive(
+    NUMBERS
+    | st.text(max_size=4)
+    | st.booleans()
+    | st.sampled_from(["@sft", "a:b", "reasoning-gym:"]),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=3,
+)
 
 
 def refused(path: Path, *overrides: str) -> list[str]:
@@ -103,6 +140,11 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
         ),
         (("every = 5", "every = 5\npass_at = [1, 4]"), "pass_at = [1, 4] needs numbers from 1 to"),
         (("every = 5", 'every = 5\ncomponent = "math"'), "no reward is called 'math'"),
+        (("[batch]", "[learner]\nlr = inf\n[batch]"), "learner.lr = inf: input should be a finite"),
+        (
+            ('path = "rows.jsonl"', 'path = "rows.jsonl"\ntask = { words = [1, nan] }'),
+            "recipe.toml:10: data.task.words.1: infinity and NaN are no values for a recipe",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line_and_the_way_out(
@@ -207,12 +249,25 @@ def test_the_reference_takes_what_it_leaves_out_from_the_policy(write: Write) ->
     assert (other.reference.model.path, other.reference.model.dtype) == ("x", "float32")
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=str)
+@pytest.mark.parametrize("path", SHIPPED, ids=NAMES)
 def test_a_resolved_recipe_loads_again_to_the_same(path: Path) -> None:
-    recipe = load_recipe(ROOT / path)
+    recipe = load_recipe(path)
     assert recipe_from_json(recipe.dump()) == recipe
     assert with_overrides(recipe, []) == recipe
     assert with_overrides(recipe, ["--learner.lr", "0.5"]).learner.lr == 0.5
+
+
+@given(st.sampled_from(PLACES), ANYTHING)
+def test_whatever_a_key_says_is_a_recipe_that_loads_again_or_one_message(
+    where: tuple[Path, Place], value: Any
+) -> None:
+    path, place = where
+    try:
+        recipe = parse_recipe(RESOLVED[path], overrides=[Override(place, value, "--flag")])
+    except UsageError as error:
+        assert str(error)  # noqa: PT017
+    else:
+        assert recipe_from_json(json.loads(json.dumps(recipe.dump(), allow_nan=False))) == recipe
 
 
 def test_a_recipe_without_a_data_section_says_so(write: Write) -> None:
@@ -265,3 +320,14 @@ def test_a_set_longer_than_the_rest_of_the_recipe_is_sized_for_is_refused(write:
     sets = '[data]\nmax_len = 700\n[[data.sets]]\npath = "a.jsonl"\nmax_len = 800'
     path = write(('[data]\npath = "rows.jsonl"', sets), ('split = "test"', 'path = "e.jsonl"'))
     assert "recipe.toml:12: data.sets.0.max_len: 800 tokens are more than" in refused(path)[0]
+
+
+def test_no_set_is_longer_than_a_fresh_model_has_positions(write: Write) -> None:
+    init = "[model.init]\nmax_position_embeddings = 1024"
+    fresh = ('[model]\npath = "some/model"', init)
+    load_recipe(write(fresh))
+    lines = refused(write(fresh, ("every = 5", "every = 5\nmax_len = 1025")))
+    assert lines == [
+        "recipe.toml:14: eval.max_len: 1025 tokens are more than the model's positions: "
+        "max_position_embeddings = 1024"
+    ]

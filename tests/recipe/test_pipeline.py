@@ -62,6 +62,10 @@ def test_what_is_wrong_is_told_before_the_first_stage_runs(folder: Path, write: 
     assert refused(folder) == (
         "rl.toml: model.path = '@stf' names no earlier recipe; did you mean '@sft'?"
     )
+    write(("[batch]", '[reference.model]\npath = "@rl"\n[batch]'), name="rl.toml")
+    assert refused(folder) == (
+        "rl.toml: reference.model.path = '@rl' names no earlier recipe; earlier ones: sft"
+    )
     write(text=FILE.replace('"rl.toml"', '"lr.toml"'), name="pipeline.toml")
     assert "no recipe at lr.toml" in refused(folder)
     write(text=FILE.replace("run_dir", "rundir"), name="pipeline.toml")

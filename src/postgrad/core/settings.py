@@ -8,6 +8,9 @@ class Settings(BaseModel):
 
     Stateless parts (algorithms, verifiers) *are* their settings. Stateful parts (engines, learners,
     stores) are built from theirs. Recipes are validated in strict mode: no string becomes a number.
+    Infinity and NaN are refused: JSON, which runs keep their recipe in, has neither.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )

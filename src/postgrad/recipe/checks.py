@@ -7,8 +7,9 @@ Everything that can be known before a row or a weight is read is said here, not 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from postgrad.core.errors import UsageError
 from postgrad.core.geometry import derive
@@ -32,6 +33,8 @@ def common(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
     yield from _ranks(recipe)
     yield from _rewards(recipe)
     yield from _data(recipe)
+    for place in _not_finite(recipe.model_dump()):
+        yield place, "infinity and NaN are no values for a recipe"
     budget = recipe.batch.micro_train_tokens
     if budget is not None and budget < recipe.data.max_len:
         yield (
@@ -61,7 +64,14 @@ def evaluation(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
     if not recipe.rewards:
         yield ("eval",), "nothing says which answers are right: give [[rewards]] with a type"
     new = settings.max_new_tokens or recipe.rollout.max_new_tokens
+    init = recipe.model.init if recipe.model.path is None else None
     for place, one in enumerate(settings.sets):
+        if init is not None and recipe.data.max_len < one.max_len > init.max_position_embeddings:
+            yield (
+                ("eval", "sets", place, "max_len"),
+                f"{one.max_len} tokens are more than the model's positions: "
+                f"max_position_embeddings = {init.max_position_embeddings}",
+            )
         if new >= one.max_len:
             yield (
                 ("eval", "sets", place, "max_len"),
@@ -165,6 +175,18 @@ def _ranks(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
             ("learner", "sharding"),
             f'"{recipe.learner.sharding}" divides state over ranks, and there is one: use "none"',
         )
+
+
+def _not_finite(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Places of such numbers in tables whose keys are free: of tasks, templates, verifiers."""
+    if isinstance(value, Mapping):
+        for key, inner in cast(Mapping[str, Any], value).items():
+            yield from _not_finite(inner, (*place, key))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(cast(list[Any], value)):
+            yield from _not_finite(inner, (*place, number))
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield place
 
 
 def _rewards(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:

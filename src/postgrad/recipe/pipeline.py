@@ -79,8 +79,8 @@ def load_pipeline(directory: Path, overrides: Sequence[str] = ()) -> Pipeline:
             *_for(name, names, rest),
         ]
         recipe = load_with(directory / file, given)
-        for named in _names_used(recipe):
-            _check_earlier(named, [stage.name for stage in stages], directory / file)
+        for key, named in _names_used(recipe):
+            _check_earlier(key, named, [stage.name for stage in stages], directory / file)
         stages.append(Stage(name, directory / file, recipe))
     return Pipeline(directory.name, Path(settings.run_dir), tuple(stages), settings.ask)
 
@@ -106,14 +106,15 @@ def _for(name: str, names: Sequence[str], overrides: Sequence[Override]) -> list
     return found
 
 
-def _names_used(recipe: Recipe) -> list[str]:
-    paths = [recipe.model.path]
+def _names_used(recipe: Recipe) -> list[tuple[str, str]]:
+    """(key, NAME) of every `@NAME`."""
+    paths = {"model.path": recipe.model.path}
     if isinstance(recipe, RLRecipe):
-        paths.append(recipe.reference.model.path)
-    return [path[1:] for path in paths if path is not None and path.startswith("@")]
+        paths["reference.model.path"] = recipe.reference.model.path
+    return [(key, path[1:]) for key, path in paths.items() if path and path.startswith("@")]
 
 
-def _check_earlier(name: str, earlier: Sequence[str], path: Path) -> None:
+def _check_earlier(key: str, name: str, earlier: Sequence[str], path: Path) -> None:
     if name not in earlier:
         close = nearest(name, earlier)
         hint = (
@@ -121,4 +122,4 @@ def _check_earlier(name: str, earlier: Sequence[str], path: Path) -> None:
             if close
             else f"earlier ones: {', '.join(earlier) or 'none'}"
         )
-        raise UsageError(f"{path}: model.path = '@{name}' names no earlier recipe; {hint}")
+        raise UsageError(f"{path}: {key} = '@{name}' names no earlier recipe; {hint}")
