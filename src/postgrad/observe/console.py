@@ -1,5 +1,6 @@
 """What a person sees: a live line in a terminal, plain lines in a file, nothing where asked."""
 
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 Mode = Literal["auto", "plain", "quiet", "json"]
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 SLOW_SECONDS = 20.0  # a phase that lasts longer is told in plain mode too
 
 # What one line says of a step, where its metrics have it: key, label, format.
@@ -72,7 +74,7 @@ class Console:
                 console=self._rich,
                 transient=True,
             ) as progress:
-                yield Phase(progress, total, name)
+                yield Phase(progress, total, self._text(name).plain)
             return
         began = time.monotonic()
         yield Phase(None, total, name)
@@ -94,38 +96,49 @@ class Console:
     def heading(self, text: str) -> None:
         """The beginning of a part."""
         if not self._quiet:
-            self._rich.print(Text(f"\n{text}", style="bold"))
+            self._rich.print(self._text(f"\n{text}", "bold"))
 
     def note(self, text: str) -> None:
         """A line for people."""
         if not self._quiet:
-            self._rich.print(Text(text))
+            self._rich.print(self._text(text))
 
     def warn(self, text: str) -> None:
         """A line that quiet mode shows too."""
-        self._rich.print(Text(f"warning: {text}", style="yellow"))
+        self._rich.print(self._text(f"warning: {text}", "yellow"))
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """A table; text of models and data is shown as it is, never as markup."""
         if self._quiet:
             return
         table = Table(
-            title=Text(title, style="bold"),
+            title=self._text(title, "bold"),
             title_justify="left",
             show_header=any(columns),
             box=box.SIMPLE_HEAD if any(columns) else box.SIMPLE,
         )
         for name in columns:
-            table.add_column(Text(name), overflow="fold")
+            table.add_column(self._text(name), overflow="fold")
         for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
+            table.add_row(*(self._text(cell) for cell in row))
         self._rich.print()
         self._rich.print(table)
+
+    def _text(self, text: str, style: str = "") -> Text:
+        """Text as it is, never markup; what would steer the terminal, or cannot be written in the
+        stream's encoding, as an escape.
+        """
+        encoding = self._rich.encoding
+        visible = CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+        return Text(visible.encode(encoding, "backslashreplace").decode(encoding), style=style)
 
 
 def _columns(total: int | None) -> list[ProgressColumn]:
     """A phase that cannot be counted shows that it lives, and for how long."""
-    name, elapsed = [SpinnerColumn(), TextColumn("{task.description}")], TimeElapsedColumn()
+    name, elapsed = (
+        [SpinnerColumn(), TextColumn("{task.description}", markup=False)],
+        TimeElapsedColumn(),
+    )
     if total is None:
         return [*name, elapsed]
     return [*name, BarColumn(bar_width=24), MofNCompleteColumn(), elapsed]
