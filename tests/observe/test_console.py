@@ -1,9 +1,10 @@
 """What a person sees, in every mode."""
 
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 
 import pytest
 
+from postgrad.observe import console as module
 from postgrad.observe.console import Console, Mode
 
 METRICS = {"reward": 0.5, "loss": 0.25, "sample_seconds": 1.0, "train_seconds": 0.5, "other": 1.0}
@@ -51,6 +52,97 @@ def test_text_of_models_is_shown_as_it_is_and_never_as_markup() -> None:
     assert "[red]1[/red] [/]" in text
     assert "[link=x]b[/link]" in text
     assert "[bold]t" in text
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return Terminal()
+
+
+def test_a_phase_is_named_on_a_terminal_without_markup(terminal: Terminal) -> None:
+    """A phase may name a path, and a path may hold anything."""
+    with Console("auto", terminal).phase("evaluate [/] [red]x[/red]", 4) as phase:
+        phase.advance(3)
+        phase.advance()
+    text = terminal.getvalue()
+    assert "evaluate [/] [red]x[/red]" in text
+    assert "4/4" in text
+
+
+def test_a_phase_without_a_count_shows_that_it_lives(terminal: Terminal) -> None:
+    with Console("auto", terminal).phase("load") as phase:
+        phase.advance()
+    assert "load" in terminal.getvalue()
+    assert "/" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["plain", "quiet"])
+def test_nothing_moves_on_a_terminal_where_that_is_not_wanted(
+    mode: Mode, terminal: Terminal
+) -> None:
+    with Console(mode, terminal).phase("sample", 4) as phase:
+        phase.advance()
+    assert terminal.getvalue() == ""
+
+
+def test_text_of_models_does_not_steer_the_terminal(terminal: Terminal) -> None:
+    console = Console("auto", terminal)
+    console.table("answers", ("a",), [("\x1b]0;owned\x07\x1b[2J\x9b5A\r\x08end\tof\nit",)])
+    console.note("a\x00b\x1b[8m")
+    text = terminal.getvalue()
+    assert r"\x1b]0;owned\x07\x1b[2J\x9b5A\r\x08end" in text
+    assert r"a\x00b\x1b[8m" in text
+    assert not set(text) & set("\x00\x07\x08\r\x9b")
+    assert "\x1b[2J" not in text
+
+
+@pytest.mark.parametrize(
+    ("encoding", "wanted"), [("ascii", r"\u20ac \ud800"), ("utf-8", r"€ \ud800")]
+)
+def test_what_a_stream_cannot_encode_is_escaped(encoding: str, wanted: str) -> None:
+    """A log file in another locale ends no run."""
+    raw = BytesIO()
+    stream = TextIOWrapper(raw, encoding=encoding)
+    console = Console("plain", stream)
+    console.note("€ \ud800")
+    console.table("t €", ("€",), [("€",)])
+    stream.flush()
+    assert raw.getvalue().decode(encoding).splitlines()[0] == wanted
+
+
+def test_a_slow_phase_is_told_where_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = StringIO()
+    with Console("plain", stream).phase("load"):
+        pass
+    assert stream.getvalue() == ""
+    monkeypatch.setattr(module, "SLOW_SECONDS", -1.0)
+    with Console("plain", stream).phase("load"):
+        pass
+    assert stream.getvalue() == "load: 0 s\n"
+
+
+def test_a_step_shows_what_its_metrics_have_and_no_negative_zero() -> None:
+    stream = StringIO()
+    Console("plain", stream).step(3, 3, {"policy/kl": -1e-9, "truncated_fraction": 0.125})
+    assert stream.getvalue() == "step 3/3  kl 0.0000  cut 12%  0.00 s\n"
+
+
+def test_json_mode_warns_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console("json")
+    console.heading("part")
+    console.table("figures", ("name",), [("a",)])
+    console.warn("look out")
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert "figures" in error
+    assert error.endswith("warning: look out\n")
 
 
 def test_long_lines_are_not_broken() -> None:
