@@ -47,3 +47,17 @@ def make_tensors() -> Callable[[int], dict[str, dict[str, Tensor]]]:
         }
 
     return make
+
+
+@pytest.fixture
+def same() -> Callable[[dict[str, Tensor], dict[str, Tensor]], bool]:
+    """same(one, two): True where names, dtypes, shapes and bits are equal."""
+
+    def bits(tensor: Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
+        raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        return tensor.dtype, tensor.shape, bytes(raw.tolist())
+
+    def equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+        return {n: bits(t) for n, t in one.items()} == {n: bits(t) for n, t in two.items()}
+
+    return equal

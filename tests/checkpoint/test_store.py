@@ -1,7 +1,7 @@
 """The store: whatever happens, the newest whole checkpoint is found."""
 
 import errno
-import os
+import json
 import shutil
 from collections import namedtuple
 from collections.abc import Callable
@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+from postgrad.checkpoint import manifest as contents
 from postgrad.checkpoint import store as module
 from postgrad.checkpoint.settings import CheckpointSettings
+from postgrad.checkpoint.state import Best
 from postgrad.checkpoint.store import CheckpointStore, size_of
 from postgrad.core.errors import RunError
 
 MakeState = Callable[..., Any]
 MakeTensors = Callable[[int], Any]
-
-
-class Killed(BaseException):
-    """The process ended here: nothing catches it."""
+Same = Callable[..., bool]
 
 
 @pytest.fixture
@@ -33,14 +31,8 @@ def steps(store: CheckpointStore) -> list[int]:
     return [info.step for info in store.infos()]
 
 
-def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == two.keys() and all(
-        one[name].dtype == two[name].dtype and torch.equal(one[name], two[name]) for name in one
-    )
-
-
 def test_what_was_saved_is_loaded_bit_for_bit(
-    store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
+    store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors, same: Same
 ) -> None:
     state, tensors = make_state(10), make_tensors(0)
     path = store.save(state, tensors)
@@ -141,97 +133,8 @@ def test_a_checkpoint_that_lies_behind_a_link_is_read_and_its_files_are_never_re
     assert (moved / "policy.weights.safetensors").exists()
 
 
-def kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
-    """Every call that changes the disk is counted; the process ends before call `number`.
-
-    Nothing of it runs after that, its `finally` blocks neither.
-    """
-    made: list[str] = []
-
-    def watch(owner: Any, name: str) -> None:
-        call = getattr(owner, name)
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            made.append(name)
-            if len(made) >= number:
-                raise Killed
-            return call(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, run)
-
-    watch(module, "save_file")
-    for name in ("mkdir", "rename", "replace", "unlink"):
-        watch(Path, name)
-    for name in ("fsync", "rmdir", "unlink"):  # rmtree removes a folder entry by entry
-        watch(os, name)
-    return made
-
-
-def save_killed_at(number: int, save: Callable[[], Any]) -> bool:
-    """False where the save ended before call `number` was made."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        kill_at(monkeypatch, number)
-        try:
-            save()
-        except Killed:
-            return True
-    return False
-
-
-def test_killed_before_any_change_of_the_disk_the_newest_whole_one_is_found(
-    tmp_path: Path, make_state: MakeState, make_tensors: MakeTensors
-) -> None:
-    begun = CheckpointStore(tmp_path / "begun", CheckpointSettings(max_ckpt_num=2))
-    for step in (1, 2, 3):
-        begun.save(make_state(step), make_tensors(step), best=step == 2)
-    for number in range(1, 100):
-        root = shutil.copytree(begun.root, tmp_path / str(number))
-        store = CheckpointStore(root, CheckpointSettings(max_ckpt_num=2))
-        killed = save_killed_at(
-            number,
-            lambda store=store: store.save(make_state(4), make_tensors(4), best=True),
-        )
-        loaded = store.load()
-        assert loaded.step in (3, 4)
-        assert loaded.skipped == ()
-        assert same(loaded.tensors("policy.weights"), make_tensors(loaded.step)["policy.weights"])
-        assert store.load("best").step in (2, 4)
-        store.save(make_state(5), make_tensors(5))
-        assert store.load().step == 5
-        left = sorted(path.name for path in store.root.iterdir())
-        names = {f"step-{step:06d}" for step in (store.load("best").step, 4, 5)}
-        assert set(left) - names <= {"best", "latest", "step-000003"}
-        assert all(info.complete for info in store.infos())
-        if not killed:
-            break
-    assert 30 < number < 99  # every call was tried, and there were many
-
-
-def test_killed_while_the_only_one_is_replaced_one_of_both_is_found(
-    tmp_path: Path, make_state: MakeState, make_tensors: MakeTensors
-) -> None:
-    for number in range(1, 100):
-        store = CheckpointStore(tmp_path / str(number), CheckpointSettings())
-        store.save(make_state(1), make_tensors(1), best=True)
-        killed = save_killed_at(
-            number, lambda store=store: store.save(make_state(1, episodes=99), make_tensors(2))
-        )
-        assert store.has_any()
-        for which in ("latest", "best", 1):
-            loaded = store.load(which)
-            seed = 2 if loaded.state.episodes == 99 else 1
-            assert same(loaded.tensors("policy.weights"), make_tensors(seed)["policy.weights"])
-        assert [info.complete for info in store.infos()] == [True]
-        store.save(make_state(2), make_tensors(2))
-        names = sorted(path.name for path in store.root.iterdir())
-        assert names == ["best", "latest", "step-000001", "step-000002"]
-        if not killed:
-            break
-    assert 15 < number < 99
-
-
 def test_the_same_step_is_replaced(
-    store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
+    store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors, same: Same
 ) -> None:
     """As after a resume from an older one, when the newest was damaged."""
     store.save(make_state(1), make_tensors(1))
@@ -239,23 +142,6 @@ def test_the_same_step_is_replaced(
     loaded = store.load()
     assert loaded.state.episodes == 99
     assert same(loaded.tensors("policy.weights"), make_tensors(2)["policy.weights"])
-
-
-@pytest.mark.parametrize("name", ["save_file", "write_json", "write_text"])
-def test_a_disk_that_fills_up_costs_the_save_and_nothing_else(
-    name: str, store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
-) -> None:
-    store.save(make_state(1), make_tensors(1))
-
-    def full(*args: Any, **kwargs: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(module, name, full)
-        with pytest.raises(RunError, match="the disk is full; older checkpoints stand"):
-            store.save(make_state(2), make_tensors(2))
-    assert store.load().step in (1, 2)
-    assert store.load().skipped == ()
 
 
 def test_too_little_room_is_told_before_anything_is_written(
@@ -278,5 +164,123 @@ def test_a_checkpoint_without_the_tensors_of_a_role_is_refused(
     store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
 ) -> None:
     store.save(make_state(1), make_tensors(1))
-    with pytest.raises(RunError, match=r"critic\.weights\.safetensors cannot be read"):
+    with pytest.raises(RunError, match=r"critic\.weights\.safetensors is no file of this"):
         store.load().tensors("critic.weights")
+
+
+def test_tensors_that_no_manifest_names_are_not_loaded(
+    store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
+) -> None:
+    """Nobody checked them."""
+    path = store.save(make_state(1), make_tensors(1))
+    shutil.copy(path / "policy.weights.safetensors", path / "policy.ema.safetensors")
+    with pytest.raises(RunError, match=r"policy\.ema\.safetensors is no file of this checkpoint"):
+        store.load().tensors("policy.ema")
+
+
+def test_a_disk_that_cannot_be_read_is_a_damaged_checkpoint(
+    store: CheckpointStore,
+    make_state: MakeState,
+    make_tensors: MakeTensors,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store.save(make_state(1), make_tensors(1))
+    bad = store.save(make_state(2), make_tensors(2))
+    read = contents.entry_of
+
+    def failing(path: Path) -> contents.Entry:
+        if path.parent == bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(contents, "entry_of", failing)
+    loaded = store.load()
+    assert loaded.step == 1
+    assert "cannot be read: [Errno 5] Input/output error" in loaded.skipped[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda state: {**state, "step": 9}, r"state\.json is of step 9"),
+        (lambda state: {**state, "step": "1"}, "'1' is no int"),
+        (lambda state: [state], "no JSON object"),
+        (lambda state: {}, "format None"),
+    ],
+)
+def test_a_state_that_is_not_this_steps_is_refused_though_its_hash_is_right(
+    change: Callable[[Any], Any],
+    told: str,
+    store: CheckpointStore,
+    make_state: MakeState,
+    make_tensors: MakeTensors,
+) -> None:
+    path = store.save(make_state(1), make_tensors(1))
+    text = json.dumps(change(json.loads((path / "state.json").read_text("utf-8"))))
+    reseal(path, text)
+    with pytest.raises(RunError, match=told):
+        store.load()
+
+
+def test_a_state_nested_without_end_is_damaged(
+    store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
+) -> None:
+    path = store.save(make_state(1), make_tensors(1))
+    reseal(path, "[" * 100_000)
+    assert [info.complete for info in store.infos()] == [False]
+
+
+def reseal(path: Path, state: str) -> None:
+    """Another state.json under a manifest that agrees with it."""
+    (path / "state.json").write_text(state, "utf-8")
+    (path / "manifest.json").unlink()
+    sealed = contents.manifest_of(path, 1).to_json()
+    (path / "manifest.json").write_text(json.dumps(sealed), "utf-8")
+
+
+@pytest.mark.parametrize("text", ["", "step-1", "../step-000001", "\xff", "step-000009"])
+def test_a_broken_best_file_loses_no_best_checkpoint(
+    text: str, store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
+) -> None:
+    """The newest state knows it too: what is best is never pushed out (OpenRLHF#506)."""
+    best = Best("eval/accuracy", 0.9, 1)
+    store.save(make_state(1, best=best), make_tensors(1), best=True)
+    for name in ("best", "latest"):
+        (store.root / name).write_bytes(text.encode("latin-1"))
+    assert store.load("best").step == 1
+    assert [(one.latest, one.best) for one in store.infos()] == [(True, True)]
+    for step in (2, 3, 4):
+        store.save(make_state(step, best=best), make_tensors(step))
+    assert steps(store) == [1, 3, 4]
+    assert (store.root / "best").read_text("utf-8") == "step-000001\n"
+
+
+def test_a_best_checkpoint_that_could_not_be_saved_leaves_the_one_before(
+    store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
+) -> None:
+    store.save(make_state(1, best=Best("m", 0.5, 1)), make_tensors(1), best=True)
+    store.save(make_state(3, best=Best("m", 0.9, 2)), make_tensors(3))  # of step 2 there is none
+    assert store.load("best").step == 1
+
+
+def test_the_state_resumed_from_says_what_is_best_when_a_newer_one_is_damaged(
+    store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
+) -> None:
+    store.save(make_state(1, best=Best("m", 0.5, 1)), make_tensors(1), best=True)
+    path = store.save(make_state(4, best=Best("m", 0.9, 4)), make_tensors(4), best=True)
+    (path / "policy.weights.safetensors").write_bytes(b"")
+    store.save(make_state(2, best=store.load().state.best), make_tensors(2))
+    assert store.load("best").step == 1
+    assert [(one.step, one.latest, one.best) for one in store.infos()] == [
+        (1, False, True),
+        (2, True, False),
+        (4, False, False),
+    ]
+
+
+def test_state_that_is_not_json_is_told_and_nothing_is_left(
+    store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
+) -> None:
+    with pytest.raises(RunError, match=r"the state of step 1 cannot be saved: .*nan"):
+        store.save(make_state(1, algorithm={"kl_coef": float("nan")}), make_tensors(1))
+    assert list(store.root.iterdir()) == []

@@ -94,13 +94,20 @@ def verify(directory: Path, manifest: Manifest) -> None:
     """Raises Damaged with the first file that is missing, of another size, or changed."""
     for name, entry in manifest.files.items():
         path = directory / name
-        if path.is_symlink() or not path.is_file():
-            raise Damaged(f"{path} is missing")
-        size = path.stat().st_size
-        if size != entry.size:
-            raise Damaged(f"{path} has {size} bytes, its manifest says {entry.size}")
-        if entry_of(path) != entry:
-            raise Damaged(f"{path} has changed since it was written (its SHA-256 is another)")
+        try:
+            _verify_file(path, entry)
+        except OSError as error:
+            raise Damaged(f"{path} cannot be read: {error}") from error
+
+
+def _verify_file(path: Path, entry: Entry) -> None:
+    if path.is_symlink() or not path.is_file():
+        raise Damaged(f"{path} is missing")
+    size = path.stat().st_size
+    if size != entry.size:
+        raise Damaged(f"{path} has {size} bytes, its manifest says {entry.size}")
+    if entry_of(path) != entry:
+        raise Damaged(f"{path} has changed since it was written (its SHA-256 is another)")
 
 
 def _plain(name: str, path: Path) -> str:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
@@ -65,8 +65,11 @@ class RunState:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "RunState":
+    def from_json(cls, data: Any) -> "RunState":
         """From state.json. Missing or unknown keys are RunErrors: no state is made up or lost."""
+        if not isinstance(data, dict):
+            raise RunError("state.json is not a run's state: no JSON object")
+        data = cast(dict[str, Any], data)
         if data.get("format") != FORMAT:
             raise RunError(
                 f"state.json has format {data.get('format')!r}, this version reads {FORMAT}: "
@@ -81,15 +84,22 @@ class RunState:
             )
         try:
             best = data["best"]
-            known = {name: data[name] for name in names - {"cursor", "best", "evaluations"}}
             return cls(
+                cursor=Cursor.from_json(data["cursor"]),
+                best=None if best is None else Best(**_of(dict, best)),
                 evaluations={
                     name: math.nan if value is None else value
-                    for name, value in data["evaluations"].items()
+                    for name, value in _of(dict, data["evaluations"]).items()
                 },
-                cursor=Cursor.from_json(data["cursor"]),
-                best=None if best is None else Best(**best),
-                **known,
+                **{name: _of(int, data[name]) for name in ("step", "update", "episodes")},
+                **{name: _of(dict, data[name]) for name in ("algorithm", "choices", "log_offsets")},
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"state.json is not a run's state: {error}") from error
+
+
+def _of(kind: type, value: Any) -> Any:
+    """`value`, or a TypeError where it is not of its kind."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value

@@ -10,32 +10,27 @@ instant the newest whole checkpoint is found (docs/checkpoint-format.md).
 
 import errno
 import json
-import os
-import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
+from postgrad.checkpoint import files
 from postgrad.checkpoint import manifest as contents
+from postgrad.checkpoint.files import STATE
 from postgrad.checkpoint.manifest import Damaged
 from postgrad.checkpoint.retention import surplus
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError
-from postgrad.core.files import sync_directory, write_json, write_text
+from postgrad.core.files import write_text
 
-STATE = "state.json"
 LATEST, BEST = "latest", "best"
-TEMPORARY = ".saving-"
 SPARE_BYTES = 2**20  # for state, manifest and the folder itself
-REPLACED = ".replaced-"  # a step's directory set aside until another has its name
-_STEP = re.compile(rf"(?:{re.escape(REPLACED)})?step-(\d{{6,}})")
 
 
 class SaveFailed(RunError):
@@ -44,16 +39,20 @@ class SaveFailed(RunError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A verified checkpoint. skipped: what was wrong with newer ones."""
+    """A verified checkpoint. files: those that were; skipped: what was wrong with newer ones."""
 
     path: Path
     step: int
     state: RunState
+    files: frozenset[str]
     skipped: tuple[str, ...] = ()
 
     def tensors(self, stem: str) -> dict[str, Tensor]:
         """The tensors of STEM.safetensors, on the CPU. RunError where there are none."""
         path = self.path / f"{stem}.safetensors"
+        if path.name not in self.files:
+            known = ", ".join(sorted(self.files))
+            raise RunError(f"{path} is no file of this checkpoint, which has {known}")
         try:
             return load_file(path)
         except (OSError, SafetensorError) as error:
@@ -95,17 +94,18 @@ class CheckpointStore:
         self.require_space(size_of(tensors))
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            self._clean_up()
-            temporary = self.root / f"{TEMPORARY}{state.step}-{os.getpid()}"
+            files.clean_up(self.root)
+            temporary = files.temporary(self.root, state.step)
             try:
-                self._write(temporary, state, tensors)
-                final = self._commit(temporary, state.step)
+                files.write(temporary, state, tensors)
+                final = files.commit(temporary, state.step)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)  # gone already where it was renamed
             write_text(self.root / LATEST, f"{final.name}\n")
-            if best:
-                write_text(self.root / BEST, f"{final.name}\n")
-            self._remove_surplus()
+            step = state.step if best else self._best(state)
+            if step is not None and step != files.named(self.root / BEST):
+                write_text(self.root / BEST, f"{files.steps_in(self.root)[step].name}\n")
+            self._remove_surplus({state.step, step})
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             what = "the disk is full" if full else str(error)
@@ -122,130 +122,87 @@ class CheckpointStore:
         the best one or a step that is damaged is a RunError, and so is having none.
         """
         if which == LATEST:
-            return self._newest_good()
+            newest, skipped = self._newest()
+            if newest is None:
+                told = "; ".join(skipped) or "none was ever saved"
+                raise RunError(f"{self.root} has no checkpoint to go on from: {told}")
+            return newest
+        paths = files.steps_in(self.root)
         if which == BEST:
-            step = self._named(BEST)
+            newest, _ = self._newest()
+            step = self._best(newest and newest.state)
             if step is None:
                 raise RunError(
                     f"{self.root} has no best checkpoint: set checkpoint.best_metric in the recipe"
                 )
         else:
             step = int(which)
-        paths = self._paths()
         if step not in paths:
             known = ", ".join(str(one) for one in paths) or "none"
             raise RunError(f"{self.root} has no checkpoint of step {step}; there are: {known}")
         try:
-            return _read(paths[step], step, ())
+            return _read(paths[step], step)
         except Damaged as error:
             raise RunError(f"the checkpoint of step {step} is damaged: {error}") from error
 
     def infos(self) -> list[CheckpointInfo]:
         """Every checkpoint, damaged ones too, by step."""
-        latest, best = self._named(LATEST), self._named(BEST)
-        found: list[CheckpointInfo] = []
-        for step, path in self._paths().items():
-            files = [file for file in sorted(path.iterdir()) if file.is_file()]
-            problem = None
+        good: dict[int, RunState] = {}
+        problems: dict[int, str] = {}
+        paths = files.steps_in(self.root)
+        for step, path in paths.items():
             try:
-                contents.verify(path, contents.read_manifest(path))
+                good[step] = _read(path, step).state
             except Damaged as error:
-                problem = str(error)
-            size = sum(file.stat().st_size for file in files)
-            names = tuple(file.name for file in files)
-            found.append(
-                CheckpointInfo(step, path, size, names, step == latest, step == best, problem)
-            )
-        return found
+                problems[step] = str(error)
+        latest = max(good, default=None)
+        best = self._best(None if latest is None else good[latest])
+        return [
+            _info(path, step, latest=step == latest, best=step == best, problem=problems.get(step))
+            for step, path in paths.items()
+        ]
 
     def has_any(self) -> bool:
         """True where a checkpoint was committed, damaged or not."""
-        return bool(self._paths())
+        return bool(files.steps_in(self.root))
 
     def require_space(self, size: int) -> None:
         """Raises RunError where a checkpoint of `size` bytes does not fit on the disk."""
         folder = self.root
         while not folder.exists():
             folder = folder.parent
-        free = shutil.disk_usage(folder).free
+        free = shutil.disk_usage(folder).free + files.size_left_behind(self.root)
         if free < size + SPARE_BYTES:
             raise SaveFailed(
                 f"the disk of {self.root} is full: a checkpoint takes {size + SPARE_BYTES} bytes "
                 f"and {free} are free; make room, or set checkpoint.ckpt_path to another disk"
             )
 
-    def _newest_good(self) -> Checkpoint:
+    def _newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest good one, and what was wrong with newer ones."""
         skipped: list[str] = []
-        for step, path in reversed(self._paths().items()):
+        for step, path in reversed(files.steps_in(self.root).items()):
             try:
-                return _read(path, step, tuple(skipped))
+                return replace(_read(path, step), skipped=tuple(skipped)), skipped
             except Damaged as error:
                 skipped.append(f"the checkpoint of step {step} is damaged and passed over: {error}")
-        told = "; ".join(skipped) or "none was ever saved"
-        raise RunError(f"{self.root} has no checkpoint to go on from: {told}")
+        return None, skipped
 
-    def _write(
-        self, folder: Path, state: RunState, tensors: Mapping[str, Mapping[str, Tensor]]
-    ) -> None:
-        folder.mkdir()
-        for stem, named in tensors.items():
-            path = folder / f"{stem}.safetensors"
-            try:
-                save_file({name: t.detach().contiguous() for name, t in named.items()}, path)
-            except SafetensorError as error:
-                raise OSError(_errno(error), str(error)) from error
-            _sync(path)
-        write_json(folder / STATE, state.to_json())
-        write_json(folder / contents.FILE, contents.manifest_of(folder, state.step).to_json())
+    def _best(self, newest: RunState | None) -> int | None:
+        """What the newest state says, where that one lies here; else what `best` names.
 
-    def _commit(self, temporary: Path, step: int) -> Path:
-        final = self.root / f"step-{step:06d}"
-        replaced = final.with_name(f"{REPLACED}{final.name}")
-        if final.exists():  # of a run that went on from an older one; what it holds is the past
-            final.rename(replaced)
-        temporary.rename(final)
-        sync_directory(self.root)
-        if replaced.exists():
-            _remove(replaced)
-        return final
+        A save that was killed after its commit has not moved `best` yet.
+        """
+        if newest and newest.best and newest.best.step in files.steps_in(self.root):
+            return newest.best.step
+        return files.named(self.root / BEST)
 
-    def _remove_surplus(self) -> None:
-        always = {step for step in (self._named(LATEST), self._named(BEST)) if step is not None}
-        ours = {step: path for step, path in self._paths().items() if _is_ours(path, step)}
-        for step in surplus(ours, self._settings.max_ckpt_num, always):
-            gone = self.root / f"{TEMPORARY}{step}.gone"  # half removed it would look damaged
-            ours[step].rename(gone)
-            _remove(gone)
-
-    def _clean_up(self) -> None:
-        """What a save that was killed left behind."""
-        for path in self.root.glob(f"{TEMPORARY}*"):
-            _remove(path)
-        for path in self.root.glob(f"{REPLACED}*"):
-            final = path.with_name(path.name.removeprefix(REPLACED))
-            if final.exists():
-                _remove(path)
-            else:
-                path.rename(final)
-        for name in (LATEST, BEST):
-            for path in self.root.glob(f".{name}.*.tmp"):
-                path.unlink()
-
-    def _paths(self) -> dict[int, Path]:
-        """Every checkpoint by step. One that was set aside counts until another has its name."""
-        if not self.root.is_dir():
-            return {}
-        found: dict[int, Path] = {}
-        for path in sorted(self.root.iterdir()):  # set aside come first
-            match = _STEP.fullmatch(path.name)
-            if match and path.is_dir():
-                found[int(match[1])] = path
-        return dict(sorted(found.items()))
-
-    def _named(self, file: str) -> int | None:
-        path = self.root / file
-        match = _STEP.fullmatch(path.read_text("utf-8").strip()) if path.is_file() else None
-        return int(match[1]) if match else None
+    def _remove_surplus(self, always: Collection[int | None]) -> None:
+        paths = files.steps_in(self.root)
+        ours = {step: path for step, path in paths.items() if files.is_ours(path, step)}
+        keep = {step for step in always if step is not None}
+        for step in surplus(ours, self._settings.max_ckpt_num, keep):
+            files.discard(ours[step], step)
 
 
 def size_of(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
@@ -253,36 +210,25 @@ def size_of(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
     return sum(t.numel() * t.element_size() for named in tensors.values() for t in named.values())
 
 
-def _read(path: Path, step: int, skipped: tuple[str, ...]) -> Checkpoint:
+def _info(
+    path: Path, step: int, *, latest: bool, best: bool, problem: str | None
+) -> CheckpointInfo:
+    inside = [file for file in sorted(path.iterdir()) if file.is_file()]
+    size = sum(file.stat().st_size for file in inside)
+    return CheckpointInfo(
+        step, path, size, tuple(file.name for file in inside), latest, best, problem
+    )
+
+
+def _read(path: Path, step: int) -> Checkpoint:
     manifest = contents.read_manifest(path)
     contents.verify(path, manifest)
     if manifest.step != step or STATE not in manifest.files:
         raise Damaged(f"{path / contents.FILE} is of step {manifest.step}, or has no {STATE}")
     try:
         state = RunState.from_json(json.loads((path / STATE).read_text("utf-8")))
-    except (ValueError, RunError) as error:
+    except (OSError, ValueError, RecursionError, RunError) as error:
         raise Damaged(f"{path / STATE}: {error}") from error
-    return Checkpoint(path, step, state, skipped)
-
-
-def _is_ours(path: Path, step: int) -> bool:
-    try:
-        return contents.read_manifest(path).step == step
-    except Damaged:
-        return False
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink():  # to another disk: what lies there is not ours to remove
-        path.unlink()
-    else:
-        shutil.rmtree(path)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _errno(error: Any) -> int:
-    return errno.ENOSPC if "No space left" in str(error) else errno.EIO
+    if state.step != step:
+        raise Damaged(f"{path / STATE} is of step {state.step}")
+    return Checkpoint(path, step, state, frozenset(manifest.files))
