@@ -1,5 +1,7 @@
 """Files that are whole or not there."""
 
+import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,58 @@ def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
 def test_numbers_that_are_not_finite_are_null_wherever_they_stand() -> None:
     value = {"a": [float("nan"), 1.5, ("x", float("inf"))], "b": {"c": -float("inf"), "d": None}}
     assert files.finite(value) == {"a": [None, 1.5, ["x", None]], "b": {"c": None, "d": None}}
+
+
+@pytest.mark.parametrize(("number", "left"), [(1, "old"), (2, "new"), (3, "new")])
+def test_interrupted_at_any_sync_the_file_is_the_old_or_the_new_one(
+    number: int, left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first sync is the file's, before it has the name; the second the folder's."""
+    path = tmp_path / "a.txt"
+    files.write_text(path, "old")
+    synced: list[int] = []
+
+    def interrupt(handle: int) -> None:
+        synced.append(handle)
+        if len(synced) == number:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt) if number < 3 else nullcontext():
+        files.write_text(path, "new")
+    assert path.read_text("utf-8") == left
+    assert list(tmp_path.iterdir()) == [path]
+    assert len(synced) == min(number, 2)
+
+
+def test_no_handle_stays_open_where_a_folder_cannot_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles: list[int] = []
+
+    def refuse(handle: int) -> None:
+        handles.append(handle)
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(files.os, "fsync", refuse)
+    with pytest.raises(OSError, match="Invalid argument"):
+        files.sync_directory(tmp_path)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handles[0])
+
+
+def test_text_that_is_no_utf_8_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    files.write_text(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        files.write_text(path, "\ud800")
+    assert path.read_text("utf-8") == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_is_replaced_and_what_it_led_to_is_left(tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("mine", "utf-8")
+    (tmp_path / "a.txt").symlink_to(tmp_path / "outside")
+    files.write_text(tmp_path / "a.txt", "new")
+    assert (tmp_path / "outside").read_text("utf-8") == "mine"
+    assert (tmp_path / "a.txt").read_text("utf-8") == "new"

@@ -16,7 +16,7 @@ from postgrad.models.settings import TokenizerInit
 def make_tokenizer() -> Callable[..., Any]:
     """make_tokenizer(template, more special tokens)."""
 
-    def make(template: str = TEMPLATE, special: tuple[str, ...] = ()) -> Any:
+    def make(template: str | None = TEMPLATE, special: tuple[str, ...] = ()) -> Any:
         made = _characters(TokenizerInit(kind="characters"), [])
         made.add_special_tokens([PAD, START, END, *special])
         return PreTrainedTokenizerFast(

@@ -78,6 +78,41 @@ def test_long_prompts_are_dropped_cut_at_their_beginning_or_an_error(
     )
 
 
+@pytest.mark.parametrize("how", ["drop", "truncate", "error"])
+def test_a_limit_that_leaves_no_room_for_a_prompt_is_refused(
+    how: str, write_rows: WriteRows, tokenizer: Any
+) -> None:
+    path = write_rows(rows_of([1]))
+    for limit in (0, -5):
+        with pytest.raises(UsageError, match=rf"{path}: max_len = 32 tokens.* leaves no room"):
+            load(path, tokenizer, limit, on_too_long=how, max_len=32)
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (None, "chat_template is not set"),
+        ("{% if not add_generation_prompt %}x{% endif %}", "the chat template writes nothing"),
+        ("{{ raise_exception('alternate!') }}", "the chat template refuses it: alternate!"),
+    ],
+    ids=["none", "empty", "refuses"],
+)
+def test_a_template_that_writes_no_prompt_is_named_with_the_row(
+    template: str | None, why: str, write_rows: WriteRows, make_tokenizer: Callable[..., Any]
+) -> None:
+    path = write_rows(rows_of([1]))
+    with pytest.raises(UsageError, match=rf"{path}:1: row 0: .*{why}"):
+        load(path, make_tokenizer(template))
+
+
+def test_variables_that_the_template_call_refuses_are_named_with_the_row(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    path = write_rows(rows_of([1]))
+    with pytest.raises(UsageError, match=rf"{path}:1: row 0: .*continue_final_message"):
+        load(path, tokenizer, chat_template_kwargs={"continue_final_message": True})
+
+
 def test_too_many_lost_rows_stop_the_run(write_rows: WriteRows, tokenizer: Any) -> None:
     path = write_rows(rows_of([1, 9, 9, 9]))
     with pytest.raises(UsageError, match=r"3 of 4 rows are lost, more than data\.max_lost"):

@@ -1,7 +1,10 @@
 """Rows of files and folders, in order, with the place of whatever is wrong."""
 
+import datetime
+import decimal
 import gzip
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +64,10 @@ def test_a_folder_laid_out_as_on_the_hub_is_read_by_configuration_and_split(tmp_
         ("train[:-8]", ALL[:-8]),
         ("train[80%:]", ALL[8:]),
         ("train[10%:30%]", ALL[1:3]),
+        ("train[-20%:]", ALL[-2:]),
+        ("train[:-20%]", ALL[:-2]),
+        ("train[:-1%]", ALL),  # 1% of 10 rows is none
+        ("train[-300%:20%]", ALL[:2]),
     ],
 )
 def test_a_slice_keeps_the_numbers_of_its_rows(
@@ -93,6 +100,29 @@ def test_a_broken_line_is_named_with_its_number(tmp_path: Path) -> None:
     path.write_text('{"answer": NaN}', "utf-8")
     with pytest.raises(UsageError, match="NaN is not JSON"):
         read(path)
+    path.write_text('{"answer": ' + "[" * 100_000 + "]" * 100_000 + "}", "utf-8")
+    with pytest.raises(UsageError, match=rf"{path}:1: not JSON: maximum recursion depth"):
+        read(path)
+
+
+def test_half_a_character_is_named_with_its_line_and_a_whole_one_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(r'{"answer": "\ud83d\ude00 \\ud800"}' + "\n", "utf-8")
+    assert read(path) == [(0, "\U0001f600 \\ud800")]
+    path.write_text(r'{"answer": "1"}' + "\n" + r'{"answer": "\uD83D"}', "utf-8")
+    with pytest.raises(UsageError, match=rf"{path}:2: .*surrogates not allowed; repair or remove"):
+        read(path)
+
+
+def test_what_cannot_be_opened_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind("rows.jsonl")
+        with pytest.raises(UsageError, match=r"^rows\.jsonl: cannot be read after line 0: .*rows"):
+            read("rows.jsonl")
+    for name in ("x" * 5000, "~nobody-of-that-name/rows.jsonl", "a\0b"):
+        with pytest.raises(UsageError):
+            read(name)
 
 
 def test_a_zipped_file_that_ends_too_early_is_named(tmp_path: Path) -> None:
@@ -115,8 +145,9 @@ def test_a_file_that_is_missing_empty_or_of_another_kind_is_named(
     (tmp_path / "rows.parquet").write_bytes(b"not parquet")
     with pytest.raises(UsageError, match="not a Parquet file"):
         read(tmp_path / "rows.parquet")
-    with pytest.raises(UsageError, match="leaves no row of 10"):
-        read(write_rows(ROWS), split="train[10:]")
+    for split in ("train[10:]", "train[-1%:]"):
+        with pytest.raises(UsageError, match="leaves no row of 10"):
+            read(write_rows(ROWS), split=split)
 
 
 def test_a_dataset_is_called_by_its_file_its_hub_id_or_its_task(write_rows: WriteRows) -> None:
@@ -125,22 +156,26 @@ def test_a_dataset_is_called_by_its_file_its_hub_id_or_its_task(write_rows: Writ
     assert dataset_name(DataSettings(path="reasoning-gym:chain_sum")) == "reasoning-gym:chain_sum"
 
 
-def test_times_and_decimals_of_parquet_become_text_and_pictures_are_left_out(
-    tmp_path: Path,
-) -> None:
-    import datetime
-    import decimal
-
+def test_what_json_lacks_becomes_text_or_lists_and_bytes_are_left_out(tmp_path: Path) -> None:
     row = {
         "when": datetime.datetime(2026, 1, 2, 3, 4, 5),
         "price": decimal.Decimal("1.50"),
         "nested": {"list": [datetime.date(2026, 1, 2)]},
         "image": b"\x89PNG",
+        "images": [{"bytes": b"\x89PNG", "path": "a.png"}],
     }
-    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
+    table = (
+        pa.Table.from_pylist([row])
+        .append_column("levels", pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())))
+        .append_column("uuid", pa.array([b"ab"], pa.binary(2)))
+        .append_column("view", pa.array([b"ab"], pa.binary_view()))
+        .append_column("large", pa.array([b"ab"], pa.large_binary()))
+    )
+    pq.write_table(table, tmp_path / "rows.parquet")
     values = read_rows(DataSettings(path=str(tmp_path / "rows.parquet")))[0].values
     assert values == {
         "when": "2026-01-02T03:04:05",
         "price": "1.50",
         "nested": {"list": ["2026-01-02"]},
+        "levels": [["a", 1]],
     }

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from postgrad.data.templates import Unmarkable, render, render_conversation, tokenise
+from postgrad.data.templates import (
+    Rendered,
+    Unmarkable,
+    render,
+    render_conversation,
+    tokenise,
+    turn_ends,
+)
 from postgrad.models.fresh import PRINTABLE
 
 LLAMA = (
@@ -39,11 +46,18 @@ CHAT = [
 ]
 
 
+def rendered_of(
+    tokenizer: Any, messages: list[dict[str, str]], turns: Literal["all", "last"] = "all"
+) -> Rendered:
+    ends = turn_ends(tokenizer)
+    return render_conversation(tokenizer, messages, ends=ends, turns=turns, variables={})
+
+
 def marked(
     tokenizer: Any, messages: list[dict[str, str]], turns: Literal["all", "last"] = "all"
 ) -> list[str]:
     """The runs of tokens that bear loss, decoded."""
-    rendered = render_conversation(tokenizer, messages, turns=turns, variables={})
+    rendered = rendered_of(tokenizer, messages, turns)
     found = tokenise(tokenizer, [rendered])[0]
     if isinstance(found, Unmarkable):
         raise found
@@ -111,9 +125,16 @@ def test_any_conversation_is_marked_exactly(texts: list[str], tokenizer: Any) ->
             "{% if add_generation_prompt %}model:{% endif %}",
             "does not begin message 1 with its generation prompt",
         ),
+        (
+            "{% if not add_generation_prompt %}"
+            "{% for m in messages %}{{ m['content'] }}{% endfor %}{% endif %}",
+            "writes nothing before message 1",
+        ),
         ("{{ raise_exception('no system role') }}", "the chat template refuses it"),
+        ("{{ 1 / 0 }}", "the chat template refuses it: division by zero"),
+        ("{% for", "the chat template refuses it: unexpected 'end of template'"),
     ],
-    ids=["rewrites", "drops", "begins otherwise", "raises"],
+    ids=["rewrites", "drops", "begins otherwise", "begins nowhere", "raises", "divides", "broken"],
 )
 def test_a_template_that_cannot_mark_the_assistant_says_why(
     template: str, why: str, make_tokenizer: Callable[..., Any]
@@ -127,8 +148,50 @@ def test_a_conversation_without_an_assistant_has_nothing_to_learn(tokenizer: Any
         marked(tokenizer, CHAT[:1])
 
 
+def test_a_conversation_that_the_assistant_begins_answers_nothing(tokenizer: Any) -> None:
+    with pytest.raises(Unmarkable, match="it begins with the assistant"):
+        marked(tokenizer, CHAT[1:])
+    assert marked(tokenizer, CHAT[1:], "last") == ["It is 4.<|im_end|>"]
+
+
+def test_a_turn_that_is_rewritten_later_can_be_left_to_the_last(
+    make_tokenizer: Callable[..., Any],
+) -> None:
+    tokenizer = make_tokenizer(THINKS)
+    with pytest.raises(Unmarkable, match=r'data\.loss_turns = "last" learns from last answers'):
+        marked(tokenizer, CHAT)
+    assert marked(tokenizer, CHAT, "last") == ["<think>\n\n</think>\n\nIt is 4.<|im_end|>"]
+
+
+def test_a_turn_ends_at_a_special_token_that_has_no_name(
+    make_tokenizer: Callable[..., Any],
+) -> None:
+    """Llama 3 and Gemma 3 type: the end of a turn is neither eos nor a named special token."""
+    tokenizer = make_tokenizer(GEMMA, ("<eos>", "<bos>", "<start_of_turn>"))
+    tokenizer.backend_tokenizer.add_special_tokens(["<end_of_turn>"])
+    assert "<end_of_turn>" not in tokenizer.all_special_tokens
+    assert marked(tokenizer, CHAT) == ["2<end_of_turn>", "It is 4.<end_of_turn>"]
+
+
+def test_of_two_special_tokens_at_one_place_the_longer_ends_the_turn(
+    make_tokenizer: Callable[..., Any],
+) -> None:
+    tokenizer = make_tokenizer(GEMMA, ("<end", "<end_of_turn>", "<bos>", "<start_of_turn>"))
+    assert turn_ends(tokenizer).findall("a<end_of_turn>b<end") == ["<end_of_turn>", "<end"]
+
+
+def test_without_a_special_token_a_turn_ends_with_its_text(
+    make_tokenizer: Callable[..., Any],
+) -> None:
+    plain = (
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    assert marked(make_tokenizer(plain), CHAT) == ["2\n", "It is 4.\n"]
+
+
 def test_a_prompt_ends_where_the_answer_begins(tokenizer: Any) -> None:
-    rendered = render_conversation(tokenizer, CHAT[:2], turns="all", variables={})
+    rendered = rendered_of(tokenizer, CHAT[:2])
     assert rendered.prompt == render(tokenizer, CHAT[:1], generation=True, variables={})
     assert rendered.text == f"{rendered.prompt}2<|im_end|>\n"
 

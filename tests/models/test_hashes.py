@@ -20,3 +20,22 @@ def test_a_renamed_and_a_changed_file_make_another_model(tmp_path: Path) -> None
     renamed = directory_hash(tmp_path)
     (tmp_path / "other.json").write_bytes(b"[]")
     assert len({before, renamed, directory_hash(tmp_path)}) == 3
+
+
+def test_it_does_not_depend_on_the_folder_or_the_order_of_writing(tmp_path: Path) -> None:
+    names = ["b.safetensors", "a.json", "c.jinja"]
+    for folder, order in (("one", names), ("two", names[::-1])):
+        (tmp_path / folder).mkdir()
+        for name in order:
+            (tmp_path / folder / name).write_bytes(name.encode())
+    (tmp_path / "two" / "original.json").mkdir()  # a folder is no file of the model
+    assert directory_hash(tmp_path / "one") == directory_hash(tmp_path / "two")
+
+
+def test_contents_that_change_places_make_another_model(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b"1")
+    (tmp_path / "b.json").write_bytes(b"2")
+    before = directory_hash(tmp_path)
+    (tmp_path / "a.json").write_bytes(b"2")
+    (tmp_path / "b.json").write_bytes(b"1")
+    assert directory_hash(tmp_path) != before

@@ -2,6 +2,7 @@
 
 import os
 
+import psutil
 import pytest
 import torch
 
@@ -26,6 +27,39 @@ def test_no_more_threads_are_chosen_than_the_process_may_use() -> None:
     assert 1 <= choose(None, True).threads <= len(os.sched_getaffinity(0))
 
 
+@pytest.mark.parametrize(
+    ("allowed", "physical", "wanted"),
+    [(8, 4, 4), (2, 16, 2), (8, None, 1)],
+    ids=["two a core", "part of a machine", "a container that hides its cores"],
+)
+def test_threads_are_the_physical_cores_that_this_process_may_use(
+    allowed: int, physical: int | None, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(allowed)), raising=False)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: physical)
+    assert choose(None, True).threads == wanted
+
+
+@pytest.mark.parametrize(("there", "wanted"), [(True, "cuda"), (False, "cpu")])
+def test_a_cuda_device_is_taken_where_there_is_one(
+    there: bool, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    placement = choose(1, False)
+    assert placement.device == wanted
+    assert Placement(**placement.to_json()) == placement  # pyright: ignore[reportArgumentType]
+
+
+def test_the_same_placement_gives_the_same_bits() -> None:
+    left, right = torch.randn(300, 400), torch.randn(400, 300)
+    found = []
+    for _ in range(2):
+        apply(Placement("cpu", 1, True))
+        found.append(left @ right)
+        apply(Placement("cpu", 2, True))
+    assert torch.equal(found[0], found[1])
+
+
 def test_a_placement_sets_the_process_up() -> None:
     device = apply(Placement("cpu", 1, True))
     assert device == torch.device("cpu")
@@ -36,13 +70,18 @@ def test_a_placement_sets_the_process_up() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_run_of_another_device_is_not_continued_in_silence() -> None:
-    with pytest.raises(RunError, match="started on a CUDA device and none is here"):
-        apply(Placement("cuda", 1, True))
+def test_a_run_of_another_device_is_not_continued_in_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    threads = torch.get_num_threads()
+    with pytest.raises(RunError, match=r"started on a CUDA device .* --allow-change device"):
+        apply(Placement("cuda", threads + 1, True))
+    assert torch.get_num_threads() == threads
 
 
 def test_auto_is_bfloat16_on_cuda_and_float32_elsewhere() -> None:
     assert compute_dtype("auto", torch.device("cuda")) == torch.bfloat16
     assert compute_dtype("auto", torch.device("cpu")) == torch.float32
     assert compute_dtype("bfloat16", torch.device("cpu")) == torch.bfloat16
+    assert compute_dtype("float32", torch.device("cuda")) == torch.float32

@@ -20,6 +20,7 @@ from postgrad.data.templates import (
     Unmarkable,
     render_conversation,
     tokenise,
+    turn_ends,
 )
 
 
@@ -69,25 +70,7 @@ def load_conversations(
     chat template cannot mark.
     """
     book = Bookkeeper(dataset_name(settings))
-    rows: list[Row] = []
-    texts: list[Rendered] = []
-    for row in read_rows(settings):
-        messages = conversation_of(row, settings)
-        if overlaps(questions_of(messages), exclude):
-            book.add("excluded", row)
-            continue
-        try:
-            texts.append(
-                render_conversation(
-                    tokenizer,
-                    messages,
-                    turns=settings.loss_turns,
-                    variables=settings.chat_template_kwargs,
-                )
-            )
-        except Unmarkable as error:
-            raise _unmarkable(row, error) from error
-        rows.append(row)
+    rows, texts = _rendered(settings, tokenizer, exclude, book)
     entries: list[tuple[int, NDArray[np.int32], NDArray[np.bool_]]] = []
     try:
         tokenised = tokenise(tokenizer, texts)
@@ -107,6 +90,34 @@ def load_conversations(
             entries.append((row.index, ids, mask))
     account = book.close(settings, f"{settings.max_len} tokens of a conversation")
     return ConversationSet(entries, account, settings.shuffle)
+
+
+def _rendered(
+    settings: DataSettings, tokenizer: Any, exclude: frozenset[str], book: Bookkeeper
+) -> tuple[list[Row], list[Rendered]]:
+    """The rows that are not held out, and each one's text."""
+    ends = turn_ends(tokenizer)
+    rows: list[Row] = []
+    texts: list[Rendered] = []
+    for row in read_rows(settings):
+        messages = conversation_of(row, settings)
+        if overlaps(questions_of(messages), exclude):
+            book.add("excluded", row)
+            continue
+        try:
+            texts.append(
+                render_conversation(
+                    tokenizer,
+                    messages,
+                    ends=ends,
+                    turns=settings.loss_turns,
+                    variables=settings.chat_template_kwargs,
+                )
+            )
+        except Unmarkable as error:
+            raise _unmarkable(row, error) from error
+        rows.append(row)
+    return rows, texts
 
 
 def _fate(row: Row, tokens: int, settings: DataSettings) -> Fate:

@@ -64,9 +64,8 @@ def _visible(folder: Path) -> list[Path]:
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Values]]:
     number = 0
-    opened = gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")  # noqa: SIM115
     try:
-        with opened as lines:
+        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     place = f"{path}:{number}"
@@ -75,14 +74,18 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Values]]:
         raise UsageError(
             f"{path}: the gzip file is broken after line {number}: {error}; fetch it again"
         ) from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read after line {number}: {error}") from error
 
 
 def _object(line: bytes, place: str, *, first: bool) -> Values:
     try:
         value = json.loads(line.decode("utf-8-sig" if first else "utf-8"), parse_constant=_refuse)
+        if b"\\ud" in line.lower():  # JSON can write half a surrogate pair, tokenizers read none
+            json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise UsageError(f"{place}: not UTF-8: {error}; convert the file") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{place}: not JSON: {error}; repair or remove the line") from error
     if not isinstance(value, dict):
         raise UsageError(f"{place}: a row is a JSON object, this is {type(value).__name__}")
@@ -99,7 +102,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Values]]:
 
     try:
         with pq.ParquetFile(path) as table:
-            columns = [f.name for f in table.schema_arrow if not _holds_bytes(f.type)]
+            columns = [f.name for f in table.schema_arrow if not holds_bytes(f.type)]
             row = 0
             for batch in table.iter_batches(batch_size=1024, columns=columns):
                 for values in batch.to_pylist():
@@ -109,20 +112,25 @@ def _parquet(path: Path) -> Iterator[tuple[str, Values]]:
         raise UsageError(f"{path}: not a Parquet file that can be read: {error}") from error
 
 
-def _holds_bytes(kind: Any) -> bool:
-    """Images and sounds: no verifier reads them and they are not JSON."""
+def holds_bytes(kind: Any) -> bool:
+    """Whether an Arrow type has images, sounds or other bytes: no verifier reads them and they are
+    not JSON.
+    """
     import pyarrow as pa
 
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+    types = pa.types
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
         return True
-    return any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
+    if types.is_fixed_size_binary(kind):
+        return True
+    return any(holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def plain(value: Any) -> Any:
-    """The JSON value nearest to what Arrow gives: times and decimals become text."""
+    """The JSON value nearest to what Arrow gives: times and decimals become text, maps pairs."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, datetime | date | time):
         return value.isoformat()

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.data.files import Values, plain
+from postgrad.data.files import Values, holds_bytes, plain
 
 
 def read_hub(path: str, name: str | None, split: str) -> Iterator[tuple[str, Values]]:
@@ -24,10 +24,6 @@ def read_hub(path: str, name: str | None, split: str) -> Iterator[tuple[str, Val
             f"dataset {path!r} (data.name {name!r}, data.split {split!r}): {error}; "
             "a file or folder on this machine works too: --data.path FILE"
         ) from error
-    media = [
-        column
-        for column, feature in table.features.items()
-        if isinstance(feature, datasets.Image | datasets.Audio | datasets.Video)
-    ]
+    media = [field.name for field in table.features.arrow_schema if holds_bytes(field.type)]
     for row, values in enumerate(table.remove_columns(media)):
         yield f"{path} {split} row {row}", {key: plain(value) for key, value in values.items()}

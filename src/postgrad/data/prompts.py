@@ -67,8 +67,11 @@ def load_prompts(
     """Reads, renders and tokenises a dataset. exclude: question keys that are held out.
 
     A prompt over `max_prompt_tokens` is dropped, cut to its last tokens, or an error, as
-    settings.on_too_long says. Raises UsageError that names row and column of what is wrong.
+    settings.on_too_long says. Raises UsageError that names row and column of what is wrong, and
+    where no token is left for a prompt.
     """
+    if max_prompt_tokens < 1:
+        raise _no_room(settings)
     name = dataset_name(settings)
     book = Bookkeeper(name)
     rows: list[Row] = []
@@ -108,9 +111,15 @@ def load_prompts(
 def _text(tokenizer: Any, row: Row, messages: list[Any], settings: DataSettings) -> str:
     variables = settings.chat_template_kwargs
     try:
-        return render(tokenizer, messages, generation=True, variables=variables)
+        text = render(tokenizer, messages, generation=True, variables=variables)
     except Unmarkable as error:
         raise UsageError(f"{row.place}: row {row.index}: {error}") from error
+    if not text:
+        raise UsageError(
+            f"{row.place}: row {row.index}: the chat template writes nothing for its prompt, and "
+            "there is no sampling from nothing; mend the row or the template"
+        )
+    return text
 
 
 def _rest(row: Row, settings: DataSettings) -> dict[str, Any]:
@@ -124,6 +133,13 @@ def unencodable(row: Row, error: Unencodable) -> UsageError:
     return UsageError(
         f"{row.place}: row {row.index} has a character that the tokenizer lacks ({error}); mend "
         'the row, or take a tokenizer that knows every text (model.init.tokenizer.kind = "bpe")'
+    )
+
+
+def _no_room(settings: DataSettings) -> UsageError:
+    return UsageError(
+        f"{settings.path}: max_len = {settings.max_len} tokens, prompt and response, leaves no "
+        "room for a prompt; raise max_len or lower max_new_tokens"
     )
 
 

@@ -54,7 +54,8 @@ def read_rows(settings: DataSettings) -> list[Row]:
 
 def dataset_name(settings: DataSettings) -> str:
     """What a dataset is called in records: the hub id, the task, or the file's or folder's name."""
-    return Path(settings.path).name if Path(settings.path).exists() else settings.path
+    path = _local(settings.path)
+    return path.name if path is not None else settings.path
 
 
 def parse_split(split: str) -> tuple[str, str | None, str | None]:
@@ -71,17 +72,29 @@ def parse_split(split: str) -> tuple[str, str | None, str | None]:
 def _bound(text: str | None, n: int) -> int | None:
     if text is None:
         return None
-    return round(n * int(text[:-1]) / 100) if text.endswith("%") else int(text)
+    if not text.endswith("%"):
+        return int(text)
+    place = round(n * int(text[:-1]) / 100)
+    return max(n + place, 0) if text.startswith("-") else place  # -1% of 10 rows is none, not all
+
+
+def _local(path: str) -> Path | None:
+    """The file or folder of that name; None where there is none."""
+    try:
+        found = Path(path).expanduser()
+        return found if found.exists() else None
+    except (OSError, RuntimeError):  # a name that no file can have, a home of nobody
+        return None
 
 
 def _source(settings: DataSettings, split: str) -> Iterable[tuple[str, Values]]:
     if settings.path.startswith(PREFIX):
         task = settings.path.removeprefix(PREFIX)
         return read_gym(task, settings.task, settings.size, settings.seed)
-    path = Path(settings.path).expanduser()
-    if path.is_dir():
-        return _all(files_of(path, settings.name, split))
-    if path.exists():
+    path = _local(settings.path)
+    if path is not None:
+        if path.is_dir():
+            return _all(files_of(path, settings.name, split))
         return read_file(path)
     local = settings.path.endswith(SUFFIXES) or settings.path.startswith((".", "/", "~"))
     if local or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", settings.path):

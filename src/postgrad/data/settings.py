@@ -26,13 +26,13 @@ class DataSettings(Settings):
     strip: bool = False  # take white space off both ends of every message
     loss_turns: Literal["all", "last"] = "all"  # assistant turns of a conversation that bear loss
     chat_template_kwargs: dict[str, Any] = {}  # variables of the chat template: enable_thinking
-    limit: int | None = Field(None, ge=1)  # use only the first rows
+    limit: int | None = Field(default=None, ge=1)  # use only the first rows
     task: dict[str, Any] = {}
-    size: int = Field(1000, ge=1)
+    size: int = Field(default=1000, ge=1)
     seed: int = 0
-    max_len: int = Field(1024, ge=2)
+    max_len: int = Field(default=1024, ge=2)
     on_too_long: Literal["drop", "truncate", "error"] = "drop"
-    max_lost_fraction: float = Field(0.5, ge=0.0, le=1.0)
+    max_lost_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
     shuffle: bool = True
 
 
@@ -41,8 +41,8 @@ class MixedSet(DataSettings):
     half of them, 2 each twice; `count` says the draws themselves.
     """
 
-    weight: float = Field(1.0, gt=0.0)
-    count: int | None = Field(None, ge=1)
+    weight: float = Field(default=1.0, gt=0.0)
+    count: int | None = Field(default=None, ge=1)
 
     def draws(self, rows: int) -> int:
         """Draws of this set in one epoch."""

@@ -4,6 +4,7 @@ Loss masks come from token offsets, so templates need no {% generation %} marks;
 cannot show is refused rather than guessed.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -59,22 +60,43 @@ def render(
         return tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=generation, **variables
         )
-    except (TemplateError, TypeError, KeyError) as error:
+    except (
+        TemplateError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:  # a template is a program
         raise Unmarkable(f"the chat template refuses it: {error}") from error
+
+
+def turn_ends(tokenizer: Any) -> re.Pattern[str]:
+    """Finds the special tokens, one of which ends a turn.
+
+    Llama 3's <|eot_id|> and Gemma 3's <end_of_turn> are no named ones (eos, pad, ...): they are
+    found among the added tokens. Without any special token nothing is found.
+    """
+    added = [str(one) for one in tokenizer.added_tokens_decoder.values() if one.special]
+    marks = {mark for mark in (*tokenizer.all_special_tokens, *added) if mark}
+    longest_first = sorted(marks, key=lambda mark: (-len(mark), mark))
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
 def render_conversation(
     tokenizer: Any,
     messages: Sequence[Message],
     *,
+    ends: re.Pattern[str],
     turns: Literal["all", "last"],
     variables: Mapping[str, Any],
 ) -> Rendered:
     """The text of a conversation and where its assistant wrote.
 
-    A span is what follows the generation prompt, up to the token that ends the turn. Raises
-    Unmarkable where the template rewrites earlier turns, drops content, or does not begin an answer
-    as its generation prompt does: what RL samples from would not be what SFT trained on.
+    A span is what follows the generation prompt, up to the token that ends the turn (the first of
+    `ends` after the content). Raises Unmarkable where the template rewrites earlier turns, drops
+    content, or does not begin an answer as its generation prompt does: what RL samples from would
+    not be what SFT trained on.
     """
     text = render(tokenizer, messages, generation=False, variables=variables)
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -82,37 +104,43 @@ def render_conversation(
         raise Unmarkable("there is no message of the assistant")
     if turns == "last":
         answers = answers[-1:]
-    spans: list[tuple[int, int]] = []
-    prompts: list[str] = []
-    for i in answers:
-        prompt = render(tokenizer, messages[:i], generation=True, variables=variables)
+    parts = [_part(tokenizer, messages, i, text, ends, variables) for i in answers]
+    return Rendered(text, tuple(span for _, span in parts), parts[0][0])
+
+
+def _part(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    i: int,
+    text: str,
+    ends: re.Pattern[str],
+    variables: Mapping[str, Any],
+) -> tuple[str, tuple[int, int]]:
+    """What the policy reads before message i of `text`, and the span of that message."""
+    if i == 0:
+        raise Unmarkable("it begins with the assistant: there is nothing that it answers")
+    prompt = render(tokenizer, messages[:i], generation=True, variables=variables)
+    upto = text  # the last message needs no rendering of its own
+    if i < len(messages) - 1:
         upto = render(tokenizer, messages[: i + 1], generation=False, variables=variables)
-        if not text.startswith(upto):
-            raise Unmarkable(
-                f"the chat template writes message {i} in another way when more messages follow"
-            )
-        if not upto.startswith(prompt):
-            raise Unmarkable(
-                f"the chat template does not begin message {i} with its generation prompt "
-                f"{prompt[-40:]!r}"
-            )
-        content = messages[i]["content"]
-        place = upto.find(content.strip(), len(prompt))
-        if place < 0:
-            raise Unmarkable(f"the chat template drops text of message {i}: {content[:60]!r}")
-        spans.append((len(prompt), _turn_end(tokenizer, upto, place + len(content.strip()))))
-        prompts.append(prompt)
-    return Rendered(text, tuple(spans), prompts[0])
-
-
-def _turn_end(tokenizer: Any, text: str, start: int) -> int:
-    """Where the turn ends: after its first special token, or at the end of the text without one."""
-    ends = [
-        (place, place + len(mark))
-        for mark in tokenizer.all_special_tokens
-        if mark and (place := text.find(mark, start)) >= 0
-    ]
-    return min(ends)[1] if ends else len(text)
+    if not prompt:
+        raise Unmarkable(f"the chat template writes nothing before message {i}")
+    if not text.startswith(upto):
+        raise Unmarkable(
+            f"the chat template writes message {i} in another way when more messages follow "
+            '(data.loss_turns = "last" learns from last answers only)'
+        )
+    if not upto.startswith(prompt):
+        raise Unmarkable(
+            f"the chat template does not begin message {i} with its generation prompt "
+            f"{prompt[-40:]!r}"
+        )
+    content = messages[i]["content"].strip()
+    place = upto.find(content, len(prompt))
+    if place < 0:
+        raise Unmarkable(f"the chat template drops text of message {i}: {content[:60]!r}")
+    end = ends.search(upto, place + len(content))
+    return prompt, (len(prompt), end.end() if end else len(upto))
 
 
 def tokenise(

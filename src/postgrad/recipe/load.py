@@ -14,7 +14,7 @@ from postgrad.recipe.lines import key_lines
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.overrides import Override, apply_overrides, parse_overrides
 from postgrad.recipe.recipe import JOBS, Recipe
-from postgrad.recipe.resolve import resolve
+from postgrad.recipe.resolve import in_sets, resolve
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -53,8 +53,18 @@ def recipe_from_json(data: dict[str, Any], overrides: Sequence[Override] = ()) -
 
 
 def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    """A resolved recipe with `--section.key value` overrides, checked again."""
-    return recipe_from_json(recipe.dump(), parse_overrides(overrides))
+    """A resolved recipe with `--section.key value` overrides, checked again.
+
+    What a flag says of [eval] or [data] it says of each of their sets: a resolved set states every
+    key, so that it would take nothing from its section.
+    """
+    data = recipe.dump()
+    given = [
+        Override(place, one.value, one.flag)
+        for one in parse_overrides(overrides)
+        for place in in_sets(data, one.place)
+    ]
+    return recipe_from_json(data, given)
 
 
 def require_resolved(recipe: Recipe) -> None:

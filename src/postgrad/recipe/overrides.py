@@ -49,7 +49,7 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
         parts = name.split(".")
         if not all(parts):
             raise UsageError(f"--{name}: a dotted key such as --learner.lr is wanted")
-        place = tuple(int(part) if part.isdigit() else part for part in parts)
+        place = tuple(int(part) if part.isdecimal() else part for part in parts)
         found.append(Override(place, _value(text), f"--{name} {text}"))
     return found
 

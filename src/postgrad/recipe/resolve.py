@@ -42,8 +42,19 @@ def in_file(raw: Table, place: Place) -> Place:
     if place[:3] != ("eval", "sets", 0):
         return place
     evaluation = raw.get("eval")
-    shorthand = isinstance(evaluation, dict) and "sets" not in evaluation
+    shorthand = isinstance(evaluation, dict) and not cast(Table, evaluation).get("sets")
     return ("eval", *place[3:]) if shorthand else place
+
+
+def in_sets(resolved: Table, place: Place) -> list[Place]:
+    """The places of a resolved recipe that a key of [eval] or [data] stands for."""
+    kinds: dict[str | int, type[DataSettings]] = {"eval": EvalSet, "data": DataSettings}
+    section, key = place[0], place[1] if len(place) > 1 else None
+    if section not in kinds or key not in kinds[section].model_fields:
+        return [place]
+    sets = resolved[str(section)]["sets"]
+    each = [(section, "sets", number, *place[1:]) for number in range(len(sets))]
+    return [place, *each] if section == "data" else each or [place]
 
 
 def is_inherited(raw: Table, place: Place) -> bool:
@@ -78,7 +89,7 @@ def _evaluation(evaluation: Table, data: Table) -> Table:
     own = {key: value for key, value in evaluation.items() if key in EvalSet.model_fields}
     rest = {key: value for key, value in evaluation.items() if key not in own}
     sets = rest.get("sets")
-    if sets is None:
+    if sets is None or sets == []:
         return {**rest, "sets": [_set(own, {}, data)]} if own else rest
     if not isinstance(sets, list):
         return rest

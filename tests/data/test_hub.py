@@ -1,0 +1,68 @@
+"""Hub datasets, read by `datasets` itself from a folder of the same layout."""
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import datasets.config
+import pytest
+
+from postgrad.core.errors import UsageError
+from postgrad.data.hub import read_hub
+from postgrad.data.rows import read_rows
+from postgrad.data.settings import DataSettings
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three rows with texts, a picture, a list of pictures and bytes."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    picture = {"bytes": b"\x89PNG", "path": None}
+    features = datasets.Features(
+        question=datasets.Value("string"),
+        answer=datasets.Value("string"),
+        when=datasets.Value("date32"),
+        picture=datasets.Image(decode=False),
+        pictures=datasets.List(datasets.Image(decode=False)),
+        raw=datasets.Value("binary"),
+    )
+    columns: dict[str, list[Any]] = {
+        "question": ["a", "b", "c"],
+        "answer": ["1", "2", "3"],
+        "when": [None] * 3,
+        "picture": [picture] * 3,
+        "pictures": [[picture]] * 3,
+        "raw": [b"x"] * 3,
+    }
+    to = tmp_path / "set"
+    (to / "data").mkdir(parents=True)
+    table = datasets.Dataset.from_dict(columns, features=features)
+    table.to_parquet(to / "data" / "train-00000-of-00001.parquet")
+    return to
+
+
+def test_rows_come_in_order_without_their_pictures_and_bytes(folder: Path) -> None:
+    rows = list(read_hub(str(folder), None, "train"))
+    assert [place for place, _ in rows] == [f"{folder} train row {i}" for i in range(3)]
+    assert rows[1][1] == {"question": "b", "answer": "2", "when": None}
+
+
+def test_our_own_reader_gives_the_same_rows(folder: Path) -> None:
+    ours = [row.values for row in read_rows(DataSettings(path=str(folder)))]
+    assert ours == [values for _, values in read_hub(str(folder), None, "train")]
+
+
+def test_a_split_or_configuration_that_is_missing_is_named(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"data\.split 'tset'\): Unknown split.*\['train'\]"):
+        list(read_hub(str(folder), None, "tset"))
+    with pytest.raises(UsageError, match=r"data\.name 'main'.*'main' not found. Available: "):
+        list(read_hub(str(folder), "main", "train"))
+
+
+def test_a_hub_that_cannot_be_reached_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(path: str, *_: Any, **__: Any) -> None:
+        raise ConnectionError(f"Couldn't reach {path!r} on the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(UsageError, match=r"^dataset 'some/set' .* works too: --data\.path FILE$"):
+        read_rows(DataSettings(path="some/set"))

@@ -1,0 +1,121 @@
+"""Flags: how words become values, and where they reach in a recipe that states everything."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postgrad.core.errors import UsageError
+from postgrad.recipe.lines import Place
+from postgrad.recipe.load import load_recipe, with_overrides
+from postgrad.recipe.overrides import Override, apply_overrides, parse_overrides
+
+Write = Callable[..., Path]
+
+
+def parsed(*words: str) -> list[tuple[Place, Any]]:
+    return [(one.place, one.value) for one in parse_overrides(words)]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("3", 3),
+        ("-1", -1),
+        ("true", True),
+        ("True", "True"),
+        ("[1, 4]", [1, 4]),
+        ("{ min_len = 3 }", {"min_len": 3}),
+        ('"3"', "3"),
+        ("train[:-5]", "train[:-5]"),
+        ("a b", "a b"),
+        ("", ""),
+        ("1\nseed = 2", "1\nseed = 2"),
+    ],
+)
+def test_a_value_is_read_as_toml_and_is_text_otherwise(text: str, value: Any) -> None:
+    for words in (["--a.b", text], [f"--a.b={text}"]):
+        assert parsed(*words) == [(("a", "b"), value)]
+
+
+def test_numbers_in_a_key_count_entries_of_lists() -> None:
+    assert parsed("--rewards.1.weight=2") == [(("rewards", 1, "weight"), 2)]
+    assert parsed("--learner.²=2") == [(("learner", "²"), 2)]  # a digit to Unicode, no number
+
+
+def test_the_last_of_two_flags_for_one_key_wins_and_the_file_is_left_alone() -> None:
+    raw = {"learner": {"lr": 1.0}, "rewards": [{"weight": 1.0}]}
+    flags = parse_overrides(["--learner.lr=2.0", "--rewards.0.weight=5.0", "--learner.lr=3.0"])
+    assert apply_overrides(raw, flags) == {"learner": {"lr": 3.0}, "rewards": [{"weight": 5.0}]}
+    assert raw == {"learner": {"lr": 1.0}, "rewards": [{"weight": 1.0}]}
+
+
+@pytest.mark.parametrize(
+    ("before", "flag", "after"),
+    [
+        ({"steps": 5}, "--total_episodes=9", {"total_episodes": 9}),
+        (
+            {"batch": {"num_mini_batches": 2, "rollout_batch_size": 8}},
+            "--batch.local_mini_batch_size=4",
+            {"batch": {"local_mini_batch_size": 4, "rollout_batch_size": 8}},
+        ),
+        (
+            {"batch": {"micro_train_batch_size": 2}},
+            "--batch.micro_train_tokens=512",
+            {"batch": {"micro_train_tokens": 512}},
+        ),
+    ],
+)
+def test_a_flag_takes_the_place_of_the_files_other_way_to_say_it(
+    before: dict[str, Any], flag: str, after: dict[str, Any]
+) -> None:
+    assert apply_overrides(before, parse_overrides([flag])) == after
+
+
+def test_two_flags_for_one_quantity_are_both_kept_for_the_check_to_refuse() -> None:
+    flags = parse_overrides(["--steps=5", "--epochs=2"])
+    assert apply_overrides({"total_episodes": 9}, flags) == {"steps": 5, "epochs": 2}
+
+
+@given(st.lists(st.text("abc", min_size=1), min_size=1, max_size=4), st.integers() | st.booleans())
+def test_what_a_flag_sets_is_found_at_its_key(parts: list[str], value: int) -> None:
+    node: Any = apply_overrides({}, [Override(tuple(parts), value, "--flag")])
+    for part in parts:
+        node = node[part]
+    assert node == value
+
+
+def test_a_flag_for_evaluation_reaches_the_set_of_a_resolved_recipe(write: Write) -> None:
+    changed = with_overrides(load_recipe(write()), ["--eval.split", "dev", "--eval.limit", "3"])
+    assert [(one.path, one.split, one.limit) for one in changed.eval.sets] == [
+        ("rows.jsonl", "dev", 3)
+    ]
+    assert load_recipe(write()).eval.sets[0].split == "test"
+
+
+def test_a_flag_for_all_sets_of_a_resolved_recipe_reaches_each(write: Write) -> None:
+    sets = '[eval]\n[[eval.sets]]\nname = "a"\nlimit = 1\n[[eval.sets]]\nname = "b"'
+    mixed = '[data]\n[[data.sets]]\npath = "a.jsonl"\n[[data.sets]]\npath = "b.jsonl"'
+    path = write(
+        ('[eval]\nsplit = "test"\nevery = 5', sets.replace("name", 'path = "e"\nname')),
+        ('[data]\npath = "rows.jsonl"', mixed),
+    )
+    flags = ["--eval.limit", "7", "--eval.sets.1.split", "dev", "--data.max_len", "600"]
+    changed = with_overrides(load_recipe(path), flags)
+    assert [(one.limit, one.split) for one in changed.eval.sets] == [(7, "train"), (7, "dev")]
+    assert [changed.data.max_len, *(one.max_len for one in changed.data.sets)] == [600] * 3
+    with pytest.raises(UsageError, match=r"--eval\.limit 0: eval\.sets\.1\.limit = 0"):
+        with_overrides(load_recipe(path), ["--eval.limit", "0"])
+
+
+def test_a_resolved_recipe_without_evaluation_is_given_one_by_flags(write: Write) -> None:
+    without = load_recipe(write(('[eval]\nsplit = "test"\nevery = 5\n', "")))
+    assert without.eval.sets == ()
+    changed = with_overrides(without, ["--eval.split", "test", "--eval.every", "2"])
+    assert [(one.path, one.split) for one in changed.eval.sets] == [("rows.jsonl", "test")]
+    with pytest.raises(UsageError, match=r"--eval\.limit 0: eval\.limit = 0"):
+        with_overrides(without, ["--eval.limit", "0"])
