@@ -18,7 +18,7 @@ from postgrad.checkpoint import files
 from postgrad.checkpoint import store as module
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.state import Best
-from postgrad.checkpoint.store import CheckpointStore, SaveFailed, size_of
+from postgrad.checkpoint.store import CheckpointStore, SaveFailed, Untidy, size_of
 
 MakeState = Callable[..., Any]
 MakeTensors = Callable[[int], Any]
@@ -77,7 +77,7 @@ def went_well(number: int, save: Callable[[], Any], fails: Any) -> bool:
     monkeypatch = failing_at(number, fails)
     try:
         save()
-    except (Killed, SaveFailed):
+    except (Killed, SaveFailed, Untidy):
         return False
     finally:
         monkeypatch.undo()

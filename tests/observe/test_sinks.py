@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.core.errors import RunError
+from postgrad.core.errors import DiskFull, RunError
 from postgrad.observe.sinks import Logs, to_json
 
 
@@ -116,18 +116,100 @@ def test_events_that_lost_lines_are_named_too(tmp_path: Path) -> None:
         logs.rewind({"events.jsonl": 9999})
 
 
-@pytest.mark.parametrize(
-    ("number", "told"), [(errno.ENOSPC, "the disk is full; make room"), (errno.EACCES, "denied")]
-)
-def test_a_log_that_cannot_be_written_is_named(
-    number: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(RunError, match=rf"metrics\.jsonl cannot be written: .*{told}"):
+def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(RunError, match=r"metrics\.jsonl cannot be written: .*directory"):
         Logs(tmp_path).metric({"step": 1})
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Takes `after` bytes of the next write, and no more."""
+    write = os.pwrite
+    room = [after]
+
+    def some(handle: int, data: bytes, place: int) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = write(handle, data[: room[0]], place)
+        room[0] -= written
+        return written
+
+    monkeypatch.setattr(os, "pwrite", some)
+
+
+def test_lines_wait_for_room_on_a_full_disk_and_none_is_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    logs = Logs(tmp_path, told.append)
+    with monkeypatch.context() as disk:
+        full_disk(disk, after=17)
+        for step in range(1, 4):
+            logs.metric({"step": step})
+        logs.samples([{"ticket": 0}])
+        assert len((tmp_path / "metrics.jsonl").read_bytes()) == 17
+        assert told == [f"{tmp_path}: the disk is full; log lines wait in memory for room"]
+        with pytest.raises(DiskFull, match=r"metrics\.jsonl cannot be written: the disk is full"):
+            logs.sync()
+    logs.metric({"step": 4})
+    assert lines(tmp_path / "metrics.jsonl") == [{"step": step} for step in range(1, 5)]
+    assert logs.sync() == {"metrics.jsonl": 48, "samples.jsonl": 14}
+    logs.close()
+
+
+def test_lines_that_never_found_room_are_told_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    logs = Logs(tmp_path, told.append)
+    full_disk(monkeypatch, after=0)
+    logs.metric({"step": 1})
+    logs.close()
+    assert told[1:] == ["metrics.jsonl: 12 bytes were lost on a full disk"]
+
+
+def test_a_write_that_is_interrupted_is_not_made_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler may raise between the write and what follows it."""
+    logs = Logs(tmp_path)
+    logs.metric({"step": 1})
+    write = os.pwrite
+
+    def interrupted(handle: int, data: bytes, place: int) -> int:
+        write(handle, data, place)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "pwrite", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            logs.metric({"step": 2})
+    logs.metric({"step": 3})
+    assert lines(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}, {"step": 3}]
+    logs.close()
+
+
+def test_an_fsync_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it did not write may be gone: a second fsync would say that all is well."""
+    logs = Logs(tmp_path)
+    logs.metric({"step": 1})
+
+    def fail(handle: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(RunError, match="resume the run when the disk is well") as caught:
+        logs.sync()
+    assert not isinstance(caught.value, DiskFull)
+
+
+def test_an_event_that_was_half_written_at_a_kill_did_not_happen(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text('{"event": "one"}\n{"event": "tw', "utf-8")
+    logs = Logs(tmp_path)
+    logs.rewind({"events.jsonl": 17})
+    logs.event("two", "b")
+    assert [line["event"] for line in lines(tmp_path / "events.jsonl")] == ["one", "two"]
+    logs.close()
 
 
 def test_a_file_that_lost_lines_is_named(tmp_path: Path) -> None:

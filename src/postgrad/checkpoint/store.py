@@ -11,7 +11,7 @@ instant the newest whole checkpoint is found (docs/checkpoint-format.md).
 import errno
 import json
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +35,10 @@ SPARE_BYTES = 2**20  # for state, manifest and the folder itself
 
 class SaveFailed(RunError):
     """A checkpoint could not be written. Older ones stand, and so does the run."""
+
+
+class Untidy(RunError):
+    """A checkpoint was saved, but its neighbours could not be brought in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,8 @@ class CheckpointStore:
     ) -> Path:
         """Commits a checkpoint; `tensors` by file stem and name. Replaces one of the same step.
 
-        Raises RunError where the disk is full or cannot be written: older checkpoints stand.
+        Raises SaveFailed where the disk is full or cannot be written: older checkpoints stand;
+        Untidy where this one stands too, and only `latest`, `best` or old ones are behind.
         """
         self.require_space(size_of(tensors))
         try:
@@ -101,17 +106,17 @@ class CheckpointStore:
                 final = files.commit(temporary, state.step)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)  # gone already where it was renamed
-            write_text(self.root / LATEST, f"{final.name}\n")
-            step = state.step if best else self._best(state)
-            if step is not None and step != files.named(self.root / BEST):
-                write_text(self.root / BEST, f"{files.steps_in(self.root)[step].name}\n")
-            self._remove_surplus({state.step, step})
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            what = "the disk is full" if full else str(error)
             raise SaveFailed(
-                f"no checkpoint of step {state.step} could be saved in {self.root}: {what}; "
-                "older checkpoints stand, make room and resume"
+                f"no checkpoint of step {state.step} could be saved in {self.root}: "
+                f"{_reason(error)}; older checkpoints stand, make room and resume"
+            ) from error
+        try:
+            self._tidy(state, state.step if best else self._best(state))
+        except OSError as error:
+            raise Untidy(
+                f"the checkpoint of step {state.step} is saved in {self.root}, but older ones "
+                f"could not be brought in order: {_reason(error)}; the next save tries again"
             ) from error
         return final
 
@@ -197,10 +202,14 @@ class CheckpointStore:
             return newest.best.step
         return files.named(self.root / BEST)
 
-    def _remove_surplus(self, always: Collection[int | None]) -> None:
+    def _tidy(self, state: RunState, best: int | None) -> None:
+        """Moves `latest` and `best`, then removes what is neither them nor new."""
         paths = files.steps_in(self.root)
+        write_text(self.root / LATEST, f"{paths[state.step].name}\n")
+        if best is not None and best != files.named(self.root / BEST):
+            write_text(self.root / BEST, f"{paths[best].name}\n")
         ours = {step: path for step, path in paths.items() if files.is_ours(path, step)}
-        keep = {step for step in always if step is not None}
+        keep = {state.step} if best is None else {state.step, best}
         for step in surplus(ours, self._settings.max_ckpt_num, keep):
             files.discard(ours[step], step)
 
@@ -208,6 +217,10 @@ class CheckpointStore:
 def size_of(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
     """Bytes of all tensors."""
     return sum(t.numel() * t.element_size() for named in tensors.values() for t in named.values())
+
+
+def _reason(error: OSError) -> str:
+    return "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
 
 
 def _info(

@@ -15,3 +15,7 @@ class UsageError(PostgradError):
 
 class RunError(PostgradError):
     """A run that had started cannot go on: exit code 1."""
+
+
+class DiskFull(RunError):
+    """There is no room for what was to be written; what was written before stands."""

@@ -11,7 +11,8 @@ import psutil
 from torch import Tensor
 
 from postgrad.checkpoint.state import RunState
-from postgrad.checkpoint.store import SaveFailed, size_of
+from postgrad.checkpoint.store import SaveFailed, Untidy, size_of
+from postgrad.core.errors import DiskFull, RunError
 from postgrad.jobs.run import Run
 
 
@@ -52,12 +53,19 @@ class Saver:
         run = self._run
         with run.phase("save"):
             self.wait()
-            offsets = run.logs.sync()
-            kept = replace(state, log_offsets=offsets, choices=run.choices.to_json())
             self._at = time.monotonic()
             tensors = self._job.tensors()
             if must or not self._has_room(tensors):
-                self._settle(state.step, lambda: run.store.save(kept, tensors, best=best), must)
+                self._settle(
+                    state.step,
+                    lambda: run.store.save(self._with_logs(state), tensors, best=best),
+                    must,
+                )
+                return
+            try:
+                kept = self._with_logs(state)
+            except DiskFull as error:
+                self._tell("save_failed", error, state.step)
                 return
             copies = {
                 stem: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
@@ -77,16 +85,25 @@ class Saver:
         self._writer.shutdown(wait=True)
 
     def _settle(self, step: int, finish: Callable[[], Path], must: bool) -> None:
-        run = self._run
         try:
             finish()
-        except SaveFailed as error:
+        except (DiskFull, SaveFailed) as error:
             if must:
                 raise
-            run.logs.event("save_failed", str(error), step=step)
-            run.console.warn(str(error))
-        else:
-            self._saved = step
+            self._tell("save_failed", error, step)
+            return
+        except Untidy as error:
+            self._tell("save_untidy", error, step)
+        self._saved = step
+
+    def _with_logs(self, state: RunState) -> RunState:
+        """The state that counts on the lines logged so far, which are on the disk now."""
+        offsets = self._run.logs.sync()
+        return replace(state, log_offsets=offsets, choices=self._run.choices.to_json())
+
+    def _tell(self, kind: str, error: RunError, step: int) -> None:
+        self._run.logs.event(kind, str(error), step=step)
+        self._run.console.warn(str(error))
 
     def _has_room(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> bool:
         """True where memory holds a copy and as much again."""

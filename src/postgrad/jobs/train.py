@@ -128,7 +128,7 @@ def _prepare(
     allow_change: Sequence[str] = (),
 ) -> tuple[Run, Job, str, RunState]:
     """The run, its job, its base model's path, and the state to start from."""
-    logs = Logs(directory.path)
+    logs = Logs(directory.path, console.warn)
     stack.callback(logs.close)
     store = store_of(recipe, directory)
     checkpoint = store.load("latest") if store.has_any() else None

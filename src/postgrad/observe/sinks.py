@@ -3,57 +3,62 @@
 Between equal runs only keys that end in _seconds, _bytes or _per_second may differ.
 """
 
-import errno
 import json
 import os
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from postgrad.core.errors import RunError
 from postgrad.core.files import finite
+from postgrad.observe.log_file import LogFile
 
 FILES = ("metrics.jsonl", "eval.jsonl", "samples.jsonl", "events.jsonl")
 
 
 class Logs:
-    """Writes the four files of `directory`. Lines reach the disk with `sync`, at the latest when a
-    checkpoint that counts on them is written.
+    """Writes the four files of `directory`, from any thread. Lines are there for others at once,
+    and on the disk for good with `sync`. On a full disk they wait in memory, which `warn` is told.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, warn: Callable[[str], None] = lambda text: None) -> None:
         self._directory = directory
-        self._open: dict[str, IO[bytes]] = {}
+        self._warn = warn
+        self._files: dict[str, LogFile] = {}
+        self._one_at_a_time = threading.Lock()
+        self._told = False
 
     def metric(self, line: Mapping[str, Any]) -> None:
-        """One step, to metrics.jsonl, readable by others at once."""
-        self._write("metrics.jsonl", [line], flush=True)
+        """One step, to metrics.jsonl."""
+        self._write("metrics.jsonl", [line])
 
     def evaluation(self, line: Mapping[str, Any]) -> None:
         """One evaluation of one set, to eval.jsonl."""
-        self._write("eval.jsonl", [line], flush=True)
+        self._write("eval.jsonl", [line])
 
     def samples(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Samples, to samples.jsonl."""
-        self._write("samples.jsonl", lines, flush=False)
+        self._write("samples.jsonl", lines)
 
     def event(self, kind: str, message: str, **more: Any) -> None:
         """What happened, to events.jsonl, with the time of day."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = {"time": at, "event": kind, "message": message, **more}
-        self._write("events.jsonl", [line], flush=True)
+        self._write("events.jsonl", [{"time": at, "event": kind, "message": message, **more}])
 
     def sync(self) -> dict[str, int]:
-        """Puts every line on the disk; returns how many bytes each file has."""
-        for file in self._open.values():
-            file.flush()
-            os.fsync(file.fileno())
-        paths = [self._directory / name for name in FILES]
-        return {path.name: path.stat().st_size for path in paths if path.exists()}
+        """Puts every line on the disk; returns how many bytes each file has. RunError where the
+        disk does not take them.
+        """
+        with self._one_at_a_time:
+            paths = [self._directory / name for name in FILES]
+            found = {path.name: path.stat().st_size for path in paths if path.exists()}
+            return found | {name: file.sync() for name, file in self._files.items()}
 
     def rewind(self, offsets: Mapping[str, int]) -> None:
-        """Cuts each file back to what a checkpoint knew; events stay, they happened.
+        """Cuts each file back to what a checkpoint knew. Events stay, they happened; one that was
+        being written when the run was killed did not.
 
         So no step stands there twice after a kill. A file that is shorter than a checkpoint says
         has lost lines: RunError.
@@ -68,31 +73,40 @@ class Logs:
                     f"{path} has {size} bytes and had {known} when the checkpoint was written: "
                     "lines were lost; put the file back to resume this run"
                 )
-            if name != "events.jsonl" and size > known:
-                os.truncate(path, known)
+            whole = _whole_lines(path) if size and name == "events.jsonl" else known
+            if size > whole:
+                os.truncate(path, whole)
 
     def close(self) -> None:
-        """Flushes and closes the files; writing opens them again."""
-        for file in self._open.values():
-            file.close()
-        self._open = {}
-
-    def _write(self, name: str, lines: Iterable[Mapping[str, Any]], *, flush: bool) -> None:
-        try:
-            if name not in self._open:
-                self._open[name] = (self._directory / name).open("ab")
-            file = self._open[name]
-            for line in lines:
-                # half a surrogate pair is no UTF-8; as \ud800 it is JSON
-                file.write(to_json(line).encode(errors="backslashreplace") + b"\n")
-            if flush:
+        """Closes the files; writing opens them again."""
+        with self._one_at_a_time:
+            for name, file in self._files.items():
                 file.flush()
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            what = "the disk is full" if full else str(error)
-            raise RunError(
-                f"{self._directory / name} cannot be written: {what}; make room and resume the run"
-            ) from error
+                if file.waiting:
+                    self._warn(f"{name}: {file.waiting} bytes were lost on a full disk")
+                file.close()
+            self._files = {}
+
+    def _write(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
+        # half a surrogate pair is no UTF-8; as \ud800 it is JSON
+        data = b"".join(to_json(line).encode(errors="backslashreplace") + b"\n" for line in lines)
+        with self._one_at_a_time:
+            if name not in self._files:
+                self._files[name] = LogFile(self._directory / name)
+            file = self._files[name]
+            file.add(data)
+            file.flush()
+            full = any(file.waiting for file in self._files.values())
+            if full and not self._told:
+                self._warn(
+                    f"{self._directory}: the disk is full; log lines wait in memory for room"
+                )
+            self._told = full
+
+
+def _whole_lines(path: Path) -> int:
+    """Bytes up to the end of the last whole line."""
+    return path.read_bytes().rfind(b"\n") + 1
 
 
 def to_json(line: Mapping[str, Any]) -> str:
