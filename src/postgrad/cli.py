@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, known.debug, error.exit_code)
     except KeyboardInterrupt as error:
         return _fail(error, known.debug, 1, "interrupted: the last checkpoint stands")
+    except OSError as error:  # a disk, a network: nobody's mistake here
+        return _fail(error, known.debug, 1, f"{error}; mend that and start the command again")
     except Exception as error:  # noqa: BLE001  # whatever is left has one line for people too
         hint = "; run again with --debug to see where, and please report it"
         return _fail(error, known.debug, 1, f"{type(error).__name__}: {error}{hint}")

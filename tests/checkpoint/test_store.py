@@ -107,7 +107,7 @@ def test_a_damaged_newest_one_is_named_and_passed_over(
 def test_none_at_all_is_told_with_every_reason(
     store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
 ) -> None:
-    assert not store.has_any()
+    assert not store.steps()
     with pytest.raises(RunError, match="none was ever saved"):
         store.load()
     path = store.save(make_state(1), make_tensors(1))

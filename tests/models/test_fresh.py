@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.models.fresh import PRINTABLE, make_fresh
 from postgrad.models.hashes import directory_hash
 from postgrad.models.load import load_tokenizer
@@ -118,7 +118,7 @@ def test_a_model_of_every_type_has_the_sizes_that_were_asked_for(kind: str, tmp_
 def test_a_directory_that_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.txt").write_text("mine", "utf-8")
-    with pytest.raises(OSError, match="not empty"):
+    with pytest.raises(RunError, match="not empty"):
         make_fresh(tiny("characters"), [], 0, tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["mine.txt"]

@@ -12,7 +12,6 @@ import errno
 import itertools
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from postgrad.checkpoint import manifest as contents
 from postgrad.checkpoint.manifest import Damaged
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError
-from postgrad.core.files import sync_directory, write_json
+from postgrad.core.files import remove, sync_directory, sync_file, write_json
 
 STATE = "state.json"
 REPLACED = ".replaced-"
@@ -50,7 +49,7 @@ def write(folder: Path, state: RunState, tensors: Mapping[str, Mapping[str, Tens
         except SafetensorError as error:
             full = "No space left" in str(error)
             raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
-        _sync(path)
+        sync_file(path)
     try:
         write_json(folder / STATE, state.to_json())
     except (TypeError, ValueError) as error:
@@ -69,7 +68,7 @@ def commit(written: Path, step: int) -> Path:
     written.rename(final)
     sync_directory(final.parent)
     if replaced.exists():
-        _remove(replaced)
+        remove(replaced)
     return final
 
 
@@ -77,7 +76,7 @@ def discard(path: Path, step: int) -> None:
     """Removes a checkpoint. Renamed first: half removed it would look damaged."""
     gone = path.with_name(f".saving-{step}.gone")
     path.rename(gone)
-    _remove(gone)
+    remove(gone)
 
 
 def clean_up(root: Path) -> None:
@@ -85,7 +84,7 @@ def clean_up(root: Path) -> None:
     for path in left_behind(root):
         final = path.with_name(path.name.removeprefix(REPLACED))
         if final == path or final.exists():
-            _remove(path)
+            remove(path)
         else:
             path.rename(final)
 
@@ -139,15 +138,3 @@ def is_ours(path: Path, step: int) -> bool:
 def _aside(final: Path) -> Path:
     names = (final.with_name(f"{final.name}.aside-{n}") for n in itertools.count(1))
     return next(path for path in names if not path.exists())
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink() or path.is_file():  # behind a link lies what is not ours to remove
-        path.unlink()
-    else:
-        shutil.rmtree(path)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

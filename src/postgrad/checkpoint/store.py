@@ -167,12 +167,12 @@ class CheckpointStore:
             for step, path in paths.items()
         ]
 
-    def has_any(self) -> bool:
-        """True where a checkpoint was committed, damaged or not."""
-        return bool(files.steps_in(self.root))
+    def steps(self) -> list[int]:
+        """The steps whose checkpoints were committed, damaged ones too."""
+        return list(files.steps_in(self.root))
 
-    def require_space(self, size: int) -> None:
-        """Raises RunError where a checkpoint of `size` bytes does not fit on the disk."""
+    def require_space(self, size: int) -> int:
+        """Bytes that are free. Raises SaveFailed where a checkpoint of `size` bytes has no room."""
         folder = self.root
         while not folder.exists():
             folder = folder.parent
@@ -182,6 +182,7 @@ class CheckpointStore:
                 f"the disk of {self.root} is full: a checkpoint takes {size + SPARE_BYTES} bytes "
                 f"and {free} are free; make room, or set checkpoint.ckpt_path to another disk"
             )
+        return free
 
     def _newest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest good one, and what was wrong with newer ones."""

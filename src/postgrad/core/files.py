@@ -3,28 +3,78 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+import re
+import shutil
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 
+def beside(path: Path) -> Path:
+    """Where what is to be called `path` is written first; see `left_behind`."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def left_behind(folder: Path, names: Collection[str]) -> list[Path]:
+    """What a killed process was writing `beside` the files and directories of these names."""
+    either = "|".join(map(re.escape, names))
+    ours = re.compile(rf"\.({either})\.\d+\.tmp", re.ASCII)
+    return [path for path in sorted(folder.iterdir()) if ours.fullmatch(path.name)]
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a directory. Behind a link lies what is not ours: only the link goes."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
+
+
 def write_text(path: Path, text: str) -> None:
     """Replaces `path` at once: written beside it, synced, renamed, the folder synced."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    written = beside(path)
     try:
-        with beside.open("w", encoding="utf-8") as file:
+        with written.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        written.replace(path)
     finally:
-        beside.unlink(missing_ok=True)  # still there only where writing failed
+        written.unlink(missing_ok=True)  # still there only where writing failed
+    sync_directory(path.parent)
+
+
+@contextmanager
+def whole_directory(path: Path, *, replace: bool) -> Generator[Path]:
+    """A new directory that is called `path`, and on the disk, when the block ends well. replace:
+    what had that name is removed just before; else OSError. Where the block or the disk fails
+    nothing is left.
+    """
+    written = beside(path)
+    try:
+        written.mkdir(parents=True)
+        yield written
+        for file in written.rglob("*"):
+            sync_directory(file) if file.is_dir() else sync_file(file)
+        sync_directory(written)
+        if replace and path.exists():
+            remove(path)
+        written.rename(path)
+    finally:
+        shutil.rmtree(written, ignore_errors=True)  # gone already where it was renamed
     sync_directory(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
     """`write_text` of indented JSON; NaN is not JSON and a ValueError."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def sync_file(path: Path) -> None:
+    """Makes what was written to a file survive a power cut."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:

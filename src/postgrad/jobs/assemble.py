@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from postgrad.checkpoint.store import Checkpoint, size_of
+from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.data import overlap
@@ -16,6 +16,7 @@ from postgrad.jobs.loop import Job
 from postgrad.jobs.publish import PROBES, Publisher
 from postgrad.jobs.rl import Parts, RLJob
 from postgrad.jobs.run import Run
+from postgrad.jobs.saving import foresee_disk
 from postgrad.jobs.sft import SFTJob
 from postgrad.learner.role import Learner, Role
 from postgrad.models.load import load_tokenizer
@@ -71,7 +72,7 @@ def _sft(
         evaluator = _evaluator(run, tokenizer, scorer)
     run.geometry = recipe.geometry(len(conversations))
     policy, _ = roles.learner(recipe, path, run.choices, run.geometry, temperature=1.0)
-    _require_space(run, policy)
+    foresee_disk(run, policy.state_bytes())
     _restore(policy, checkpoint)
     engine = None
     if evaluator is not None:
@@ -98,7 +99,7 @@ def _rl(
     run.geometry = recipe.geometry(len(prompts))
     temperature = recipe.rollout.temperature
     policy, _ = roles.learner(recipe, path, run.choices, run.geometry, temperature)
-    _require_space(run, policy)
+    foresee_disk(run, policy.state_bytes())
     algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens)
     reference = None
     if algorithm.needs().reference:
@@ -159,12 +160,6 @@ def _evaluator(run: Run, tokenizer: object, scorer: Scorer) -> Evaluator:
     for _, prompts in evaluator.sets:
         check_answers(scorer, prompts)
     return evaluator
-
-
-def _require_space(run: Run, policy: Learner) -> None:
-    """Before anything is trained: weights, AdamW's two moments, a moving average."""
-    copies = 3 if policy.average is None else 4
-    run.store.require_space(copies * size_of({"weights": policy.weights()}))
 
 
 def _restore(policy: Learner, checkpoint: Checkpoint | None) -> None:

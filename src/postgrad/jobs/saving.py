@@ -16,6 +16,29 @@ from postgrad.core.errors import DiskFull, RunError
 from postgrad.jobs.run import Run
 
 
+def foresee_disk(run: Run, size: int) -> None:
+    """Says before the run what its checkpoints of `size` bytes take. Raises SaveFailed where not
+    even one has room.
+    """
+    settings = run.recipe.checkpoint
+    free = run.store.require_space(size)
+    most = settings.max_ckpt_num + (settings.best_metric is not None) + 1
+    if free < size * (most - len(run.store.steps())):
+        run.console.warn(
+            f"disk: there is no room for {most} checkpoints of {_mib(size)}: lower "
+            "checkpoint.max_ckpt_num, or saves will fail (older checkpoints would stand)"
+        )
+    run.console.note(
+        f"disk: a checkpoint takes {_mib(size)}, all that lie in {run.store.root} at one time up "
+        f"to {_mib(most * size)} (checkpoint.max_ckpt_num, the best, one being written); "
+        f"{_mib(free)} are free"
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"
+
+
 class Stateful(Protocol):
     """The part of a job that a checkpoint holds."""
 

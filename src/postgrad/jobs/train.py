@@ -59,7 +59,7 @@ def train(
         directory.write_recipe(recipe.dump())
     else:
         directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite)
-        if store_of(recipe, directory).has_any():
+        if store_of(recipe, directory).steps():
             raise UsageError(
                 f"checkpoint.ckpt_path {recipe.checkpoint.ckpt_path} holds checkpoints of another "
                 "run: choose another directory, or remove them"
@@ -131,7 +131,7 @@ def _prepare(
     logs = Logs(directory.path, console.warn)
     stack.callback(logs.close)
     store = store_of(recipe, directory)
-    checkpoint = store.load("latest") if store.has_any() else None
+    checkpoint = store.load("latest") if store.steps() else None
     recorded: Mapping[str, Any] = checkpoint.state.choices if checkpoint else {}
     choices = choose(recipe, {k: v for k, v in recorded.items() if k not in allow_change})
     placing.apply(choices.placement)

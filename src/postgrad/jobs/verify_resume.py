@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from postgrad.checkpoint.files import STATE
 from postgrad.core.errors import RunError
 from postgrad.core.seeds import uniform
 from postgrad.jobs.summary import read_lines
@@ -52,20 +53,28 @@ def verify_resume(
 
 
 def fingerprint(run: Path) -> dict[str, str]:
-    """Hashes of the latest checkpoint's tensors, and of the logs without what may differ."""
+    """Hashes of the latest checkpoint's tensors and state, and of the logs, each without what may
+    differ: times, sizes, and how many bytes they take.
+    """
     latest = run / "checkpoints" / (run / "checkpoints" / "latest").read_text("utf-8").strip()
     found = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(latest.glob("*.safetensors"))
     }
+    state = json.loads((latest / STATE).read_text("utf-8"))
+    found[STATE] = _hash({key: value for key, value in state.items() if key != "log_offsets"})
     for name in LOGS:
         lines = [
             {key: value for key, value in line.items() if not key.endswith(TIMED)}
             for line in read_lines(run / name)
         ]
         if lines:
-            found[name] = hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+            found[name] = _hash(lines)
     return found
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def _kill(

@@ -126,6 +126,13 @@ class Learner(Role):
             found[f"{self.name}.ema"] = self.average.weights
         return found
 
+    def state_bytes(self) -> int:
+        """What `tensors` will take once there were updates: weights, AdamW's two moments, a moving
+        average, all float32.
+        """
+        weights = sum(weight.nbytes for weight in self.weights().values())
+        return weights * (3 if self.average is None else 4)
+
     def load(self, read: Callable[[str], Mapping[str, Tensor]], updates: int) -> None:
         """Go on from a checkpoint after so many updates. `read` gives the tensors of a file stem;
         what is missing or of another model is a RunError, see MasterOptimizer.load.

@@ -1,18 +1,16 @@
 """Weights to a Hugging Face directory, proved by reading it with plain transformers."""
 
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.save import save_model
 
 PROBE = "The quick brown fox jumps over the lazy dog."
 TOLERANCE = 1e-5  # of the same weights in the same dtype: only a wrong file differs by more
@@ -29,7 +27,7 @@ def export_hf(
     """Writes config, weights (safetensors), tokenizer, chat template and generation config.
 
     weights: by hub name, a tied one once. base: the directory or hub id of the model that they were
-    trained from. Written beside `to` and renamed after a reload gave the same logits and the same
+    trained from. `to` is made only after a reload gave the same logits and the same
     tokens. Raises UsageError where `to` is there already, RunError where it cannot be written or
     the reload differs: nothing is left behind then.
     """
@@ -40,19 +38,13 @@ def export_hf(
     _fill(lm, weights)
     lm.eval()
     lm.generation_config = _generation_config(base, tokenizer)
-    beside = to.with_name(f".{to.name}.{os.getpid()}.tmp")
-    try:
-        beside.mkdir(parents=True)
-        lm.save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
-        _compare(lm, tokenizer, beside)
-        if to.exists():
-            shutil.rmtree(to)
-        beside.rename(to)
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"{to} cannot be written: {error}; make room, or choose another") from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)  # gone already where it was renamed
+    save_model(
+        lm,
+        tokenizer,
+        to,
+        check=lambda folder: _compare(lm, tokenizer, folder),
+        replace=overwrite,
+    )
 
 
 @torch.no_grad()

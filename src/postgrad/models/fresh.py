@@ -1,7 +1,5 @@
 """Fresh small models and tokenizers: a Hugging Face directory from nothing but a recipe."""
 
-import os
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from transformers import (
 )
 
 from postgrad.core.errors import UsageError
+from postgrad.models.save import save_model
 from postgrad.models.settings import ModelInit, TokenizerInit
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -33,9 +32,9 @@ def make_fresh(init: ModelInit, texts: Iterable[str], seed: int, to: Path) -> No
 
     The same arguments give the same bytes. Weights are float32, drawn from `seed`; the end of a
     turn `<|im_end|>` is the end-of-sequence token, and padding has a token of its own: with one for
-    both, heads that look for the last real token find the wrong one. Written to a directory beside
-    `to` and renamed, so that a half-written model is never taken for one. Raises UsageError where a
-    text holds a character that a "characters" tokenizer lacks.
+    both, heads that look for the last real token find the wrong one. A half-written model is never
+    taken for one: `to` is whole or not there. Raises UsageError where a text holds a character that
+    a "characters" tokenizer lacks, RunError where the disk does not take it.
     """
     tokenizer = _wrapped(_tokenizer(init.tokenizer, texts), init.max_position_embeddings)
     config = _config(init, tokenizer)
@@ -44,14 +43,7 @@ def make_fresh(init: ModelInit, texts: Iterable[str], seed: int, to: Path) -> No
         lm: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     lm.generation_config = GenerationConfig(**ids)
-    beside = to.with_name(f".{to.name}.{os.getpid()}.tmp")
-    beside.mkdir(parents=True)
-    try:
-        lm.save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
-        beside.rename(to)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)  # gone already where it was renamed
+    save_model(lm, tokenizer, to)
 
 
 def _config(init: ModelInit, tokenizer: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from postgrad import __version__
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.files import finite, write_json
+from postgrad.core.files import finite, left_behind, remove, write_json
 
 RECIPE, SUMMARY = "recipe.json", "summary.json"
 INIT, MODEL, CHECKPOINTS = "init", "model", "checkpoints"
@@ -86,7 +86,8 @@ class RunDirectory:
     def _clear(self, overwrite: bool) -> None:
         if not self.path.is_dir():
             raise UsageError(f"run_dir {self.path} is a file: choose another")
-        names = sorted(one.name for one in self.path.iterdir())
+        left = left_behind(self.path, OURS)
+        names = sorted({one.name for one in self.path.iterdir()} - {one.name for one in left})
         if names and not self._begun():  # a model/ or recipe.json of somebody else's too
             raise UsageError(
                 f"run_dir {self.path} holds other files ({', '.join(names[:3])}): choose a "
@@ -97,12 +98,11 @@ class RunDirectory:
                 f"{self.path} already holds a run: choose another --run_dir, or replace it "
                 "with --overwrite true"
             )
-        for name in reversed(OURS):  # the recipe last: it says that the others are ours
-            one = self.path / name
-            if one.is_dir() and not one.is_symlink():
-                shutil.rmtree(one)
-            else:
-                one.unlink(missing_ok=True)
+        for one in (*left, *(self.path / name for name in reversed(OURS))):
+            if (
+                one.is_symlink() or one.exists()
+            ):  # the recipe last: it says that the others are ours
+                remove(one)
 
     def _begun(self) -> bool:
         """True where recipe.json is one that `write_recipe` wrote."""
@@ -113,8 +113,15 @@ class RunDirectory:
         return isinstance(written, dict) and written.keys() == {"recipe", "versions"}
 
     def write_recipe(self, recipe: Mapping[str, Any]) -> None:
-        """Writes recipe.json: the resolved recipe and the versions that run it."""
-        write_json(self.path / RECIPE, {"recipe": recipe, "versions": versions()})
+        """Writes recipe.json: the resolved recipe and the versions that run it. Removes what a
+        killed process was writing here.
+        """
+        try:
+            for one in left_behind(self.path, OURS):
+                remove(one)
+            write_json(self.path / RECIPE, {"recipe": recipe, "versions": versions()})
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
 
     def recipe(self) -> dict[str, Any]:
         """The resolved recipe. Raises UsageError where the file is not ours."""
@@ -126,7 +133,10 @@ class RunDirectory:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json."""
-        write_json(self.path / SUMMARY, finite(summary))
+        try:
+            write_json(self.path / SUMMARY, finite(summary))
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,39 @@
+"""A Hugging Face directory that is whole or not there."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from postgrad.core.errors import RunError
+from postgrad.core.files import whole_directory
+
+
+def save_model(
+    lm: Any,
+    tokenizer: Any,
+    to: Path,
+    *,
+    check: Callable[[Path], None] = lambda folder: None,
+    replace: bool = False,
+) -> None:
+    """Writes config, weights (safetensors), generation config, tokenizer and chat template.
+
+    check(folder) looks at what was written before it is called `to`, where nothing may lie unless
+    it is to be replaced. Raises RunError where the disk does not take it: nothing is left then.
+    """
+    try:
+        with whole_directory(to, replace=replace) as folder:
+            lm.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            check(folder)
+    except Exception as error:
+        if isinstance(error, RunError) or not _of_the_disk(error):
+            raise
+        raise RunError(f"{to} cannot be written: {error}; make room, or choose another") from error
+
+
+def _of_the_disk(error: Exception) -> bool:
+    """Tokenizers' own exceptions are nameless, but say so."""
+    return isinstance(error, OSError | SafetensorError) or "os error" in str(error)

@@ -1,0 +1,112 @@
+"""Whole runs on a bad machine: whatever happens, what is resumed ends with the same bits.
+
+`--fault-points N` says how many kills a job gets (CI: 5; `make test-faults`: 200), and a fifth of
+that of each other fault.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.faults import FOREVER, Ended, Fault, Kind, Machine
+from helpers.jobs import JOBS, write_recipe
+from postgrad.checkpoint.settings import CheckpointSettings
+from postgrad.checkpoint.store import CheckpointStore
+from postgrad.core.seeds import uniform
+from postgrad.jobs.verify_resume import fingerprint
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def points(request: pytest.FixtureRequest) -> int:
+    return int(request.config.getoption("--fault-points"))
+
+
+def train(machine: Machine, recipe: Path, run: Path, fault: Fault) -> Ended:
+    words = ["train", str(recipe), "--run_dir", str(run), "--quiet"]
+    return machine.call("postgrad.cli:main", [words], run, fault)
+
+
+def kills(points: int, calls: int, seconds: float, job: str) -> Iterator[Fault]:
+    """Three of four at calls, spread evenly from a place of the job's own; the others at any time,
+    most of them while it computes.
+    """
+    at_calls = max(1, points * 3 // 4)
+    shift = float(uniform(0, job))
+    for i in range(at_calls):
+        number = 1 + int((i + shift) * calls / at_calls)
+        yield Fault(Kind.KILL, number, number)
+    for i in range(points - at_calls):
+        yield Fault(seconds=seconds * float(uniform(i, job)))
+
+
+def other_faults(points: int, calls: int, job: str) -> Iterator[Fault]:
+    """A bad sector at one call; a disk that is full for a while, and for good."""
+    for i in range(max(1, points // 5)):
+        number = 1 + int(uniform(i, f"{job} other") * calls)
+        yield Fault(Kind.IO_ERROR, number, number)
+        yield Fault(Kind.FULL, number, number + 30)
+        yield Fault(Kind.FULL, number, FOREVER)
+
+
+def check_what_is_there(run: Path) -> None:
+    """Nothing is damaged but what was being written."""
+    store = CheckpointStore(run / "checkpoints", CheckpointSettings())
+    if store.steps():
+        assert store.load().skipped == ()
+
+
+def check_told(ended: Ended) -> None:
+    """A failure is one message for people."""
+    assert ended.status in (0, 1)
+    assert "Traceback" not in ended.told
+    assert "please report" not in ended.told
+    assert ("postgrad: " in ended.told) == (ended.status == 1)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_whatever_happens_the_run_that_goes_on_ends_with_the_same_bits(
+    job: str, points: int, machine: Machine, tmp_path: Path
+) -> None:
+    recipe, run = write_recipe(job, tmp_path), tmp_path / "run"
+    began = time.monotonic()
+    whole = train(machine, recipe, run, Fault())
+    seconds = time.monotonic() - began
+    assert whole.status == 0, whole.told
+    wanted = fingerprint(run)
+    assert {"policy.weights.safetensors", "policy.optimizer.safetensors"} <= set(wanted)
+    assert {"state.json", "metrics.jsonl", "eval.jsonl"} <= set(wanted)
+    assert ("policy.ema.safetensors" in wanted) == ("ema" in job)
+    killed = 0
+    calls = len(whole.names)
+    for fault in (*kills(points, calls, seconds, job), *other_faults(points, calls, job)):
+        shutil.rmtree(run)
+        ended = train(machine, recipe, run, fault)
+        if ended.status == -9:
+            killed += 1
+        else:
+            check_told(ended)
+        check_what_is_there(run)
+        again = train(machine, recipe, run, Fault())
+        assert (again.status, again.told) == (0, ""), (fault, ended)
+        assert fingerprint(run) == wanted, (fault, ended)
+        for line in (run / "events.jsonl").read_text("utf-8").splitlines():
+            assert "event" in json.loads(line)
+    assert killed >= points * 3 // 4
+
+
+@pytest.mark.parametrize("kind", [Kind.SHORT, Kind.SLOW], ids=["short writes", "slow disk"])
+@pytest.mark.parametrize("job", JOBS)
+def test_short_writes_and_a_slow_disk_change_nothing(
+    job: str, kind: Kind, machine: Machine, tmp_path: Path
+) -> None:
+    recipe, well, ill = write_recipe(job, tmp_path), tmp_path / "well", tmp_path / "ill"
+    train(machine, recipe, well, Fault())
+    ended = train(machine, recipe, ill, Fault(kind, 1, FOREVER))
+    assert (ended.status, ended.told) == (0, "")
+    assert fingerprint(ill) == fingerprint(well)

@@ -1,0 +1,61 @@
+"""Looking at what a run left behind, and killing one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from postgrad.checkpoint.state import RunState
+from postgrad.recipe.recipe import Recipe
+
+ENDINGS = ("_seconds", "_bytes", "_per_second")
+
+
+class Killed(Exception):
+    """The process ended here."""
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def timeless(path: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if not k.endswith(ENDINGS)} for line in lines(path)]
+
+
+def tensors(run_dir: str, step: int) -> dict[str, torch.Tensor]:
+    folder = Path(run_dir) / "checkpoints" / f"step-{step:06d}"
+    return {
+        f"{path.stem}/{name}": tensor
+        for path in folder.glob("*.safetensors")
+        for name, tensor in load_file(path).items()
+    }
+
+
+def assert_same_run(one: Recipe, two: Recipe, step: int) -> None:
+    a, b = tensors(one.run_dir, step), tensors(two.run_dir, step)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    for file in ("metrics.jsonl", "eval.jsonl", "samples.jsonl"):
+        first, second = Path(one.run_dir) / file, Path(two.run_dir) / file
+        assert first.exists() == second.exists()
+        if first.exists():
+            assert timeless(first) == timeless(second)
+
+
+def kill_after(monkeypatch: pytest.MonkeyPatch, kind: type, steps: int) -> None:
+    """The process dies in the middle of the step after `steps`: its samples are logged, its weights
+    have moved, nothing of it is saved.
+    """
+    whole = kind.step
+
+    def step(self: Any, state: RunState) -> Any:
+        result = whole(self, state)
+        if state.step == steps:
+            raise Killed
+        return result
+
+    monkeypatch.setattr(kind, "step", step)

@@ -1,0 +1,65 @@
+"""Runs calls in forks of one process that has imported everything: a run then lasts a second.
+
+Reads a JSON object a line, forks, lets the fork make the call with a fault armed (shim.c), and
+writes how it ended. Started by helpers.faults.Machine, with the shim preloaded.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import transformers.models.qwen3.modeling_qwen3  # noqa: F401  # what the runs would import
+
+TOLD = 2  # where the forks' own words go is given by the request
+
+
+def serve(shim: ctypes.CDLL) -> None:
+    """Until standard input ends."""
+    for line in sys.stdin:
+        request = json.loads(line)
+        process = os.fork()
+        if process == 0:
+            os._exit(_call(shim, request))
+        status = _wait(process, request["seconds"])
+        names = shim.fault_names().decode()
+        print(json.dumps({"status": status, "names": names}), flush=True)
+
+
+def _call(shim: ctypes.CDLL, request: dict[str, Any]) -> int:
+    os.setsid()
+    told = os.open(request["told"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for standard in (1, 2):
+        os.dup2(told, standard)
+    module, _, name = request["call"].partition(":")
+    function = getattr(importlib.import_module(module), name)
+    shim.fault_arm(
+        request["root"].encode(), request["first"], request["last"], int(request["kind"])
+    )
+    code = function(*request["arguments"])
+    sys.stderr.flush()
+    return int(code or 0)
+
+
+def _wait(process: int, seconds: float | None) -> int:
+    """The exit code, or minus the signal that ended it. After `seconds` all its group is killed."""
+    if seconds is not None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.005)
+        os.killpg(process, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+if __name__ == "__main__":
+    library = ctypes.CDLL(os.environ["LD_PRELOAD"])
+    library.fault_names.restype = ctypes.c_char_p
+    library.fault_arm.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_long, ctypes.c_int]
+    serve(library)
