@@ -1,6 +1,5 @@
 """Killed or out of room at any change of the disk: the newest whole checkpoint is found."""
 
-import errno
 import os
 import shutil
 from collections import namedtuple
@@ -14,19 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers.disk import Killed, full, went_well
 from postgrad.checkpoint import files
 from postgrad.checkpoint import store as module
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.state import Best
-from postgrad.checkpoint.store import CheckpointStore, SaveFailed, Untidy, size_of
+from postgrad.checkpoint.store import CheckpointStore, SaveFailed, size_of
 
 MakeState = Callable[..., Any]
 MakeTensors = Callable[[int], Any]
 Same = Callable[..., bool]
-
-
-class Killed(BaseException):
-    """The process ended here: nothing catches it."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,53 +31,10 @@ def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
-def full() -> OSError:
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def torn(named: Any, path: Path) -> None:
     """What a kill in the middle of a write leaves."""
     path.write_bytes(b"\x40\x00\x00")
     raise Killed
-
-
-def failing_at(number: int, fails: Callable[[list[str]], BaseException | None]) -> Any:
-    """A context in which every call that changes the disk is counted; from call `number` on,
-    `fails(calls made)` says what happens instead of it (None: it is made).
-    """
-    monkeypatch = pytest.MonkeyPatch()
-    made: list[str] = []
-
-    def watch(owner: Any, name: str) -> None:
-        call = getattr(owner, name)
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            made.append(name)
-            error = fails(made) if len(made) >= number else None
-            if error is not None:
-                raise error
-            return call(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, run)
-
-    watch(files, "save_file")
-    for name in ("mkdir", "rename", "replace", "unlink"):
-        watch(Path, name)
-    for name in ("fsync", "rmdir", "unlink"):  # rmtree removes a folder entry by entry
-        watch(os, name)
-    return monkeypatch
-
-
-def went_well(number: int, save: Callable[[], Any], fails: Any) -> bool:
-    """True where the save ended as if nothing had happened."""
-    monkeypatch = failing_at(number, fails)
-    try:
-        save()
-    except (Killed, SaveFailed, Untidy):
-        return False
-    finally:
-        monkeypatch.undo()
-    return True
 
 
 @pytest.mark.parametrize(

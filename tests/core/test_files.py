@@ -98,3 +98,71 @@ def test_a_link_is_replaced_and_what_it_led_to_is_left(tmp_path: Path) -> None:
     files.write_text(tmp_path / "a.txt", "new")
     assert (tmp_path / "outside").read_text("utf-8") == "mine"
     assert (tmp_path / "a.txt").read_text("utf-8") == "new"
+
+
+def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+
+    def write_half() -> None:
+        with files.whole_directory(path, replace=False) as folder:
+            (folder / "a.txt").write_text("a", "utf-8")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_half()
+    assert list(tmp_path.iterdir()) == []
+    with files.whole_directory(path, replace=False) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "a.txt").write_text("a", "utf-8")
+        assert not path.exists()
+    assert (path / "inner" / "a.txt").read_text("utf-8") == "a"
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_directory_of_that_name_is_replaced_only_where_that_is_wanted(
+    replace: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "mine.txt").write_text("mine", "utf-8")
+    expected = nullcontext() if replace else pytest.raises(OSError, match="not empty")
+    with expected, files.whole_directory(path, replace=replace) as folder:
+        (folder / "new.txt").write_text("new", "utf-8")
+    assert [one.name for one in path.iterdir()] == ["new.txt" if replace else "mine.txt"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_everything_in_a_directory_is_synced_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model"
+    synced: list[tuple[str, bool]] = []
+
+    def note(handle: int) -> None:
+        name = Path(f"/proc/self/fd/{handle}").readlink().name
+        synced.append((name.partition(".")[0], path.exists()))
+
+    with files.whole_directory(path, replace=False) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "a").write_text("a", "utf-8")
+        monkeypatch.setattr(files.os, "fsync", note)
+    assert sorted(synced[:-1]) == [("", False), ("a", False), ("inner", False)]
+    assert synced[-1] == (tmp_path.name, True)
+
+
+def test_what_a_killed_process_was_writing_is_told_from_what_is_not_ours(tmp_path: Path) -> None:
+    ours = [".a.json.12.tmp", ".model.7.tmp"]
+    for name in (*ours, ".a.json.tmp", ".other.12.tmp", "a.json", ".a.json.12.tmp.bak", ".a.x.tmp"):
+        (tmp_path / name).touch()
+    assert [path.name for path in files.left_behind(tmp_path, ("a.json", "model"))] == ours
+
+
+def test_removing_a_link_leaves_what_lies_behind_it(tmp_path: Path) -> None:
+    behind = tmp_path / "behind"
+    behind.mkdir()
+    (behind / "a").touch()
+    (tmp_path / "link").symlink_to(behind)
+    files.remove(tmp_path / "link")
+    assert (behind / "a").exists()
+    files.remove(behind)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,82 @@
+"""No order of saves, crashes, full disks and best-moves ever leaves zero good checkpoints."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from helpers.disk import Killed, full, went_well
+from postgrad.checkpoint.settings import CheckpointSettings
+from postgrad.checkpoint.state import Best
+from postgrad.checkpoint.store import CheckpointStore
+
+MakeState = Callable[..., Any]
+MakeTensors = Callable[[int], Any]
+
+TAKES_ROOM = ("save_file", "mkdir", "fsync", "replace")
+FAILS = {
+    "killed": lambda made: Killed(),
+    "full": lambda made: full() if made[-1] in TAKES_ROOM else None,
+}
+SAVES = st.tuples(
+    st.integers(1, 3),  # steps since the last save
+    st.booleans(),  # the best so far
+    st.none() | st.tuples(st.sampled_from(sorted(FAILS)), st.integers(1, 40)),  # at which call
+)
+
+
+@pytest.fixture(autouse=True)
+def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(keep=st.integers(1, 3), history=st.lists(SAVES, min_size=1, max_size=8))
+def test_the_newest_and_the_best_that_were_saved_can_always_be_loaded(
+    keep: int,
+    history: list[tuple[int, bool, tuple[str, int] | None]],
+    make_state: MakeState,
+    make_tensors: MakeTensors,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    root: Path = tmp_path_factory.mktemp("rotation")
+    now, best = 0, None  # of the process: what it would save next goes on from here
+    saved: set[int] = set()  # the steps whose save ended well
+    good: list[int] = []  # of these, those that were best when they were saved
+    for steps, improved, fault in history:
+        store = CheckpointStore(root, CheckpointSettings(max_ckpt_num=keep))
+        now += steps
+        best = Best("m", 0.0, now) if improved else best
+        kind, number = fault or ("killed", 10**6)
+        state, tensors = make_state(now, best=best), make_tensors(now)
+        ended = went_well(
+            number,
+            lambda store=store, state=state, tensors=tensors, improved=improved: store.save(
+                state, tensors, best=improved
+            ),
+            FAILS[kind],
+        )
+        newest = max(saved, default=None)
+        if ended or now in store.steps():  # a commit counts though what follows it was cut off
+            saved, newest = saved | {now}, now
+            good += [now] if improved else []
+        if newest is None:
+            assert store.steps() == []
+            assert not store.root.exists() or not list(store.root.glob("step-*"))
+            best, now = (None, 0) if kind == "killed" else (best, now)
+            continue
+        loaded = store.load()
+        assert (loaded.step, loaded.skipped) == (newest, ())
+        assert all(info.complete for info in store.infos())
+        if good:
+            assert store.load("best").step == good[-1]
+        if ended:
+            assert len(store.steps()) <= keep + 1
+        if not ended and kind == "killed":  # the next process goes on from what is there
+            now, best = loaded.step, loaded.state.best
