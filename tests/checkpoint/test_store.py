@@ -284,3 +284,22 @@ def test_state_that_is_not_json_is_told_and_nothing_is_left(
     with pytest.raises(RunError, match=r"the state of step 1 cannot be saved: .*nan"):
         store.save(make_state(1, algorithm={"kl_coef": float("nan")}), make_tensors(1))
     assert list(store.root.iterdir()) == []
+
+
+def test_a_run_that_goes_on_ends_what_a_killed_save_began(
+    store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
+) -> None:
+    """It may have nothing left to save: the names would lag for ever."""
+    store.save(make_state(1, best=Best("m", 0.5, 1)), make_tensors(1), best=True)
+    for step in (2, 3, 4):
+        store.save(make_state(step, best=Best("m", 0.9, 4)), make_tensors(step), best=step == 4)
+    for name in ("latest", "best"):  # as before the last save's commit
+        (store.root / name).write_text("step-000001\n", "utf-8")
+    shutil.copytree(store.root / "step-000003", store.root / "step-000002")
+    manifest = store.root / "step-000002" / "manifest.json"
+    manifest.write_text(manifest.read_text("utf-8").replace('"step": 3', '"step": 2'), "utf-8")
+    newest = store.load()
+    store.tidy(newest.state)
+    assert (store.root / "latest").read_text("utf-8") == "step-000004\n"
+    assert (store.root / "best").read_text("utf-8") == "step-000004\n"
+    assert steps(store) == [3, 4]

@@ -145,3 +145,29 @@ def test_what_is_no_run_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_text("[]", "utf-8")
     with pytest.raises(UsageError, match="is not a recipe that a run wrote"):
         RunDirectory.open(tmp_path).recipe()
+
+
+def test_what_a_kill_left_half_written_is_neither_others_nor_in_the_way(tmp_path: Path) -> None:
+    """Killed before recipe.json had its name, there is nothing else to know a run by."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ".recipe.json.17.tmp").write_text("{", "utf-8")
+    (run / ".init.17.tmp").mkdir()
+    RunDirectory.create(run, RECIPE, overwrite=False)
+    assert sorted(path.name for path in run.iterdir()) == ["recipe.json"]
+    (run / ".summary.json.17.tmp").write_text("{", "utf-8")
+    RunDirectory.open(run).write_recipe(RECIPE)  # as a resume does
+    assert sorted(path.name for path in run.iterdir()) == ["recipe.json"]
+
+
+def test_a_summary_that_the_disk_does_not_take_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = RunDirectory.create(tmp_path / "run", RECIPE, overwrite=False)
+
+    def fail(handle: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(RunError, match=r"cannot be written: .*Input/output error"):
+        directory.write_summary({})

@@ -111,14 +111,22 @@ class CheckpointStore:
                 f"no checkpoint of step {state.step} could be saved in {self.root}: "
                 f"{_reason(error)}; older checkpoints stand, make room and resume"
             ) from error
+        self.tidy(state, best=best)
+        return final
+
+    def tidy(self, newest: RunState, *, best: bool = False) -> None:
+        """Moves `latest` and `best`, then removes what is neither them nor new.
+
+        newest: of the newest checkpoint; best: it is the best one, whatever was before. A save does
+        this, and a run that goes on from a save that was killed before it did. Raises Untidy.
+        """
         try:
-            self._tidy(state, state.step if best else self._best(state))
+            self._tidy(newest.step, newest.step if best else self._best(newest))
         except OSError as error:
             raise Untidy(
-                f"the checkpoint of step {state.step} is saved in {self.root}, but older ones "
+                f"the checkpoint of step {newest.step} is saved in {self.root}, but older ones "
                 f"could not be brought in order: {_reason(error)}; the next save tries again"
             ) from error
-        return final
 
     def load(self, which: str | int = LATEST) -> Checkpoint:
         """The latest, the best, or the one of a step, after every hash was checked.
@@ -203,14 +211,13 @@ class CheckpointStore:
             return newest.best.step
         return files.named(self.root / BEST)
 
-    def _tidy(self, state: RunState, best: int | None) -> None:
-        """Moves `latest` and `best`, then removes what is neither them nor new."""
+    def _tidy(self, latest: int, best: int | None) -> None:
         paths = files.steps_in(self.root)
-        write_text(self.root / LATEST, f"{paths[state.step].name}\n")
-        if best is not None and best != files.named(self.root / BEST):
-            write_text(self.root / BEST, f"{paths[best].name}\n")
+        for name, step in ((LATEST, latest), (BEST, best)):
+            if step is not None and step != files.named(self.root / name):
+                write_text(self.root / name, f"{paths[step].name}\n")
         ours = {step: path for step, path in paths.items() if files.is_ours(path, step)}
-        keep = {state.step} if best is None else {state.step, best}
+        keep = {step for step in (latest, best) if step is not None}
         for step in surplus(ours, self._settings.max_ckpt_num, keep):
             files.discard(ours[step], step)
 

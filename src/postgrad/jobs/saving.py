@@ -1,19 +1,20 @@
 """When a run saves, and what becomes of a save that fails."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
-from pathlib import Path
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import psutil
 from torch import Tensor
 
 from postgrad.checkpoint.state import RunState
-from postgrad.checkpoint.store import SaveFailed, Untidy, size_of
+from postgrad.checkpoint.store import CheckpointStore, SaveFailed, Untidy, size_of
 from postgrad.core.errors import DiskFull, RunError
 from postgrad.jobs.run import Run
+
+Tensors = Mapping[str, Mapping[str, Tensor]]  # by file stem, then by name
 
 
 def foresee_disk(run: Run, size: int) -> None:
@@ -47,6 +48,42 @@ class Stateful(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Writing:
+    """A save under way. pause: seconds for which training stood still, None while it still does."""
+
+    step: int
+    size: int
+    behind: bool
+    future: Future[float]
+    began: float
+    pause: float | None = None
+
+    def to_json(self, seconds: float) -> dict[str, Any]:
+        """For its event; `seconds` is how long writing took."""
+        pause = time.perf_counter() - self.began if self.pause is None else self.pause
+        return {
+            "step": self.step,
+            "behind": self.behind,
+            "pause_seconds": round(pause, 4),
+            "write_seconds": round(seconds, 4),
+            "size_bytes": self.size,
+        }
+
+
+def _write(store: CheckpointStore, state: RunState, tensors: Tensors, best: bool) -> float:
+    began = time.perf_counter()
+    store.save(state, tensors, best=best)
+    return time.perf_counter() - began
+
+
+def _copied(tensors: Tensors) -> Tensors:
+    return {
+        stem: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
+        for stem, named in tensors.items()
+    }
+
+
 class Saver:
     """Saves a run's state. `state` is what the run starts from: saved already, unless new."""
 
@@ -56,7 +93,7 @@ class Saver:
         self._saved: int | None = state.step or None
         self._at = time.monotonic()
         self._writer = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: tuple[int, Future[Path]] | None = None
+        self._writing: _Writing | None = None
         self._told = False
 
     def due(self, state: RunState) -> bool:
@@ -74,50 +111,49 @@ class Saver:
         checkpoints, unless there must be one: then it is raised.
         """
         run = self._run
+        began = time.perf_counter()
         with run.phase("save"):
             self.wait()
             self._at = time.monotonic()
             tensors = self._job.tensors()
-            if must or not self._has_room(tensors):
-                self._settle(
-                    state.step,
-                    lambda: run.store.save(self._with_logs(state), tensors, best=best),
-                    must,
-                )
-                return
+            behind = not must and self._has_room(tensors)
             try:
                 kept = self._with_logs(state)
             except DiskFull as error:
+                if must:
+                    raise
                 self._tell("save_failed", error, state.step)
                 return
-            copies = {
-                stem: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
-                for stem, named in tensors.items()
-            }
-            writing = self._writer.submit(run.store.save, kept, copies, best=best)
-            self._writing = (state.step, writing)
+            held = _copied(tensors) if behind else tensors
+            future = self._writer.submit(_write, run.store, kept, held, best)
+            self._writing = _Writing(state.step, size_of(held), behind, future, began)
+            if not behind:
+                self.wait(must)
+            else:
+                self._writing.pause = time.perf_counter() - began
+        run.clock.take_step()  # a save has its times in an event of its own
 
-    def wait(self) -> None:
-        """Until the save under way, if any, has ended."""
-        if self._writing is not None:
-            (step, writing), self._writing = self._writing, None
-            self._settle(step, writing.result, must=False)
+    def wait(self, must: bool = False) -> None:
+        """Until the save under way, if any, has ended. must: a failure is raised."""
+        if self._writing is None:
+            return
+        one, self._writing = self._writing, None
+        try:
+            seconds = one.future.result()
+        except (DiskFull, SaveFailed) as error:
+            if must:
+                raise
+            self._tell("save_failed", error, one.step)
+            return
+        except Untidy as error:
+            self._tell("save_untidy", error, one.step)
+        else:
+            self._run.logs.event("saved", f"step {one.step}", **one.to_json(seconds))
+        self._saved = one.step
 
     def close(self) -> None:
         """Lets the save under way end, whatever else has happened."""
         self._writer.shutdown(wait=True)
-
-    def _settle(self, step: int, finish: Callable[[], Path], must: bool) -> None:
-        try:
-            finish()
-        except (DiskFull, SaveFailed) as error:
-            if must:
-                raise
-            self._tell("save_failed", error, step)
-            return
-        except Untidy as error:
-            self._tell("save_untidy", error, step)
-        self._saved = step
 
     def _with_logs(self, state: RunState) -> RunState:
         """The state that counts on the lines logged so far, which are on the disk now."""
@@ -128,7 +164,7 @@ class Saver:
         self._run.logs.event(kind, str(error), step=step)
         self._run.console.warn(str(error))
 
-    def _has_room(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> bool:
+    def _has_room(self, tensors: Tensors) -> bool:
         """True where memory holds a copy and as much again."""
         if psutil.virtual_memory().available > 2 * size_of(tensors):
             return True

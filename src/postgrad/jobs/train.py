@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from postgrad.checkpoint.state import RunState
-from postgrad.checkpoint.store import Checkpoint
+from postgrad.checkpoint.store import Checkpoint, CheckpointStore, Untidy
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import UsageError
 from postgrad.jobs.assemble import assemble
@@ -131,7 +131,7 @@ def _prepare(
     logs = Logs(directory.path, console.warn)
     stack.callback(logs.close)
     store = store_of(recipe, directory)
-    checkpoint = store.load("latest") if store.steps() else None
+    checkpoint = _newest(store, console)
     recorded: Mapping[str, Any] = checkpoint.state.choices if checkpoint else {}
     choices = choose(recipe, {k: v for k, v in recorded.items() if k not in allow_change})
     placing.apply(choices.placement)
@@ -159,6 +159,18 @@ def _prepare(
     event = "resumed" if checkpoint else "started"
     logs.event(event, f"step {state.step}", step=state.step, **run.choices.to_json())
     return run, job, base, state
+
+
+def _newest(store: CheckpointStore, console: Console) -> Checkpoint | None:
+    """The checkpoint to go on from, if any. A save that was killed may not have named it yet."""
+    if not store.steps():
+        return None
+    checkpoint = store.load("latest")
+    try:
+        store.tidy(checkpoint.state)
+    except Untidy as error:
+        console.warn(str(error))
+    return checkpoint
 
 
 def _tell_start(run: Run, checkpoint: Checkpoint | None) -> None:
