@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 
-.PHONY: quickstart test test-slow lint types docs
+.PHONY: quickstart test test-slow test-faults lint types docs
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -17,8 +17,11 @@ quickstart: .venv/ready  ## the main job: SFT, RL, export, answers; about five m
 test: .venv/ready  ## the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
 
-test-slow: .venv/ready  ## whole runs on real questions
-	$(BIN)/python -m pytest -m slow
+test-slow: .venv/ready  ## whole runs on real questions, and 20 kills of every kind
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m slow
+
+test-faults: .venv/ready  ## 200 kills of every job and 120 other faults; about an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/faults --fault-points 200
 
 lint: .venv/ready  ## ruff
 	$(BIN)/ruff check

@@ -9,6 +9,8 @@ import torch
 from helpers.faults import FOREVER, Ended, Fault, Kind, Machine
 from helpers.saves import FAILED, UNTIDY, save, state, store_in, tensors
 
+pytestmark = pytest.mark.slow
+
 SAVE = "helpers.saves:save"
 
 
