@@ -34,7 +34,12 @@ ROOMS = (
     "core",
 )
 FILES = sorted(SOURCE.rglob("*.py"))
-SHARED = ("base", "policy_gradient", "registry")  # what algorithms are made of
+SHARED = (
+    "base",
+    "behaviour_correction",
+    "policy_gradient",
+    "registry",
+)  # what algorithms are made of
 FORBIDDEN = re.compile(
     r"pickle\.|torch\.load\(|trust_remote_code=True|shell=True|yaml\.load\(|\beval\(|\bexec\("
 )

@@ -1,10 +1,10 @@
-"""`postgrad verify-resume`: real processes, killed with all they started, end with the same bits."""
+"""`postgrad verify-resume`: a real process, killed with all it started, ends with the same bits."""
 
 from pathlib import Path
 
 import pytest
-from helpers.jobs import write_recipe
 
+from helpers.jobs import write_recipe
 from postgrad.jobs.verify_resume import verify_resume
 from postgrad.observe.console import Console
 

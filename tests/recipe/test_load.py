@@ -75,6 +75,13 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
             "recipe.toml:20: unknown key 'algorithm.clip_hihg': did you mean 'clip_high'?",
         ),
         (
+            (
+                'type = "grpo"\nclip_high = 0.28',
+                'type = "grpo"\ncorrection = "tis"\n[rollout]\ntop_p = 0.9\ntop_k = 5',
+            ),
+            "recipe.toml:20: algorithm.correction: with rollout.top_p and rollout.top_k samples",
+        ),
+        (
             ('path = "rows.jsonl"', 'pth = "rows.jsonl"'),
             "recipe.toml:9: unknown key 'data.pth': did you mean 'path'?",
         ),
@@ -288,7 +295,7 @@ def test_a_stages_model_is_refused_outside_its_pipeline(write: Write) -> None:
 
 def test_an_algorithm_of_another_job_is_refused(write: Write) -> None:
     lines = refused(write(('type = "grpo"\nclip_high = 0.28', 'type = "sft"')))
-    assert any("'sft' is not for this job; known: grpo, dr_grpo, rloo" in line for line in lines)
+    assert any("'sft' is not for this job; known: grpo, dr_grpo" in line for line in lines)
 
 
 def test_sft_needs_no_algorithm(write: Write) -> None:

@@ -1,4 +1,4 @@
-"""What GRPO, Dr. GRPO and RLOO share: one advantage per sample, PPO's clip, KL and entropy."""
+"""What all policy gradients share: groups, PPO's clip, KL, entropy, behaviour correction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from postgrad.algorithms.base import Credit, LossInputs, LossOutput, Needs, RolloutAlgorithm
+from postgrad.algorithms.base import Credit, LossInputs, LossOutput, Needs
+from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, RolloutBatch, Sequences
 from postgrad.ops import kl, losses
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class PolicyGradient(RolloutAlgorithm):
+class PolicyGradient(BehaviourCorrection):
     """Subclasses say what a sample's advantage is. Groups under `min_group_size` are dropped.
 
     KL in the reward: beta * sum of the sequence's token KLs is taken from its reward before
@@ -39,6 +40,7 @@ class PolicyGradient(RolloutAlgorithm):
     kl_target: float | None = Field(None, gt=0.0)
     kl_horizon: int = Field(10_000, ge=1)  # samples
     entropy_coef: float = Field(0.0, ge=0.0)
+    dual_clip: float | None = Field(None, gt=1.0)  # None: off
     aggregation: Aggregation = "sequence"
     constant_length: int | None = Field(None, ge=1)  # tokens; rollout.max_new_tokens if left out
 
@@ -52,7 +54,16 @@ class PolicyGradient(RolloutAlgorithm):
     def advantages(
         self, rewards: NDArray[np.float64], group: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """[S] from rewards [S] and group numbers [S]; exactly 0 where a group's are all equal."""
+        """[S] from rewards [S] and group numbers [S]."""
+
+    def token_advantages(
+        self, rewards: NDArray[np.float64], sequences: Sequences, charges: Ragged
+    ) -> NDArray[np.float64]:
+        """[N] over the tokens of `sequences`, from rewards [S] and what a KL in the reward charges
+        each token. A sample's charges are taken from its reward, unless a subclass knows better.
+        """
+        each = self.advantages(rewards - charges.sums(), sequences.group)
+        return sequences.loss_mask.spread(each).values
 
     @property
     def _kl_in_loss(self) -> bool:
@@ -93,20 +104,24 @@ class PolicyGradient(RolloutAlgorithm):
             raise ValueError("a kept sample has a reward that is not finite")
         rows = np.flatnonzero(group_sizes(batch.sequences.group) >= self.min_group_size)
         sequences = _take(batch.sequences, rows)
-        rewards, metrics = batch.rewards[rows], self._group_metrics(batch, rows)
+        metrics = self._group_metrics(batch, rows)
         old, ref = (column and column.take(rows) for column in (old, ref))
+        charges = sequences.tokens.like(np.zeros(len(sequences.tokens.values)))
         if self._kl_in_reward:
-            rewards, state, more = self._charge_kl(rewards, sequences.loss_mask, old, ref, state)
+            charges, state, more = self._kl_charges(sequences.loss_mask, old, ref, state)
             metrics |= more
-        advantages = self.advantages(rewards, sequences.group)
-        spread = sequences.loss_mask.spread(advantages).values * sequences.loss_mask.values
-        columns = {"advantages": sequences.tokens.like(spread.astype(np.float32))}
+        tokens = self.token_advantages(batch.rewards[rows], sequences, charges)
+        advantages = sequences.tokens.like((tokens * sequences.loss_mask.values).astype(np.float32))
+        columns = {"advantages": advantages}
         if old is not None:
             columns["old_logprobs"] = old
+        if self.correction != "off":
+            columns["sampled_logprobs"] = batch.sampled_logprobs.take(rows)
         if self._kl_in_loss:
             columns["ref_logprobs"] = _required(ref, "ref")
         everywhere = self._kl_in_loss or self.entropy_coef > 0
-        has_gradient = (advantages != 0) | np.bool_(everywhere)
+        moves = advantages.like(advantages.values != 0).sums() > 0
+        has_gradient = moves | np.bool_(everywhere)
         return Credit(Experience(sequences, columns, has_gradient), rows, state, metrics)
 
     def _group_metrics(self, batch: RolloutBatch, rows: NDArray[np.int64]) -> dict[str, float]:
@@ -120,19 +135,14 @@ class PolicyGradient(RolloutAlgorithm):
             metrics["groups/reward_std"] = float(group_stds(rewards, group)[first].mean())
         return metrics
 
-    def _charge_kl(
-        self,
-        rewards: NDArray[np.float64],
-        loss_mask: Ragged,
-        old: Ragged | None,
-        ref: Ragged | None,
-        state: Mapping[str, Any],
-    ) -> tuple[NDArray[np.float64], Mapping[str, Any], dict[str, float]]:
-        """Rewards less beta * KL of the sequence, the next state, metrics."""
+    def _kl_charges(
+        self, loss_mask: Ragged, old: Ragged | None, ref: Ragged | None, state: Mapping[str, Any]
+    ) -> tuple[Ragged, Mapping[str, Any], dict[str, float]]:
+        """beta * KL of each token, the next state, metrics."""
         beta = float(state.get("kl_coef", self.kl_coef))
         before, reference = _required(old, "old").values, _required(ref, "ref").values
         d = (before.astype(np.float64) - reference) * loss_mask.values
-        sequence_kl = loss_mask.like(kl.estimate(self.kl_estimator, d)).sums()
+        charges = loss_mask.like(beta * kl.estimate(self.kl_estimator, d))
         mean_k1 = float(d.sum() / max(1, loss_mask.values.sum()))
         metrics = {
             "kl/coefficient": beta,
@@ -141,18 +151,28 @@ class PolicyGradient(RolloutAlgorithm):
         }
         if self.kl_target is not None:
             beta_after = kl.adapted_coefficient(
-                beta, mean_k1, target=self.kl_target, samples=len(rewards), horizon=self.kl_horizon
+                beta,
+                mean_k1,
+                target=self.kl_target,
+                samples=len(loss_mask),
+                horizon=self.kl_horizon,
             )
             state = {**state, "kl_coef": beta_after}
-        return rewards - beta * sequence_kl, state, metrics
+        return charges, state, metrics
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """PPO's clip, plus KL, less entropy. Without old logprobs the current ones are the old."""
-        logprobs, advantages = inputs.logprobs, inputs.columns["advantages"]
+        """The surrogate, corrected, plus KL, less entropy. Without old logprobs the current ones
+        are the old.
+        """
+        logprobs = inputs.logprobs
         old = inputs.columns.get("old_logprobs", logprobs.detach())
-        ratio = losses.bounded_ratio(logprobs, old)
-        token_loss = losses.ppo_clip(ratio, advantages, self.clip_low, self.clip_high)
+        ratio = self.ratio(inputs, old)
+        token_loss = self.surrogate(inputs, ratio)
         metrics = self._ratio_metrics(inputs, ratio.detach(), old)
+        if self.correction != "off":
+            factor, more = self.correction_factor(inputs, old)
+            token_loss = factor * token_loss
+            metrics |= more
         if self._kl_in_loss:
             d = logprobs - inputs.columns["ref_logprobs"]
             token_kl = kl.estimate(self.kl_estimator, d)
@@ -163,6 +183,18 @@ class PolicyGradient(RolloutAlgorithm):
             token_loss = token_loss - self.entropy_coef * inputs.entropy
             metrics["policy/entropy"] = (inputs.token_weight * inputs.entropy.detach()).sum()
         return LossOutput((inputs.weight * token_loss).sum(), metrics)
+
+    def ratio(self, inputs: LossInputs, old: Tensor) -> Tensor:
+        """[E] how much likelier each token is now than with the old logprobs."""
+        return losses.bounded_ratio(inputs.logprobs, old)
+
+    def surrogate(self, inputs: LossInputs, ratio: Tensor) -> Tensor:
+        """[E] PPO's clipped loss."""
+        advantages = inputs.columns["advantages"]
+        loss = losses.ppo_clip(ratio, advantages, self.clip_low, self.clip_high)
+        return (
+            loss if self.dual_clip is None else losses.dual_clip(loss, advantages, self.dual_clip)
+        )
 
     def _ratio_metrics(self, inputs: LossInputs, ratio: Tensor, old: Tensor) -> dict[str, Tensor]:
         """Means per token, except "policy/bounded_exponents", which counts."""

@@ -8,6 +8,11 @@ ALGORITHMS = {
     "sft": "postgrad.algorithms.sft:SFT",
     "grpo": "postgrad.algorithms.grpo:GRPO",
     "dr_grpo": "postgrad.algorithms.dr_grpo:DrGRPO",
+    "dapo": "postgrad.algorithms.dapo:DAPO",
+    "gspo": "postgrad.algorithms.gspo:GSPO",
+    "cispo": "postgrad.algorithms.cispo:CISPO",
+    "reinforce_pp": "postgrad.algorithms.reinforce_pp:ReinforcePP",
+    "reinforce_pp_baseline": "postgrad.algorithms.reinforce_pp_baseline:ReinforcePPBaseline",
     "rloo": "postgrad.algorithms.rloo:RLOO",
 }
 

@@ -9,9 +9,12 @@ from postgrad.core.errors import UsageError
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to `name`, or None when none is close."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
+    """The known name closest to `name`, or None when none is close. Of equally close ones that with
+    the same letters: they were typed in another order.
+    """
+    found = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    swapped = [one for one in found if sorted(one) == sorted(name)]
+    return next(iter([*swapped, *found]), None)
 
 
 def resolve(name: str, known: Mapping[str, str], what: str) -> Any:

@@ -1,4 +1,4 @@
-"""Advantages from the rewards of a group: each sample against its siblings. NumPy, float64.
+"""Advantages: each sample against its siblings, each token against the batch. NumPy, float64.
 
 rewards: [S]; group: [S] integers, samples with the same number answer the same prompt, in any
 order. Every function returns [S]. A group whose rewards are all equal gives exactly 0, which
@@ -8,8 +8,12 @@ subtracting a rounded mean would not: three rewards of 0.1 have a mean of 0.1000
 import numpy as np
 from numpy.typing import NDArray
 
+from postgrad.core.ragged import Ragged
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+WHITE_EPS = 1e-8  # added to a variance
 
 
 def group_sizes(group: Ints) -> Ints:
@@ -68,3 +72,27 @@ def _extremes(rewards: Floats, group: Ints) -> tuple[Floats, Floats]:
     np.minimum.at(lowest, place, rewards)
     np.maximum.at(highest, place, rewards)
     return lowest[place], highest[place]
+
+
+def to_go(rewards: Floats, charges: Ragged) -> Floats:
+    """What follows each token: the sequence's reward at its end, less the charges from there on.
+
+    rewards: [S]; charges: per token, such as beta * KL. Returns [N] over the tokens of `charges`.
+    """
+    until = np.cumsum(charges.values, dtype=np.float64)
+    ends = np.concatenate([[0.0], until])[charges.offsets[1:]]
+    from_here = charges.spread(ends).values - until + charges.values
+    return charges.spread(rewards).values - from_here
+
+
+def whitened(values: Floats, mask: NDArray[np.bool_]) -> Floats:
+    """(x - mean) / sqrt(variance + 1e-8) over the values [N] where `mask` is True, 0 elsewhere.
+
+    The population variance; the mean is always removed (REINFORCE++, arXiv:2501.03262). Values that
+    are all equal give exactly 0.
+    """
+    kept = values[mask]
+    white = np.zeros_like(values)
+    if len(kept) and kept.min() != kept.max():
+        white[mask] = (kept - kept.mean()) / np.sqrt(kept.var() + WHITE_EPS)
+    return white

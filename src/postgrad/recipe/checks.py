@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.core.errors import UsageError
 from postgrad.core.geometry import derive
 from postgrad.rewards.registry import build, component_names
@@ -112,11 +113,26 @@ def sampling(recipe: RLRecipe) -> Iterator[Problem]:
         )
     if rollout.source == "live" and rollout.replay_path is not None:
         yield ("rollout", "replay_path"), 'is read only where source = "replay"'
+    yield from _correction(recipe)
     least, n = recipe.algorithm.min_group_size, recipe.batch.n_samples_per_prompt
     if n < least:
         yield (
             ("batch", "n_samples_per_prompt"),
             f"{n} is too few for a baseline among a prompt's samples: at least {least}",
+        )
+
+
+def _correction(recipe: RLRecipe) -> Iterator[Problem]:
+    algorithm, rollout = recipe.algorithm, recipe.rollout
+    if not isinstance(algorithm, BehaviourCorrection) or algorithm.correction_with_filters:
+        return
+    filters = {"top_p": rollout.top_p < 1.0, "top_k": rollout.top_k, "min_p": rollout.min_p}
+    if algorithm.correction not in ("off", "metrics") and any(filters.values()):
+        said = " and ".join(f"rollout.{name}" for name, on in filters.items() if on)
+        yield (
+            ("algorithm", "correction"),
+            f"with {said} samples come from another distribution than the policy's, which biases "
+            "importance weights: sample without, or say correction_with_filters = true",
         )
 
 

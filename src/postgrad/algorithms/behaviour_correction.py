@@ -1,0 +1,77 @@
+"""Where the sampler is not quite the policy before the step: another engine, or older weights."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Self
+
+from pydantic import Field, model_validator
+
+from postgrad.algorithms.base import LossInputs, RolloutAlgorithm
+from postgrad.ops import correction as correcting
+from postgrad.ops import kl, losses
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class BehaviourCorrection(RolloutAlgorithm):
+    """The policy loss of a token is weighed by w = exp(logp_old - logp_sampled), bounded.
+
+    "tis" truncates w from above (Yao et al. 2025, "Your efficient RL framework secretly brings you
+    off-policy RL training"); "icepop" drops tokens whose w lies outside a range (Ling team 2025,
+    arXiv:2510.18855); "sequence_mask" drops sequences whose geometric mean does; "metrics" weighs
+    nothing and measures. KL and entropy are not weighed, and what is dropped stays in every
+    denominator.
+    """
+
+    correction: correcting.Correction = "off"
+    correction_low: float | None = Field(None, ge=0.0)  # None: the method's own
+    correction_high: float | None = Field(None, gt=0.0)
+    correction_with_filters: bool = False  # though top-p, top-k or min-p bias the weights
+
+    @model_validator(mode="after")
+    def _bounds_belong_to_a_correction(self) -> Self:
+        if self.correction in ("off", "metrics"):
+            for name in ("correction_low", "correction_high"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} bounds a correction, and correction is off")
+        elif self.bounds[0] >= self.bounds[1]:
+            raise ValueError(f"correction_low {self.bounds[0]} is not below correction_high")
+        if self.correction == "tis" and self.correction_low is not None:
+            raise ValueError("correction_low: tis has no lower bound")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Of the correction's weights: the method's own where the recipe leaves them out."""
+        low, high = correcting.BOUNDS.get(self.correction, (0.0, math.inf))
+        return (
+            low if self.correction_low is None else self.correction_low,
+            high if self.correction_high is None else self.correction_high,
+        )
+
+    def correction_factor(
+        self, inputs: LossInputs, old: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """[E] what the policy loss of each token is multiplied with, and how far sampler and
+        learner are apart.
+        """
+        log_ratio, weight = old - inputs.columns["sampled_logprobs"], inputs.token_weight
+        low, high = self.bounds
+        whole = losses.bounded_exp(log_ratio)
+        if self.correction == "tis":
+            factor = correcting.truncated(log_ratio, high)
+        elif self.correction == "icepop":
+            factor = correcting.masked(log_ratio, low, high)
+        elif self.correction == "sequence_mask":
+            sequence, n = inputs.sequence, inputs.n_sequences
+            factor = correcting.sequence_masked(log_ratio, sequence, n, low, high)
+        else:
+            factor = whole.new_ones(len(whole))
+        return factor, {
+            "correction/ratio": (weight * whole).sum(),
+            "correction/kl": (weight * kl.estimate("k3", log_ratio)).sum(),
+            "correction/factor": (weight * factor).sum(),
+            "correction/zeroed_fraction": (weight * (factor == 0)).sum(),
+        }

@@ -1,0 +1,37 @@
+"""CISPO: clipped importance weights, no clipped gradients (MiniMax-M1, arXiv:2506.13585)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field, field_validator
+
+from postgrad.algorithms.base import LossInputs
+from postgrad.algorithms.grpo import GRPO
+from postgrad.ops import losses
+from postgrad.ops.weights import Aggregation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class CISPO(GRPO):
+    """REINFORCE on every token, weighed by a ratio that is bounded from above and not learned from.
+
+    PPO's clip drops the gradient of tokens whose ratio has moved far, which are the rare ones that
+    begin a new line of thought. There is no lower bound and no dual clip.
+    """
+
+    clip_low: float = Field(1.0, ge=1.0, le=1.0)  # a ratio is never below 0
+    clip_high: float = Field(0.28, ge=0.0)
+    aggregation: Aggregation = "token"
+
+    @field_validator("dual_clip")
+    @classmethod
+    def _no_dual_clip(cls, dual_clip: float | None) -> float | None:
+        if dual_clip is not None:
+            raise ValueError("CISPO bounds the ratio itself: there is nothing for dual_clip to do")
+        return dual_clip
+
+    def surrogate(self, inputs: LossInputs, ratio: Tensor) -> Tensor:
+        return losses.cispo(ratio, inputs.logprobs, inputs.columns["advantages"], self.clip_high)

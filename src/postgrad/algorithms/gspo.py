@@ -1,0 +1,31 @@
+"""GSPO: group sequence policy optimisation (Zheng et al. 2025, arXiv:2507.18071)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from postgrad.algorithms.base import Level, LossInputs
+from postgrad.algorithms.grpo import GRPO
+from postgrad.ops import losses
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class GSPO(GRPO):
+    """The ratio is the sequence's: the geometric mean of its tokens' ratios, clipped as one.
+
+    A response is kept or clipped whole. Its ratio stays far nearer to 1 than a token's, so the clip
+    range is a thousandth of PPO's.
+    """
+
+    level: ClassVar[Level] = "sequence"
+
+    clip_low: float = Field(3e-4, ge=0.0, le=1.0)
+    clip_high: float = Field(4e-4, ge=0.0)
+
+    def ratio(self, inputs: LossInputs, old: Tensor) -> Tensor:
+        means = losses.sequence_means(inputs.logprobs - old, inputs.sequence, inputs.n_sequences)
+        return losses.bounded_exp(means)

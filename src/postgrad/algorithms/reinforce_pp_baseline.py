@@ -1,0 +1,31 @@
+"""REINFORCE++-baseline: group means, batch-wide deviation (Hu 2025, arXiv:2501.03262)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.algorithms.policy_gradient import PolicyGradient
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.ops.advantages import centred, whitened
+from postgrad.ops.weights import Aggregation
+
+
+class ReinforcePPBaseline(PolicyGradient):
+    """A sample is measured against its siblings' mean, then all tokens of the step are whitened.
+
+    Dividing by the step's deviation, not the group's, keeps a group with one odd sample from
+    pushing as hard as an even one. KL, where there is any, is in the loss.
+    """
+
+    aggregation: Aggregation = "token"
+
+    def advantages(
+        self, rewards: NDArray[np.float64], group: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        return centred(rewards, group)
+
+    def token_advantages(
+        self, rewards: NDArray[np.float64], sequences: Sequences, charges: Ragged
+    ) -> NDArray[np.float64]:
+        each = super().token_advantages(rewards, sequences, charges)
+        return whitened(each, sequences.loss_mask.values)

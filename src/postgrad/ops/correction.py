@@ -1,0 +1,40 @@
+"""Weights for samples that another policy drew: an engine with other kernels, or older weights.
+
+log_ratio: [E] logp_old - logp_sampled, detached. Every function returns [E] factors of the policy
+loss; what they zero stays in its denominator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from postgrad.ops.losses import bounded_exp, sequence_means
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Correction = Literal["off", "metrics", "tis", "icepop", "sequence_mask"]
+BOUNDS: dict[str, tuple[float, float]] = {  # low, high, where a recipe leaves them out
+    "tis": (0.0, 2.0),
+    "icepop": (0.5, 5.0),
+    "sequence_mask": (0.99, 1.01),
+}
+
+
+def truncated(log_ratio: Tensor, high: float) -> Tensor:
+    """min(w, high): truncated importance sampling (TIS)."""
+    return bounded_exp(log_ratio).clamp(max=high)
+
+
+def masked(log_ratio: Tensor, low: float, high: float) -> Tensor:
+    """w where it lies in [low, high], else 0 (IcePop)."""
+    w = bounded_exp(log_ratio)
+    return w * ((w >= low) & (w <= high))
+
+
+def sequence_masked(
+    log_ratio: Tensor, sequence: Tensor, n_sequences: int, low: float, high: float
+) -> Tensor:
+    """1 for the sequences whose geometric mean of w lies in [low, high], else 0."""
+    mean = bounded_exp(sequence_means(log_ratio, sequence, n_sequences))
+    return ((mean >= low) & (mean <= high)).to(log_ratio.dtype)

@@ -1,0 +1,301 @@
+"""Every algorithm against float64 loops written from its paper, on random ragged batches.
+
+The loops go sequence by sequence and token by token, and use nothing of ops/ or algorithms/.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from postgrad.algorithms.base import LossInputs
+from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import RolloutBatch, Sequences
+
+RUNS = st.lists(  # groups of samples: reward, and a logprob shift for each token
+    st.lists(
+        st.tuples(
+            st.sampled_from([0.0, 0.1, 0.5, 1.0, -2.0]),
+            st.lists(st.floats(-3.0, 3.0), min_size=1, max_size=5),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    min_size=1,
+    max_size=4,
+)
+PROMPT = 2
+
+
+def batch_of(groups: Any) -> RolloutBatch:
+    """Responses with an environment token in the middle of those of more than three tokens."""
+    masks, rewards, group = [], [], []
+    for number, samples in enumerate(groups):
+        for reward, shifts in samples:
+            mask = [1] * len(shifts)
+            if len(mask) > 3:
+                mask[1] = 0
+            masks.append([0] * PROMPT + mask)
+            rewards.append(reward)
+            group.append(number)
+    mask = Ragged.of(masks, np.bool_)
+    rng = np.random.default_rng(len(rewards))
+    return RolloutBatch(
+        sequences=Sequences(
+            mask.like(np.arange(len(mask.values), dtype=np.int32)), mask, np.array(group)
+        ),
+        sampled_logprobs=mask.like(
+            np.where(mask.values, -rng.exponential(1.0, len(mask.values)), 0).astype(np.float32)
+        ),
+        rewards=np.array(rewards),
+        ticket=np.array(group),
+        sample=np.arange(len(rewards)),
+        truncated=np.zeros(len(rewards), np.bool_),
+    )
+
+
+def column(batch: RolloutBatch, seed: int) -> Ragged:
+    rng = np.random.default_rng(seed)
+    mask = batch.sequences.loss_mask
+    values = np.where(mask.values, -rng.exponential(1.0, len(mask.values)), 0.0)
+    return mask.like(values.astype(np.float32))
+
+
+def group_mean(rewards: list[float], group: list[int], i: int) -> float:
+    own = [r for r, g in zip(rewards, group, strict=True) if g == group[i]]
+    return own[0] if len(set(own)) == 1 else math.fsum(own) / len(own)
+
+
+def group_std(rewards: list[float], group: list[int], i: int) -> float:
+    own = [r for r, g in zip(rewards, group, strict=True) if g == group[i]]
+    mean = group_mean(rewards, group, i)
+    return math.sqrt(math.fsum((r - mean) ** 2 for r in own) / (len(own) - 1))
+
+
+def white(rows: list[list[float]]) -> list[list[float]]:
+    flat = [value for row in rows for value in row]
+    if not flat or min(flat) == max(flat):
+        return [[0.0] * len(row) for row in rows]
+    mean = math.fsum(flat) / len(flat)
+    var = math.fsum((value - mean) ** 2 for value in flat) / len(flat)
+    return [[(value - mean) / math.sqrt(var + 1e-8) for value in row] for row in rows]
+
+
+def expected_advantages(
+    name: str, rewards: list[float], group: list[int], charges: list[list[float]]
+) -> list[list[float]]:
+    """One value a loss token of each kept sample."""
+    n = [len(row) for row in charges]
+    if name == "reinforce_pp":
+        return white(
+            [
+                [reward - math.fsum(row[t:]) for t in range(len(row))]
+                for reward, row in zip(rewards, charges, strict=True)
+            ]
+        )
+    rewards = [r - math.fsum(row) for r, row in zip(rewards, charges, strict=True)]
+    centred = [r - group_mean(rewards, group, i) for i, r in enumerate(rewards)]
+    if name in ("grpo", "dapo", "gspo", "cispo"):
+        each = [c / (group_std(rewards, group, i) + 1e-6) for i, c in enumerate(centred)]
+    elif name == "rloo":
+        others = [
+            [r for j, r in enumerate(rewards) if group[j] == group[i] and j != i]
+            for i in range(len(rewards))
+        ]
+        each = [r - math.fsum(o) / len(o) for r, o in zip(rewards, others, strict=True)]
+    else:
+        each = centred
+    rows = [[value] * length for value, length in zip(each, n, strict=True)]
+    return white(rows) if name == "reinforce_pp_baseline" else rows
+
+
+NAMES = [name for name in ALGORITHMS if name != "sft"]
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=40, deadline=None)
+@given(groups=RUNS)
+def test_advantages_are_the_papers(name: str, kl_coef: float, groups: Any) -> None:
+    batch = batch_of(groups)
+    algorithm: Any = algorithm_class(name)(kl_coef=kl_coef, kl_in="reward", kl_estimator="k1")
+    old, ref = column(batch, 1), column(batch, 2)
+    credit = algorithm.credit(batch, old, ref, None, {})
+    least = 1 if name == "reinforce_pp" else 2
+    numbers = batch.sequences.group.tolist()
+    kept = [i for i, g in enumerate(numbers) if numbers.count(g) >= least]
+    assert credit.rows.tolist() == kept
+    masks = [batch.sequences.loss_mask.row(i) for i in kept]
+    charges = [
+        [
+            kl_coef * (float(old.row(i)[t]) - float(ref.row(i)[t]))
+            for t in range(len(mask))
+            if mask[t]
+        ]
+        for i, mask in zip(kept, masks, strict=True)
+    ]
+    wanted = expected_advantages(
+        name, [float(batch.rewards[i]) for i in kept], [numbers[i] for i in kept], charges
+    )
+    advantages = credit.experience.columns["advantages"]
+    for row, (mask, values) in enumerate(zip(masks, wanted, strict=True)):
+        np.testing.assert_allclose(advantages.row(row)[mask], values, rtol=2e-5, atol=2e-6)
+        assert not advantages.row(row)[~mask].any()
+        assert credit.experience.has_gradient[row] == advantages.row(row).any()
+
+
+def inputs_of(
+    lengths: list[int], logprobs: torch.Tensor, columns: dict[str, np.ndarray], weight: np.ndarray
+) -> LossInputs:
+    return LossInputs(
+        logprobs=logprobs,
+        entropy=None,
+        columns={name: torch.from_numpy(values) for name, values in columns.items()},
+        sequence=torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
+        n_sequences=len(lengths),
+        weight=torch.from_numpy(weight),
+        token_weight=torch.full((len(logprobs),), 1.0 / len(logprobs), dtype=torch.float64),
+    )
+
+
+def surrogate(name: str, logp: list[float], old: list[float], adv: list[float]) -> list[float]:
+    """The loss of each token of one sequence."""
+    if name == "cispo":
+        bounded = [min(math.exp(p - o), 1.28) for p, o in zip(logp, old, strict=True)]
+        return [-a * w * p for a, w, p in zip(adv, bounded, logp, strict=True)]
+    ratios = [math.exp(p - o) for p, o in zip(logp, old, strict=True)]
+    low, high = {"gspo": (3e-4, 4e-4), "dapo": (0.2, 0.28)}.get(name, (0.2, 0.2))
+    if name == "gspo":
+        mean = math.fsum(p - o for p, o in zip(logp, old, strict=True)) / len(logp)
+        ratios = [math.exp(mean)] * len(logp)
+    return [
+        -min(r * a, min(max(r, 1 - low), 1 + high) * a) for r, a in zip(ratios, adv, strict=True)
+    ]
+
+
+LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=5)
+CORRECTIONS = ["off", "metrics", "tis", "icepop", "sequence_mask"]
+
+
+def factor(kind: str, old: list[float], sampled: list[float]) -> list[float]:
+    w = [math.exp(o - s) for o, s in zip(old, sampled, strict=True)]
+    if kind == "tis":
+        return [min(one, 2.0) for one in w]
+    if kind == "icepop":
+        return [one if 0.5 <= one <= 5.0 else 0.0 for one in w]
+    if kind == "sequence_mask":
+        mean = math.exp(math.fsum(math.log(one) for one in w) / len(w))
+        return [float(0.99 <= mean <= 1.01)] * len(w)
+    return [1.0] * len(w)
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=15, deadline=None)
+@given(lengths=LENGTHS, seed=st.integers(0, 10**6), spread=st.sampled_from([1e-4, 0.01, 0.5]))
+def test_losses_and_gradients_are_the_papers(
+    name: str, correction: str, lengths: list[int], seed: int, spread: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    total = sum(lengths)
+    logp = -rng.exponential(1.0, total)
+    old = logp + rng.normal(0, spread, total)
+    sampled = old + rng.normal(0, spread, total)
+    adv, weight = rng.normal(size=total), rng.uniform(0.1, 1.0, total)
+    columns = {"advantages": adv, "old_logprobs": old, "sampled_logprobs": sampled}
+    algorithm: Any = algorithm_class(name)(correction=correction)
+
+    def wanted(values: np.ndarray) -> float:
+        found, start = 0.0, 0
+        for n in lengths:
+            part = slice(start, start + n)
+            losses = surrogate(name, list(values[part]), list(old[part]), list(adv[part]))
+            factors = factor(correction, list(old[part]), list(sampled[part]))
+            found += math.fsum(
+                w * f * one for w, f, one in zip(weight[part], factors, losses, strict=True)
+            )
+            start += n
+        return found
+
+    leaf = torch.tensor(logp, requires_grad=True)
+    output = algorithm.policy_loss(inputs_of(lengths, leaf, columns, weight))
+    output.loss.backward()
+    assert float(output.loss.detach()) == pytest.approx(wanted(logp), rel=1e-10, abs=1e-12)
+    assert leaf.grad is not None
+    if name == "cispo":  # its value has another gradient: the weight is not learned from
+        factors, start = [], 0
+        for n in lengths:
+            factors += factor(
+                correction, list(old[start : start + n]), list(sampled[start : start + n])
+            )
+            start += n
+        slope = -weight * np.array(factors) * adv * np.minimum(np.exp(logp - old), 1.28)
+        np.testing.assert_allclose(leaf.grad, slope, rtol=1e-10)
+        return
+    step = 1e-7
+    for t in range(total):
+        up, down = logp.copy(), logp.copy()
+        up[t] += step
+        down[t] -= step
+        slope = (wanted(up) - wanted(down)) / (2 * step)
+        one_sided = (wanted(up) - wanted(logp)) / step, (wanted(logp) - wanted(down)) / step
+        if abs(one_sided[0] - one_sided[1]) < 1e-5:  # not at a corner of the clip
+            assert float(leaf.grad[t]) == pytest.approx(slope, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_extreme_ratios_leave_loss_and_gradient_finite(
+    name: str, make_inputs: Callable[..., LossInputs]
+) -> None:
+    logprobs = torch.tensor([0.0, -900.0, -1.0], dtype=torch.float64, requires_grad=True)
+    inputs = make_inputs(
+        logprobs, [1.0] * 3, advantages=[-1.0, 1.0, 1.0],
+        old_logprobs=[-900.0, 0.0, -1.0], sampled_logprobs=[0.0, -900.0, 0.0],
+    )  # fmt: skip
+    for correction in CORRECTIONS:
+        algorithm: Any = algorithm_class(name)(correction=correction)
+        output = algorithm.policy_loss(inputs)
+        output.loss.backward()
+        assert math.isfinite(float(output.loss.detach()))
+        assert logprobs.grad is not None
+        assert torch.isfinite(logprobs.grad).all()
+
+
+def test_dual_clip_bounds_what_a_punished_token_can_push(
+    make_inputs: Callable[..., LossInputs],
+) -> None:
+    grpo: Any = algorithm_class("grpo")
+    logprobs = torch.tensor([2.0, 2.0], dtype=torch.float64, requires_grad=True)
+    inputs = make_inputs(logprobs, [1.0, 1.0], advantages=[-1.0, -1.0], old_logprobs=[0.0, 1.9])
+    assert float(grpo().policy_loss(inputs).loss.detach()) == pytest.approx(
+        math.exp(2.0) + math.exp(0.1)
+    )
+    output = grpo(dual_clip=3.0).policy_loss(inputs)
+    output.loss.backward()
+    assert float(output.loss.detach()) == pytest.approx(3.0 + math.exp(0.1))
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([0.0, math.exp(0.1)])
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "told"),
+    [
+        ("cispo", {"clip_low": 0.2}, "greater than or equal to 1"),
+        ("cispo", {"dual_clip": 3.0}, "nothing for dual_clip to do"),
+        ("grpo", {"dual_clip": 1.0}, "greater than 1"),
+        ("grpo", {"correction_high": 2.0}, "correction is off"),
+        ("grpo", {"correction": "tis", "correction_low": 0.1}, "tis has no lower bound"),
+        ("grpo", {"correction": "icepop", "correction_low": 9.0}, "not below correction_high"),
+    ],
+)
+def test_knobs_that_would_do_nothing_are_refused(
+    name: str, knobs: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        algorithm_class(name)(**knobs)
