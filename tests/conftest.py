@@ -9,4 +9,4 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fault-points", default="5", help="kills a job gets in tests/faults")
+    parser.addoption("--fault-points", default="4", help="kills a job gets in tests/faults")

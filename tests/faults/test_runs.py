@@ -1,6 +1,6 @@
 """Whole runs on a bad machine: whatever happens, what is resumed ends with the same bits.
 
-`--fault-points N` says how many kills a job gets (CI: 5; `make test-faults`: 200), and a fifth of
+`--fault-points N` says how many kills a job gets (CI: 4; `make test-faults`: 200), and a fifth of
 that of each other fault.
 """
 

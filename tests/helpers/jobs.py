@@ -40,12 +40,25 @@ threads = 1
 ema_decay = {ema_decay}
 """
 SFT = "[batch]\ntrain_batch_size = 8\n"
-RL = "[rollout]\nmax_new_tokens = 6\n[batch]\nrollout_batch_size = 4\nn_samples_per_prompt = 4\n"
+BATCH = "[batch]\nrollout_batch_size = 4\nn_samples_per_prompt = 4\n"
+RL = f"[rollout]\nmax_new_tokens = 6\n{BATCH}"
+DAPO = """[rollout]
+dynamic_sampling = true
+max_rounds = 2
+curriculum = { retire_at = 0.9 }
+max_new_tokens = 6
+[algorithm]
+type = "dapo"
+kl_coef = 0.05
+[reference]
+ema_decay = 0.5
+"""
 
 JOBS = {  # name: job, ema_decay, sections
     "sft": ("sft", 0.0, SFT),
     "sft with ema": ("sft", 0.9, SFT),
     "grpo with kl": ("rl", 0.0, f'{RL}[algorithm]\ntype = "grpo"\nkl_coef = 0.05\n'),
+    "dapo with a reference that follows": ("rl", 0.0, f"{BATCH}{DAPO}"),
     "grpo with kl and ema": ("rl", 0.9, f'{RL}[algorithm]\ntype = "grpo"\nkl_coef = 0.05\n'),
 }
 

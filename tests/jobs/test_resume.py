@@ -186,3 +186,49 @@ def test_another_cut_into_micro_batches_goes_on_with_the_same_numbers_to_roundin
     metrics = [lines(Path(run.run_dir) / "metrics.jsonl") for run in (whole, cut)]
     losses = [[line["loss"] for line in each] for each in metrics]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("follow", [{"refresh_steps": 2}, {"ema_decay": 0.5}])
+def test_filters_curriculum_and_a_reference_that_follows_survive_a_kill(
+    follow: dict[str, float], make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {
+        "steps": 5,
+        "algorithm": {"type": "dapo", "kl_coef": 0.1},
+        "reference": follow,
+        "rollout": {
+            "dynamic_sampling": True,
+            "max_rounds": 2,
+            "keep_below": 0.9,
+            "curriculum": {"retire_at": 0.6},
+        },
+    }
+    whole, killed = make_recipe("rl", "whole", **changes), make_recipe("rl", "killed", **changes)
+    train(whole, console)
+    with monkeypatch.context() as patch:
+        kill_after(patch, RLJob, 3)
+        with pytest.raises(Killed):
+            train(killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(whole, killed, 5)
+    assert any(name.startswith("reference.weights/") for name in tensors(whole.run_dir, 5))
+    metrics = lines(Path(whole.run_dir) / "metrics.jsonl")
+    assert sum(line["sampling/filtered_groups"] for line in metrics) > 0
+    kls = [line["policy/kl"] for line in metrics]
+    assert kls[0] == pytest.approx(0.0, abs=1e-6)
+    assert max(kls) > 1e-6
+    samples = lines(Path(whole.run_dir) / "samples.jsonl")
+    trained = {line["ticket"] for line in samples if "filtered" not in line}
+    filtered = {line["ticket"] for line in samples if "filtered" in line}
+    assert filtered
+    assert not trained & filtered
+
+
+def test_a_replay_filters_what_the_run_filtered(make_recipe: Any, console: Console) -> None:
+    rollout = {"dynamic_sampling": True, "max_rounds": 2}
+    live = make_recipe("rl", "live", rollout=rollout)
+    train(live, console)
+    replay = make_recipe("rl", "replay", rollout={"source": "replay", "replay_path": live.run_dir})
+    train(replay, console)
+    one, two = tensors(live.run_dir, 3), tensors(replay.run_dir, 3)
+    assert all(torch.equal(one[name], two[name]) for name in one)

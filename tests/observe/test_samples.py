@@ -31,7 +31,7 @@ def test_trained_samples_have_advantages_and_logprobs_and_dropped_ones_none(
     batch = RolloutBatch.of([group])
     credit = GRPO().credit(batch, None, None, None, {})
     learned = np.arange(len(credit.experience.sequences.tokens.values), dtype=np.float32)
-    lines = list(step_samples([group], 4, str, batch, credit, learned))
+    lines = list(step_samples([group], {}, 4, str, batch, credit, learned))
     assert [(line["step"], line["ticket"], line["sample"]) for line in lines] == [
         (4, 7, 0),
         (4, 7, 1),
@@ -52,7 +52,7 @@ def test_logprobs_that_were_not_computed_are_left_out(group: ScoredGroup) -> Non
     batch = RolloutBatch.of([group])
     credit = GRPO().credit(batch, None, None, None, {})
     unknown = np.full(len(credit.experience.sequences.tokens.values), np.nan, np.float32)
-    lines = list(step_samples([group], 4, str, batch, credit, unknown))
+    lines = list(step_samples([group], {}, 4, str, batch, credit, unknown))
     assert "learner_logprobs" not in lines[0]["turns"][0]
     assert "advantages" in lines[0]
 
@@ -76,7 +76,7 @@ def test_values_stand_at_their_tokens_whatever_the_prompts_and_turns(group: Scor
     learned = np.where(
         credit.experience.sequences.loss_mask.values, -tokens.values / np.float32(16), np.nan
     ).astype(np.float32)
-    lines = list(step_samples(groups, 4, str, batch, credit, learned))
+    lines = list(step_samples(groups, {}, 4, str, batch, credit, learned))
     assert [(line["ticket"], line["sample"]) for line in lines] == [
         (7, 0),
         (7, 1),
@@ -112,6 +112,6 @@ def test_rows_in_another_order_are_told_apart_by_ticket_and_sample(group: Scored
         ),
     )
     unknown = np.full(len(sequences.tokens.values), np.nan, np.float32)
-    lines = [list(step_samples([group], 4, str, batch, c, unknown)) for c in (credit, turned)]
+    lines = [list(step_samples([group], {}, 4, str, batch, c, unknown)) for c in (credit, turned)]
     assert lines[0] == lines[1]
     assert lines[1][0]["advantages"] == pytest.approx([0.70710578] * 2, rel=1e-5)

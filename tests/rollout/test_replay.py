@@ -42,7 +42,8 @@ def test_steps_come_back_in_ticket_order_and_settle_their_tickets(run):
     source, cursor = ReplaySource(run), Cursor()
     seen = []
     for step in range(3):
-        groups, cursor = source.next(step, cursor)
+        sampled = source.next(step, cursor, {})
+        groups, cursor = sampled.groups, sampled.cursor
         seen.append([g.prompt.ticket for g in groups])
         assert all(len(g.rollouts) == 2 for g in groups)
     assert seen == [[0, 1], [2], [3, 4]]
@@ -50,13 +51,13 @@ def test_steps_come_back_in_ticket_order_and_settle_their_tickets(run):
 
 
 def test_any_step_can_be_the_first_so_that_a_resumed_run_replays_on(run):
-    groups, _ = ReplaySource(run / "samples.jsonl").next(2, Cursor(3))
+    groups = ReplaySource(run / "samples.jsonl").next(2, Cursor(3), {}).groups
     assert [g.rollouts[1].token_ids.tolist() for g in groups] == [[3, 1], [4, 1]]
 
 
 def test_a_step_that_was_not_recorded_is_named_with_the_last_one(run):
     with pytest.raises(RunError, match=r"no samples of step 3 \(its last is 2\)"):
-        ReplaySource(run).next(3, Cursor())
+        ReplaySource(run).next(3, Cursor(), {})
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -77,7 +78,7 @@ def test_a_broken_line_is_named_with_its_number(run):
 def test_a_line_that_lacks_a_key_is_named_with_its_step(run):
     (run / "samples.jsonl").write_text('{"step": 3, "ticket": 5, "sample": 0}\n')
     with pytest.raises(UsageError, match=r"step 3, from line 1: .*prompt_token_ids"):
-        ReplaySource(run).next(3, Cursor())
+        ReplaySource(run).next(3, Cursor(), {})
 
 
 def test_an_empty_file_is_an_error(tmp_path):

@@ -10,11 +10,14 @@ from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Observation
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.sampling import Drawing, sample_groups
-from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.settings import RolloutSettings, SamplingSettings
 from postgrad.rollout.source import LiveSource
 
 
 class Prompts:
+    def __len__(self):
+        return 10
+
     def draw(self, ticket, seed):
         ids = np.random.default_rng((ticket, seed)).integers(2, 32, 3 + ticket % 3)
         return Prompt(ticket, ids.astype(np.int32), "q", "a", "letters", ticket)
@@ -60,7 +63,7 @@ def live(engine, tokenizer, scorer=None, n=3, **changes):
         "seed": 3,
         "prompts_per_step": 4,
         "samples_per_prompt": n,
-        "sampling": SamplingSettings(max_new_tokens=6),
+        "sampling": RolloutSettings(max_new_tokens=6),
         "tokenizer": tokenizer,
     }
     return LiveSource(engine, Prompts(), scorer or LengthScorer(), **(given | changes))
@@ -80,30 +83,32 @@ def signature(groups):
 
 def test_a_step_takes_the_first_open_tickets_and_settles_them(engine, tokenizer):
     source = live(engine, tokenizer)
-    groups, cursor = source.next(0, Cursor(2, frozenset({3, 5})))
-    assert [g.prompt.ticket for g in groups] == [2, 4, 6, 7]
-    assert cursor == Cursor(8)
-    assert [[r.sample for r in g.rollouts] for g in groups] == [[0, 1, 2]] * 4
+    sampled = source.next(0, Cursor(2, frozenset({3, 5})), {})
+    assert [g.prompt.ticket for g in sampled.groups] == [2, 4, 6, 7]
+    assert sampled.cursor == Cursor(8)
+    assert (sampled.filtered, sampled.metrics, sampled.state) == ([], {}, {})
+    assert [[r.sample for r in g.rollouts] for g in sampled.groups] == [[0, 1, 2]] * 4
 
 
 def test_groups_do_not_depend_on_when_scores_arrive_or_on_steps_before(engine, tokenizer):
-    first, cursor = live(engine, tokenizer).next(0, Cursor())
-    second, _ = live(engine, tokenizer).next(1, cursor)
+    one = live(engine, tokenizer).next(0, Cursor(), {})
+    first, cursor = one.groups, one.cursor
+    second = live(engine, tokenizer).next(1, cursor, {}).groups
     for late in (2, 100):
         source = live(engine, tokenizer, LengthScorer(late))
-        assert signature(source.next(1, cursor)[0]) == signature(second)
-        assert signature(source.next(0, Cursor())[0]) == signature(first)
+        assert signature(source.next(1, cursor, {}).groups) == signature(second)
+        assert signature(source.next(0, Cursor(), {}).groups) == signature(first)
 
 
 def test_groups_do_not_depend_on_the_number_of_slots(model, tokenizer, engine):
     narrow = LocalEngine(model("qwen3"), tokenizer, slots=2, cache_tokens=2 * 48)
-    one = live(engine, tokenizer).next(0, Cursor())[0]
-    assert signature(one) == signature(live(narrow, tokenizer).next(0, Cursor())[0])
+    one = live(engine, tokenizer).next(0, Cursor(), {}).groups
+    assert signature(one) == signature(live(narrow, tokenizer).next(0, Cursor(), {}).groups)
 
 
 def test_a_single_turn_is_the_completion_itself(engine, tokenizer):
     heard = []
-    groups, _ = live(engine, tokenizer, on_done=heard.append).next(0, Cursor())
+    groups = live(engine, tokenizer, on_done=heard.append).next(0, Cursor(), {}).groups
     for rollout in (r for g in groups for r in g.rollouts):
         (turn,) = rollout.turns
         assert turn.author == "policy"
@@ -114,7 +119,7 @@ def test_a_single_turn_is_the_completion_itself(engine, tokenizer):
 
 
 def test_environments_answer_between_the_policys_turns(engine, tokenizer):
-    groups, _ = live(engine, tokenizer, environment=AskTwice()).next(0, Cursor())
+    groups = live(engine, tokenizer, environment=AskTwice()).next(0, Cursor(), {}).groups
     for group in groups:
         for rollout in group.rollouts:
             first, seen, second = rollout.turns
@@ -130,7 +135,7 @@ def test_environments_answer_between_the_policys_turns(engine, tokenizer):
 
 
 def test_a_second_turn_has_read_everything_before_it(engine, tokenizer):
-    groups, _ = live(engine, tokenizer, environment=AskTwice()).next(0, Cursor())
+    groups = live(engine, tokenizer, environment=AskTwice()).next(0, Cursor(), {}).groups
     batch = RolloutBatch.of(groups)
     rows = list(batch.sequences.tokens)
     for i, (ids, found) in enumerate(zip(rows, engine.logprobs(rows, 1.0), strict=True)):
@@ -142,10 +147,10 @@ def test_a_second_turn_has_read_everything_before_it(engine, tokenizer):
 def test_an_episode_ends_where_its_length_is_used_up(engine, tokenizer):
     # The longest prompts have 5 tokens: 6 of an answer and 2 of an observation leave 1 of 14.
     source = live(engine, tokenizer, environment=AskTwice(), max_len=14)
-    groups, _ = source.next(0, Cursor())
+    groups = source.next(0, Cursor(), {}).groups
     totals = [len(g.prompt.token_ids) + len(r.token_ids) for g in groups for r in g.rollouts]
     assert max(totals) == 14
-    tight = live(engine, tokenizer, environment=AskTwice(), max_len=9).next(0, Cursor())[0]
+    tight = live(engine, tokenizer, environment=AskTwice(), max_len=9).next(0, Cursor(), {}).groups
     ended = [r for g in tight for r in g.rollouts if len(r.turns) == 1]
     assert ended
     assert all(r.finish_reason == "length" for r in ended)
@@ -164,4 +169,4 @@ def test_groups_that_never_come_back_are_an_error_and_no_hang(engine, tokenizer)
                 super().submit(prompt, rollouts)
 
     with pytest.raises(RunError, match="1 groups never came back"):
-        live(engine, tokenizer, Losing()).next(0, Cursor())
+        live(engine, tokenizer, Losing()).next(0, Cursor(), {})

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, cast
 
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
 
 FORMAT = 1
+DICTS = ("algorithm", "choices", "log_offsets", "source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class RunState:
 
     episodes: samples whose tickets are settled. algorithm: what credit gets back (an adaptive KL
     coefficient). evaluations: the newest result by metric. choices: what was probed at the start.
-    log_offsets: bytes of each log file that belong to these steps.
+    log_offsets: bytes of each log file that belong to these steps. source: what sampling knows of
+    the rows (a curriculum).
     """
 
     step: int
@@ -45,6 +47,7 @@ class RunState:
     best: Best | None
     choices: Mapping[str, Any]
     log_offsets: Mapping[str, int]
+    source: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def to_json(self) -> dict[str, Any]:
         """For state.json."""
@@ -62,6 +65,7 @@ class RunState:
             "best": self.best and self.best.to_json(),
             "choices": dict(self.choices),
             "log_offsets": dict(self.log_offsets),
+            "source": dict(self.source),
         }
 
     @classmethod
@@ -75,7 +79,7 @@ class RunState:
                 f"state.json has format {data.get('format')!r}, this version reads {FORMAT}: "
                 "resume with the version of postgrad that wrote it (manifest.json names it)"
             )
-        names = {field.name for field in fields(cls)}
+        names = {one.name for one in fields(cls)}
         missing, unknown = names - set(data), set(data) - names - {"format"}
         if missing or unknown:
             raise RunError(
@@ -92,7 +96,7 @@ class RunState:
                     for name, value in _of(dict, data["evaluations"]).items()
                 },
                 **{name: _of(int, data[name]) for name in ("step", "update", "episodes")},
-                **{name: _of(dict, data[name]) for name in ("algorithm", "choices", "log_offsets")},
+                **{name: _of(dict, data[name]) for name in DICTS},
             )
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"state.json is not a run's state: {error}") from error

@@ -18,6 +18,7 @@ from postgrad.jobs.rl import Parts, RLJob
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
 from postgrad.jobs.sft import SFTJob
+from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Learner, Role
 from postgrad.models.load import load_tokenizer
 from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
@@ -99,12 +100,15 @@ def _rl(
     run.geometry = recipe.geometry(len(prompts))
     temperature = recipe.rollout.temperature
     policy, _ = roles.learner(recipe, path, run.choices, run.geometry, temperature)
-    foresee_disk(run, policy.state_bytes())
     algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens)
     reference = None
     if algorithm.needs().reference:
-        reference = _reference(run, recipe, path, temperature)
+        reference = _reference(run, recipe, path, policy)
+    following = reference if isinstance(reference, MovingReference) else None
+    foresee_disk(run, policy.state_bytes() + (following.state_bytes() if following else 0))
     _restore(policy, checkpoint)
+    if following is not None and checkpoint is not None:
+        following.load(checkpoint.tensors)
     engine, run.choices = roles.engine(
         recipe,
         path,
@@ -147,12 +151,12 @@ def _source(
     )
 
 
-def _reference(run: Run, recipe: RLRecipe, path: str, temperature: float) -> Role:
+def _reference(run: Run, recipe: RLRecipe, path: str, policy: Learner) -> Role | MovingReference:
     frozen = recipe.reference.model.path or path
     if run.choices.reference is not None:
         roles.check_frozen(frozen, run.choices.reference)
     run.choices = replace(run.choices, reference=roles.frozen_hash(frozen))
-    return roles.reference(recipe, path, run.choices, temperature)
+    return roles.reference(recipe, path, run.choices, policy)
 
 
 def _evaluator(run: Run, tokenizer: object, scorer: Scorer) -> Evaluator:

@@ -16,12 +16,13 @@ from postgrad.core.records import RolloutBatch, ScoredGroup
 from postgrad.jobs.evaluation import Evaluator, Result, sample_metrics
 from postgrad.jobs.publish import Publisher
 from postgrad.jobs.run import Run
+from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Learner, Role, UpdateResult
 from postgrad.learner.update import updates
 from postgrad.observe.samples import step_samples
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.source import Source
+from postgrad.rollout.source import Sampled, Source
 
 SUMMED = ("policy/computed_tokens", "policy/skipped_samples", "policy/bounded_exponents")
 
@@ -32,7 +33,7 @@ class Parts:
 
     algorithm: RolloutAlgorithm
     policy: Learner
-    reference: Role | None
+    reference: Role | MovingReference | None
     engine: Engine
     publish: Publisher
     source: Source
@@ -51,8 +52,8 @@ class RLJob:
     def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
         """Job.step."""
         run, parts = self._run, self._parts
-        groups, cursor = self._sample(state)
-        batch = RolloutBatch.of(groups)
+        sampled = self._sample(state)
+        batch = RolloutBatch.of(sampled.groups)
         with run.phase("train", run.geometry.updates_per_step):
             old, ref = self._logprobs(batch)
             credit = parts.algorithm.credit(batch, old, ref, None, state.algorithm)
@@ -73,18 +74,23 @@ class RLJob:
             parts.publish.show(batch.sequences)
             published = parts.publish()
         number = state.step + 1
+        if isinstance(parts.reference, MovingReference):
+            parts.reference.after_step(number, parts.policy.weights())
         with run.phase("log"):
             decode = parts.tokenizer.decode
-            run.logs.samples(step_samples(groups, number, decode, batch, credit, learned))
+            run.logs.samples(
+                step_samples(sampled.all, sampled.reasons, number, decode, batch, credit, learned)
+            )
         following = replace(
             state,
             step=number,
             update=state.update + len(results),
-            episodes=state.episodes + sum(len(group.rollouts) for group in groups),
-            cursor=cursor,
+            episodes=state.episodes + sum(len(group.rollouts) for group in sampled.all),
+            cursor=sampled.cursor,
             algorithm=credit.state,
+            source=sampled.state,
         )
-        metrics = self._metrics(groups, batch, credit, results)
+        metrics = self._metrics(sampled, batch, credit, results)
         return following, metrics | mismatch | published
 
     def evaluate(self) -> list[Result]:
@@ -95,14 +101,24 @@ class RLJob:
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """Job.tensors."""
-        return self._parts.policy.tensors()
+        found = self._parts.policy.tensors()
+        if isinstance(self._parts.reference, MovingReference):
+            found |= self._parts.reference.tensors()
+        return found
 
-    def _sample(self, state: RunState) -> tuple[list[ScoredGroup], Any]:
+    def _sample(self, state: RunState) -> Sampled:
         """The step's groups; a failed verifier is recorded with its cause."""
         run, parts = self._run, self._parts
         with run.phase("sample", run.geometry.samples_per_step), parts.scorer.step():
-            groups, cursor = parts.source.next(state.step + 1, state.cursor)
-        for group in groups:
+            sampled = parts.source.next(state.step + 1, state.cursor, state.source)
+        missing = sampled.metrics.get("sampling/missing_groups", 0.0)
+        if missing:
+            run.logs.event(
+                "groups_missing",
+                f"{missing:.0f} groups of the step could not be replaced within rollout.max_rounds",
+                step=state.step + 1,
+            )
+        for group in sampled.all:
             for failure in group.failures:
                 run.logs.event(
                     "verifier_failed",
@@ -113,7 +129,7 @@ class RLJob:
                     component=failure.component,
                     cause=failure.cause,
                 )
-        return groups, cursor
+        return sampled
 
     def _logprobs(self, batch: RolloutBatch) -> tuple[Ragged | None, Ragged | None]:
         """Of the policy before the step and of the reference, only where they are needed.
@@ -146,11 +162,12 @@ class RLJob:
 
     def _metrics(
         self,
-        groups: Sequence[ScoredGroup],
+        sampled: Sampled,
         batch: RolloutBatch,
         credit: Credit,
         results: Sequence[UpdateResult],
     ) -> dict[str, float]:
+        groups = sampled.all
         clock = self._run.clock.step
         totals = sample_metrics(groups)
         update = _over_updates([result.metrics for result in results])
@@ -166,6 +183,7 @@ class RLJob:
             "dropped_samples": samples - len(batch),
             "failures": sum(len(group.failures) for group in groups),
             "response_tokens": tokens,
+            **sampled.metrics,
             **credit.metrics,
             **update,
             "response_tokens_per_second": tokens / clock["sample"],

@@ -13,6 +13,7 @@ from postgrad.core.seeds import integer
 from postgrad.data.texts import texts
 from postgrad.jobs.choices import Choices
 from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Learner, Role
 from postgrad.models.fresh import make_fresh
 from postgrad.models.hashes import directory_hash
@@ -49,13 +50,22 @@ def learner(
     return role, tokenizer
 
 
-def reference(recipe: RLRecipe, policy: str, choices: Choices, temperature: float) -> Role:
-    """The frozen model that KL is measured from: the policy's own start unless another is named."""
+def reference(
+    recipe: RLRecipe, path: str, choices: Choices, policy: Learner
+) -> Role | MovingReference:
+    """The model that KL is measured from: the policy's own start `path` unless another is named."""
     settings = recipe.reference.model
-    path = settings.path or policy
-    backbone, _ = _backbone(recipe, settings, path, choices)
+    backbone, _ = _backbone(recipe, settings, settings.path or path, choices)
     backbone.lm.requires_grad_(False)
-    return Role("reference", backbone, temperature)
+    if not recipe.reference.moves:
+        return Role("reference", backbone, policy.temperature)
+    return MovingReference(
+        backbone,
+        policy.temperature,
+        refresh_steps=recipe.reference.refresh_steps,
+        ema_decay=recipe.reference.ema_decay,
+        policy=policy.weights(),
+    )
 
 
 def engine(

@@ -1,6 +1,6 @@
 """The lines of samples.jsonl: every sample of a step once, trained on or not."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,14 @@ from postgrad.rollout.records_json import Decode, Json, sample_to_json
 
 def step_samples(
     groups: Sequence[ScoredGroup],
+    reasons: Mapping[int, str],
     step: int,
     decode: Decode,
     batch: RolloutBatch,
     credit: Credit,
     learner_logprobs: NDArray[np.float32],
 ) -> Iterator[Json]:
-    """One line a sample, in the order of the groups.
+    """One line a sample, in the order of the groups. reasons: why a ticket's group was filtered.
 
     learner_logprobs: over the experience's flat tokens, from before the step, NaN where nothing was
     computed. Samples that were trained on have advantages, a mask, and where known the learner's
@@ -44,4 +45,7 @@ def step_samples(
                 known = sequences.tokens.like(learner_logprobs).row(number)[prompt:]
                 if not np.isnan(known[mask]).any():
                     columns["learner_logprobs"] = np.nan_to_num(known)  # 0 where there is no loss
-            yield sample_to_json(group, i, step=step, decode=decode, **columns)
+            line = sample_to_json(group, i, step=step, decode=decode, **columns)
+            if rollout.ticket in reasons:
+                line["filtered"] = reasons[rollout.ticket]
+            yield line

@@ -114,11 +114,27 @@ def sampling(recipe: RLRecipe) -> Iterator[Problem]:
     if rollout.source == "live" and rollout.replay_path is not None:
         yield ("rollout", "replay_path"), 'is read only where source = "replay"'
     yield from _correction(recipe)
+    yield from _reference(recipe)
     least, n = recipe.algorithm.min_group_size, recipe.batch.n_samples_per_prompt
     if n < least:
         yield (
             ("batch", "n_samples_per_prompt"),
             f"{n} is too few for a baseline among a prompt's samples: at least {least}",
+        )
+
+
+def _reference(recipe: RLRecipe) -> Iterator[Problem]:
+    """A reference that follows the policy has to be used, and to be the same model."""
+    reference = recipe.reference
+    if not reference.moves:
+        return
+    if not recipe.algorithm.needs().reference:
+        yield ("reference",), "nothing reads it: give algorithm.kl_coef above 0"
+    path = reference.model.path
+    if path is not None and path != recipe.model.path:
+        yield (
+            ("reference", "model", "path"),
+            f"{path!r} cannot follow the policy, which is {recipe.model.path!r}: leave it out",
         )
 
 

@@ -16,9 +16,26 @@ class ClusterSettings(Settings):
 
 
 class ReferenceSettings(Settings):
-    """The frozen model that KL is measured from; what is left out is taken from the policy's."""
+    """The model that KL is measured from; what is left out is taken from the policy's.
+
+    Frozen, unless it follows the policy: `refresh_steps` takes the policy's weights every so many
+    steps, `ema_decay` keeps a moving average of them, one step at a time.
+    """
 
     model: ModelSettings = ModelSettings()
+    refresh_steps: int = Field(default=0, ge=0)  # 0: never
+    ema_decay: float = Field(default=0.0, ge=0.0, lt=1.0)  # 0: no average
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.refresh_steps and self.ema_decay:
+            raise ValueError("refresh_steps and ema_decay are two ways to follow: keep one")
+        return self
+
+    @property
+    def moves(self) -> bool:
+        """True where it follows the policy."""
+        return bool(self.refresh_steps or self.ema_decay)
 
 
 class EvalSet(DataSettings):

@@ -6,8 +6,8 @@ from typing import Any
 
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.records import ScoredGroup
 from postgrad.rollout.records_json import group_from_lines
+from postgrad.rollout.source import Sampled, State
 
 FILE = "samples.jsonl"
 
@@ -50,7 +50,7 @@ class ReplaySource:
                 raise UsageError(f"{self._path}:{number}: a sample needs a whole number {key!r}")
         return line
 
-    def next(self, step: int, cursor: Cursor) -> tuple[list[ScoredGroup], Cursor]:
+    def next(self, step: int, cursor: Cursor, state: State) -> Sampled:
         """Source.next: the groups of the recorded step `step`. RunError where there is none."""
         if step not in self._offsets:
             last = max(self._offsets)
@@ -71,4 +71,15 @@ class ReplaySource:
             raise UsageError(
                 f"{self._path}: step {step}, from line {first_line}: not samples of ours: {error!r}"
             ) from error
-        return groups, cursor.settle(sorted(by_ticket))
+        reasons = {
+            ticket: lines[0]["filtered"]
+            for ticket, lines in by_ticket.items()
+            if "filtered" in lines[0]
+        }
+        return Sampled(
+            [group for group in groups if group.prompt.ticket not in reasons],
+            cursor.settle(sorted(by_ticket)),
+            [group for group in groups if group.prompt.ticket in reasons],
+            reasons,
+            state,
+        )

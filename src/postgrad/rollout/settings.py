@@ -1,8 +1,8 @@
 """What a recipe says about sampling."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from postgrad.core.settings import Settings
 
@@ -18,8 +18,35 @@ class SamplingSettings(Settings):
     max_new_tokens: int = Field(default=512, ge=1)
 
 
+class CurriculumSettings(Settings):
+    """Rows that the policy has learned, or cannot learn yet, are passed over.
+
+    A row whose group had a mean reward of at least `retire_at` is not sampled again, or only after
+    `revisit_epochs`; one with at most `postpone_at` waits for `postpone_epochs`.
+    """
+
+    retire_at: float | None = None
+    revisit_epochs: int = Field(default=0, ge=0)  # 0: never again
+    postpone_at: float | None = None
+    postpone_epochs: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _order(self) -> Self:
+        if (
+            self.retire_at is not None
+            and self.postpone_at is not None
+            and self.postpone_at >= self.retire_at
+        ):
+            raise ValueError("postpone_at must be below retire_at")
+        return self
+
+
 class RolloutSettings(SamplingSettings):
     """The rollout engine and where a step's samples come from.
+
+    dynamic_sampling: groups that teach nothing are replaced by new prompts, in up to `max_rounds`
+    rounds of sampling: those whose rewards are all equal, and those whose mean reward is not above
+    `keep_above` or not below `keep_below`.
 
     `slots`: sequences decoded together; `cache_tokens`: token places in the key-value cache. Both
     are chosen at start where they are left out, and kept as run state.
@@ -28,6 +55,20 @@ class RolloutSettings(SamplingSettings):
     type: Literal["local"] = "local"
     source: Literal["live", "replay"] = "live"
     replay_path: str | None = None  # run directory whose samples.jsonl is read
+    dynamic_sampling: bool = False
+    max_rounds: int = Field(default=4, ge=1)
+    keep_above: float | None = None
+    keep_below: float | None = None
+    curriculum: CurriculumSettings = CurriculumSettings()
     slots: int | None = Field(default=None, ge=1)
     cache_tokens: int | None = Field(default=None, ge=16)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+
+    @model_validator(mode="after")
+    def _bounds_filter(self) -> Self:
+        bounds = (self.keep_above, self.keep_below)
+        if not self.dynamic_sampling and bounds != (None, None):
+            raise ValueError("keep_above and keep_below filter groups: set dynamic_sampling = true")
+        if None not in bounds and self.keep_above >= self.keep_below:  # pyright: ignore[reportOperatorIssue]
+            raise ValueError("keep_above must be below keep_below")
+        return self

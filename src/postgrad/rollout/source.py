@@ -1,27 +1,56 @@
 """Where a step's scored groups come from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
 
 from postgrad.core.cursor import Cursor
+from postgrad.core.errors import RunError
 from postgrad.core.records import Prompt, ScoredGroup
+from postgrad.rollout.curriculum import Curriculum
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.environment import Environment, SingleTurn
+from postgrad.rollout.filtering import Reason, reason_to_filter
 from postgrad.rollout.sampling import Drawing, Scoring, sample_groups
-from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.settings import RolloutSettings
+
+State = Mapping[str, Any]  # JSON values that a source keeps between steps
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a step gets. groups: to train on, in ticket order. filtered: sampled, scored and settled
+    without training; reasons: why, by ticket. cursor and state: once the step has ended.
+    """
+
+    groups: list[ScoredGroup]
+    cursor: Cursor
+    filtered: list[ScoredGroup] = field(default_factory=list[ScoredGroup])
+    reasons: Mapping[int, Reason] = field(default_factory=dict[int, Reason])
+    state: State = field(default_factory=dict[str, Any])
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def all(self) -> list[ScoredGroup]:
+        """Every group of the step, in ticket order."""
+        return sorted([*self.groups, *self.filtered], key=lambda group: group.prompt.ticket)
 
 
 class Source(Protocol):
     """What the loop asks for the groups of a step."""
 
-    def next(self, step: int, cursor: Cursor) -> tuple[list[ScoredGroup], Cursor]:
-        """Groups in ticket order, and the cursor once they are trained on or filtered."""
+    def next(self, step: int, cursor: Cursor, state: State) -> Sampled:
+        """The groups of step `step`, from the first open tickets on."""
         ...
 
 
 class Prompts(Protocol):
-    """The part of data.prompts.PromptSet that a source needs."""
+    """The part of data.mixture.Draws that a source needs."""
+
+    def __len__(self) -> int:
+        """Draws in one epoch."""
+        ...
 
     def draw(self, ticket: int, seed: int) -> Prompt:
         """The prompt of a ticket."""
@@ -31,7 +60,9 @@ class Prompts(Protocol):
 class LiveSource:
     """Samples the first open tickets of every step with the engine's newest weights, and waits.
 
-    Nothing is kept between steps: what a step returns depends on its cursor, the data, the weights
+    With `dynamic_sampling`, as many new prompts are drawn as groups were filtered, so nothing is
+    left over: every ticket that was sampled is settled, trained on or not. Nothing is kept between
+    steps but `state`: what a step returns depends on its cursor and state, the data, the weights
     and the settings, so a resumed run draws the same groups. `max_len` bounds prompt and turns.
     """
 
@@ -44,7 +75,7 @@ class LiveSource:
         seed: int,
         prompts_per_step: int,
         samples_per_prompt: int,
-        sampling: SamplingSettings,
+        sampling: RolloutSettings,
         tokenizer: Any,
         environment: Environment | None = None,
         max_len: int | None = None,
@@ -55,21 +86,81 @@ class LiveSource:
         self._scorer = scorer
         self._seed = seed
         self._prompts_per_step = prompts_per_step
+        self._settings = sampling
+        self._curriculum = Curriculum(sampling.curriculum)
         self._drawing = Drawing(
             samples_per_prompt, sampling, seed, environment or SingleTurn(), max_len
         )
         self._tokenizer = tokenizer
         self._on_done = on_done
 
-    def next(self, step: int, cursor: Cursor) -> tuple[list[ScoredGroup], Cursor]:
-        """Source.next."""
-        tickets = list(islice(cursor.open_tickets(), self._prompts_per_step))
-        groups = sample_groups(
-            self._engine,
-            self._scorer,
-            [self._prompts.draw(ticket, self._seed) for ticket in tickets],
-            self._drawing,
-            self._tokenizer,
-            self._on_done,
+    def next(self, step: int, cursor: Cursor, state: State) -> Sampled:
+        """Source.next. Raises RunError where the curriculum has passed over every prompt."""
+        dynamic = self._settings.dynamic_sampling
+        passed: list[int] = []
+        tickets = self._tickets(cursor, state, passed)
+        kept: list[ScoredGroup] = []
+        filtered: list[ScoredGroup] = []
+        reasons: dict[int, Reason] = {}
+        rounds, most = 0, self._settings.max_rounds if dynamic else 1
+        while len(kept) < self._prompts_per_step and rounds < most:
+            prompts = list(islice(tickets, self._prompts_per_step - len(kept)))
+            if not prompts:
+                break
+            rounds += 1
+            for group in self._sample(prompts):
+                reason = reason_to_filter(group, self._settings) if dynamic else None
+                if reason is None:
+                    kept.append(group)
+                else:
+                    filtered.append(group)
+                    reasons[group.prompt.ticket] = reason
+        if not rounds:
+            raise RunError(
+                "rollout.curriculum has passed over every prompt of two epochs, there is none left "
+                "to learn from: end the run here, or change retire_at or revisit_epochs"
+            )
+        groups = [*kept, *filtered]
+        epochs = {group.prompt.ticket: self._epoch(group.prompt.ticket) for group in groups}
+        following = self._curriculum.after(groups, epochs, state)
+        metrics = self._metrics(rounds, len(kept), reasons) if dynamic else {}
+        if self._curriculum.active:
+            metrics |= {"curriculum/passed_over": float(len(passed))}
+            metrics |= self._curriculum.metrics(following)
+        settled = cursor.settle([*(group.prompt.ticket for group in groups), *passed])
+        return Sampled(kept, settled, filtered, reasons, following, metrics)
+
+    def _tickets(self, cursor: Cursor, state: State, passed: list[int]) -> Iterator[Prompt]:
+        """The prompts of open tickets, but for those passed over, which are added to `passed`. Ends
+        where two epochs in a row hold no other.
+        """
+        in_a_row = 0
+        for ticket in cursor.open_tickets():
+            prompt = self._prompts.draw(ticket, self._seed)
+            if self._curriculum.passes_over(prompt, self._epoch(ticket), state):
+                passed.append(ticket)
+                in_a_row += 1
+                if in_a_row >= 2 * len(self._prompts):
+                    return
+            else:
+                in_a_row = 0
+                yield prompt
+
+    def _epoch(self, ticket: int) -> int:
+        return ticket // len(self._prompts)
+
+    def _sample(self, prompts: list[Prompt]) -> list[ScoredGroup]:
+        return sample_groups(
+            self._engine, self._scorer, prompts, self._drawing, self._tokenizer, self._on_done
         )
-        return groups, cursor.settle(tickets)
+
+    def _metrics(self, rounds: int, kept: int, reasons: Mapping[int, Reason]) -> dict[str, float]:
+        found = {
+            "sampling/rounds": rounds,
+            "sampling/groups": kept + len(reasons),
+            "sampling/filtered_groups": len(reasons),
+            "sampling/missing_groups": self._prompts_per_step - kept,
+        }
+        for reason in ("equal", "below", "above", "failed"):
+            found[f"sampling/filtered_{reason}"] = list(reasons.values()).count(reason)
+        return {name: float(value) for name, value in found.items()}

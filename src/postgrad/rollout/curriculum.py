@@ -1,0 +1,67 @@
+"""Rows that were too easy or too hard at their last visit are passed over for a while.
+
+What is known of a row is run state: the mean reward of its last group and the epoch of that visit,
+so a resumed run passes over the same rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from postgrad.core.records import Prompt, ScoredGroup
+from postgrad.rollout.settings import CurriculumSettings
+
+BINS = 5
+
+
+class Curriculum:
+    """Pure: state goes in and comes out."""
+
+    def __init__(self, settings: CurriculumSettings) -> None:
+        self._settings = settings
+
+    @property
+    def active(self) -> bool:
+        """True where any row can be passed over."""
+        return self._settings.retire_at is not None or self._settings.postpone_at is not None
+
+    def passes_over(self, prompt: Prompt, epoch: int, state: Mapping[str, Any]) -> bool:
+        """True where this draw of a row is settled without sampling."""
+        seen = state.get("rows", {}).get(key(prompt))
+        if seen is None:
+            return False
+        mean, visited = seen
+        settings = self._settings
+        if settings.retire_at is not None and mean >= settings.retire_at:
+            return not settings.revisit_epochs or epoch - visited <= settings.revisit_epochs
+        if settings.postpone_at is not None and mean <= settings.postpone_at:
+            return epoch - visited <= settings.postpone_epochs
+        return False
+
+    def after(
+        self, groups: Sequence[ScoredGroup], epoch_of: Mapping[int, int], state: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """The state after a step's groups. epoch_of: ticket -> epoch."""
+        if not self.active:
+            return state
+        rows = dict(state.get("rows", {}))
+        for group in groups:
+            kept = group.total[group.kept]
+            if len(kept):
+                ticket = group.prompt.ticket
+                rows[key(group.prompt)] = [float(kept.mean()), epoch_of[ticket]]
+        return {**state, "rows": rows}
+
+    def metrics(self, state: Mapping[str, Any]) -> dict[str, float]:
+        """How many rows lie in each fifth of the range of mean rewards seen so far."""
+        if not self.active:
+            return {}
+        means = [mean for mean, _ in state.get("rows", {}).values()]
+        low, high = min(means, default=0.0), max(means, default=0.0)
+        width = (high - low) / BINS or 1.0
+        bins = [min(BINS - 1, int((mean - low) / width)) for mean in means]
+        return {f"curriculum/bin_{i}": float(bins.count(i)) for i in range(BINS)}
+
+
+def key(prompt: Prompt) -> str:
+    """What a row is called in the state."""
+    return f"{prompt.dataset}:{prompt.row}"
