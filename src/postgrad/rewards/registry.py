@@ -16,6 +16,7 @@ VERIFIERS = {
     "gsm8k": "postgrad.rewards.gsm8k:GSM8K",
     "math": "postgrad.rewards.math:Math",
     "exact_match": "postgrad.rewards.exact_match:ExactMatch",
+    "ifeval": "postgrad.rewards.ifeval.verifier:IFEval",
     "reasoning_gym": "postgrad.rewards.reasoning_gym:ReasoningGym",
 }
 
