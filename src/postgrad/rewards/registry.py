@@ -16,6 +16,8 @@ VERIFIERS = {
     "gsm8k": "postgrad.rewards.gsm8k:GSM8K",
     "math": "postgrad.rewards.math:Math",
     "exact_match": "postgrad.rewards.exact_match:ExactMatch",
+    "ifeval": "postgrad.rewards.ifeval.verifier:IFEval",
+    "multiple_choice": "postgrad.rewards.multiple_choice:MultipleChoice",
     "reasoning_gym": "postgrad.rewards.reasoning_gym:ReasoningGym",
 }
 
