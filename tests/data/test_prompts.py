@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from postgrad.core.errors import UsageError
 from postgrad.data.conversations import load_conversations
 from postgrad.data.messages import answer_of
-from postgrad.data.overlap import keys, question_key
+from postgrad.data.overlap import HeldOut, keys, question_key
 from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import Row
+from postgrad.data.selection import Selection
 from postgrad.data.settings import DataSettings
 
 WriteRows = Callable[..., str]
@@ -24,9 +25,9 @@ def rows_of(lengths: list[int]) -> list[dict[str, Any]]:
 
 
 def load(path: str, tokenizer: Any, limit: int = 100, **more: Any) -> Any:
-    exclude = more.pop("exclude", frozenset())
+    selection = more.pop("selection", None)
     return load_prompts(
-        DataSettings(path=path, **more), tokenizer, max_prompt_tokens=limit, exclude=exclude
+        DataSettings(path=path, **more), tokenizer, max_prompt_tokens=limit, selection=selection
     )
 
 
@@ -127,8 +128,8 @@ def test_held_out_questions_are_left_out_whatever_their_case_and_spaces(
 ) -> None:
     rows = [{"question": q, "answer": ""} for q in ("Spell Sun", "spell  sun ", "spell moon")]
     held_out = write_rows([{"question": "SPELL SUN", "answer": ""}], "eval.jsonl")
-    exclude = keys(DataSettings(path=held_out))
-    prompts = load(write_rows(rows), tokenizer, exclude=exclude)
+    selection = Selection(HeldOut(keys(DataSettings(path=held_out))))
+    prompts = load(write_rows(rows), tokenizer, selection=selection)
     assert [prompt.question for prompt in prompts.all()] == ["spell moon"]
     assert prompts.account.fates == {"kept": 1, "excluded": 2}
     assert prompts.account.lines()[1].endswith("rows.jsonl:1")
@@ -143,7 +144,8 @@ def test_every_row_is_accounted_for(
     how = data.draw(st.sampled_from(["drop", "truncate"]))
     held_out = data.draw(st.sets(st.sampled_from([question_key("x" * n) for n in range(13)])))
     path = write_rows(rows_of(lengths))
-    more = {"on_too_long": how, "max_lost_fraction": 1.0, "exclude": frozenset(held_out)}
+    selection = Selection(HeldOut(frozenset(held_out)))
+    more = {"on_too_long": how, "max_lost_fraction": 1.0, "selection": selection}
     left = [n for n in lengths if question_key("x" * n) not in held_out]
     if how == "drop":
         left = [n for n in left if n <= 6]
