@@ -50,6 +50,9 @@ class TokenCache:
         """
         if len(messages) < SMALLEST or self._reads_the_clock(call):
             return make()
+        if self._folder is None:
+            notes.append("tokens are not kept: there is no home folder; POSTGRAD_CACHE names one")
+            return make()
         key = self._key(messages, call, how)
         path = self._folder / f"{key}.safetensors"
         try:
@@ -57,7 +60,7 @@ class TokenCache:
         except FileNotFoundError:
             found = None
         except (OSError, SafetensorError, KeyError, ValueError) as error:
-            notes.append(f"the cache entry {path} is damaged ({error}); it is made again")
+            notes.append(f"the cache entry {path} cannot be used: {error}; it is made again")
             found = None
         if found is not None:
             notes.append("tokens from the cache (data.cache)")
@@ -97,14 +100,18 @@ class TokenCache:
         ]
 
 
-def cache_folder() -> Path:
-    """$POSTGRAD_CACHE/tokens, else postgrad/tokens in the user's cache folder
-    ($XDG_CACHE_HOME, ~/.cache).
+def cache_folder() -> Path | None:
+    """$POSTGRAD_CACHE/tokens, else postgrad/tokens in the user's cache folder ($XDG_CACHE_HOME or
+    ~/.cache); None where there is no home.
     """
     if own := os.environ.get("POSTGRAD_CACHE"):
         return Path(own) / "tokens"
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "postgrad" / "tokens"
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "postgrad" / "tokens"
+    try:
+        return Path.home() / ".cache" / "postgrad" / "tokens"
+    except RuntimeError:  # a user without an entry and without $HOME, as in some containers
+        return None
 
 
 def _write(path: Path, columns: Columns) -> None:
