@@ -1,6 +1,7 @@
 """Recipes as files, for tests of commands."""
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -10,3 +11,11 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault-points", default="4", help="kills a job gets in tests/faults")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes the tokens that a user keeps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POSTGRAD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

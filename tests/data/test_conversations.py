@@ -7,6 +7,8 @@ import pytest
 
 from postgrad.core.errors import UsageError
 from postgrad.data.conversations import load_conversations
+from postgrad.data.overlap import HeldOut
+from postgrad.data.selection import Selection
 from postgrad.data.settings import DataSettings
 from postgrad.data.texts import texts
 
@@ -19,8 +21,8 @@ ROWS = [
 
 
 def load(path: str, tokenizer: Any, **more: Any) -> Any:
-    exclude = more.pop("exclude", frozenset())
-    return load_conversations(DataSettings(path=path, **more), tokenizer, exclude=exclude)
+    selection = more.pop("selection", None)
+    return load_conversations(DataSettings(path=path, **more), tokenizer, selection=selection)
 
 
 def test_a_conversation_has_its_tokens_and_loss_on_the_answer(
@@ -87,7 +89,8 @@ def test_a_held_out_question_anywhere_in_a_chat_leaves_it_out(
         {"role": "assistant", "content": "no"},
     ]
     path = write_rows([{"messages": chat}, {"messages": chat[2:]}])
-    found = load(path, tokenizer, messages="messages", exclude=frozenset({"held out?"}))
+    held = HeldOut(frozenset({"held out?"}))
+    found = load(path, tokenizer, messages="messages", selection=Selection(held))
     assert found.account.fates == {"kept": 1, "excluded": 1}
 
 

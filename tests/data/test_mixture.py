@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from postgrad.data.account import RowAccount
 from postgrad.data.conversations import Conversation, ConversationSet
 from postgrad.data.mixture import Mixture, training_conversations, training_prompts
+from postgrad.data.overlap import HeldOut
 from postgrad.data.settings import MixedSet, MixSettings
 
 WriteRows = Callable[..., str]
@@ -66,22 +67,21 @@ def test_sets_of_a_recipe_are_mixed_with_an_account_each(
     data = MixSettings(
         sets=(MixedSet(path=one, weight=2.0), MixedSet(path=two, prompt="q", count=3))
     )
-    prompts = training_prompts(data, tokenizer, max_new_tokens=8, exclude=frozenset({"a0", "b1"}))
+    held = HeldOut(frozenset({"a0", "b1"}))
+    prompts = training_prompts(data, tokenizer, max_new_tokens=8, exclude=held)
     assert len(prompts) == 2 * 3 + 3
     assert [account.kept for account in prompts.accounts] == [3, 5]
     epoch = Counter(prompts.draw(ticket, 0).question for ticket in range(9))
     assert {q: epoch[q] for q in ("a1", "a2", "a3")} == {"a1": 2, "a2": 2, "a3": 2}
     assert sum(count for q, count in epoch.items() if q[0] == "b") == 3
     assert [prompt.ticket for prompt in prompts.all()] == list(range(8))
-    found = training_conversations(data, tokenizer, exclude=frozenset())
+    found = training_conversations(data, tokenizer, exclude=HeldOut())
     assert len(found) == 2 * 4 + 3
 
 
 def test_one_dataset_is_drawn_as_it_is(write_rows: WriteRows, tokenizer: Any) -> None:
     path = write_rows([{"question": f"a{i}", "answer": "x"} for i in range(5)])
-    found = training_prompts(
-        MixSettings(path=path), tokenizer, max_new_tokens=8, exclude=frozenset()
-    )
+    found = training_prompts(MixSettings(path=path), tokenizer, max_new_tokens=8, exclude=HeldOut())
     with pytest.raises(AttributeError):
         _ = found._sets  # pyright: ignore[reportAttributeAccessIssue]
     assert sorted(found.draw(ticket, 3).row for ticket in range(5)) == [0, 1, 2, 3, 4]

@@ -1,6 +1,7 @@
 """Prompts by ticket; the same for conversations where both behave alike."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 from postgrad.core.errors import UsageError
 from postgrad.data.conversations import load_conversations
 from postgrad.data.messages import answer_of
-from postgrad.data.overlap import keys, question_key
+from postgrad.data.overlap import HeldOut, keys, question_key
 from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import Row
+from postgrad.data.selection import Selection
 from postgrad.data.settings import DataSettings
 
 WriteRows = Callable[..., str]
@@ -24,9 +26,9 @@ def rows_of(lengths: list[int]) -> list[dict[str, Any]]:
 
 
 def load(path: str, tokenizer: Any, limit: int = 100, **more: Any) -> Any:
-    exclude = more.pop("exclude", frozenset())
+    selection = more.pop("selection", None)
     return load_prompts(
-        DataSettings(path=path, **more), tokenizer, max_prompt_tokens=limit, exclude=exclude
+        DataSettings(path=path, **more), tokenizer, max_prompt_tokens=limit, selection=selection
     )
 
 
@@ -127,8 +129,8 @@ def test_held_out_questions_are_left_out_whatever_their_case_and_spaces(
 ) -> None:
     rows = [{"question": q, "answer": ""} for q in ("Spell Sun", "spell  sun ", "spell moon")]
     held_out = write_rows([{"question": "SPELL SUN", "answer": ""}], "eval.jsonl")
-    exclude = keys(DataSettings(path=held_out))
-    prompts = load(write_rows(rows), tokenizer, exclude=exclude)
+    selection = Selection(HeldOut(keys(DataSettings(path=held_out))))
+    prompts = load(write_rows(rows), tokenizer, selection=selection)
     assert [prompt.question for prompt in prompts.all()] == ["spell moon"]
     assert prompts.account.fates == {"kept": 1, "excluded": 2}
     assert prompts.account.lines()[1].endswith("rows.jsonl:1")
@@ -143,7 +145,8 @@ def test_every_row_is_accounted_for(
     how = data.draw(st.sampled_from(["drop", "truncate"]))
     held_out = data.draw(st.sets(st.sampled_from([question_key("x" * n) for n in range(13)])))
     path = write_rows(rows_of(lengths))
-    more = {"on_too_long": how, "max_lost_fraction": 1.0, "exclude": frozenset(held_out)}
+    selection = Selection(HeldOut(frozenset(held_out)))
+    more = {"on_too_long": how, "max_lost_fraction": 1.0, "selection": selection}
     left = [n for n in lengths if question_key("x" * n) not in held_out]
     if how == "drop":
         left = [n for n in left if n <= 6]
@@ -220,3 +223,57 @@ def test_a_character_that_the_tokenizer_lacks_is_named_with_its_row(
 
 def load_conversations_of(path: str, tokenizer: Any) -> Any:
     return load_conversations(DataSettings(path=path), tokenizer)
+
+
+def test_a_template_makes_the_question_from_columns(write_rows: WriteRows, tokenizer: Any) -> None:
+    rows = [{"a": "x", "b": 3, "answer": "1", "left": True}, {"a": "y", "b": 0.5, "answer": "2"}]
+    path = write_rows(rows)
+    found = load(path, tokenizer, template="{{Q}}: {a} + {b}\nA:").all()
+    texts = [tokenizer.decode(one.token_ids.tolist()) for one in found]
+    assert texts[0] == "<|im_start|>user\n{Q}: x + 3\nA:<|im_end|>\n<|im_start|>assistant\n"
+    assert "{Q}: y + 0.5\nA:" in texts[1]
+    assert [one.question for one in found] == ["x\n3", "y\n0.5"]
+    assert found[0].metadata == {"left": True}
+    said = load_conversations(DataSettings(path=path, template="{a}?"), tokenizer).all()[0]
+    assert "user\nx?<|im_end|>" in tokenizer.decode(said.token_ids.tolist())
+
+
+def test_a_template_that_names_no_text_is_refused(write_rows: WriteRows, tokenizer: Any) -> None:
+    path = write_rows([{"question": "a", "list": ["b"], "answer": "1"}])
+    with pytest.raises(UsageError, match=r"no column 'qestion' \(data\.template\); did you mean"):
+        load(path, tokenizer, template="{qestion}")
+    with pytest.raises(UsageError, match=r"'list' of row 0 is list, not text \(data\.template\)"):
+        load(path, tokenizer, template="{list}")
+    for template, why in (
+        ("no column", "it names no column"),
+        ("{}", "braces hold the name of a column"),
+        ("{question:>3}", "braces hold the name of a column"),
+        ("{question", "expected '}'"),
+        ("question}", "Single '}'"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            DataSettings(path=path, template=template)
+    with pytest.raises(ValueError, match="template makes a question from columns, messages"):
+        DataSettings(path=path, template="{question}", messages="chat")
+
+
+def test_a_dataset_may_have_a_chat_template_of_its_own_as_text_or_file(
+    write_rows: WriteRows, tokenizer: Any, tmp_path: Path
+) -> None:
+    own = (
+        "{% for m in messages %}{{ m['role'][0] + '>' + m['content'] + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'a>' }}{% endif %}"
+    )
+    path = write_rows([{"question": "q", "answer": "r"}])
+    (tmp_path / "own.jinja").write_text(own, "utf-8")
+    for template in (own, str(tmp_path / "own.jinja")):
+        prompt = load(path, tokenizer, chat_template=template).all()[0]
+        assert tokenizer.decode(prompt.token_ids.tolist()) == "u>q\na>"
+        settings = DataSettings(path=path, chat_template=template)
+        said = load_conversations(settings, tokenizer).all()[0]
+        assert tokenizer.decode(said.token_ids.tolist()) == "u>q\na>r\n"
+        assert tokenizer.decode(said.token_ids[said.loss_mask].tolist()) == "r\n"
+    with pytest.raises(UsageError, match=r"data\.chat_template 'none\.jinja' cannot be read: "):
+        load(path, tokenizer, chat_template="none.jinja")
+    with pytest.raises(UsageError, match=rf"{path}:1: row 0: the chat template refuses it"):
+        load(path, tokenizer, chat_template="{{ 1 / 0 }}")

@@ -239,6 +239,27 @@ def test_evaluation_reads_rows_as_training_does_unless_it_says_otherwise(write: 
     assert (other.path, other.prompt, other.subset) == ("other.jsonl", "problem", None)
 
 
+def test_how_columns_become_questions_is_taken_over_unless_a_set_names_its_own(
+    write: Write,
+) -> None:
+    data = (
+        '[data]\npath = "a.jsonl"\nchat_template = "{{ x }}"\ntemplate = "Q: {problem}"\n'
+        'map = "my.rows:clean"\nfilter = "my.rows:easy"\n'
+    )
+    for said, wanted in (
+        ("greedy = true", ("Q: {problem}", "my.rows:clean")),
+        ('template = "{problem}"', ("{problem}", "")),
+        ('prompt = "question"', ("", "")),
+        ('messages = "chat"', ("", "")),
+    ):
+        text = f'job = "sft"\nrun_dir = "r"\nsteps = 1\n{data}[eval]\npath = "b.jsonl"\n{said}\n'
+        text += '[model]\npath = "m"\n[[rewards]]\ntype = "math"\n'
+        recipe = load_recipe(write(text=text))
+        one = recipe.eval.sets[0]
+        assert (one.template, one.map) == wanted, said
+        assert (one.chat_template, one.filter) == ("{{ x }}", "")
+
+
 def test_several_evaluation_sets_have_names(write: Write) -> None:
     several = '[eval]\nevery = 5\n[[eval.sets]]\nname = "a"\n[[eval.sets]]\nname = "b"\nlimit = 3'
     path = write(('[eval]\nsplit = "test"\nevery = 5', several))

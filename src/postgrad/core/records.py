@@ -24,8 +24,8 @@ class Prompt:
     """One draw from the data, ready to be sampled from.
 
     `ticket` is the global number of the draw; `row` the row of `dataset` it came from. `question`
-    is the last user text, `answer` the reference, `metadata` what else a verifier may want: all
-    three are JSON values.
+    is the last user text, without the words of data.template, `answer` the reference, `metadata`
+    what else a verifier may want: all three are JSON values.
     """
 
     ticket: int

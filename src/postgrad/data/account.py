@@ -1,7 +1,7 @@
 """Where the rows of a dataset went: every one of them is counted once."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,25 +9,54 @@ from postgrad.core.errors import UsageError
 from postgrad.data.rows import Row
 from postgrad.data.settings import DataSettings
 
-Fate = Literal["kept", "truncated", "excluded", "too_long", "no_loss"]
+Fate = Literal[
+    "kept",
+    "truncated",
+    "filtered",
+    "excluded",
+    "contaminated",
+    "duplicate",
+    "too_long",
+    "no_loss",
+]
 MEANING: Mapping[Fate, str] = {
     "kept": "kept",
     "truncated": "kept, cut to the limit",
+    "filtered": "left out: data.filter says no",
     "excluded": "left out: held out for evaluation",
+    "contaminated": "left out: shares words in a row with a held-out question",
+    "duplicate": "left out: repeats a row before it",
     "too_long": "dropped: over the limit",
     "no_loss": "dropped: no token to learn from",
 }
-LOST: tuple[Fate, ...] = ("too_long", "no_loss")
+HEADINGS: Mapping[Fate, str] = {
+    "kept": "kept whole",
+    "truncated": "kept, cut",
+    "filtered": "filtered",
+    "excluded": "held out",
+    "contaminated": "shared words",
+    "duplicate": "duplicate",
+    "too_long": "too long",
+    "no_loss": "no loss",
+}
+LOST: tuple[Fate, ...] = ("too_long", "no_loss")  # the others are left out on purpose
 
 
 @dataclass(frozen=True, slots=True)
 class RowAccount:
-    """fates: how many rows ended how; they add up to `rows`. examples: the place of the first."""
+    """fates: how many rows ended how; they add up to `rows`. examples: the place of the first.
+    notes: what else a person should know of how the rows were read.
+    """
 
     name: str
     rows: int
     fates: Mapping[Fate, int]
     examples: Mapping[Fate, str]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if sum(self.fates.values()) != self.rows:
+            raise AssertionError(f"{self.name}: {self.rows} rows, accounted for {self.fates}")
 
     @property
     def kept(self) -> int:
@@ -35,26 +64,47 @@ class RowAccount:
         return self.fates.get("kept", 0) + self.fates.get("truncated", 0)
 
     def lines(self) -> list[str]:
-        """A small table for people; one line where every row was kept."""
-        found = [f"{self.name}: {self.rows} rows, {self.kept} kept"]
-        for fate, count in self.fates.items():
-            if fate != "kept":
-                example = self.examples[fate]
-                found.append(f"  {count:>7}  {MEANING[fate]}, such as {example}")
-        return found
+        """How many rows were kept; a line for each other fate, with the first row that had it."""
+        return [f"{self.name}: {self.rows} rows, {self.kept} kept", *self.remarks()]
+
+    def remarks(self) -> list[str]:
+        """What a table of counts does not show: where to look, and the notes."""
+        found = [
+            f"  {count:>7}  {MEANING[fate]}, such as {self.examples[fate]}"
+            for fate, count in self.fates.items()
+            if fate != "kept"
+        ]
+        return [*found, *(f"  {note}" for note in self.notes)]
 
     def to_json(self) -> dict[str, Any]:
         """For events.jsonl."""
-        return {"dataset": self.name, "rows": self.rows, **self.fates}
+        notes = {"notes": list(self.notes)} if self.notes else {}
+        return {"dataset": self.name, "rows": self.rows, **self.fates, **notes}
+
+
+def table(accounts: Sequence[RowAccount]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of one table: a line a dataset and, for several, their sum; a column for
+    each fate that any row had, so that a line's counts add up to the rows that were read.
+    """
+    found: list[Fate] = [fate for fate in MEANING if any(fate in one.fates for one in accounts)]
+    counts = [[one.rows, *(one.fates.get(fate, 0) for fate in found)] for one in accounts]
+    names = [one.name for one in accounts]
+    if len(accounts) > 1:
+        counts.append([sum(column) for column in zip(*counts, strict=True)])
+        names.append("together")
+    lines = [[name, *map(str, line)] for name, line in zip(names, counts, strict=True)]
+    return ["dataset", "rows", *(HEADINGS[fate] for fate in found)], lines
 
 
 @dataclass(slots=True)
 class Bookkeeper:
-    """Counts rows while a dataset is read."""
+    """Counts rows while a dataset is read. read: how many there were."""
 
     name: str
+    read: int = 0
     counts: Counter[Fate] = field(default_factory=Counter)
     examples: dict[Fate, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def add(self, fate: Fate, row: Row) -> None:
         """One row ended so."""
@@ -64,13 +114,13 @@ class Bookkeeper:
     def close(self, settings: DataSettings, limit: str) -> RowAccount:
         """The account. Raises UsageError where nothing is left or too much was lost.
 
-        limit: in words, for the message. What is held out for evaluation is not lost.
+        limit: in words, for the message. What a recipe leaves out on purpose is not lost.
         """
-        rows = self.counts.total()
+        rows = self.read
         fates: dict[Fate, int] = {fate: n for fate in MEANING if (n := self.counts[fate])}
-        account = RowAccount(self.name, rows, fates, dict(self.examples))
+        account = RowAccount(self.name, rows, fates, dict(self.examples), tuple(self.notes))
         lost = sum(self.counts[fate] for fate in LOST)
-        usable = rows - self.counts["excluded"]
+        usable = account.kept + lost
         if not account.kept:
             raise UsageError(
                 f"{self.name}: no row of {rows} is left to use (limit: {limit}):\n"

@@ -1,5 +1,6 @@
 """Conversations by ticket: what SFT trains on."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,18 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
+from postgrad.core.ragged import Ragged
 from postgrad.data.account import Bookkeeper, Fate, RowAccount
-from postgrad.data.messages import conversation_of, questions_of
+from postgrad.data.cache import Columns, TokenCache
+from postgrad.data.functions import prepared_rows
+from postgrad.data.messages import Message, asked_in, conversation_of
 from postgrad.data.order import Order
-from postgrad.data.overlap import overlaps
 from postgrad.data.prompts import unencodable
-from postgrad.data.rows import Row, dataset_name, read_rows
+from postgrad.data.rows import Row, dataset_name
+from postgrad.data.selection import Selection
 from postgrad.data.settings import DataSettings
 from postgrad.data.templates import (
     Rendered,
     Unencodable,
     Unmarkable,
     render_conversation,
+    template_call,
     tokenise,
     turn_ends,
 )
@@ -61,63 +66,108 @@ class ConversationSet:
 
 
 def load_conversations(
-    settings: DataSettings, tokenizer: Any, *, exclude: frozenset[str] = frozenset()
+    settings: DataSettings,
+    tokenizer: Any,
+    *,
+    selection: Selection | None = None,
+    cache: TokenCache | None = None,
 ) -> ConversationSet:
-    """Reads, renders and tokenises a dataset. exclude: question keys that are held out.
+    """Reads, renders and tokenises a dataset. selection: what the run leaves out of all its sets.
 
     A conversation over settings.max_len tokens is dropped, cut at its end, or an error, as
     settings.on_too_long says. Raises UsageError that shows the first row whose assistant tokens the
     chat template cannot mark.
     """
+    selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
-    rows, texts = _rendered(settings, tokenizer, exclude, book)
+    rows, messages = _selected(settings, selection, book)
+    columns = _columns(settings, tokenizer, rows, messages, cache, book.notes)
     entries: list[tuple[int, NDArray[np.int32], NDArray[np.bool_]]] = []
-    try:
-        tokenised = tokenise(tokenizer, texts)
-    except Unencodable as error:
-        raise unencodable(rows[error.place], error) from error
-    for row, found in zip(rows, tokenised, strict=True):
-        if isinstance(found, Unmarkable):
-            raise _unmarkable(row, found)
-        ids, mask = found
+    found = zip(rows, messages, columns["token_ids"], columns["loss_mask"], strict=True)
+    for row, said, ids, mask in found:
         fate = _fate(row, len(ids), settings)
         if fate == "truncated":
             ids, mask = ids[: settings.max_len], mask[: settings.max_len]
         if fate != "too_long" and not mask[1:].any():  # nothing predicts a first token
             fate = "no_loss"
-        book.add(fate, row)
         if fate in ("kept", "truncated"):
-            entries.append((row.index, ids, mask))
+            if selection.repeats(said):
+                fate = "duplicate"
+            else:
+                entries.append((row.index, ids, mask))
+        book.add(fate, row)
     account = book.close(settings, f"{settings.max_len} tokens of a conversation")
     return ConversationSet(entries, account, settings.shuffle)
 
 
-def _rendered(
-    settings: DataSettings, tokenizer: Any, exclude: frozenset[str], book: Bookkeeper
-) -> tuple[list[Row], list[Rendered]]:
-    """The rows that are not held out, and each one's text."""
-    ends = turn_ends(tokenizer)
+def _selected(
+    settings: DataSettings, selection: Selection, book: Bookkeeper
+) -> tuple[list[Row], list[list[Message]]]:
+    """The rows that may be trained on, and what each says."""
     rows: list[Row] = []
-    texts: list[Rendered] = []
-    for row in read_rows(settings):
+    conversations: list[list[Message]] = []
+    for row in prepared_rows(settings, book):
         messages = conversation_of(row, settings)
-        if overlaps(questions_of(messages), exclude):
-            book.add("excluded", row)
+        fate = selection.left_out(asked_in(row, messages, settings), messages)
+        if fate is not None:
+            book.add(fate, row)
             continue
+        rows.append(row)
+        conversations.append(messages)
+    return rows, conversations
+
+
+def _columns(
+    settings: DataSettings,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    messages: Sequence[Sequence[Message]],
+    cache: TokenCache | None,
+    notes: list[str],
+) -> Columns:
+    """token_ids and loss_mask of each row."""
+    call = template_call(settings)
+
+    def make() -> Columns:
+        return _tokenised(settings, tokenizer, rows, messages, call)
+
+    if cache is None:
+        return make()
+    return cache.columns(
+        messages, call, f"conversations, loss on {settings.loss_turns}", make, notes
+    )
+
+
+def _tokenised(
+    settings: DataSettings,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    messages: Sequence[Sequence[Message]],
+    call: Mapping[str, Any],
+) -> Columns:
+    ends = turn_ends(tokenizer)
+    texts: list[Rendered] = []
+    for row, one in zip(rows, messages, strict=True):
         try:
             texts.append(
                 render_conversation(
-                    tokenizer,
-                    messages,
-                    ends=ends,
-                    turns=settings.loss_turns,
-                    variables=settings.chat_template_kwargs,
+                    tokenizer, one, ends=ends, turns=settings.loss_turns, variables=call
                 )
             )
         except Unmarkable as error:
             raise _unmarkable(row, error) from error
-        rows.append(row)
-    return rows, texts
+    try:
+        tokenised = tokenise(tokenizer, texts)
+    except Unencodable as error:
+        raise unencodable(rows[error.place], error) from error
+    ids: list[NDArray[np.int32]] = []
+    masks: list[NDArray[np.bool_]] = []
+    for row, found in zip(rows, tokenised, strict=True):
+        if isinstance(found, Unmarkable):
+            raise _unmarkable(row, found)
+        ids.append(found[0])
+        masks.append(found[1])
+    return {"token_ids": Ragged.of(ids, np.int32), "loss_mask": Ragged.of(masks, np.bool_)}
 
 
 def _fate(row: Row, tokens: int, settings: DataSettings) -> Fate:

@@ -5,7 +5,7 @@ from typing import Any
 from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
 from postgrad.data.rows import Row
-from postgrad.data.settings import DataSettings
+from postgrad.data.settings import DataSettings, template_parts
 
 Message = dict[str, str]
 
@@ -37,6 +37,16 @@ def questions_of(messages: list[Message]) -> list[str]:
     return [message["content"] for message in messages if message["role"] == "user"]
 
 
+def asked_in(row: Row, messages: list[Message], settings: DataSettings) -> list[str]:
+    """What is asked, without the words of data.template: rows are compared by it, verifiers see it.
+
+    A template with several columns asks all of them, line by line.
+    """
+    if not settings.template:
+        return questions_of(messages)
+    return ["\n".join(value for _, value in _filled(row, settings) if value is not None)]
+
+
 def answer_of(row: Row, settings: DataSettings) -> str | None:
     """The reference answer as text; None where the recipe says that there is none."""
     if settings.answer == "" or (settings.messages and settings.answer not in row.values):
@@ -55,7 +65,26 @@ def column(row: Row, name: str, key: str) -> Any:
 
 
 def _user(row: Row, settings: DataSettings) -> Message:
+    if settings.template:
+        filled = _filled(row, settings)
+        return {"role": "user", "content": "".join(text + (value or "") for text, value in filled)}
     return {"role": "user", "content": _text(row, settings.prompt, "data.prompt", settings)}
+
+
+def _filled(row: Row, settings: DataSettings) -> list[tuple[str, str | None]]:
+    """The template's words, each with the value of the column after them."""
+    return [
+        (text, None if name is None else _value(row, name, settings))
+        for text, name in template_parts(settings.template)
+    ]
+
+
+def _value(row: Row, name: str, settings: DataSettings) -> str:
+    """A column of a template: text or a number."""
+    value = column(row, name, "data.template")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    return _text(row, name, "data.template", settings)
 
 
 def _text(row: Row, name: str, key: str, settings: DataSettings) -> str:

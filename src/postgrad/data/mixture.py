@@ -9,9 +9,12 @@ import numpy as np
 from postgrad.core.records import Prompt
 from postgrad.core.seeds import integer
 from postgrad.data.account import RowAccount
+from postgrad.data.cache import TokenCache
 from postgrad.data.conversations import Conversation, load_conversations
 from postgrad.data.order import Order
+from postgrad.data.overlap import HeldOut
 from postgrad.data.prompts import load_prompts
+from postgrad.data.selection import Selection
 from postgrad.data.settings import MixSettings
 
 Drawn = TypeVar("Drawn", Prompt, Conversation)
@@ -73,12 +76,17 @@ class Mixture(Generic[Drawn]):
 
 
 def training_prompts(
-    data: MixSettings, tokenizer: Any, *, max_new_tokens: int, exclude: frozenset[str]
+    data: MixSettings, tokenizer: Any, *, max_new_tokens: int, exclude: HeldOut
 ) -> Draws[Prompt]:
     """The prompts of [data]. Raises UsageError as data.prompts does."""
+    selection, cache = Selection(exclude, data.dedup), _cache(data, tokenizer)
     sets = [
         load_prompts(
-            one, tokenizer, max_prompt_tokens=one.max_len - max_new_tokens, exclude=exclude
+            one,
+            tokenizer,
+            max_prompt_tokens=one.max_len - max_new_tokens,
+            selection=selection,
+            cache=cache,
         )
         for one in data.sources
     ]
@@ -86,12 +94,18 @@ def training_prompts(
 
 
 def training_conversations(
-    data: MixSettings, tokenizer: Any, *, exclude: frozenset[str]
+    data: MixSettings, tokenizer: Any, *, exclude: HeldOut
 ) -> Draws[Conversation]:
     """The conversations of [data]. Raises UsageError as data.conversations does."""
-    return _mixed(
-        data, [load_conversations(one, tokenizer, exclude=exclude) for one in data.sources]
-    )
+    selection, cache = Selection(exclude, data.dedup), _cache(data, tokenizer)
+    sets = [
+        load_conversations(one, tokenizer, selection=selection, cache=cache) for one in data.sources
+    ]
+    return _mixed(data, sets)
+
+
+def _cache(data: MixSettings, tokenizer: Any) -> TokenCache | None:
+    return TokenCache(tokenizer) if data.cache else None
 
 
 def _mixed(data: MixSettings, sets: Sequence[Draws[Drawn]]) -> Draws[Drawn]:

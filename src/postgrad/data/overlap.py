@@ -1,10 +1,18 @@
-"""What is held out is never trained on, whatever its case or white space."""
+"""What is held out is never trained on: equal questions, and rows that share a run of words."""
 
-from collections.abc import Iterable
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from postgrad.data.messages import prompt_of, questions_of
-from postgrad.data.rows import read_rows
+from postgrad.data.functions import prepared_rows
+from postgrad.data.messages import asked_in, prompt_of
 from postgrad.data.settings import DataSettings
+
+# Chinese and Japanese are written without spaces: each of their characters counts as a word.
+_CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_BETWEEN = r"\s!-/:-@\[-`{-~\u00a1-\u00bf\u2000-\u206f\u2190-\u2bff\u3000-\u303f\uff00-\uff0f"
+_WORD = re.compile(rf"[{_CJK}]|[^{_BETWEEN}{_CJK}]+")
 
 
 def question_key(text: str) -> str:
@@ -12,15 +20,53 @@ def question_key(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
+def words(text: str) -> list[str]:
+    """The words of a text; case, punctuation, and how Unicode composes letters do not count."""
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+def ngrams(text: str, n: int) -> Iterator[tuple[str, ...]]:
+    """Every n words in a row; none of a text with fewer."""
+    found = words(text)
+    return (tuple(found[i : i + n]) for i in range(len(found) - n + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """The questions of evaluation sets. questions: their keys; grams: every n words in a row of
+    any of them, where n is not 0.
+    """
+
+    questions: frozenset[str] = frozenset()
+    n: int = 0
+    grams: frozenset[tuple[str, ...]] = frozenset()
+
+    def has(self, questions: Iterable[str]) -> bool:
+        """True where any of the questions is held out."""
+        return bool(self.questions) and any(question_key(q) in self.questions for q in questions)
+
+    def shares_words(self, texts: Sequence[str]) -> bool:
+        """True where any of the texts has n words in a row that a held-out question has too."""
+        return bool(self.grams) and any(
+            gram in self.grams for text in texts for gram in ngrams(text, self.n)
+        )
+
+
+def held_out(sets: Iterable[DataSettings], ngram: int = 0) -> HeldOut:
+    """What training must leave out of evaluation sets. ngram: words in a row that a row may not
+    share with a question (Brown et al. 2020, appendix C, took 13); 0: only equal questions count.
+    """
+    found = frozenset(key for one in sets for key in keys(one))
+    grams = (
+        frozenset(gram for key in found for gram in ngrams(key, ngram)) if ngram else frozenset()
+    )
+    return HeldOut(found, ngram, grams)
+
+
 def keys(settings: DataSettings) -> frozenset[str]:
     """The keys of all questions of a dataset."""
     return frozenset(
         question_key(question)
-        for row in read_rows(settings)
-        for question in questions_of(prompt_of(row, settings))
+        for row in prepared_rows(settings)
+        for question in asked_in(row, prompt_of(row, settings), settings)
     )
-
-
-def overlaps(questions: Iterable[str], excluded: frozenset[str]) -> bool:
-    """True where any of the questions is held out."""
-    return bool(excluded) and any(question_key(one) in excluded for one in questions)

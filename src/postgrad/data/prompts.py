@@ -1,6 +1,6 @@
 """Prompts by ticket: what the policy reads, with the reference answer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,14 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
+from postgrad.core.ragged import Ragged
 from postgrad.core.records import Prompt
-from postgrad.data.account import Bookkeeper, RowAccount
-from postgrad.data.messages import answer_of, prompt_of, questions_of
+from postgrad.data.account import Bookkeeper, Fate, RowAccount
+from postgrad.data.cache import Columns, TokenCache
+from postgrad.data.functions import prepared_rows
+from postgrad.data.messages import Message, answer_of, asked_in, prompt_of
 from postgrad.data.order import Order
-from postgrad.data.overlap import overlaps
-from postgrad.data.rows import Row, dataset_name, read_rows
-from postgrad.data.settings import DataSettings
-from postgrad.data.templates import Unencodable, Unmarkable, encode, render
+from postgrad.data.rows import Row, dataset_name
+from postgrad.data.selection import Selection
+from postgrad.data.settings import DataSettings, template_parts
+from postgrad.data.templates import Unencodable, Unmarkable, encode, render, template_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +65,10 @@ def load_prompts(
     tokenizer: Any,
     *,
     max_prompt_tokens: int,
-    exclude: frozenset[str] = frozenset(),
+    selection: Selection | None = None,
+    cache: TokenCache | None = None,
 ) -> PromptSet:
-    """Reads, renders and tokenises a dataset. exclude: question keys that are held out.
+    """Reads, renders and tokenises a dataset. selection: what the run leaves out of all its sets.
 
     A prompt over `max_prompt_tokens` is dropped, cut to its last tokens, or an error, as
     settings.on_too_long says. Raises UsageError that names row and column of what is wrong, and
@@ -72,46 +76,76 @@ def load_prompts(
     """
     if max_prompt_tokens < 1:
         raise _no_room(settings)
-    name = dataset_name(settings)
-    book = Bookkeeper(name)
-    rows: list[Row] = []
-    texts: list[str] = []
-    questions: list[str] = []
-    for row in read_rows(settings):
-        messages = prompt_of(row, settings)
-        asked = questions_of(messages)
-        if overlaps(asked, exclude):
-            book.add("excluded", row)
-            continue
-        rows.append(row)
-        texts.append(_text(tokenizer, row, messages, settings))
-        questions.append(asked[-1] if asked else "")
-    try:
-        tokens = encode(tokenizer, texts)["input_ids"] if texts else []
-    except Unencodable as error:
-        raise unencodable(rows[error.place], error) from error
+    selection = selection or Selection()
+    book = Bookkeeper(dataset_name(settings))
+    asked = _asked(settings, selection, book)
+    tokens = _tokens(settings, tokenizer, asked, cache, book.notes)
     entries: list[_Entry] = []
-    for row, ids, question in zip(rows, tokens, questions, strict=True):
-        if len(ids) > max_prompt_tokens:
-            if settings.on_too_long == "error":
-                raise _too_long(row, len(ids), max_prompt_tokens)
-            book.add("truncated" if settings.on_too_long == "truncate" else "too_long", row)
-            if settings.on_too_long == "drop":
-                continue
-        else:
-            book.add("kept", row)
-        kept = np.array(ids[-max_prompt_tokens:], np.int32)
-        entries.append(
-            _Entry(row.index, kept, question, answer_of(row, settings), _rest(row, settings))
-        )
+    for (row, messages, question), ids in zip(asked, tokens, strict=True):
+        fate = _fate(row, len(ids), max_prompt_tokens, settings)
+        if fate != "too_long" and selection.repeats(messages):
+            fate = "duplicate"
+        book.add(fate, row)
+        if fate in ("kept", "truncated"):
+            kept = ids[-max_prompt_tokens:]
+            entries.append(
+                _Entry(row.index, kept, question, answer_of(row, settings), _rest(row, settings))
+            )
     account = book.close(settings, f"{max_prompt_tokens} tokens of a prompt")
-    return PromptSet(name, entries, account, settings.shuffle)
+    return PromptSet(book.name, entries, account, settings.shuffle)
 
 
-def _text(tokenizer: Any, row: Row, messages: list[Any], settings: DataSettings) -> str:
-    variables = settings.chat_template_kwargs
+def _asked(
+    settings: DataSettings, selection: Selection, book: Bookkeeper
+) -> list[tuple[Row, list[Message], str]]:
+    """The rows that may be asked, each with its messages and the last of its questions."""
+    found: list[tuple[Row, list[Message], str]] = []
+    for row in prepared_rows(settings, book):
+        messages = prompt_of(row, settings)
+        questions = asked_in(row, messages, settings)
+        fate = selection.left_out(questions, messages)
+        if fate is not None:
+            book.add(fate, row)
+        else:
+            found.append((row, messages, questions[-1] if questions else ""))
+    return found
+
+
+def _tokens(
+    settings: DataSettings,
+    tokenizer: Any,
+    asked: Sequence[tuple[Row, list[Message], str]],
+    cache: TokenCache | None,
+    notes: list[str],
+) -> Ragged:
+    """Token ids of each prompt, int32."""
+    call = template_call(settings)
+
+    def make() -> Columns:
+        texts = [_text(tokenizer, row, messages, call) for row, messages, _ in asked]
+        try:
+            ids = encode(tokenizer, texts)["input_ids"] if texts else []
+        except Unencodable as error:
+            raise unencodable(asked[error.place][0], error) from error
+        return {"token_ids": Ragged.of(ids, np.int32)}
+
+    if cache is None:
+        return make()["token_ids"]
+    messages = [messages for _, messages, _ in asked]
+    return cache.columns(messages, call, "prompts", make, notes)["token_ids"]
+
+
+def _fate(row: Row, tokens: int, limit: int, settings: DataSettings) -> Fate:
+    if tokens <= limit:
+        return "kept"
+    if settings.on_too_long == "error":
+        raise _too_long(row, tokens, limit)
+    return "truncated" if settings.on_too_long == "truncate" else "too_long"
+
+
+def _text(tokenizer: Any, row: Row, messages: list[Message], call: Mapping[str, Any]) -> str:
     try:
-        text = render(tokenizer, messages, generation=True, variables=variables)
+        text = render(tokenizer, messages, generation=True, variables=call)
     except Unmarkable as error:
         raise UsageError(f"{row.place}: row {row.index}: {error}") from error
     if not text:
@@ -124,7 +158,8 @@ def _text(tokenizer: Any, row: Row, messages: list[Any], settings: DataSettings)
 
 def _rest(row: Row, settings: DataSettings) -> dict[str, Any]:
     """What else a verifier may want of a row."""
-    read = {settings.prompt, settings.answer, settings.messages}
+    asked = {name for _, name in template_parts(settings.template)} or {settings.prompt}
+    read = asked | {settings.answer, settings.messages}
     return {key: value for key, value in row.values.items() if key not in read}
 
 

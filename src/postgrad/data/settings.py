@@ -1,10 +1,14 @@
 """What a recipe says about a dataset."""
 
-from typing import Any, Literal
+import re
+from string import Formatter
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from postgrad.core.settings import Settings
+
+FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
 class DataSettings(Settings):
@@ -13,7 +17,7 @@ class DataSettings(Settings):
     `path` is a hub id, a .jsonl, .jsonl.gz or .parquet file, a directory of those, or
     "reasoning-gym:TASK" (`task` holds the task's own parameters; `size` problems are made from
     `seed`). A row is a question (`prompt`) with its `answer`, or, when `messages` names a column,
-    a conversation in the chat format.
+    a conversation in the chat format. "" is none, so that a set can undo what [data] says.
     """
 
     path: str
@@ -22,6 +26,10 @@ class DataSettings(Settings):
     prompt: str = "question"
     answer: str = "answer"  # "": the rows have no reference answer (prompts for RL only)
     messages: str | None = None
+    template: str = ""  # the user's message from columns: "Question: {question}\nAnswer:"
+    chat_template: str = ""  # a Jinja file, or its text, in place of the tokenizer's
+    filter: str = ""  # "package.module:function", row -> bool
+    map: str = ""  # "package.module:function", row -> row
     system: str | None = None  # a system message before every conversation that has none
     strip: bool = False  # take white space off both ends of every message
     loss_turns: Literal["all", "last"] = "all"  # assistant turns of a conversation that bear loss
@@ -34,6 +42,43 @@ class DataSettings(Settings):
     on_too_long: Literal["drop", "truncate", "error"] = "drop"
     max_lost_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
     shuffle: bool = True
+
+    @field_validator("template")
+    @classmethod
+    def _names_columns(cls, template: str) -> str:
+        if template and not any(column for _, column in template_parts(template)):
+            raise ValueError('it names no column: "Question: {question}" is one that does')
+        return template
+
+    @field_validator("filter", "map")
+    @classmethod
+    def _names_a_function(cls, name: str) -> str:
+        if name and not FUNCTION.fullmatch(name):
+            raise ValueError("a function is named as 'package.module:function'")
+        return name
+
+    @model_validator(mode="after")
+    def _question_or_chat(self) -> Self:
+        if self.template and self.messages is not None:
+            raise ValueError(
+                "template makes a question from columns, messages names a column that has whole "
+                "conversations: say one of them"
+            )
+        return self
+
+
+def template_parts(template: str) -> list[tuple[str, str | None]]:
+    """(text, name of the column after it or None) one after the other. Raises ValueError for what
+    is not text with {column} in it.
+    """
+    found: list[tuple[str, str | None]] = []
+    for text, column, form, conversion in Formatter().parse(template):
+        if column == "" or form or conversion:
+            raise ValueError(
+                "braces hold the name of a column, as in {question}; {{ and }} are braces"
+            )
+        found.append((text, column))
+    return found
 
 
 class MixedSet(DataSettings):
@@ -51,11 +96,14 @@ class MixedSet(DataSettings):
 
 class MixSettings(DataSettings):
     """The training data: one dataset, or several as [[data.sets]]. What a set leaves out is taken
-    from [data].
+    from [data]. `dedup`, `decontaminate_ngram` and `cache` are for all of them together.
     """
 
     path: str = ""
     sets: tuple[MixedSet, ...] = ()
+    dedup: Literal["none", "exact", "normalised"] = "none"
+    decontaminate_ngram: int = Field(default=0, ge=0)  # words; 0: equal questions only
+    cache: bool = True  # keep tokens for the next run
 
     @property
     def sources(self) -> tuple[DataSettings, ...]:

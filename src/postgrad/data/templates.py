@@ -7,13 +7,16 @@ cannot show is refused rather than guessed.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from jinja2 import TemplateError
 from numpy.typing import NDArray
 
+from postgrad.core.errors import UsageError
 from postgrad.data.messages import Message
+from postgrad.data.settings import DataSettings
 
 
 class Unmarkable(Exception):
@@ -69,6 +72,24 @@ def render(
         ValueError,
     ) as error:  # a template is a program
         raise Unmarkable(f"the chat template refuses it: {error}") from error
+
+
+def template_call(settings: DataSettings) -> dict[str, Any]:
+    """What the template is called with beside messages: the dataset's variables, and its own
+    template where it has one. Raises UsageError where that is a file that cannot be read.
+    """
+    own = settings.chat_template
+    if not own:
+        return settings.chat_template_kwargs
+    if "{{" not in own and "{%" not in own:
+        try:
+            own = Path(own).expanduser().read_text("utf-8")
+        except (OSError, RuntimeError, ValueError) as error:
+            raise UsageError(
+                f"data.chat_template {own!r} cannot be read: {error}; it is a Jinja file, or a "
+                "template's own text"
+            ) from error
+    return {**settings.chat_template_kwargs, "chat_template": own}
 
 
 def turn_ends(tokenizer: Any) -> re.Pattern[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
-from postgrad.data import overlap
+from postgrad.data import account, overlap
 from postgrad.data.account import RowAccount
 from postgrad.data.mixture import Draws, training_conversations, training_prompts
 from postgrad.jobs import roles
@@ -41,9 +41,10 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
         return _sft(run, run.recipe, path, stack, checkpoint), path
 
 
-def held_out(recipe: Recipe) -> frozenset[str]:
+def held_out(recipe: Recipe) -> overlap.HeldOut:
     """The questions of all evaluation sets: none of them may be trained on."""
-    return frozenset(key for one in recipe.eval.sets for key in overlap.keys(one.data))
+    sets = [one.data for one in recipe.eval.sets]
+    return overlap.held_out(sets, recipe.data.decontaminate_ngram)
 
 
 def check_answers(scorer: Scorer, prompts: Draws[Prompt]) -> None:
@@ -161,6 +162,7 @@ def _reference(run: Run, recipe: RLRecipe, path: str, policy: Learner) -> Role |
 
 def _evaluator(run: Run, tokenizer: object, scorer: Scorer) -> Evaluator:
     evaluator = Evaluator(run.recipe, tokenizer, scorer)
+    _show_rows(run, [prompts.account for _, prompts in evaluator.sets], "evaluation")
     for _, prompts in evaluator.sets:
         check_answers(scorer, prompts)
     return evaluator
@@ -171,8 +173,10 @@ def _restore(policy: Learner, checkpoint: Checkpoint | None) -> None:
         policy.load(checkpoint.tensors, checkpoint.state.update)
 
 
-def _show_rows(run: Run, accounts: Sequence[RowAccount]) -> None:
-    for account in accounts:
-        for line in account.lines():
-            run.console.note(line)
-        run.logs.event("data", "rows of the training data", **account.to_json())
+def _show_rows(run: Run, accounts: Sequence[RowAccount], what: str = "training") -> None:
+    title = f"rows of the {what} data"
+    run.console.table(title, *account.table(accounts))
+    for one in accounts:
+        if remarks := one.remarks():
+            run.console.note("\n".join([one.name, *remarks]))
+        run.logs.event("data", title, **one.to_json())

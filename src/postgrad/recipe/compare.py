@@ -17,6 +17,7 @@ ALLOWED = (
     "checkpoint",
     "sentinels",
     "scoring.workers",
+    "data.cache",
     "eval.every",
     "eval.at_end",
     "learner.ranks",

@@ -13,7 +13,17 @@ from postgrad.recipe.settings import EvalSet
 Table = dict[str, Any]
 
 # How rows are read is the same for evaluation unless it says otherwise; which rows never is.
-_READING = ("path", "prompt", "answer", "system", "strip", "chat_template_kwargs", "max_len")
+_READING = (
+    "path",
+    "prompt",
+    "answer",
+    "system",
+    "strip",
+    "chat_template",
+    "chat_template_kwargs",
+    "max_len",
+)
+_COLUMNS = ("messages", "template", "map")  # they go by columns, so not where a set names its own
 _SAME_PATH = ("task", "subset")
 
 
@@ -104,8 +114,8 @@ def _set(one: Table, shared: Table, data: Table) -> Table:
     """A set with what [eval] says for all sets, then with how [data] reads rows."""
     said = {**shared, **one}
     keys: list[str] = list(_READING)
-    if "prompt" not in said and "answer" not in said:
-        keys.append("messages")
+    if not said.keys() & {"prompt", "answer", "messages", "template"}:
+        keys.extend(_COLUMNS)
     if said.get("path", data.get("path")) == data.get("path"):
         keys.extend(_SAME_PATH)
     given = {**data, "subset": data.get("name")}

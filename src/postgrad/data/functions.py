@@ -1,0 +1,98 @@
+"""The rows of a dataset as a recipe's Python functions leave them: data.filter, then data.map."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from postgrad.core.errors import PostgradError, UsageError
+from postgrad.core.names import resolve
+from postgrad.data.account import Bookkeeper
+from postgrad.data.rows import Row, read_rows
+from postgrad.data.settings import DataSettings
+
+Function = Callable[[dict[str, Any]], Any]
+
+
+def prepared_rows(settings: DataSettings, book: Bookkeeper | None = None) -> list[Row]:
+    """The rows that data.filter keeps, each as data.map returns it. book: told of the others.
+
+    Both functions get a dict of their own. Raises UsageError that names row and function where one
+    raises, or returns what is no bool or no row of JSON values.
+    """
+    keep = _function(settings.filter, "data.filter")
+    change = _function(settings.map, "data.map")
+    rows = read_rows(settings)
+    if book is not None:
+        book.read = len(rows)
+    found: list[Row] = []
+    for row in rows:
+        if keep is not None and not _kept(keep, row, settings.filter):
+            if book is not None:
+                book.add("filtered", row)
+        elif change is not None:
+            found.append(_mapped(change, row, settings.map))
+        else:
+            found.append(row)
+    return found
+
+
+def _function(name: str, key: str) -> Function | None:
+    if not name:
+        return None
+    try:
+        function = resolve(name, {}, key)
+    except PostgradError:
+        raise
+    except Exception as error:  # importing runs the module
+        raise UsageError(
+            f"{key} {name!r}: its module cannot be imported: {_told(error)}"
+        ) from error
+    if not callable(function):
+        raise UsageError(f"{key} {name!r} is {type(function).__name__}, not a function of a row")
+    return function
+
+
+def _kept(function: Function, row: Row, name: str) -> bool:
+    value = _called(function, row, f"data.filter {name!r}")
+    if not isinstance(value, bool | np.bool_):
+        raise UsageError(
+            f"{row.place}: data.filter {name!r} returned {_shown(value)} for row {row.index}; "
+            "True keeps a row, False leaves it out"
+        )
+    return bool(value)
+
+
+def _mapped(function: Function, row: Row, name: str) -> Row:
+    """Through JSON, so that what follows sees the values that a file could have had."""
+    value = _called(function, row, f"data.map {name!r}")
+    problem = "a row is a dict" if not isinstance(value, dict) else None
+    if problem is None and not all(isinstance(key, str) for key in value):
+        problem = "columns are called by text"
+    if problem is None:
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            text.encode()  # half a surrogate pair is no text that a tokenizer reads
+            return Row(row.index, json.loads(text), row.place)
+        except (TypeError, ValueError, RecursionError) as error:
+            problem = f"its values have to be JSON: {error}"
+    raise UsageError(
+        f"{row.place}: data.map {name!r} returned {_shown(value)} for row {row.index}; {problem}"
+    )
+
+
+def _called(function: Function, row: Row, what: str) -> Any:
+    try:
+        return function(dict(row.values))
+    except Exception as error:
+        raise UsageError(f"{row.place}: {what} raised {_told(error)} at row {row.index}") from error
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,0 +1,42 @@
+"""What a run leaves out of all its sets together: held-out questions, rows that repeat others."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from postgrad.data.account import Fate
+from postgrad.data.messages import Message
+from postgrad.data.overlap import HeldOut, question_key
+
+
+@dataclass(slots=True)
+class Selection:
+    """held_out: of the evaluation sets. dedup: when two rows are one."""
+
+    held_out: HeldOut = field(default_factory=HeldOut)
+    dedup: Literal["none", "exact", "normalised"] = "none"
+    _seen: set[bytes] = field(default_factory=set)
+
+    def left_out(self, asked: Sequence[str], messages: Sequence[Message]) -> Fate | None:
+        """Why a row must not be trained on. asked: its questions, without a template's words."""
+        if self.held_out.has(asked):
+            return "excluded"
+        answers = [one["content"] for one in messages if one["role"] == "assistant"]
+        return "contaminated" if self.held_out.shares_words([*asked, *answers]) else None
+
+    def repeats(self, messages: Sequence[Message]) -> bool:
+        """True where a row before had the same messages, in this set or in one before it.
+
+        Ask only about rows that are kept: a row that was dropped takes the place of none.
+        """
+        if self.dedup == "none":
+            return False
+        text = question_key if self.dedup == "normalised" else str
+        said = json.dumps([[one["role"], text(one["content"])] for one in messages])
+        key = hashlib.sha256(said.encode()).digest()
+        if key in self._seen:
+            return True
+        self._seen.add(key)
+        return False

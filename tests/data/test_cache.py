@@ -1,0 +1,210 @@
+"""The cache of tokens: the same bits with it and without, and never another dataset's."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from postgrad.data import cache as caching
+from postgrad.data.cache import TokenCache, cache_folder
+from postgrad.data.conversations import load_conversations
+from postgrad.data.mixture import training_conversations
+from postgrad.data.overlap import HeldOut
+from postgrad.data.prompts import load_prompts
+from postgrad.data.settings import DataSettings, MixSettings
+from postgrad.models.fresh import TEMPLATE
+
+WriteRows = Callable[..., str]
+ROWS = [{"question": "x" * (i % 7), "answer": str(i), "level": i} for i in range(30)]
+
+
+@pytest.fixture(autouse=True)
+def _cache_small_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caching, "SMALLEST", 2)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def path(write_rows: WriteRows) -> str:
+    return write_rows(ROWS)
+
+
+class Reader:
+    """Loads both kinds of sets with one folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    def conversations(self, tokenizer: Any, **settings: Any) -> Any:
+        cache = TokenCache(tokenizer, self.folder) if self.folder else None
+        return load_conversations(DataSettings(**settings), tokenizer, cache=cache)
+
+    def prompts(self, tokenizer: Any, **settings: Any) -> Any:
+        cache = TokenCache(tokenizer, self.folder) if self.folder else None
+        return load_prompts(DataSettings(**settings), tokenizer, max_prompt_tokens=32, cache=cache)
+
+
+def was_read(found: Any) -> bool:
+    return "tokens from the cache (data.cache)" in found.account.notes
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"max_len": 27},
+        {"max_len": 27, "on_too_long": "truncate", "max_lost_fraction": 1.0},
+        {"filter": "helpers.row_functions:short", "map": "helpers.row_functions:shouts"},
+        {"template": "{level}: {question}", "chat_template": TEMPLATE.replace("user", "USER")},
+    ],
+    ids=["plain", "dropped", "cut", "functions", "templates"],
+)
+def test_what_comes_from_the_cache_is_bit_for_bit_what_is_made_anew(
+    settings: dict[str, Any], path: str, folder: Path, tokenizer: Any
+) -> None:
+    for kind in ("conversations", "prompts"):
+        plain, first, again = (
+            getattr(Reader(where), kind)(tokenizer, path=path, **settings)
+            for where in (None, folder, folder)
+        )
+        assert not was_read(first)
+        assert was_read(again)
+        for other in (first, again):
+            assert other.account.fates == plain.account.fates
+            for one, two in zip(plain.all(), other.all(), strict=True):
+                assert one.token_ids.dtype == two.token_ids.dtype == np.int32
+                assert np.array_equal(one.token_ids, two.token_ids)
+                if kind == "conversations":
+                    assert one.loss_mask.dtype == two.loss_mask.dtype == np.bool_
+                    assert np.array_equal(one.loss_mask, two.loss_mask)
+                else:
+                    assert (one.question, one.answer) == (two.question, two.answer)
+                    assert (one.row, one.metadata) == (two.row, two.metadata)
+
+
+def test_whatever_decides_the_tokens_makes_another_entry(
+    path: str, folder: Path, write_rows: WriteRows, make_tokenizer: Callable[..., Any]
+) -> None:
+    tokenizer = make_tokenizer()
+    reader = Reader(folder)
+    reader.conversations(tokenizer, path=path)
+    other = write_rows([*ROWS[:-1], {"question": "x", "answer": "?"}], "other.jsonl")
+    for settings in (
+        {"path": other},
+        {"path": path, "limit": 20},
+        {"path": path, "system": "s"},
+        {"path": path, "strip": True, "template": " {question}"},
+        {"path": path, "loss_turns": "last"},
+        {"path": path, "chat_template_kwargs": {"mood": "calm"}},
+        {"path": path, "chat_template": "{# other #}" + TEMPLATE},
+        {"path": path, "map": "helpers.row_functions:shouts"},
+    ):
+        assert not was_read(reader.conversations(tokenizer, **settings)), settings
+    for another in (
+        make_tokenizer("{# other #}" + TEMPLATE),
+        make_tokenizer(TEMPLATE, ("<|more|>",)),
+    ):
+        assert not was_read(reader.conversations(another, path=path))
+    assert not was_read(reader.prompts(tokenizer, path=path))
+    assert len(entries(folder)) == 12
+    assert was_read(reader.conversations(tokenizer, path=path))
+
+
+def test_what_does_not_decide_them_makes_none(
+    path: str, folder: Path, write_rows: WriteRows, tokenizer: Any
+) -> None:
+    reader = Reader(folder)
+    reader.conversations(tokenizer, path=path)
+    renamed = write_rows([{**row, "level": 0} for row in ROWS], "renamed.jsonl")
+    for settings in ({"path": renamed}, {"path": path, "max_len": 30, "shuffle": False}):
+        assert was_read(reader.conversations(tokenizer, **settings))
+    assert len(entries(folder)) == 1
+
+
+@pytest.mark.parametrize("where", [10, 0.5, -3])
+def test_a_damaged_entry_is_told_and_made_again(
+    where: float, path: str, folder: Path, tokenizer: Any
+) -> None:
+    reader = Reader(folder)
+    wanted = [one.token_ids.tolist() for one in reader.conversations(tokenizer, path=path).all()]
+    (entry,) = entries(folder)
+    whole = entry.read_bytes()
+    place = int(where * len(whole)) if where == 0.5 else int(where)
+    for damaged in (whole[: len(whole) // 2], b"", flipped(whole, place)):
+        entry.write_bytes(damaged)
+        found = reader.conversations(tokenizer, path=path)
+        assert [one.token_ids.tolist() for one in found.all()] == wanted
+        (note,) = found.account.notes
+        assert note.startswith(f"the cache entry {entry} cannot be used: ")
+        assert note.endswith("; it is made again")
+        assert entry.read_bytes() == whole
+        assert entries(folder) == [entry]
+
+
+def flipped(whole: bytes, place: int) -> bytes:
+    changed = bytearray(whole)
+    changed[place] ^= 1
+    return bytes(changed)
+
+
+def test_a_folder_that_takes_nothing_costs_a_note(
+    path: str, tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("", "utf-8")
+    found = Reader(tmp_path / "file" / "cache").conversations(tokenizer, path=path)
+    assert len(found) == len(ROWS)
+    assert any(note.startswith("tokens are not kept") for note in found.account.notes)
+    for name in ("POSTGRAD_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobody)
+    homeless = load_conversations(DataSettings(path=path), tokenizer, cache=TokenCache(tokenizer))
+    assert homeless.account.notes[0].startswith("tokens are not kept: there is no home folder")
+
+
+def test_a_template_that_writes_the_date_is_rendered_anew_each_time(
+    path: str, folder: Path, make_tokenizer: Callable[..., Any], tokenizer: Any
+) -> None:
+    dated = "{{ strftime_now('%d') }}" + TEMPLATE
+    reader = Reader(folder)
+    for _ in range(2):
+        assert not was_read(reader.prompts(make_tokenizer(dated), path=path))
+        assert not was_read(reader.prompts(tokenizer, path=path, chat_template=dated))
+    assert not folder.exists()
+
+
+def test_small_sets_and_recipes_that_say_so_leave_nothing_behind(
+    path: str, folder: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSTGRAD_CACHE", str(folder))
+    training_conversations(MixSettings(path=path, cache=False), tokenizer, exclude=HeldOut())
+    monkeypatch.setattr(caching, "SMALLEST", len(ROWS) + 1)
+    training_conversations(MixSettings(path=path), tokenizer, exclude=HeldOut())
+    assert not folder.exists()
+    monkeypatch.setattr(caching, "SMALLEST", len(ROWS))
+    training_conversations(MixSettings(path=path), tokenizer, exclude=HeldOut())
+    assert [entry.parent for entry in entries(folder / "tokens")] == [folder / "tokens"]
+
+
+def test_the_folder_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSTGRAD_CACHE", "/one")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/two")
+    assert cache_folder() == Path("/one/tokens")
+    monkeypatch.delenv("POSTGRAD_CACHE")
+    assert cache_folder() == Path("/two/postgrad/tokens")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path(os.environ["HOME"]) / ".cache" / "postgrad" / "tokens"

@@ -1,0 +1,99 @@
+"""data.filter and data.map: what they drop is counted, what they do wrong is named."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from postgrad.core.errors import UsageError
+from postgrad.data.conversations import load_conversations
+from postgrad.data.functions import prepared_rows
+from postgrad.data.overlap import keys
+from postgrad.data.prompts import load_prompts
+from postgrad.data.settings import DataSettings
+from postgrad.data.texts import texts
+
+WriteRows = Callable[..., str]
+HERE = "helpers.row_functions"
+ROWS = [
+    {"question": "a", "answer": "bc"},
+    {"question": "d", "answer": "eee"},
+    {"question": "f", "answer": "g"},
+]
+
+
+def test_a_filter_says_which_rows_stay_and_they_keep_their_numbers(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    settings = DataSettings(path=write_rows(ROWS), filter=f"{HERE}:short")
+    for found in (
+        load_conversations(settings, tokenizer),
+        load_prompts(settings, tokenizer, max_prompt_tokens=50),
+    ):
+        assert [one.row for one in found.all()] == [0, 2]
+        assert found.account.fates == {"kept": 2, "filtered": 1}
+        assert found.account.rows == 3
+        assert "data.filter says no, such as" in found.account.lines()[1]
+
+
+def test_what_a_filter_leaves_out_is_not_lost(write_rows: WriteRows, tokenizer: Any) -> None:
+    rows = [*ROWS, *({"question": str(i), "answer": "long"} for i in range(20))]
+    settings = DataSettings(path=write_rows(rows), filter=f"{HERE}:short", max_lost_fraction=0.0)
+    assert len(load_conversations(settings, tokenizer)) == 2
+    none = settings.model_copy(update={"filter": f"{HERE}:nothing"})
+    with pytest.raises(UsageError, match=r"no row of 23 is left to use(.|\n)*23  left out: data\."):
+        load_conversations(none, tokenizer)
+
+
+def test_a_map_changes_rows_before_anything_reads_them(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    settings = DataSettings(path=write_rows(ROWS), map=f"{HERE}:shouts", filter=f"{HERE}:short")
+    prompt = load_prompts(settings, tokenizer, max_prompt_tokens=50).all()[1]
+    assert (prompt.question, prompt.row) == ("F", 2)
+    assert prompt.metadata == {"shape": [1, 2]}  # as JSON has it
+    assert list(texts(settings)) == ["A", "bc", "F", "g"]
+    assert keys(settings) == {"a", "f"}
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "why"),
+    [
+        ("filter", "says_no_bool", "returned 2 for row 0; True keeps a row, False leaves it out"),
+        ("filter", "fails", "raised KeyError: 'level' at row 0"),
+        ("map", "says_no_row", "returned ['question', 'answer'] for row 0; a row is a dict"),
+        ("map", "says_no_json", "for row 0; its values have to be JSON: "),
+        ("map", "says_half_a_character", "for row 0; its values have to be JSON: 'utf-8' codec"),
+    ],
+)
+def test_a_function_that_fails_or_returns_something_else_is_named_with_the_row(
+    key: str, name: str, why: str, write_rows: WriteRows
+) -> None:
+    path = write_rows(ROWS)
+    with pytest.raises(UsageError) as refused:
+        prepared_rows(DataSettings.model_validate({"path": path, key: f"{HERE}:{name}"}))
+    assert str(refused.value).startswith(f"{path}:1: data.{key} '{HERE}:{name}' ")
+    assert why in str(refused.value)
+
+
+def test_a_function_that_is_not_there_is_named(
+    write_rows: WriteRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_rows(ROWS)
+    for name, why in (
+        ("helpers.rowfunctions:short", "module 'helpers.rowfunctions' cannot be imported"),
+        (f"{HERE}:shoutz", "has no 'shoutz'; did you mean 'shouts'?"),
+        (f"{HERE}:NUMBER", "is int, not a function of a row"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            prepared_rows(DataSettings(path=path, filter=name))
+        assert why in str(refused.value)
+        assert str(refused.value).startswith(f"data.filter {name!r}")
+    (tmp_path / "breaks_when_imported.py").write_text("1 / 0\n", "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="module cannot be imported: ZeroDivisionError"):
+        prepared_rows(DataSettings(path=path, map="breaks_when_imported:change"))
+    with pytest.raises(ValidationError, match=r"a function is named as 'package\.module:function'"):
+        DataSettings(path=path, map="change")

@@ -1,0 +1,80 @@
+"""Held-out questions: equal ones, and runs of words that a row shares with one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postgrad.data.mixture import training_conversations, training_prompts
+from postgrad.data.overlap import HeldOut, held_out, ngrams, words
+from postgrad.data.settings import DataSettings, MixSettings
+
+WriteRows = Callable[..., str]
+ASKED = "Kenny played 3 hours of tennis, then ran for 2 hours. How long did he play?"
+
+
+def test_words_know_no_case_no_punctuation_and_no_width() -> None:
+    assert words("It's 3.5 kg -- STRASSE, straße!") == [
+        *("it", "s", "3", "5", "kg", "strasse", "strasse")
+    ]
+    assert words("ｆｕｌｌ　ｗｉｄｔｈ，ﬁne") == ["full", "width", "fine"]
+    assert words("हिन्दी में कितने?") == ["हिन्दी", "में", "कितने"]
+    assert words("小明有3个苹果。") == ["小", "明", "有", "3", "个", "苹", "果"]
+
+
+def test_ngrams_are_all_runs_of_n_words() -> None:
+    assert list(ngrams("a b, c D", 3)) == [("a", "b", "c"), ("b", "c", "d")]
+    assert list(ngrams("a b", 3)) == []
+
+
+@given(
+    question=st.lists(st.sampled_from("abc"), min_size=1, max_size=12),
+    text=st.lists(st.sampled_from("abc"), max_size=12),
+    n=st.integers(1, 6),
+)
+def test_a_text_shares_words_exactly_where_n_of_them_stand_in_the_question(
+    question: list[str], text: list[str], n: int
+) -> None:
+    grams = frozenset(ngrams(" ".join(question), n))
+    spelled, said = "".join(question), "".join(text)
+    wanted = any(said[i : i + n] in spelled for i in range(len(said) - n + 1))
+    assert HeldOut(frozenset({"x"}), n, grams).shares_words([" ".join(text)]) == wanted
+
+
+@pytest.fixture
+def held(write_rows: WriteRows) -> DataSettings:
+    return DataSettings(path=write_rows([{"question": ASKED, "answer": ""}], "eval.jsonl"))
+
+
+def test_a_row_that_shares_n_words_with_a_held_out_question_is_left_out(
+    held: DataSettings, write_rows: WriteRows, tokenizer: Any
+) -> None:
+    rows = [
+        {"question": "kenny PLAYED 3 hours of tennis then ran. How far?", "answer": "1"},  # 8 words
+        {"question": "Kenny played 4 hours of tennis then ran.", "answer": "2"},  # 5 words
+        {"question": ASKED.upper(), "answer": "3"},  # the question itself
+        {"question": "Ask me", "answer": "then ran for 2 hours how long did"},  # 8, in the answer
+        {"question": "Ask me", "answer": "no"},
+    ]
+    data = MixSettings(path=write_rows(rows))
+    prompts = training_prompts(data, tokenizer, max_new_tokens=9, exclude=held_out([held], 8))
+    assert prompts.accounts[0].fates == {"kept": 3, "excluded": 1, "contaminated": 1}
+    said = training_conversations(data, tokenizer, exclude=held_out([held], 8))
+    assert [one.row for one in said.all()] == [1, 4]
+    assert said.accounts[0].fates == {"kept": 2, "excluded": 1, "contaminated": 2}
+    without = training_conversations(data, tokenizer, exclude=held_out([held]))
+    assert without.accounts[0].fates == {"kept": 4, "excluded": 1}
+
+
+def test_a_templates_own_words_hide_no_held_out_question_and_share_none(
+    held: DataSettings, write_rows: WriteRows, tokenizer: Any
+) -> None:
+    rows = [{"question": ASKED, "answer": "3"}, {"question": "Another one", "answer": "3"}]
+    template = "Solve this problem and think well before you say a number: {question}"
+    data = MixSettings(path=write_rows(rows), template=template)
+    asked = held.model_copy(update={"template": template})
+    for one in (held, asked):
+        found = training_prompts(data, tokenizer, max_new_tokens=9, exclude=held_out([one], 8))
+        assert found.accounts[0].fates == {"kept": 1, "excluded": 1}
