@@ -169,9 +169,9 @@ def test_every_shipped_recipe_is_valid() -> None:
     ]
     assert [load_recipe(path).job for path in single] == ["rl", "sft"]
     folders = [path.parent for path in sorted((ROOT / "recipes").rglob("pipeline.toml"))]
-    assert [folder.name for folder in folders] == ["quickstart"]
-    stages = [stage.name for folder in folders for stage in load_pipeline(folder).stages]
-    assert stages == ["sft", "rl"]
+    assert {"algorithms", "quickstart"} <= {folder.name for folder in folders}
+    for folder in folders:
+        assert load_pipeline(folder).stages[0].name == "sft"
 
 
 def test_every_setting_is_named_in_the_docs() -> None:

@@ -1,6 +1,7 @@
 """The algorithm pages say what the code does."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
 
+RECIPES = Path(__file__).parents[2] / "recipes" / "algorithms"
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
 
 
@@ -42,6 +44,14 @@ def test_every_algorithm_has_a_page(name):
     assert f'type = "{name}"' in text
     assert "## Equations" in text
     assert "## What to watch" in text
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "sft"])
+def test_every_algorithm_has_a_recipe(name):
+    recipe = tomllib.loads((RECIPES / f"{name}.toml").read_text("utf-8"))
+    assert recipe["algorithm"]["type"] == name
+    pipeline = tomllib.loads((RECIPES / "pipeline.toml").read_text("utf-8"))
+    assert f"{name}.toml" in pipeline["recipes"]
 
 
 def test_the_example_of_an_algorithm_of_ones_own_runs(tmp_path, monkeypatch, make_batch):
