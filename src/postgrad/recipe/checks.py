@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from postgrad.core.errors import UsageError
 from postgrad.core.geometry import derive
-from postgrad.rewards.registry import build, component_names
+from postgrad.rewards.registry import build, component_names, for_rollout
 
 if TYPE_CHECKING:
     from postgrad.recipe.recipe import RLRecipe, SFTRecipe
@@ -196,7 +196,8 @@ def _rewards(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
         component_names(recipe.rewards)
     except UsageError as error:
         yield ("rewards",), str(error)
-    for place, reward in enumerate(recipe.rewards):
+    filled = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
+    for place, reward in enumerate(filled):
         if ":" in reward.type:
             continue  # a user's code is imported in the workers only
         try:

@@ -17,6 +17,7 @@ ALLOWED = (
     "checkpoint",
     "sentinels",
     "scoring.workers",
+    "scoring.waiting_workers",
     "eval.every",
     "eval.at_end",
     "learner.ranks",
