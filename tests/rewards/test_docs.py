@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from postgrad.rewards.registry import VERIFIERS, build
-from postgrad.rewards.settings import RewardSettings
+from postgrad.core.names import resolve
+from postgrad.rewards.registry import VERIFIERS
 from postgrad.rewards.verifier import PromptView, RolloutView
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text("utf-8")
@@ -16,7 +16,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text("utf-8")
 @pytest.mark.parametrize("name", sorted(VERIFIERS))
 def test_the_table_names_every_setting_of_a_verifier(name):
     (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
-    assert set(build(RewardSettings(type=name)).model_dump()) <= set(re.findall(r"`(\w+)", row))
+    kind = resolve(name, VERIFIERS, "verifier")
+    assert set(kind.model_fields) <= set(re.findall(r"`(\w+)", row))
 
 
 def test_the_examples_of_own_verifiers_run():

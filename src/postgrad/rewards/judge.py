@@ -21,6 +21,7 @@ from postgrad.rewards.patterns import Pattern, extract
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
 _PLACE = re.compile(r"\{(question|answer|response|rubric|reply)\}")
+_BRACES = 200  # so many from the end may open the object: a reply of braces alone takes no time
 _NUMBER = re.compile(r"\s*[-+]?[0-9]{1,9}(\.[0-9]{1,9})?\s*")
 PROMPT = """\
 You grade a response to a question.
@@ -209,18 +210,19 @@ def _tagged(name: str, text: str) -> str:
 
 
 def _last_object(reply: str, names: Sequence[str]) -> dict[str, Any] | None:
-    """The last JSON object of a text that has all the names."""
+    """The last JSON object of a text that has all the names and is in no other object."""
     decoder = json.JSONDecoder()
-    last, place = None, reply.find("{")
-    while place >= 0:
+    last, end = None, 0
+    places = [place for place, letter in enumerate(reply) if letter == "{"]
+    for place in places[-_BRACES:]:
+        if place < end:
+            continue
         try:
             value, end = decoder.raw_decode(reply, place)
         except (ValueError, RecursionError):
-            end = place + 1
-        else:
-            if isinstance(value, dict) and all(name in value for name in names):
-                last = cast(dict[str, Any], value)
-        place = reply.find("{", end)
+            continue
+        if isinstance(value, dict) and all(name in value for name in names):
+            last = cast(dict[str, Any], value)
     return last
 
 

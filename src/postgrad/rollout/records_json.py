@@ -59,8 +59,7 @@ def sample_to_json(
             if f.sample == rollout.sample
         ],
     }
-    details = {name: notes[i] for name, notes in group.details.items() if notes[i] is not None}
-    if details:
+    if details := {name: d[i] for name, d in group.details.items() if d[i] is not None}:
         line["details"] = details
     if prompt.media:
         line["media"] = list(prompt.media)
