@@ -107,6 +107,8 @@ def _from_settings(kind: type[Verifier], reward: RewardSettings) -> Verifier:
 
 def _line(type_name: str, known: Sequence[str], problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
+    if not key:  # of several settings together
+        return f"rewards: {type_name!r}: {problem['msg'].removeprefix('Value error, ')}"
     if problem["type"] != "extra_forbidden":
         return f"rewards.{key} = {problem['input']!r} of {type_name!r}: {problem['msg']}"
     close = nearest(key, known)
