@@ -1,6 +1,7 @@
 """Whole runs that last a second: words of three letters, spelled backward by a tiny model."""
 
 import copy
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,8 @@ RL: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def _reward_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers import the reward by its name, as a user's own would be."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
 
 MakeRecipe = Callable[..., Recipe]

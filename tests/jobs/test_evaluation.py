@@ -1,5 +1,6 @@
 """Evaluation: right answers counted without bias, failures in no mean, the same every time."""
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,24 @@ def test_accuracy_and_pass_at_k_count_scores_that_reach_the_mark(
     assert result.metrics["greedy_accuracy"] == 1.0
     assert result.failed == 2
     assert result.rows == 8
+
+
+def test_each_row_is_judged_by_the_first_component_that_applies_to_it(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A component that does not apply is no failure, and the row is in no mean of it."""
+    one, two = group(0, 1.0, 1.0), group(1, 0.0, math.nan)
+    two = dataclasses.replace(two, rewards={"second": np.array([1.0, math.nan])})
+    monkeypatch.setattr(evaluation, "sample_groups", lambda *args: [one, two])
+    engine: Any = None
+    result = evaluator(engine, lambda n: None)[0]
+    assert result.metrics["accuracy"] == (2 / 2 + 1 / 1) / 2
+    assert result.failed == 2  # one among the samples, and again where it is asked greedily
+
+    evaluator.settings = evaluator.settings.model_copy(update={"component": "first"})
+    result = evaluator(engine, lambda n: None)[0]
+    assert result.metrics["accuracy"] == 1.0
+    assert result.failed == 0
 
 
 def test_a_set_without_a_name_is_eval_itself() -> None:

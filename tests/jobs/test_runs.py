@@ -162,3 +162,43 @@ def test_a_run_whose_verifiers_all_failed_in_evaluation_still_ends_with_a_summar
     last = lines(Path(recipe.run_dir) / "eval.jsonl")[-1]
     assert last["accuracy"] is None
     assert last["failed"] == 8 * 2 + 8
+
+
+def test_routed_rewards_and_failures_stand_apart_in_metrics_and_samples(
+    make_recipe: Any, console: Console
+) -> None:
+    """What does not apply is absent, what failed is null, and a replay reads both alike."""
+    rewards = [
+        {"type": "tiny_rewards:vowels"},
+        {"type": "tiny_rewards:broken", "on_failure": "score", "failure_score": 0.25},
+        {"type": "f1", "when": {"index": list(range(20))}},
+        {"type": "regex", "pattern": "x", "when": {"index": -1}},
+        {"type": "overlong", "buffer": 2, "weight": 0.5},
+        {"type": "stop_properly", "weight": 0.0},
+    ]
+    scoring = {"max_failed_fraction": 1.0}
+    recipe = make_recipe("rl", rewards=rewards, scoring=scoring)
+    train(recipe, console)
+    samples = lines(Path(recipe.run_dir) / "samples.jsonl")
+    routed = {"vowels", "broken", "overlong", "stop_properly"}
+    for line in samples:
+        first = line["metadata"]["index"] < 20
+        assert set(line["rewards"]) == routed | ({"f1"} if first else set())
+        assert line["rewards"]["broken"] is None
+        assert [failure["component"] for failure in line["failures"]] == ["broken"]
+        tokens = sum(len(turn["token_ids"]) for turn in line["turns"])
+        assert line["rewards"]["overlong"] == -max(tokens - 4, 0) / 2  # of 6 new tokens
+        assert line["details"]["stop_properly"] == {"finish_reason": line["finish_reason"]}
+    metrics = lines(Path(recipe.run_dir) / "metrics.jsonl")
+    assert all(line["reward/broken"] is None for line in metrics)
+    assert all("reward/regex" not in line for line in metrics)
+    assert 0 < sum("f1" in line["rewards"] for line in samples) < len(samples)
+
+    replayed = make_recipe(
+        "rl", "again", rewards=rewards, scoring=scoring,
+        rollout={"source": "replay", "replay_path": recipe.run_dir},
+    )  # fmt: skip
+    train(replayed, console)
+    again = lines(Path(replayed.run_dir) / "samples.jsonl")
+    keys = ("rewards", "total", "details", "failures", "kept")
+    assert [[a[key] for key in keys] for a in again] == [[s[key] for key in keys] for s in samples]

@@ -359,3 +359,30 @@ def test_no_set_is_longer_than_a_fresh_model_has_positions(write: Write) -> None
         "recipe.toml:14: eval.max_len: 1025 tokens are more than the model's positions: "
         "max_position_embeddings = 1024"
     ]
+
+
+def test_rewards_are_checked_against_the_data_and_the_rollout(write: Write) -> None:
+    routed = """[[rewards]]
+type = "gsm8k"
+datasets = ["rows.json", "rows.jsonl"]
+
+[[rewards]]
+type = "overlong"
+buffer = 600
+"""
+    old = '[[rewards]]\ntype = "gsm8k"\n'
+    assert refused(write((old, routed))) == [
+        "recipe.toml:17: rewards.0.datasets: no dataset is called 'rows.json'; "
+        "did you mean 'rows.jsonl'?",
+        "recipe.toml:19: rewards.1: rewards: 'overlong': buffer = 600 is more than "
+        "max_new_tokens = 512",
+    ]
+    fitting = write((old, routed.replace('"rows.json", ', "").replace("600", "500")))
+    assert load_recipe(fitting).rewards[1].own == {"buffer": 500}
+
+
+def test_gates_and_routes_come_back_from_a_resolved_recipe(write: Write) -> None:
+    routed = 'gate = true\ngate_at = 0.5\nwhen = { level = [1, 2], kind = "sum" }\n'
+    recipe = load_recipe(write(('type = "gsm8k"\n', f'type = "gsm8k"\n{routed}')))
+    assert recipe.rewards[0].when == {"level": (1, 2), "kind": "sum"}
+    assert recipe_from_json(json.loads(json.dumps(recipe.dump()))) == recipe

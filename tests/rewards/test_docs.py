@@ -1,11 +1,14 @@
 """The page about rewards says what the code does."""
 
+import json
 import re
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from postgrad.core.names import resolve
 from postgrad.rewards.registry import VERIFIERS, build
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView
@@ -16,7 +19,19 @@ PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text("utf-8")
 @pytest.mark.parametrize("name", sorted(VERIFIERS))
 def test_the_table_names_every_setting_of_a_verifier(name):
     (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
-    assert set(build(RewardSettings(type=name)).model_dump()) <= set(re.findall(r"`(\w+)", row))
+    kind = resolve(name, VERIFIERS, "verifier")
+    assert set(kind.model_fields) <= set(re.findall(r"`(\w+)", row))
+
+
+def test_the_examples_of_rewards_are_rewards():
+    blocks = re.findall(r"(?:^    .*\n|^\n)+", PAGE, re.MULTILINE)
+    tables = [textwrap.dedent(block) for block in blocks if "[[rewards]]" in block]
+    rewards = [reward for text in tables for reward in tomllib.loads(text)["rewards"]]
+    settings = [RewardSettings.model_validate_json(json.dumps(r), strict=True) for r in rewards]
+    built = [build(reward) for reward in settings if ":" not in reward.type]
+    assert [type(one).__name__ for one in built] == [
+        "GSM8K", "Format", "Math", "ExactMatch", "StopProperly", "Judge",
+    ]  # fmt: skip
 
 
 def test_the_examples_of_own_verifiers_run():

@@ -3,6 +3,7 @@
 import math
 import os
 
+import numpy as np
 import psutil
 import pytest
 
@@ -103,6 +104,27 @@ def test_the_same_group_fails_the_same_way_with_any_number_of_workers(score):
     assert one.failures == three.failures
     assert one.total.tobytes() == three.total.tobytes()
     assert math.isnan(one.total[1])
+
+
+@pytest.mark.parametrize(
+    ("policy", "given", "deeds"),
+    [
+        ("drop_sample", math.nan, ["nan", "string", "list", "none", "crash", "sleep"]),
+        ("drop_group", math.nan, ["nan", "string"]),
+        ("score", -7.0, ["nan", "list"]),
+    ],
+)
+def test_a_hostile_verifier_is_recorded_by_policy_and_never_a_silent_zero(
+    score, policy, given, deeds
+):
+    settings = {"on_failure": policy, "failure_score": -7.0, "wall_seconds": 0.5}
+    group = score("1", *deeds, "0", **settings)
+    wanted = {"crash": "crash", "sleep": "wall_clock"}
+    assert causes(group) == [(i, wanted.get(deed, "error")) for i, deed in enumerate(deeds, 1)]
+    n, well = len(deeds), math.nan if policy == "drop_group" else 1.0
+    np.testing.assert_array_equal(group.total, [well, *[given] * n, well - 1.0])
+    np.testing.assert_array_equal(group.rewards["obey"], [1.0, *[math.nan] * n, 0.0])
+    assert group.kept.tolist() == [not math.isnan(one) for one in group.total]
 
 
 def test_closing_leaves_no_process_behind(make_scorer, make_prompt, make_rollouts, obeying):

@@ -2,9 +2,10 @@ import math
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from postgrad.core.errors import RunError
-from postgrad.rewards.mixing import Tally, mix
+from postgrad.rewards.mixing import Tally, mix, total
 from postgrad.rewards.protocol import Outcome
 from postgrad.rewards.settings import RewardSettings
 
@@ -77,3 +78,91 @@ def test_a_step_with_too_many_failed_samples_stops_the_run_and_names_the_first(m
 
 def test_a_step_without_samples_has_not_failed():
     Tally().judge(0.0)
+
+
+GATE = RewardSettings(type="format", gate=True, gate_value=-1.0, weight=0.25)
+PLAIN = RewardSettings(type="gsm8k", weight=2.0)
+SCALE = RewardSettings(type="stop_properly", multiply=True)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "scores", "wanted"),
+    [
+        ([GATE, PLAIN], [1.0, 1.0], 0.25 + 2.0),
+        ([GATE, PLAIN], [0.0, 1.0], -1.0),
+        ([PLAIN, GATE], [1.0, 0.999], -1.0),
+        ([PLAIN.model_copy(update={"gate": True, "gate_at": 0.5}), GATE], [0.5, 1.0], 1.25),
+        ([PLAIN.model_copy(update={"gate": True, "gate_at": 0.5}), GATE], [0.4, 0.0], 0.0),
+        ([PLAIN, SCALE], [1.0, 0.5], 1.0),
+        ([SCALE, PLAIN, SCALE], [0.5, -1.0, 0.5], -0.5),
+        ([GATE, PLAIN, SCALE], [0.0, 1.0, 0.5], -1.0),
+    ],
+)
+def test_a_closed_gate_is_the_total_and_a_factor_scales_the_sum(rewards, scores, wanted):
+    assert total(rewards, scores) == wanted
+
+
+def test_behind_a_closed_gate_all_scores_are_recorded_and_failures_have_their_policy(
+    make_prompt, make_rollouts
+):
+    components = {"format": GATE, "gsm8k": PLAIN}
+    outcomes = {
+        (0, 0): outcome(0.0), (0, 1): outcome(0.0), (0, 2): FAILED,
+        (1, 0): outcome(1.0), (1, 1): FAILED, (1, 2): outcome(1.0),
+    }  # fmt: skip
+    group = mix(make_prompt(), make_rollouts("xyz"), components, outcomes)
+    np.testing.assert_array_equal(group.rewards["gsm8k"], [1.0, math.nan, 1.0])
+    np.testing.assert_array_equal(group.total, [-1.0, math.nan, math.nan])
+    assert group.kept.tolist() == [True, False, False]
+
+
+def test_the_score_given_to_a_failed_gate_closes_or_opens_it(make_prompt, make_rollouts):
+    totals = []
+    for score in (0.0, 1.0):
+        gate = GATE.model_copy(update={"on_failure": "score", "failure_score": score})
+        outcomes = {(0, 0): FAILED, (1, 0): outcome(1.0)}
+        components = {"format": gate, "gsm8k": PLAIN}
+        totals += mix(make_prompt(), make_rollouts("x"), components, outcomes).total.tolist()
+    assert totals == [-1.0, 2.25]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gate_at": 0.5}, "only where gate = true"),
+        ({"gate_value": 0.5}, "only where gate = true"),
+        ({"multiply": True, "weight": 2.0}, "without a weight"),
+        ({"multiply": True, "gate": True}, "without gate"),
+        ({"datasets": ()}, "at least 1"),
+    ],
+)
+def test_settings_that_would_mean_nothing_are_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        RewardSettings(type="gsm8k", **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "applies"),
+    [
+        ({}, True),
+        ({"datasets": ("set", "other")}, True),
+        ({"datasets": ("other",)}, False),
+        ({"when": {"kind": "sum"}}, True),
+        ({"when": {"kind": ("product", "sum")}}, True),
+        ({"when": {"kind": "product"}}, False),
+        ({"when": {"kind": "sum", "level": 3}}, True),
+        ({"when": {"kind": "sum", "level": 2}}, False),
+        ({"when": {"missing": "sum"}}, False),
+        ({"datasets": ("other",), "when": {"kind": "sum"}}, False),
+    ],
+)
+def test_a_reward_applies_by_dataset_and_by_columns(settings, applies):
+    reward = RewardSettings(type="gsm8k", **settings)
+    assert reward.applies("set", {"kind": "sum", "level": 3, "list": [1]}) is applies
+
+
+def test_settings_of_a_reward_survive_their_way_to_the_workers():
+    reward = RewardSettings(
+        type="gsm8k", gate=True, gate_at=0.5, when={"a": ("b", 1)}, flexible=True
+    )
+    assert RewardSettings.model_validate(reward.model_dump(mode="json")) == reward

@@ -4,9 +4,16 @@ from pathlib import Path
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.rewards.registry import VERIFIERS, build, component_names
+from postgrad.rewards.registry import VERIFIERS, build, component_names, for_rollout
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView
+
+NEEDED = {
+    "judge": {"base_url": "http://localhost:8000/v1", "model": "m"},
+    "overlong": {"buffer": 16},
+    "regex": {"pattern": "x"},
+    "target_length": {"target": 100},
+}  # what cannot be left out
 
 
 @pytest.fixture
@@ -23,8 +30,33 @@ def refusal(**reward):
 
 
 @pytest.mark.parametrize("name", sorted(VERIFIERS))
-def test_every_named_verifier_is_built_from_its_name_alone(name):
-    assert build(RewardSettings(type=name)).model_dump() is not None
+def test_every_named_verifier_is_built_from_its_name_and_what_it_must_know(name):
+    assert build(RewardSettings(type=name, **NEEDED.get(name, {}))).model_dump() is not None
+
+
+def test_what_a_verifier_must_know_and_is_not_told_is_refused():
+    assert refusal(type="regex") == "rewards.pattern = {} of 'regex': Field required"
+
+
+def test_lists_and_tables_of_a_recipe_become_settings():
+    judge = build(
+        RewardSettings(type="judge", **NEEDED["judge"], rubric=[{"name": "a", "text": "b"}])
+    )
+    assert judge.criteria[0].weight == 1.0
+    assert build(RewardSettings(type="format", tags=["a", "b"])).tags == ("a", "b")
+
+
+def test_what_is_left_to_the_rollout_is_filled_in():
+    rewards = [
+        RewardSettings(type="overlong", buffer=10),
+        RewardSettings(type="overlong", buffer=10, max_new_tokens=50, name="own"),
+        RewardSettings(type="gsm8k"),
+        RewardSettings(type="my_pkg:score"),
+    ]
+    filled = for_rollout(rewards, 200)
+    assert [reward.own.get("max_new_tokens") for reward in filled] == [200, 50, None, None]
+    assert rewards[0].own == {"buffer": 10}
+    assert build(filled[0]).score(PromptView("?", None), RolloutView("", "length", 200)) == -1.0
 
 
 def test_keys_of_a_reward_are_the_verifiers_settings():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.records import Rollout, Turn
 from postgrad.rewards.settings import RewardSettings
 
 GSM8K = RewardSettings(type="gsm8k")
@@ -107,6 +108,62 @@ def test_a_verifier_that_cannot_be_made_is_refused_at_the_first_call(make_scorer
     message = refusal("misbehaving:DiesEarly", RunError)
     assert message.startswith("a reward worker exited with code 7 before it was ready")
     assert message.endswith("it printed: no licence found")
+
+
+def test_rewards_go_by_dataset_and_column(make_scorer, make_prompt, make_rollouts):
+    """What does not apply is neither a score nor a failure: it is not there."""
+    scorer = make_scorer(
+        RewardSettings(type="gsm8k", when={"kind": ["sum", "product"]}),
+        RewardSettings(type="exact_match", when={"kind": "word"}),
+        RewardSettings(type="regex", pattern="x", weight=0.5, datasets=["set"]),
+        RewardSettings(type="f1", datasets=["other"]),
+    )
+    sums, words = make_prompt(0, "7", kind="sum"), make_prompt(1, "x", kind="word")
+    assert scorer.check([sums, words]) == []  # gsm8k could not read "x"
+    texts = ["#### 7", "x"]
+    one, two = scorer.score([(sums, make_rollouts(texts)), (words, make_rollouts(texts, 1))])
+    assert {name: values.tolist() for name, values in one.rewards.items()} == {
+        "gsm8k": [1.0, 0.0],
+        "regex": [0.0, 1.0],
+    }
+    assert {name: values.tolist() for name, values in two.rewards.items()} == {
+        "exact_match": [0.0, 1.0],
+        "regex": [0.0, 1.0],
+    }
+    assert (one.total.tolist(), two.total.tolist()) == ([1.0, 0.5], [0.0, 1.5])
+    assert one.failures == two.failures == ()
+    assert one.kept.all()
+
+
+def test_a_row_to_which_no_reward_applies_is_refused_by_name(
+    make_scorer, make_prompt, make_rollouts
+):
+    scorer = make_scorer(
+        RewardSettings(type="gsm8k", when={"kind": "sum"}),
+        RewardSettings(type="stop_properly", multiply=True),
+    )
+    message = r"row 13 of set: no reward applies to it, .* \(its other columns: kind\)"
+    lost = make_prompt(3, kind="word")
+    with pytest.raises(UsageError, match=message):
+        scorer.check([make_prompt(kind="sum"), lost])
+    with pytest.raises(UsageError, match=message):
+        scorer.submit(lost, make_rollouts(["x"]))
+
+
+def test_a_verifier_sees_the_tokens_that_the_policy_wrote(make_scorer, make_prompt):
+    def turn(author, tokens):
+        return Turn(author, np.zeros(tokens, np.int32), np.zeros(tokens, np.float32))
+
+    turns = (turn("policy", 5), turn("environment", 50), turn("policy", 3))
+    rollout = Rollout(0, 0, turns, "length", ((0, 8),), "x")
+    scorer = make_scorer(
+        RewardSettings(type="overlong", buffer=4, max_new_tokens=10),
+        RewardSettings(type="stop_properly", stopped=1.0, penalty=0.5, multiply=True),
+    )
+    (group,) = scorer.score([(make_prompt(), [rollout])])
+    assert group.rewards["overlong"].tolist() == [-0.5]
+    assert group.total.tolist() == [-0.25]
+    assert group.details["stop_properly"] == ({"finish_reason": "length"},)
 
 
 def test_wrong_settings_of_our_own_verifiers_are_refused_before_any_worker(make_scorer):

@@ -25,6 +25,7 @@ def group_of(rollouts, **changes):
         "total": np.array([1.0] * (n - 1) + [math.nan]),
         "kept": np.array([True] * (n - 1) + [False]),
         "failures": (Failure(n - 1, "exact", "cpu_time", "5 s are used up"),),
+        "details": {"exact": ({"answer": [2, None]}, *[None] * (n - 1))},
     }
     return ScoredGroup(prompt, tuple(rollouts), **(fields | changes))
 
@@ -76,6 +77,7 @@ def test_a_group_comes_back_as_it_was_written():
     np.testing.assert_array_equal(back.total, group.total)
     assert back.kept.tolist() == [True, False]
     assert back.failures == group.failures
+    assert back.details == group.details == {"exact": ({"answer": [2, None]}, None)}
 
 
 def test_a_line_has_the_keys_that_people_and_scripts_read():
@@ -88,6 +90,15 @@ def test_a_line_has_the_keys_that_people_and_scripts_read():
     ]
     assert [t["author"] for t in line["turns"]] == ["policy", "environment", "policy"]
     assert [t["text"] for t in line["turns"]] == ["[5]", "[8, 9]", "[1]"]
+
+
+def test_details_stand_where_a_verifier_noted_something_and_older_lines_have_none():
+    lines = lines_of(two_samples())
+    assert lines[0]["details"] == {"exact": {"answer": [2, None]}}
+    assert "details" not in lines[1]
+    assert group_from_lines([lines[1]]).details == {}
+    falsy = group_of(two_samples().rollouts, details={"exact": (0, "")})
+    assert group_from_lines(lines_of(falsy)).details == {"exact": (0, "")}
 
 
 def test_columns_of_the_learner_are_cut_to_the_turns():

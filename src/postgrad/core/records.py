@@ -96,9 +96,10 @@ class Failure:
 class ScoredGroup:
     """The rollouts of one prompt with their rewards.
 
-    rewards: component name -> [n] float64, NaN where that component failed. total: [n] the weighted
-    sum (NaN where not kept). kept: [n] False for samples that the failure policy dropped. details:
-    component name -> n JSON values that its verifier wants recorded.
+    rewards: component name -> [n] float64, NaN where that component failed; one that does not apply
+    to the prompt is not there. total: [n] the reward, NaN where not kept. kept: [n] False for
+    samples that the failure policy dropped. details: component name -> n JSON values that its
+    verifier wants recorded.
     """
 
     prompt: Prompt

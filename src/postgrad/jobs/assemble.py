@@ -22,6 +22,7 @@ from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Learner, Role
 from postgrad.models.load import load_tokenizer
 from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
+from postgrad.rewards.registry import for_rollout
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.replay import ReplaySource
@@ -47,9 +48,15 @@ def held_out(recipe: Recipe) -> overlap.HeldOut:
     return overlap.held_out(sets, recipe.data.decontaminate_ngram)
 
 
+def make_scorer(recipe: Recipe) -> Scorer:
+    """The workers of a recipe's rewards. Raises UsageError where these are wrong."""
+    rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
+    return Scorer(rewards, recipe.scoring)
+
+
 def check_answers(scorer: Scorer, prompts: Draws[Prompt]) -> None:
-    """Raises UsageError where a verifier cannot read a row's reference answer: it would score every
-    sample of that row wrong, in silence.
+    """Raises UsageError where a verifier cannot read a row's reference answer, or no reward applies
+    to a row: it would score every sample of that row wrong, in silence.
     """
     rows = prompts.all()
     unreadable = scorer.check(rows)
@@ -70,7 +77,7 @@ def _sft(
     _show_rows(run, conversations.accounts)
     scorer, evaluator = None, None
     if recipe.eval.sets:
-        scorer = stack.enter_context(Scorer(recipe.rewards, recipe.scoring))
+        scorer = stack.enter_context(make_scorer(recipe))
         evaluator = _evaluator(run, tokenizer, scorer)
     run.geometry = recipe.geometry(len(conversations))
     policy, _ = roles.learner(recipe, path, run.choices, run.geometry, temperature=1.0)
@@ -95,7 +102,7 @@ def _rl(
         exclude=held_out(recipe),
     )
     _show_rows(run, prompts.accounts)
-    scorer = stack.enter_context(Scorer(recipe.rewards, recipe.scoring))
+    scorer = stack.enter_context(make_scorer(recipe))
     check_answers(scorer, prompts)
     evaluator = _evaluator(run, tokenizer, scorer) if recipe.eval.sets else None
     run.geometry = recipe.geometry(len(prompts))

@@ -5,14 +5,13 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.jobs import roles
-from postgrad.jobs.assemble import check_answers
+from postgrad.jobs.assemble import check_answers, make_scorer
 from postgrad.jobs.choices import choose
 from postgrad.jobs.evaluation import Evaluator, Result
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.parallel import device as placing
 from postgrad.recipe.recipe import Recipe, RLRecipe
-from postgrad.rewards.scorer import Scorer
 
 
 def evaluate(
@@ -39,7 +38,7 @@ def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
     choices = choose(recipe, {})
     placing.apply(choices.placement)
     tokenizer = load_tokenizer(path)
-    with Scorer(recipe.rewards, recipe.scoring) as scorer:
+    with make_scorer(recipe) as scorer:
         evaluator = Evaluator(recipe, tokenizer, scorer)
         for _, prompts in evaluator.sets:
             check_answers(scorer, prompts)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.core.seeds import integer
@@ -58,7 +59,6 @@ class Evaluator:
         self._seed = integer(recipe.seed, "evaluation")
         self._tokenizer = tokenizer
         self._scorer = scorer
-        self._component = self.settings.component or scorer.names[0]
         new = self.settings.max_new_tokens or recipe.rollout.max_new_tokens
         stop = recipe.rollout.stop
         self._sampling = SamplingSettings(
@@ -111,13 +111,12 @@ class Evaluator:
         for k in self.settings.pass_at:
             if k > 1:
                 metrics[f"pass@{k}"] = mean_pass_at_k(counts, k)
-        failed = sum(len(group.rollouts) - n for group, (n, _) in zip(groups, counts, strict=True))
+        failed = sum(self._failed(group) for group in groups)
         if self.settings.greedy:
             greedy = self._sampling.model_copy(update={"temperature": 0.0})
             answers = self._sample(prompts, 1, greedy, engine, on_done)
-            greedy_counts = [self._count(group) for group in answers]
-            metrics["greedy_accuracy"] = mean_pass_at_k(greedy_counts, 1)
-            failed += sum(1 - n for n, _ in greedy_counts)
+            metrics["greedy_accuracy"] = mean_pass_at_k([self._count(one) for one in answers], 1)
+            failed += sum(self._failed(group) for group in answers)
         metrics |= sample_metrics(groups)
         return Result(name, len(prompts), failed, metrics, time.perf_counter() - began)
 
@@ -135,9 +134,17 @@ class Evaluator:
 
     def _count(self, group: ScoredGroup) -> tuple[int, int]:
         """(samples that were scored, samples that are right)."""
-        scores = group.rewards[self._component]
+        scores = self._scores(group)
         scored = scores[~np.isnan(scores)]
         return len(scored), int((scored >= self.settings.correct_at).sum())
+
+    def _failed(self, group: ScoredGroup) -> int:
+        return int(np.isnan(self._scores(group)).sum())
+
+    def _scores(self, group: ScoredGroup) -> NDArray[np.float64]:
+        """Of the component that says what is right; none where it does not apply to the prompt."""
+        component = self.settings.component or next(iter(group.rewards))
+        return group.rewards.get(component, np.zeros(0))
 
 
 def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:

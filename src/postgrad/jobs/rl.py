@@ -177,7 +177,7 @@ class RLJob:
         return {
             "loss": update.get("policy/loss", math.nan),
             "reward": totals.pop("reward"),
-            **{f"reward/{name}": _mean(groups, name) for name in groups[0].rewards},
+            **{f"reward/{name}": mean for name, mean in _component_means(groups).items()},
             **totals,
             "samples": samples,
             "dropped_samples": samples - len(batch),
@@ -217,8 +217,14 @@ def _over_updates(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return found
 
 
-def _mean(groups: Sequence[ScoredGroup], name: str) -> float:
-    """The mean score of one component over the samples that it scored."""
-    scores = np.concatenate([group.rewards[name] for group in groups])
-    scores = scores[~np.isnan(scores)]
-    return float(scores.mean()) if len(scores) else math.nan
+def _component_means(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """The mean score of each component over the samples that it scored; NaN where it failed on all.
+
+    A component that applies to no prompt of the step has none.
+    """
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for group in groups for name in group.rewards):
+        scores = np.concatenate([group.rewards[name] for group in groups if name in group.rewards])
+        scores = scores[~np.isnan(scores)]
+        found[name] = float(scores.mean()) if len(scores) else math.nan
+    return found

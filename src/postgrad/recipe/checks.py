@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.core.errors import UsageError
 from postgrad.core.geometry import derive
-from postgrad.rewards.registry import build, component_names
+from postgrad.core.names import nearest
+from postgrad.data.rows import dataset_name
+from postgrad.rewards.registry import build, component_names, for_rollout
 
 if TYPE_CHECKING:
     from postgrad.recipe.recipe import RLRecipe, SFTRecipe
@@ -228,10 +230,24 @@ def _rewards(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
         component_names(recipe.rewards)
     except UsageError as error:
         yield ("rewards",), str(error)
-    for place, reward in enumerate(recipe.rewards):
+    yield from _routes(recipe)
+    filled = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
+    for place, reward in enumerate(filled):
         if ":" in reward.type:
             continue  # a user's code is imported in the workers only
         try:
             build(reward)
         except UsageError as error:
             yield ("rewards", place), str(error)
+
+
+def _routes(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
+    """A reward for a dataset that nobody reads would never be asked, in silence."""
+    read = [*recipe.data.sources, *(one.data for one in recipe.eval.sets)]
+    known = sorted({dataset_name(one) for one in read})
+    for place, reward in enumerate(recipe.rewards):
+        for name in reward.datasets or ():
+            if name not in known:
+                close = nearest(name, known)
+                hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"
+                yield ("rewards", place, "datasets"), f"no dataset is called {name!r}; {hint}"

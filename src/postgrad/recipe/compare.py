@@ -18,6 +18,7 @@ ALLOWED = (
     "sentinels",
     "scoring.workers",
     "data.cache",
+    "scoring.waiting_workers",
     "eval.every",
     "eval.at_end",
     "learner.ranks",

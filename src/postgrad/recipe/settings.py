@@ -68,7 +68,7 @@ class EvalSettings(Settings):
     temperature: float = Field(default=1.0, gt=0.0)
     greedy: bool = False  # also answer every prompt once at temperature 0
     max_new_tokens: int | None = Field(default=None, ge=1)  # rollout.max_new_tokens if left out
-    component: str | None = None  # the first of [[rewards]] if left out
+    component: str | None = None  # the first that applies to the row, if left out
     correct_at: float = 1.0
 
     @model_validator(mode="after")

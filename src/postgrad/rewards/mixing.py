@@ -19,7 +19,7 @@ def mix(
     components: Mapping[str, RewardSettings],
     outcomes: Mapping[tuple[int, int], Outcome],
 ) -> ScoredGroup:
-    """The group with its rewards: total = sum of weight * reward over the components.
+    """The group with its rewards. components: those that apply to the prompt; see `total`.
 
     outcomes: by (place of the component, place of the rollout), all of them. A failed component is
     NaN in `rewards`. Under "score" its failure_score enters the total instead; under "drop_group"
@@ -29,26 +29,42 @@ def mix(
     kept = np.ones(n, np.bool_)
     rewards = {name: np.full(n, math.nan) for name in components}
     details: dict[str, list[Any]] = {name: [None] * n for name in components}
-    total = np.zeros(n)
+    totals = np.full(n, math.nan)
     failures: list[Failure] = []
     for place, rollout in enumerate(rollouts):
+        scores: list[float] = []
         for c, (name, reward) in enumerate(components.items()):
             outcome = outcomes[c, place]
             if outcome.cause is None and outcome.value is not None:
                 rewards[name][place] = outcome.value
                 details[name][place] = outcome.detail
-                total[place] += reward.weight * outcome.value
+                scores.append(outcome.value)
                 continue
             failures.append(Failure(rollout.sample, name, outcome.cause or "", outcome.message))
             if reward.on_failure == "score":
-                total[place] += reward.weight * reward.failure_score
+                scores.append(reward.failure_score)
             elif reward.on_failure == "drop_group":
                 kept[:] = False
             else:
                 kept[place] = False
-    total[~kept] = math.nan
+        if len(scores) == len(components):
+            totals[place] = total(list(components.values()), scores)
+    totals[~kept] = math.nan
     told = {name: tuple(d) for name, d in details.items() if any(x is not None for x in d)}
-    return ScoredGroup(prompt, tuple(rollouts), rewards, total, kept, tuple(failures), told)
+    return ScoredGroup(prompt, tuple(rollouts), rewards, totals, kept, tuple(failures), told)
+
+
+def total(rewards: Sequence[RewardSettings], scores: Sequence[float]) -> float:
+    """The first closed gate's value; else the weighted sum times the scores that multiply it."""
+    summed, factor = 0.0, 1.0
+    for reward, score in zip(rewards, scores, strict=True):
+        if reward.gate and score < reward.gate_at:
+            return reward.gate_value
+        if reward.multiply:
+            factor *= score
+        else:
+            summed += reward.weight * score
+    return summed * factor
 
 
 class Tally:

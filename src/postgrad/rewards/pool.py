@@ -79,10 +79,14 @@ class Pool:
         Raises RunError where no worker can be started any more.
         """
         self._look(0.0)
-        while wait and not self._ended and self._is_busy():
+        while wait and not self._ended and self.is_busy():
             self._look(_TICK)
         ended, self._ended = self._ended, []
         return ended
+
+    def fileno(self) -> int:
+        """Readable when a poll would find something new before the next limit: for `select`."""
+        return self._selector.fileno()
 
     def close(self) -> None:
         """Kill and reap every worker; open jobs are forgotten."""
@@ -91,7 +95,8 @@ class Pool:
             worker.end()
         self._selector.close()
 
-    def _is_busy(self) -> bool:
+    def is_busy(self) -> bool:
+        """Whether a job is open."""
         return bool(self._queue) or any(worker.jobs or worker.first for worker in self._workers)
 
     # Workers come and go.

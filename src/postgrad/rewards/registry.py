@@ -1,6 +1,7 @@
 """Verifiers by the names that a recipe may use, and Python functions as verifiers."""
 
 import inspect
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -18,6 +19,13 @@ VERIFIERS = {
     "exact_match": "postgrad.rewards.exact_match:ExactMatch",
     "ifeval": "postgrad.rewards.ifeval.verifier:IFEval",
     "multiple_choice": "postgrad.rewards.multiple_choice:MultipleChoice",
+    "f1": "postgrad.rewards.f1:F1",
+    "format": "postgrad.rewards.format:Format",
+    "regex": "postgrad.rewards.regex:Regex",
+    "overlong": "postgrad.rewards.length:Overlong",
+    "stop_properly": "postgrad.rewards.length:StopProperly",
+    "target_length": "postgrad.rewards.length:TargetLength",
+    "judge": "postgrad.rewards.judge:Judge",
     "reasoning_gym": "postgrad.rewards.reasoning_gym:ReasoningGym",
 }
 
@@ -75,9 +83,24 @@ def build(reward: RewardSettings) -> Verifier:
     return FunctionVerifier(function=function, knobs=reward.own)
 
 
+def for_rollout(rewards: Sequence[RewardSettings], max_new_tokens: int) -> list[RewardSettings]:
+    """The rewards with what they leave to the rollout's settings filled in.
+
+    That is the setting `max_new_tokens` of our own verifiers: code of others is not imported here.
+    """
+    key = "max_new_tokens"
+    filled: list[RewardSettings] = []
+    for reward in rewards:
+        kind = resolve(reward.type, VERIFIERS, "verifier") if reward.type in VERIFIERS else Verifier
+        if key in kind.model_fields and reward.own.get(key) is None:
+            reward = reward.model_copy(update={key: max_new_tokens})
+        filled.append(reward)
+    return filled
+
+
 def _from_settings(kind: type[Verifier], reward: RewardSettings) -> Verifier:
     try:
-        return kind.model_validate(reward.own, strict=True)
+        return kind.model_validate_json(json.dumps(reward.own, default=str), strict=True)
     except ValidationError as error:
         known = [*kind.model_fields, *RewardSettings.model_fields]
         lines = [_line(reward.type, known, problem) for problem in error.errors()]
@@ -86,6 +109,8 @@ def _from_settings(kind: type[Verifier], reward: RewardSettings) -> Verifier:
 
 def _line(type_name: str, known: Sequence[str], problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
+    if not key:  # of several settings together
+        return f"rewards: {type_name!r}: {problem['msg'].removeprefix('Value error, ')}"
     if problem["type"] != "extra_forbidden":
         return f"rewards.{key} = {problem['input']!r} of {type_name!r}: {problem['msg']}"
     close = nearest(key, known)

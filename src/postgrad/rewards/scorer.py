@@ -7,20 +7,24 @@ from dataclasses import dataclass, field
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.rewards import protocol
+from postgrad.rewards.lanes import Lanes
 from postgrad.rewards.mixing import Tally, describe, mix
-from postgrad.rewards.pool import Pool
 from postgrad.rewards.protocol import Job, Outcome
 from postgrad.rewards.registry import VERIFIERS, build, component_names
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
-from postgrad.rewards.verifier import PromptView, RolloutView
+from postgrad.rewards.verifier import PromptView, RolloutView, Verifier
 
 
 @dataclass(slots=True)
 class _Group:
-    """A group on its way: its outcomes by (component, place among the rollouts)."""
+    """A group on its way: its outcomes by (place in `names`, place among the rollouts).
+
+    names: the components that apply to its prompt.
+    """
 
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
+    names: list[str]
     missing: int
     outcomes: dict[tuple[int, int], Outcome] = field(default_factory=dict)
 
@@ -40,13 +44,19 @@ class Scorer:
         """
         self.names = component_names(rewards)
         self._components = dict(zip(self.names, rewards, strict=True))
-        for reward in rewards:
-            if reward.type in VERIFIERS:
-                build(reward)
+        known = [build(reward) if reward.type in VERIFIERS else Verifier() for reward in rewards]
+        self._wall_seconds = {
+            name: reward.wall_seconds or verifier.wall_seconds
+            for name, reward, verifier in zip(self.names, rewards, known, strict=True)
+        }
+        waits = [
+            verifier.waits if reward.waits is None else reward.waits
+            for reward, verifier in zip(rewards, known, strict=True)
+        ]
         self._max_failed = scoring.max_failed_fraction
-        self._pool = Pool(rewards, scoring.workers)
+        self._pool = Lanes(rewards, waits, scoring)
         self._next_key = 0
-        self._place: dict[int, tuple[_Group, int, int]] = {}  # job -> group, component, rollout
+        self._place: dict[int, tuple[_Group, int, int]] = {}  # job -> group, name, rollout
         self._ready: list[ScoredGroup] = []
         self._tally = Tally()
 
@@ -61,15 +71,19 @@ class Scorer:
         self._pool.close()
 
     def check(self, prompts: Sequence[Prompt]) -> list[tuple[Prompt, str]]:
-        """The prompts whose reference answer a verifier cannot read, with the reason, in order."""
-        components = [c for c, checks in enumerate(self._pool.checks()) if checks]
+        """The prompts whose reference answer a verifier cannot read, with the reason, in order.
+
+        Raises UsageError that names the row where no component applies to a prompt.
+        """
+        checks = dict(zip(self.names, self._pool.checks(), strict=True))
         asked: dict[int, tuple[int, int]] = {}
         jobs: list[Job] = []
         for place, prompt in enumerate(prompts):
             view = _prompt_text(prompt)
-            for component in components:
-                jobs.append(self._job(component, view, None))
-                asked[jobs[-1].key] = (place, component)
+            for name in self._applying(prompt):
+                if checks[name]:
+                    jobs.append(self._job(name, view, None))
+                    asked[jobs[-1].key] = (place, self.names.index(name))
         reasons: dict[tuple[int, int], str] = {}
         self._pool.submit(jobs)
         while asked:
@@ -87,14 +101,15 @@ class Scorer:
         """Start scoring a group of at least one rollout; returns at once."""
         if not rollouts:
             raise ValueError(f"ticket {prompt.ticket}: a group without rollouts")
-        group = _Group(prompt, tuple(rollouts), len(rollouts) * len(self.names))
+        names = self._applying(prompt)
+        group = _Group(prompt, tuple(rollouts), names, len(rollouts) * len(names))
         prompt_text = _prompt_text(prompt)
         jobs: list[Job] = []
         for place, rollout in enumerate(rollouts):
             text = protocol.rollout_text(_rollout_view(rollout))
-            for component in range(len(self.names)):
-                jobs.append(self._job(component, prompt_text, text))
-                self._place[jobs[-1].key] = (group, component, place)
+            for number, name in enumerate(names):
+                jobs.append(self._job(name, prompt_text, text))
+                self._place[jobs[-1].key] = (group, number, place)
         self._pool.submit(jobs)
 
     def completed(self, wait: bool) -> list[ScoredGroup]:
@@ -130,19 +145,32 @@ class Scorer:
         yield
         self._tally.judge(self._max_failed)
 
-    def _job(self, component: int, prompt: str, rollout: str | None) -> Job:
-        reward = self._components[self.names[component]]
+    def _applying(self, prompt: Prompt) -> list[str]:
+        names = [
+            name
+            for name, reward in self._components.items()
+            if reward.applies(prompt.dataset, prompt.metadata)
+        ]
+        if all(self._components[name].multiply for name in names):
+            raise UsageError(
+                f"row {prompt.row} of {prompt.dataset}: no reward applies to it, so that it would "
+                f"score 0 in silence; mend `datasets` or `when` of [[rewards]], or leave the row "
+                f"out (its other columns: {', '.join(prompt.metadata) or 'none'})"
+            )
+        return names
+
+    def _job(self, name: str, prompt: str, rollout: str | None) -> Job:
         self._next_key += 1
-        return Job(
-            self._next_key, component, prompt, rollout, reward.cpu_seconds, reward.wall_seconds
-        )
+        cpu, wall = self._components[name].cpu_seconds, self._wall_seconds[name]
+        return Job(self._next_key, self.names.index(name), prompt, rollout, cpu, wall)
 
     def _settle(self, outcome: Outcome) -> None:
-        group, component, place = self._place.pop(outcome.key)
-        group.outcomes[component, place] = outcome
+        group, number, place = self._place.pop(outcome.key)
+        group.outcomes[number, place] = outcome
         group.missing -= 1
         if not group.missing:
-            scored = mix(group.prompt, group.rollouts, self._components, group.outcomes)
+            components = {name: self._components[name] for name in group.names}
+            scored = mix(group.prompt, group.rollouts, components, group.outcomes)
             self._tally.add(scored)
             self._stop_if_asked(scored)
             self._ready.append(scored)
@@ -168,5 +196,5 @@ def _prompt_text(prompt: Prompt) -> str:
 
 
 def _rollout_view(rollout: Rollout) -> RolloutView:
-    tokens = sum(len(turn.token_ids) for turn in rollout.turns)
+    tokens = sum(len(turn.token_ids) for turn in rollout.turns if turn.author == "policy")
     return RolloutView(rollout.text, rollout.finish_reason, tokens, rollout.sample)

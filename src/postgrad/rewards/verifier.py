@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from postgrad.core.settings import Settings
 
@@ -20,7 +20,9 @@ class PromptView:
 
 @dataclass(frozen=True, slots=True)
 class RolloutView:
-    """What a verifier sees of a sample. `tokens` counts the response, `text` has no specials."""
+    """What a verifier sees of a sample. `tokens` counts what the policy wrote, of all turns; `text`
+    has no special tokens.
+    """
 
     text: str
     finish_reason: str = "stop"
@@ -41,7 +43,15 @@ class Verifier(Settings):
 
     The same prompt and sample must always give the same score: no clock, no random numbers, nothing
     remembered from other samples. It runs in a worker process that may be killed at any moment.
+    A setting `max_new_tokens` that is None is filled in from the rollout's.
     """
+
+    waits: ClassVar[bool] = False  # for a server: it shares no worker with those that compute
+
+    @property
+    def wall_seconds(self) -> float:
+        """How long one score may last where the recipe does not say."""
+        return 30.0
 
     def prepare(self) -> None:
         """Called once in each worker, before any time limit: the place for slow imports."""

@@ -2,9 +2,10 @@
 
 Keys: step, ticket, sample, dataset, row, question, answer, metadata, prompt_token_ids, turns
 [{author, token_ids, logprobs, text, learner_logprobs}], policy_version [[version, tokens], ...],
-finish_reason, text, rewards {component: number or null}, total (null where not kept), kept,
-failures [{component, cause, message}], and, where the run has them, advantages and mask, one
-value a response token. Float32 values are written with nine digits, which name them exactly.
+finish_reason, text, rewards {component: number, null where it failed}, total (null where not kept),
+kept, failures [{component, cause, message}], and, where the run has them, details {component: what
+its verifier noted}, and advantages and mask, one value a response token. Float32 values are written
+with nine digits, which name them exactly.
 """
 
 import math
@@ -58,6 +59,8 @@ def sample_to_json(
             if f.sample == rollout.sample
         ],
     }
+    if details := {name: d[i] for name, d in group.details.items() if d[i] is not None}:
+        line["details"] = details
     if prompt.media:
         line["media"] = list(prompt.media)
     if rollout.columns:
@@ -124,7 +127,14 @@ def group_from_lines(lines: Sequence[Mapping[str, Any]]) -> ScoredGroup:
             for line in lines
             for f in line["failures"]
         ),
+        details=_details(lines),
     )
+
+
+def _details(lines: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    noted: list[Mapping[str, Any]] = [line.get("details", {}) for line in lines]
+    names = [name for name in lines[0]["rewards"] if any(name in notes for notes in noted)]
+    return {name: tuple(notes.get(name) for notes in noted) for name in names}
 
 
 def _rollout(line: Mapping[str, Any]) -> Rollout:

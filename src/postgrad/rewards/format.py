@@ -1,0 +1,69 @@
+"""Whether a sample has the structure that was asked for."""
+
+import re
+
+from pydantic import Field, field_validator, model_validator
+
+from postgrad.rewards.patterns import Pattern
+from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
+
+TAGS = ("think", "answer")
+
+
+class Format(Verifier):
+    """1 where the sample is <think>...</think> <answer>...</answer>, else 0. The note says why.
+
+    Each of `tags` opens and closes exactly once, in order, one after the other, with white space at
+    most outside of them. `opened` says that the prompt already ends with the first tag. `pattern`
+    asks for another structure: a regular expression that the whole sample matches (. matches line
+    ends too). One that backtracks without end uses up the CPU limit: a recorded failure.
+    """
+
+    tags: tuple[str, ...] = Field(default=TAGS, min_length=1)
+    opened: bool = False
+    outside: bool = False  # text outside of the tags is allowed
+    pattern: Pattern | None = None
+
+    @field_validator("tags")
+    @classmethod
+    def _names(cls, tags: tuple[str, ...]) -> tuple[str, ...]:
+        for tag in tags:
+            if not re.fullmatch(r"[^<>/\s]+", tag):
+                raise ValueError(f"{tag!r}: a tag is named without <, >, / and white space")
+        if len(set(tags)) < len(tags):
+            raise ValueError("a tag stands there twice")
+        return tags
+
+    @model_validator(mode="after")
+    def _one_structure(self) -> "Format":
+        if self.pattern is not None and (self.tags != TAGS or self.opened or self.outside):
+            raise ValueError("a pattern says all: tags, opened and outside go without it")
+        return self
+
+    def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
+        if self.pattern is not None:
+            match = re.fullmatch(self.pattern, rollout.text, re.DOTALL)
+            return Score(float(match is not None))
+        fault = self._fault(rollout.text)
+        return Score(float(fault is None), {"fault": fault})
+
+    def _fault(self, text: str) -> str | None:
+        end = 0
+        for number, tag in enumerate(self.tags):
+            for mark in (f"<{tag}>", f"</{tag}>"):
+                given = mark == f"<{tag}>" and number == 0 and self.opened
+                found = text.count(mark) + given
+                if found != 1:
+                    return f"{mark} stands there {found} times" if found else f"no {mark}"
+                if given:
+                    continue
+                start = text.index(mark)
+                if start < end:
+                    return f"{mark} stands too early"
+                between = mark == f"<{tag}>"
+                if between and not self.outside and text[end:start].strip():
+                    return f"text before {mark}"
+                end = start + len(mark)
+        if not self.outside and text[end:].strip():
+            return f"text after </{self.tags[-1]}>"
+        return None

@@ -1,0 +1,71 @@
+"""Rewards that shape length. They see how many tokens the policy wrote, and how it ended."""
+
+from pydantic import Field, model_validator
+
+from postgrad.core.errors import UsageError
+from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
+
+
+class Overlong(Verifier):
+    """The soft punishment of DAPO (Yu et al., 2025), from 0 down to -factor.
+
+    -clip(tokens - (max_new_tokens - buffer), 0, buffer) / buffer * factor: nothing until `buffer`
+    tokens before the limit, then down in a line to -factor at the limit.
+    """
+
+    buffer: int = Field(ge=1)
+    factor: float = Field(default=1.0, gt=0.0)
+    max_new_tokens: int | None = Field(default=None, ge=1)  # of the rollout, if left out
+
+    @model_validator(mode="after")
+    def _buffer_fits(self) -> "Overlong":
+        if self.max_new_tokens is not None and self.buffer > self.max_new_tokens:
+            raise ValueError(
+                f"buffer = {self.buffer} is more than max_new_tokens = {self.max_new_tokens}"
+            )
+        return self
+
+    def prepare(self) -> None:
+        self._limit()
+
+    def score(self, prompt: PromptView, rollout: RolloutView) -> float:
+        over = rollout.tokens - (self._limit() - self.buffer)
+        return 0.0 - min(max(over, 0), self.buffer) / self.buffer * self.factor
+
+    def _limit(self) -> int:
+        if self.max_new_tokens is None:
+            raise UsageError("rewards: 'overlong' does not know max_new_tokens: say it")
+        return self.max_new_tokens
+
+
+class StopProperly(Verifier):
+    """`penalty` where the token limit cut the sample off (finish_reason "length"), else `stopped`.
+
+    As it is a fixed value that is added; with stopped = 1, a penalty in [0, 1] and multiply = true
+    it scales the other rewards.
+    """
+
+    penalty: float = -1.0
+    stopped: float = 0.0
+
+    def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
+        reason = rollout.finish_reason
+        return Score(
+            self.penalty if reason == "length" else self.stopped, {"finish_reason": reason}
+        )
+
+
+class TargetLength(Verifier):
+    """0 within `tolerance` tokens of the target, then `per_token` less for each, at least `least`.
+
+    -per_token * max(0, |tokens - target| - tolerance), as in L1 (Aggarwal and Welleck, 2025).
+    """
+
+    target: int = Field(ge=1)
+    tolerance: int = Field(default=0, ge=0)
+    per_token: float = Field(default=0.001, gt=0.0)
+    least: float = Field(default=-1.0, lt=0.0)
+
+    def score(self, prompt: PromptView, rollout: RolloutView) -> float:
+        away = max(0, abs(rollout.tokens - self.target) - self.tolerance)
+        return max(self.least, 0.0 - self.per_token * away)

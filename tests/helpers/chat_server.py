@@ -1,0 +1,102 @@
+"""A chat-completions server on the loopback that behaves as badly as it is told."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Answer:
+    """One reply. text: the assistant's, as a chat completion; else `raw` bytes as they are.
+
+    delay: seconds before it; drip: seconds between its bytes; cut: bytes it ends short of what its
+    header promises.
+    """
+
+    text: str | None = None
+    status: int = 200
+    raw: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    delay: float = 0.0
+    drip: float = 0.0
+    cut: int = 0
+
+    @property
+    def body(self) -> bytes:
+        """What goes over the wire."""
+        if self.text is None:
+            return self.raw
+        message = {"role": "assistant", "content": self.text}
+        return json.dumps({"choices": [{"index": 0, "message": message}]}).encode()
+
+
+Script = Callable[[str, int], Answer]  # (the prompt, how often it was asked before) -> Answer
+
+
+@dataclass
+class ChatServer:
+    """url: its base. requests: (path, headers, body) of each. held: how many wait for a reply."""
+
+    url: str
+    requests: list[tuple[str, dict[str, str], dict[str, Any]]] = field(default_factory=list[Any])
+    held: int = 0
+
+
+@contextmanager
+def chat_server(script: Script) -> Iterator[ChatServer]:
+    """A server that answers as `script` says, until the block ends."""
+    state = ChatServer("")
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers["Content-Length"])
+            body = json.loads(self.rfile.read(length))
+            prompt = body["messages"][-1]["content"]
+            with lock:
+                before = sum(b["messages"][-1]["content"] == prompt for _, _, b in state.requests)
+                state.requests.append((self.path, dict(self.headers), body))
+                state.held += 1
+            try:
+                self._answer(script(prompt, before))
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # the judge had waited long enough
+            finally:
+                with lock:
+                    state.held -= 1
+
+        def _answer(self, answer: Answer) -> None:
+            time.sleep(answer.delay)
+            body = answer.body
+            self.send_response(answer.status)
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            for byte in body if answer.drip else b"":
+                self.wfile.write(bytes([byte]))
+                self.wfile.flush()
+                time.sleep(answer.drip)
+            if not answer.drip:
+                self.wfile.write(body[: len(body) - answer.cut])
+
+        def log_message(self, *args: Any) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.block_on_close = False
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    state.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,54 @@
+"""Length shaping against the papers' formulas, by hand."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from postgrad.core.errors import UsageError
+from postgrad.rewards.length import Overlong, StopProperly, TargetLength
+from postgrad.rewards.verifier import PromptView, RolloutView
+
+PROMPT = PromptView("?", None)
+
+
+def sample(tokens, finish_reason="stop"):
+    return RolloutView("", finish_reason, tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted"), [(0, 0.0), (75, 0.0), (76, -0.08), (90, -1.2), (100, -2.0), (101, -2.0)]
+)
+def test_overlong_falls_in_a_line_over_the_buffer(tokens, wanted):
+    one = Overlong(max_new_tokens=100, buffer=25, factor=2.0)
+    assert one.score(PROMPT, sample(tokens)) == pytest.approx(wanted, abs=1e-15)
+
+
+def test_overlong_needs_to_know_the_limit():
+    with pytest.raises(ValidationError, match="buffer = 101 is more than max_new_tokens = 100"):
+        Overlong(max_new_tokens=100, buffer=101)
+    with pytest.raises(UsageError, match="does not know max_new_tokens"):
+        Overlong(buffer=10).prepare()
+
+
+def test_a_sample_that_the_limit_cut_off_is_penalised():
+    one = StopProperly(penalty=-0.5)
+    assert one.score(PROMPT, sample(5)).value == 0.0
+    cut = one.score(PROMPT, sample(5, "length"))
+    assert (cut.value, cut.detail) == (-0.5, {"finish_reason": "length"})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted"),
+    [(90, 0.0), (110, 0.0), (120, -0.1), (80, -0.1), (150, -0.4), (0, -0.5), (5000, -0.5)],
+)
+def test_target_length_falls_on_both_sides_of_its_tolerance(tokens, wanted):
+    one = TargetLength(target=100, tolerance=10, per_token=0.01, least=-0.5)
+    assert one.score(PROMPT, sample(tokens)) == pytest.approx(wanted)
+
+
+@given(st.integers(0, 300), st.integers(1, 200), st.integers(1, 200), st.floats(0.01, 10))
+def test_overlong_is_within_bounds_and_never_rises_with_length(tokens, limit, buffer, factor):
+    one = Overlong(max_new_tokens=max(limit, buffer), buffer=buffer, factor=factor)
+    here, next_one = (one.score(PROMPT, sample(n)) for n in (tokens, tokens + 1))
+    assert -factor <= next_one <= here <= 0.0
