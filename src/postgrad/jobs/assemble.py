@@ -10,7 +10,7 @@ from postgrad.core.records import Prompt
 from postgrad.data import overlap
 from postgrad.data.account import RowAccount
 from postgrad.data.mixture import Draws, training_conversations, training_prompts
-from postgrad.jobs import roles
+from postgrad.jobs import environments, roles
 from postgrad.jobs.evaluation import Evaluator
 from postgrad.jobs.loop import Job
 from postgrad.jobs.publish import PROBES, Publisher
@@ -64,11 +64,12 @@ def _sft(
     run: Run, recipe: SFTRecipe, path: str, stack: ExitStack, checkpoint: Checkpoint | None
 ) -> SFTJob:
     tokenizer = load_tokenizer(path)
-    conversations = training_conversations(recipe.data, tokenizer, exclude=held_out(recipe))
+    data = environments.through(recipe, recipe.data)
+    conversations = training_conversations(data, tokenizer, exclude=held_out(recipe))
     _show_rows(run, conversations.accounts)
     scorer, evaluator = None, None
     if recipe.eval.sets:
-        scorer = stack.enter_context(Scorer(recipe.rewards, recipe.scoring))
+        scorer = stack.enter_context(environments.scorer(recipe))
         evaluator = _evaluator(run, tokenizer, scorer)
     run.geometry = recipe.geometry(len(conversations))
     policy, _ = roles.learner(recipe, path, run.choices, run.geometry, temperature=1.0)
@@ -87,13 +88,14 @@ def _rl(
 ) -> RLJob:
     tokenizer = load_tokenizer(path)
     prompts = training_prompts(
-        recipe.data,
+        environments.through(recipe, recipe.data),
         tokenizer,
         max_new_tokens=recipe.rollout.max_new_tokens,
         exclude=held_out(recipe),
     )
     _show_rows(run, prompts.accounts)
-    scorer = stack.enter_context(Scorer(recipe.rewards, recipe.scoring))
+    environments.check_rows(recipe, prompts)
+    scorer = stack.enter_context(environments.scorer(recipe))
     check_answers(scorer, prompts)
     evaluator = _evaluator(run, tokenizer, scorer) if recipe.eval.sets else None
     run.geometry = recipe.geometry(len(prompts))
@@ -142,6 +144,7 @@ def _source(
         samples_per_prompt=recipe.batch.n_samples_per_prompt,
         sampling=recipe.rollout,
         tokenizer=tokenizer,
+        environment=environments.environment(recipe, tokenizer),
         max_len=recipe.data.max_len,
         on_done=run.advance,
     )
@@ -158,6 +161,7 @@ def _reference(run: Run, recipe: RLRecipe, path: str, temperature: float) -> Rol
 def _evaluator(run: Run, tokenizer: object, scorer: Scorer) -> Evaluator:
     evaluator = Evaluator(run.recipe, tokenizer, scorer)
     for _, prompts in evaluator.sets:
+        environments.check_rows(run.recipe, prompts)
         check_answers(scorer, prompts)
     return evaluator
 

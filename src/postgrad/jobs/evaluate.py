@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.jobs import roles
+from postgrad.jobs import environments, roles
 from postgrad.jobs.assemble import check_answers
 from postgrad.jobs.choices import choose
 from postgrad.jobs.evaluation import Evaluator, Result
@@ -12,7 +12,6 @@ from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.parallel import device as placing
 from postgrad.recipe.recipe import Recipe, RLRecipe
-from postgrad.rewards.scorer import Scorer
 
 
 def evaluate(
@@ -39,9 +38,10 @@ def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
     choices = choose(recipe, {})
     placing.apply(choices.placement)
     tokenizer = load_tokenizer(path)
-    with Scorer(recipe.rewards, recipe.scoring) as scorer:
+    with environments.scorer(recipe) as scorer:
         evaluator = Evaluator(recipe, tokenizer, scorer)
         for _, prompts in evaluator.sets:
+            environments.check_rows(recipe, prompts)
             check_answers(scorer, prompts)
         engine, _ = roles.engine(
             recipe, path, choices, sequences=evaluator.sequences, max_len=evaluator.max_len

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.rewards import protocol
-from postgrad.rewards.mixing import Tally, describe, mix
+from postgrad.rewards.mixing import ENVIRONMENT, Tally, add_turn_rewards, describe, mix
 from postgrad.rewards.pool import Pool
 from postgrad.rewards.protocol import Job, Outcome
 from postgrad.rewards.registry import VERIFIERS, build, component_names
@@ -32,19 +32,27 @@ class Scorer:
     order of submission, or how long anything takes (a wall-clock overrun, tried twice, aside).
     """
 
-    def __init__(self, rewards: Sequence[RewardSettings], scoring: ScoringSettings) -> None:
+    def __init__(
+        self,
+        rewards: Sequence[RewardSettings],
+        scoring: ScoringSettings,
+        environment: float | None = None,
+    ) -> None:
         """Starts the workers; raises UsageError where names, keys or values are wrong.
 
+        environment: the weight of the rewards that an environment gives; None where it gives none.
         Functions of other packages are imported by the workers only: what is wrong with them is
         told by the first call that needs a worker.
         """
-        self.names = component_names(rewards)
-        self._components = dict(zip(self.names, rewards, strict=True))
+        known = component_names(rewards) if rewards or environment is None else []
+        self._components = dict(zip(known, rewards, strict=True))
+        self.names = known if environment is None else [*known, ENVIRONMENT]
+        self._environment = environment
         for reward in rewards:
             if reward.type in VERIFIERS:
                 build(reward)
         self._max_failed = scoring.max_failed_fraction
-        self._pool = Pool(rewards, scoring.workers)
+        self._pool = Pool(rewards, scoring.workers if rewards else 0)
         self._next_key = 0
         self._place: dict[int, tuple[_Group, int, int]] = {}  # job -> group, component, rollout
         self._ready: list[ScoredGroup] = []
@@ -62,6 +70,8 @@ class Scorer:
 
     def check(self, prompts: Sequence[Prompt]) -> list[tuple[Prompt, str]]:
         """The prompts whose reference answer a verifier cannot read, with the reason, in order."""
+        if not self._components:
+            return []
         components = [c for c, checks in enumerate(self._pool.checks()) if checks]
         asked: dict[int, tuple[int, int]] = {}
         jobs: list[Job] = []
@@ -87,15 +97,17 @@ class Scorer:
         """Start scoring a group of at least one rollout; returns at once."""
         if not rollouts:
             raise ValueError(f"ticket {prompt.ticket}: a group without rollouts")
-        group = _Group(prompt, tuple(rollouts), len(rollouts) * len(self.names))
+        group = _Group(prompt, tuple(rollouts), len(rollouts) * len(self._components))
         prompt_text = _prompt_text(prompt)
         jobs: list[Job] = []
         for place, rollout in enumerate(rollouts):
             text = protocol.rollout_text(_rollout_view(rollout))
-            for component in range(len(self.names)):
+            for component in range(len(self._components)):
                 jobs.append(self._job(component, prompt_text, text))
                 self._place[jobs[-1].key] = (group, component, place)
         self._pool.submit(jobs)
+        if not jobs:
+            self._finish(group)
 
     def completed(self, wait: bool) -> list[ScoredGroup]:
         """Groups whose scoring has ended; with `wait`, at least one while any is under way.
@@ -142,10 +154,15 @@ class Scorer:
         group.outcomes[component, place] = outcome
         group.missing -= 1
         if not group.missing:
-            scored = mix(group.prompt, group.rollouts, self._components, group.outcomes)
-            self._tally.add(scored)
-            self._stop_if_asked(scored)
-            self._ready.append(scored)
+            self._finish(group)
+
+    def _finish(self, group: _Group) -> None:
+        scored = mix(group.prompt, group.rollouts, self._components, group.outcomes)
+        if self._environment is not None:
+            scored = add_turn_rewards(scored, self._environment)
+        self._tally.add(scored)
+        self._stop_if_asked(scored)
+        self._ready.append(scored)
 
     def _stop_if_asked(self, group: ScoredGroup) -> None:
         for failure in group.failures:
@@ -169,4 +186,5 @@ def _prompt_text(prompt: Prompt) -> str:
 
 def _rollout_view(rollout: Rollout) -> RolloutView:
     tokens = sum(len(turn.token_ids) for turn in rollout.turns)
-    return RolloutView(rollout.text, rollout.finish_reason, tokens, rollout.sample)
+    text = rollout.text if rollout.answer is None else rollout.answer
+    return RolloutView(text, rollout.finish_reason, tokens, rollout.sample)

@@ -3,8 +3,9 @@
 Keys: step, ticket, sample, dataset, row, question, answer, metadata, prompt_token_ids, turns
 [{author, token_ids, logprobs, text, learner_logprobs}], policy_version [[version, tokens], ...],
 finish_reason, text, rewards {component: number or null}, total (null where not kept), kept,
-failures [{component, cause, message}], and, where the run has them, advantages and mask, one
-value a response token. Float32 values are written with nine digits, which name them exactly.
+failures [{component, cause, message}], and, where the run has them, last_text (what verifiers read
+of several turns), counts {name: number}, columns {name: values}, advantages and mask, one value a
+response token. Float32 values are written with nine digits, which name them exactly.
 """
 
 import math
@@ -60,8 +61,12 @@ def sample_to_json(
     }
     if prompt.media:
         line["media"] = list(prompt.media)
+    if rollout.answer is not None:
+        line["last_text"] = rollout.answer
     if rollout.columns:
         line["columns"] = {name: _floats(values) for name, values in rollout.columns.items()}
+    if rollout.counts:
+        line["counts"] = dict(rollout.counts)
     if advantages is not None:
         line["advantages"] = _floats(advantages)
     if mask is not None:
@@ -145,6 +150,8 @@ def _rollout(line: Mapping[str, Any]) -> Rollout:
         columns={
             name: np.array(values, np.float32) for name, values in line.get("columns", {}).items()
         },
+        answer=line.get("last_text"),
+        counts=line.get("counts", {}),
     )
 
 
