@@ -32,6 +32,9 @@ def through(recipe: Recipe, data: AnyData) -> AnyData:
     if recipe.environment is None:
         return data
     more = build(recipe.environment).variables()
+    for key in more:
+        if key in data.chat_template_kwargs:
+            raise UsageError(f"data.chat_template_kwargs: {key!r} comes from [environment]")
     update: dict[str, Any] = {"chat_template_kwargs": {**data.chat_template_kwargs, **more}}
     if isinstance(data, MixSettings):
         update["sets"] = tuple(one.model_copy(update=update) for one in data.sets)

@@ -35,16 +35,13 @@ def problems(recipe: SFTRecipe | RLRecipe) -> Iterator[tuple[tuple[str | int, ..
     if recipe.environment is None:
         return
     try:
-        variables = build(recipe.environment).variables()
+        build(recipe.environment)
     except UsageError as error:
         yield ("environment",), str(error)
         return
     if (components(recipe) or []).count(ENVIRONMENT) > 1:
         yield ("rewards",), f"{ENVIRONMENT!r} is what the environment gives: `name` it otherwise"
     wanted = recipe.data.chat_template_kwargs
-    for key in variables:
-        if key in wanted:
-            yield ("data", "chat_template_kwargs"), f"{key!r} comes from [environment]"
     sets = [("data", n, one.chat_template_kwargs) for n, one in enumerate(recipe.data.sets)]
     sets += [("eval", n, one.chat_template_kwargs) for n, one in enumerate(recipe.eval.sets)]
     for section, number, given in sets:
