@@ -164,9 +164,9 @@ def test_every_shipped_recipe_is_valid() -> None:
     ]
     assert [load_recipe(path).job for path in single] == ["rl", "sft"]
     folders = [path.parent for path in sorted((ROOT / "recipes").rglob("pipeline.toml"))]
-    assert [folder.name for folder in folders] == ["quickstart"]
+    assert [folder.name for folder in folders] == ["game", "quickstart"]
     stages = [stage.name for folder in folders for stage in load_pipeline(folder).stages]
-    assert stages == ["sft", "rl"]
+    assert stages == ["sft", "rl", "sft", "rl"]
 
 
 def test_every_setting_is_named_in_the_docs() -> None:

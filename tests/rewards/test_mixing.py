@@ -1,10 +1,11 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from postgrad.core.errors import RunError
-from postgrad.rewards.mixing import Tally, mix
+from postgrad.rewards.mixing import Tally, add_turn_rewards, mix
 from postgrad.rewards.protocol import Outcome
 from postgrad.rewards.settings import RewardSettings
 
@@ -77,3 +78,15 @@ def test_a_step_with_too_many_failed_samples_stops_the_run_and_names_the_first(m
 
 def test_a_step_without_samples_has_not_failed():
     Tally().judge(0.0)
+
+
+def test_turn_rewards_are_one_more_component_of_the_sum(mixed):
+    group = mixed("drop_sample")
+    earned = np.array([0.5, 0.0, -0.25, 1.0], np.float32)
+    rollouts = (replace(group.rollouts[0], columns={"turn_rewards": earned}), *group.rollouts[1:])
+    more = add_turn_rewards(replace(group, rollouts=rollouts), weight=2.0)
+    assert more.rewards["environment"].tolist() == [1.25, 0.0, 0.0]
+    assert list(more.rewards) == ["a", "b", "environment"]
+    np.testing.assert_array_equal(more.total, group.total + np.array([2.5, 0.0, 0.0]))
+    assert math.isnan(more.total[1])
+    assert more.kept.tolist() == group.kept.tolist()

@@ -61,17 +61,24 @@ def sample_to_json(
     }
     if prompt.media:
         line["media"] = list(prompt.media)
-    if rollout.answer is not None:
-        line["last_text"] = rollout.answer
-    if rollout.columns:
-        line["columns"] = {name: _floats(values) for name, values in rollout.columns.items()}
-    if rollout.counts:
-        line["counts"] = dict(rollout.counts)
+    line |= _of_environment(rollout)
     if advantages is not None:
         line["advantages"] = _floats(advantages)
     if mask is not None:
         line["mask"] = mask.astype(int).tolist()
     return line
+
+
+def _of_environment(rollout: Rollout) -> Json:
+    """What samples of one turn seldom have."""
+    found: Json = {}
+    if rollout.answer is not None:
+        found["last_text"] = rollout.answer
+    if rollout.columns:
+        found["columns"] = {name: _floats(values) for name, values in rollout.columns.items()}
+    if rollout.counts:
+        found["counts"] = dict(rollout.counts)
+    return found
 
 
 def _turns_to_json(

@@ -18,7 +18,8 @@ def prompt(low=10, high=40, secret=25, **more):
 def test_a_guess_is_answered_by_the_way_to_go_until_it_hits():
     game = GuessNumber(miss_reward=-0.1).start(prompt(), 0)
     replies = [game.step(text) for text in ("20", " 30 ", "25")]
-    assert [[m["content"] for m in one.messages] for one in replies] == [["higher"], ["lower"], []]
+    said = [[message["content"] for message in one.messages] for one in replies]
+    assert said == [["higher, from 21 to 40"], ["lower, from 21 to 29"], []]
     assert [one.reward for one in replies] == [-0.1, -0.1, 1.0]
     assert [one.done for one in replies] == [False, False, True]
     assert replies[2].counts == {"hits": 1.0, "malformed": 0.0}
@@ -27,7 +28,7 @@ def test_a_guess_is_answered_by_the_way_to_go_until_it_hits():
 @pytest.mark.parametrize("text", ["", "abc", "2 5", "25.", "-25", "9", "41", "1" * 5000, "²5"])
 def test_what_is_no_number_of_the_range_is_invalid(text):
     reply = GuessNumber().start(prompt(), 0).step(text)
-    assert reply.messages == ({"role": "user", "content": "invalid"},)
+    assert reply.messages == ({"role": "user", "content": "invalid, from 10 to 40"},)
     assert reply.counts == {"hits": 0.0, "malformed": 1.0}
     assert (reply.done, reply.reward) == (False, 0.0)
 
@@ -52,7 +53,7 @@ def test_halving_finds_every_secret_of_made_rows_in_five_guesses(seed, size):
             reply = game.step(str(middle))
             if reply.done:
                 break
-            higher = reply.messages[0]["content"] == "higher"
+            higher = reply.messages[0]["content"].startswith("higher")
             low, high = (middle + 1, high) if higher else (low, middle - 1)
         else:
             pytest.fail(f"{row} was not found")

@@ -1,7 +1,7 @@
 """A game of several turns that a small model learns: find a number by "higher" and "lower".
 
-A good player halves what is left: with t guesses it always finds one of 2**t - 1 numbers. A player
-that guesses anything still possible often runs out of turns.
+Every reply says what is left. A good player halves it: with t guesses it always finds one of
+2**t - 1 numbers. A player that guesses anything still possible often runs out of turns.
 """
 
 import re
@@ -21,8 +21,8 @@ _COLUMNS = ("low", "high", "secret")
 class GuessNumber(ChatEnvironment):
     """Rows have whole numbers `low` <= `secret` <= `high`; a turn is a number and nothing else.
 
-    A hit has the reward 1 and ends the game; any other turn has `miss_reward`. What is no number,
-    or out of range, is told so and counted as malformed.
+    A hit has the reward 1 and ends the game; any other turn has `miss_reward`. What is no number
+    that is left is answered with "invalid" and counted as malformed.
     """
 
     miss_reward: float = Field(default=0.0, le=0.0)
@@ -53,11 +53,15 @@ class _Game:
         guess = int(said)
         if guess == self._secret:
             return Reply(done=True, reward=1.0, counts={"hits": 1.0, "malformed": 0.0})
-        return self._say("higher" if guess < self._secret else "lower", malformed=0.0)
+        if guess < self._secret:
+            self._low = guess + 1
+            return self._say("higher", malformed=0.0)
+        self._high = guess - 1
+        return self._say("lower", malformed=0.0)
 
-    def _say(self, text: str, malformed: float) -> Reply:
+    def _say(self, what: str, malformed: float) -> Reply:
         return Reply(
-            messages=({"role": "user", "content": text},),
+            messages=({"role": "user", "content": f"{what}, {_span(self._low, self._high)}"},),
             reward=self._rules.miss_reward,
             counts={"hits": 0.0, "malformed": malformed},
         )
@@ -81,7 +85,7 @@ def rows(
         low = lowest + _below(highest - lowest + 2 - count, seed, index, 1)
         secret = low + _below(count, seed, index, 2)
         row = {"low": low, "high": low + count - 1, "secret": secret}
-        question = f"Find my number from {low} to {row['high']}."
+        question = f"Find my number, {_span(low, row['high'])}"
         yield {
             "question": question,
             "answer": str(secret),
@@ -100,6 +104,10 @@ def _played(row: Mapping[str, int], seed: int, index: int) -> Iterator[dict[str,
             return
         yield from reply.messages
         low, high = (guess + 1, high) if guess < row["secret"] else (low, guess - 1)
+
+
+def _span(low: int, high: int) -> str:
+    return f"from {low} to {high}"
 
 
 def _below(n: int, seed: int, *counters: int) -> int:
