@@ -1,11 +1,12 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from postgrad.core.errors import RunError
-from postgrad.rewards.mixing import Tally, mix, total
+from postgrad.rewards.mixing import Tally, add_turn_rewards, mix, total
 from postgrad.rewards.protocol import Outcome
 from postgrad.rewards.settings import RewardSettings
 
@@ -166,3 +167,15 @@ def test_settings_of_a_reward_survive_their_way_to_the_workers():
         type="gsm8k", gate=True, gate_at=0.5, when={"a": ("b", 1)}, flexible=True
     )
     assert RewardSettings.model_validate(reward.model_dump(mode="json")) == reward
+
+
+def test_turn_rewards_are_one_more_component_of_the_sum(mixed):
+    group = mixed("drop_sample")
+    earned = np.array([0.5, 0.0, -0.25, 1.0], np.float32)
+    rollouts = (replace(group.rollouts[0], columns={"turn_rewards": earned}), *group.rollouts[1:])
+    more = add_turn_rewards(replace(group, rollouts=rollouts), weight=2.0)
+    assert more.rewards["environment"].tolist() == [1.25, 0.0, 0.0]
+    assert list(more.rewards) == ["a", "b", "environment"]
+    np.testing.assert_array_equal(more.total, group.total + np.array([2.5, 0.0, 0.0]))
+    assert math.isnan(more.total[1])
+    assert more.kept.tolist() == group.kept.tolist()

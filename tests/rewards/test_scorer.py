@@ -1,5 +1,6 @@
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Rollout, Turn
-from postgrad.rewards.settings import RewardSettings
+from postgrad.rewards.scorer import Scorer
+from postgrad.rewards.settings import RewardSettings, ScoringSettings
 
 GSM8K = RewardSettings(type="gsm8k")
 
@@ -186,3 +188,34 @@ def test_real_answers_are_read_through_the_workers(make_scorer, make_prompt, mak
     assert scorer.check(prompts) == []
     groups = scorer.score([(p, make_rollouts([p.answer, "#### 0.123"], p.ticket)) for p in prompts])
     assert all(group.total.tolist() == [1.0, 0.0] for group in groups)
+
+
+def test_an_environment_alone_scores_without_any_worker(make_prompt, make_rollouts):
+    rollouts = make_rollouts(["a", "b"])
+    rollouts[1] = replace(rollouts[1], columns={"turn_rewards": np.array([0, 1, 0, 2], np.float32)})
+    with Scorer((), ScoringSettings(), environment=0.5) as scorer:
+        assert scorer.names == ["environment"]
+        assert scorer.check([make_prompt()]) == []
+        with scorer.step():
+            (group,) = scorer.score([(make_prompt(), rollouts)])
+    assert group.rewards["environment"].tolist() == [0.0, 3.0]
+    assert group.total.tolist() == [0.0, 1.5]
+    assert group.kept.all()
+
+
+def test_an_environments_rewards_come_after_those_of_verifiers(make_prompt, make_rollouts):
+    rollouts = make_rollouts(["#### 7", "#### 8"])
+    earned = {"turn_rewards": np.array([0, 0, 0, 4], np.float32)}
+    rollouts = [replace(one, columns=earned) for one in rollouts]
+    with Scorer((GSM8K,), ScoringSettings(workers=1), environment=-0.25) as scorer:
+        (group,) = scorer.score([(make_prompt(), rollouts)])
+    assert list(group.rewards) == scorer.names == ["gsm8k", "environment"]
+    assert group.total.tolist() == [0.0, -1.0]
+
+
+def test_verifiers_read_the_last_of_several_turns(make_scorer, make_prompt, make_rollouts):
+    whole = "#### 8 user: is it? assistant: #### 7"
+    right, wrong = make_rollouts([whole, whole])
+    rollouts = [replace(right, answer="#### 7"), replace(wrong, answer="it is")]
+    (group,) = make_scorer(GSM8K).score([(make_prompt(), rollouts)])
+    assert group.total.tolist() == [1.0, 0.0]

@@ -44,6 +44,8 @@ def two_samples():
         ((3, 1), (4, 1)),
         "a b c",
         {"turn_rewards": np.array([0.5, 0, 0, 1], np.float32)},
+        "c",
+        {"turns": 2.0, "calls": 1.0},
     )
     return group_of([one, more])
 

@@ -5,11 +5,12 @@ import pytest
 
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
-from postgrad.core.records import Prompt, RolloutBatch, ScoredGroup
+from postgrad.core.records import Prompt, Rollout, RolloutBatch, ScoredGroup, Turn
+from postgrad.layout.tree import grow
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Observation
 from postgrad.rollout.local.engine import LocalEngine
-from postgrad.rollout.sampling import Drawing, sample_groups
+from postgrad.rollout.sampling import Drawing, mean_counts, sample_groups
 from postgrad.rollout.settings import RolloutSettings, SamplingSettings
 from postgrad.rollout.source import LiveSource
 
@@ -55,7 +56,8 @@ class AskTwice:
         def step(self, response: Completion):
             self.turns += 1
             ids = np.array([2, 3], np.int32)
-            return Observation(ids, done=self.turns == 2, reward=float(self.turns))
+            counts = {"turns": 1.0, "long": float(len(response.token_ids) > 3)}
+            return Observation(ids, self.turns == 2, float(self.turns), counts)
 
 
 def live(engine, tokenizer, scorer=None, n=3, **changes):
@@ -115,6 +117,7 @@ def test_a_single_turn_is_the_completion_itself(engine, tokenizer):
         assert rollout.versions == ((0, len(turn.token_ids)),)
         assert rollout.text == tokenizer.decode(turn.token_ids, skip_special_tokens=True)
         assert rollout.columns == {}
+        assert (rollout.answer, rollout.counts) == (None, {})
     assert sum(heard) == 12
 
 
@@ -132,6 +135,8 @@ def test_environments_answer_between_the_policys_turns(engine, tokenizer):
             expected = np.zeros(a + 2 + b)
             expected[a - 1], expected[-1] = 1.0, 2.0
             assert rollout.columns["turn_rewards"].tolist() == expected.tolist()
+            assert rollout.answer == tokenizer.decode(second.token_ids, skip_special_tokens=True)
+            assert rollout.counts == {"turns": 2.0, "long": float((a > 3) + (b > 3))}
 
 
 def test_a_second_turn_has_read_everything_before_it(engine, tokenizer):
@@ -154,6 +159,37 @@ def test_an_episode_ends_where_its_length_is_used_up(engine, tokenizer):
     ended = [r for g in tight for r in g.rollouts if len(r.turns) == 1]
     assert ended
     assert all(r.finish_reason == "length" for r in ended)
+    # The turn before the limit was heard: its reward and its counts stay.
+    assert all(r.columns["turn_rewards"].sum() == 1.0 for r in ended)
+    assert all(r.counts["turns"] == 1.0 for r in ended)
+
+
+def test_the_samples_of_a_prompt_share_what_their_turns_have_in_common(engine, tokenizer):
+    """One tree a prompt: samples that say the same go one way until they part."""
+    source = live(engine, tokenizer, environment=AskTwice(), n=4)
+    batch = RolloutBatch.of(source.next(0, Cursor(), {}).groups)
+    for group in range(4):
+        rows = [
+            batch.sequences.tokens.row(i) for i in np.flatnonzero(batch.sequences.group == group)
+        ]
+        same = [*rows, rows[0]]  # an agent that took the same way twice
+        tree = grow(same, min_shared=1)
+        parts = [same[one.owner][one.begin : one.end] for one in tree.segments]
+        spelled = [np.concatenate([parts[i] for i in path]) for path in tree.paths]
+        assert all(np.array_equal(a, b) for a, b in zip(spelled, same, strict=True))
+        assert tree.paths[-1] == tree.paths[0]
+        assert len({path[0] for path in tree.paths}) == 1  # the prompt is the one root
+        assert tree.n_tokens < sum(map(len, rows))
+
+
+def test_counts_are_means_over_samples():
+    def rollout(counts):
+        turn = Turn("policy", np.zeros(1, np.int32), np.zeros(1, np.float32))
+        return Rollout(0, 0, (turn,), "stop", ((0, 1),), "", counts=counts)
+
+    found = mean_counts([rollout({"turns": 3.0, "calls": 1.0}), rollout({"turns": 2.0})])
+    assert found == {"calls": 0.5, "turns": 2.5}
+    assert mean_counts([rollout({})]) == {}
 
 
 def test_two_prompts_of_one_ticket_are_refused(engine, tokenizer):

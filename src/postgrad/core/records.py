@@ -53,7 +53,8 @@ class Rollout:
 
     `versions` says which policy version wrote how many tokens, in order: ((version, tokens), ...).
     `text` is the decoded text of all turns without special tokens. `columns` are named extra values
-    per token, [response tokens] each.
+    per token, [response tokens] each. `answer` is what verifiers read where the policy took several
+    turns: the text of its last one. `counts` are what an environment counted ("turns", "calls").
     """
 
     ticket: int
@@ -63,6 +64,8 @@ class Rollout:
     versions: tuple[tuple[int, int], ...]
     text: str
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+    answer: str | None = None
+    counts: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def token_ids(self) -> NDArray[np.int32]:

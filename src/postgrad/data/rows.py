@@ -10,6 +10,7 @@ from postgrad.core.errors import UsageError
 from postgrad.data.files import SUFFIXES, Values, files_of, read_file
 from postgrad.data.gym import PREFIX, read_gym
 from postgrad.data.hub import read_hub
+from postgrad.data.made import is_function, read_function
 from postgrad.data.settings import DataSettings
 
 _SPLIT = re.compile(r"([\w.-]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?")
@@ -92,6 +93,8 @@ def _source(settings: DataSettings, split: str) -> Iterable[tuple[str, Values]]:
         task = settings.path.removeprefix(PREFIX)
         return read_gym(task, settings.task, settings.size, settings.seed)
     path = _local(settings.path)
+    if path is None and is_function(settings.path):
+        return read_function(settings.path, settings.task, settings.size, settings.seed)
     if path is not None:
         if path.is_dir():
             return _all(files_of(path, settings.name, split))

@@ -10,7 +10,7 @@ from postgrad.core.records import Prompt
 from postgrad.data import account, overlap
 from postgrad.data.account import RowAccount
 from postgrad.data.mixture import Draws, training_conversations, training_prompts
-from postgrad.jobs import roles
+from postgrad.jobs import environments, roles
 from postgrad.jobs.evaluation import Evaluator
 from postgrad.jobs.loop import Job
 from postgrad.jobs.publish import PROBES, Publisher
@@ -22,7 +22,6 @@ from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Learner, Role
 from postgrad.models.load import load_tokenizer
 from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
-from postgrad.rewards.registry import for_rollout
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.replay import ReplaySource
@@ -48,12 +47,6 @@ def held_out(recipe: Recipe) -> overlap.HeldOut:
     return overlap.held_out(sets, recipe.data.decontaminate_ngram)
 
 
-def make_scorer(recipe: Recipe) -> Scorer:
-    """The workers of a recipe's rewards. Raises UsageError where these are wrong."""
-    rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
-    return Scorer(rewards, recipe.scoring)
-
-
 def check_answers(scorer: Scorer, prompts: Draws[Prompt]) -> None:
     """Raises UsageError where a verifier cannot read a row's reference answer, or no reward applies
     to a row: it would score every sample of that row wrong, in silence.
@@ -73,11 +66,12 @@ def _sft(
     run: Run, recipe: SFTRecipe, path: str, stack: ExitStack, checkpoint: Checkpoint | None
 ) -> SFTJob:
     tokenizer = load_tokenizer(path)
-    conversations = training_conversations(recipe.data, tokenizer, exclude=held_out(recipe))
+    data = environments.through(recipe, recipe.data)
+    conversations = training_conversations(data, tokenizer, exclude=held_out(recipe))
     _show_rows(run, conversations.accounts)
     scorer, evaluator = None, None
     if recipe.eval.sets:
-        scorer = stack.enter_context(make_scorer(recipe))
+        scorer = stack.enter_context(environments.scorer(recipe))
         evaluator = _evaluator(run, tokenizer, scorer)
     run.geometry = recipe.geometry(len(conversations))
     policy, _ = roles.learner(recipe, path, run.choices, run.geometry, temperature=1.0)
@@ -96,13 +90,14 @@ def _rl(
 ) -> RLJob:
     tokenizer = load_tokenizer(path)
     prompts = training_prompts(
-        recipe.data,
+        environments.through(recipe, recipe.data),
         tokenizer,
         max_new_tokens=recipe.rollout.max_new_tokens,
         exclude=held_out(recipe),
     )
     _show_rows(run, prompts.accounts)
-    scorer = stack.enter_context(make_scorer(recipe))
+    environments.check_rows(recipe, prompts)
+    scorer = stack.enter_context(environments.scorer(recipe))
     check_answers(scorer, prompts)
     evaluator = _evaluator(run, tokenizer, scorer) if recipe.eval.sets else None
     run.geometry = recipe.geometry(len(prompts))
@@ -154,6 +149,7 @@ def _source(
         samples_per_prompt=recipe.batch.n_samples_per_prompt,
         sampling=recipe.rollout,
         tokenizer=tokenizer,
+        environment=environments.environment(recipe, tokenizer),
         max_len=recipe.data.max_len,
         on_done=run.advance,
     )
@@ -171,6 +167,7 @@ def _evaluator(run: Run, tokenizer: object, scorer: Scorer) -> Evaluator:
     evaluator = Evaluator(run.recipe, tokenizer, scorer)
     _show_rows(run, [prompts.account for _, prompts in evaluator.sets], "evaluation")
     for _, prompts in evaluator.sets:
+        environments.check_rows(run.recipe, prompts)
         check_answers(scorer, prompts)
     return evaluator
 

@@ -4,8 +4,8 @@ import math
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.jobs import roles
-from postgrad.jobs.assemble import check_answers, make_scorer
+from postgrad.jobs import environments, roles
+from postgrad.jobs.assemble import check_answers
 from postgrad.jobs.choices import choose
 from postgrad.jobs.evaluation import Evaluator, Result
 from postgrad.models.load import load_tokenizer
@@ -38,9 +38,10 @@ def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
     choices = choose(recipe, {})
     placing.apply(choices.placement)
     tokenizer = load_tokenizer(path)
-    with make_scorer(recipe) as scorer:
+    with environments.scorer(recipe) as scorer:
         evaluator = Evaluator(recipe, tokenizer, scorer)
         for _, prompts in evaluator.sets:
+            environments.check_rows(recipe, prompts)
             check_answers(scorer, prompts)
         engine, _ = roles.engine(
             recipe, path, choices, sequences=evaluator.sequences, max_len=evaluator.max_len

@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.core.seeds import integer
 from postgrad.data.prompts import PromptSet, load_prompts
+from postgrad.jobs import environments
 from postgrad.ops.pass_at import mean_pass_at_k
 from postgrad.recipe.recipe import Recipe
 from postgrad.recipe.settings import EvalSettings
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.sampling import Drawing, sample_groups
+from postgrad.rollout.environment import SingleTurn
+from postgrad.rollout.sampling import Drawing, mean_counts, sample_groups
 from postgrad.rollout.settings import SamplingSettings
 
 
@@ -64,8 +66,16 @@ class Evaluator:
         self._sampling = SamplingSettings(
             temperature=self.settings.temperature, max_new_tokens=new, stop=stop
         )
+        self._environment = environments.environment(recipe, tokenizer) or SingleTurn()
         self._sets: list[tuple[str | None, PromptSet]] = [
-            (one.name, load_prompts(one.data, tokenizer, max_prompt_tokens=one.max_len - new))
+            (
+                one.name,
+                load_prompts(
+                    environments.through(recipe, one.data),
+                    tokenizer,
+                    max_prompt_tokens=one.max_len - new,
+                ),
+            )
             for one in self.settings.sets
         ]
 
@@ -128,7 +138,7 @@ class Evaluator:
         engine: Engine,
         on_done: Callable[[int], None],
     ) -> list[ScoredGroup]:
-        drawing = Drawing(n, sampling, self._seed)
+        drawing = Drawing(n, sampling, self._seed, self._environment, self.max_len)
         with self._scorer.step():
             return sample_groups(engine, self._scorer, prompts, drawing, self._tokenizer, on_done)
 
@@ -154,6 +164,7 @@ def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     lengths = [sum(len(turn.token_ids) for turn in one.turns) for one in rollouts]
     truncated = [one.finish_reason == "length" for one in rollouts]
     return {
+        **{f"environment/{name}": value for name, value in mean_counts(rollouts).items()},
         "reward": float(totals.mean()) if len(totals) else math.nan,
         "response_length": float(np.mean(lengths)),
         "truncated_fraction": float(np.mean(truncated)),

@@ -16,6 +16,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.geometry import derive
 from postgrad.core.names import nearest
 from postgrad.data.rows import dataset_name
+from postgrad.recipe import scored
 from postgrad.rewards.registry import build, component_names, for_rollout
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def common(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
     yield from _model(recipe)
     yield from _ranks(recipe)
     yield from _rewards(recipe)
+    yield from scored.problems(recipe)
     yield from _data(recipe)
     for place in _not_finite(recipe.model_dump()):
         yield place, "infinity and NaN are no values for a recipe"
@@ -64,7 +66,8 @@ def evaluation(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
                 f"{recipe.checkpoint.best_metric!r} needs an evaluation: give [eval] a path",
             )
         return
-    if not recipe.rewards:
+    names = scored.components(recipe)
+    if names == []:
         yield ("eval",), "nothing says which answers are right: give [[rewards]] with a type"
     new = settings.max_new_tokens or recipe.rollout.max_new_tokens
     init = recipe.model.init if recipe.model.path is None else None
@@ -80,21 +83,16 @@ def evaluation(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
                 ("eval", "sets", place, "max_len"),
                 f"max_new_tokens = {new} leaves no room for a prompt in {one.max_len} tokens",
             )
-    if settings.component is not None:
-        try:
-            names = component_names(recipe.rewards)
-        except UsageError:
-            return  # said by _rewards
-        if settings.component not in names:
-            yield (
-                ("eval", "component"),
-                f"no reward is called {settings.component!r}; known: {', '.join(names)}",
-            )
+    if settings.component is not None and names and settings.component not in names:
+        yield (
+            ("eval", "component"),
+            f"no reward is called {settings.component!r}; known: {', '.join(names)}",
+        )
 
 
 def sampling(recipe: RLRecipe) -> Iterator[Problem]:
     """What sampling and its algorithm need."""
-    if not recipe.rewards:
+    if scored.components(recipe) == []:
         yield ("rewards",), "nothing scores the samples: give at least one [[rewards]] with a type"
     rollout, data = recipe.rollout, recipe.data
     if rollout.max_new_tokens >= data.max_len:

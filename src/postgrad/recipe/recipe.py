@@ -27,6 +27,7 @@ from postgrad.observe.settings import SentinelSettings
 from postgrad.recipe import checks
 from postgrad.recipe.settings import ClusterSettings, EvalSettings, ReferenceSettings
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
+from postgrad.rollout.environments.settings import EnvironmentSettings
 from postgrad.rollout.settings import RolloutSettings
 
 
@@ -93,6 +94,7 @@ class _Recipe(Settings):
     eval: EvalSettings = EvalSettings()
     rewards: tuple[RewardSettings, ...] = ()
     scoring: ScoringSettings = ScoringSettings()
+    environment: EnvironmentSettings | None = None
     batch: BatchSettings = BatchSettings()
     rollout: RolloutSettings = RolloutSettings()
     learner: LearnerSettings = LearnerSettings()

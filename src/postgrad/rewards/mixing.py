@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from postgrad.core.errors import RunError
 from postgrad.core.records import Failure, Prompt, Rollout, ScoredGroup
 from postgrad.rewards.protocol import Outcome
 from postgrad.rewards.settings import RewardSettings
+
+ENVIRONMENT = "environment"  # the component of turn rewards
 
 
 def mix(
@@ -65,6 +68,14 @@ def total(rewards: Sequence[RewardSettings], scores: Sequence[float]) -> float:
         else:
             summed += reward.weight * score
     return summed * factor
+
+
+def add_turn_rewards(group: ScoredGroup, weight: float) -> ScoredGroup:
+    """The group with what its environment gave, summed over each episode, as one more component."""
+    sums = [float(r.columns.get("turn_rewards", np.zeros(0)).sum()) for r in group.rollouts]
+    earned = np.array(sums, np.float64)
+    rewards = {**group.rewards, ENVIRONMENT: earned}
+    return replace(group, rewards=rewards, total=group.total + weight * earned)
 
 
 class Tally:

@@ -8,7 +8,7 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.rewards import protocol
 from postgrad.rewards.lanes import Lanes
-from postgrad.rewards.mixing import Tally, describe, mix
+from postgrad.rewards.mixing import ENVIRONMENT, Tally, add_turn_rewards, describe, mix
 from postgrad.rewards.protocol import Job, Outcome
 from postgrad.rewards.registry import VERIFIERS, build, component_names
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
@@ -36,18 +36,26 @@ class Scorer:
     order of submission, or how long anything takes (a wall-clock overrun, tried twice, aside).
     """
 
-    def __init__(self, rewards: Sequence[RewardSettings], scoring: ScoringSettings) -> None:
+    def __init__(
+        self,
+        rewards: Sequence[RewardSettings],
+        scoring: ScoringSettings,
+        environment: float | None = None,
+    ) -> None:
         """Starts the workers; raises UsageError where names, keys or values are wrong.
 
+        environment: the weight of the rewards that an environment gives; None where it gives none.
         Functions of other packages are imported by the workers only: what is wrong with them is
         told by the first call that needs a worker.
         """
-        self.names = component_names(rewards)
-        self._components = dict(zip(self.names, rewards, strict=True))
+        self._own = component_names(rewards) if rewards or environment is None else []
+        self._components = dict(zip(self._own, rewards, strict=True))
+        self.names = self._own if environment is None else [*self._own, ENVIRONMENT]
+        self._environment = environment
         known = [build(reward) if reward.type in VERIFIERS else Verifier() for reward in rewards]
         self._wall_seconds = {
             name: reward.wall_seconds or verifier.wall_seconds
-            for name, reward, verifier in zip(self.names, rewards, known, strict=True)
+            for name, reward, verifier in zip(self._own, rewards, known, strict=True)
         }
         waits = [
             verifier.waits if reward.waits is None else reward.waits
@@ -75,7 +83,7 @@ class Scorer:
 
         Raises UsageError that names the row where no component applies to a prompt.
         """
-        checks = dict(zip(self.names, self._pool.checks(), strict=True))
+        checks = dict(zip(self._own, self._pool.checks(), strict=True))
         asked: dict[int, tuple[int, int]] = {}
         jobs: list[Job] = []
         for place, prompt in enumerate(prompts):
@@ -111,6 +119,8 @@ class Scorer:
                 jobs.append(self._job(name, prompt_text, text))
                 self._place[jobs[-1].key] = (group, number, place)
         self._pool.submit(jobs)
+        if not jobs:
+            self._finish(group)
 
     def completed(self, wait: bool) -> list[ScoredGroup]:
         """Groups whose scoring has ended; with `wait`, at least one while any is under way.
@@ -151,7 +161,8 @@ class Scorer:
             for name, reward in self._components.items()
             if reward.applies(prompt.dataset, prompt.metadata)
         ]
-        if all(self._components[name].multiply for name in names):
+        weighed = [name for name in names if not self._components[name].multiply]
+        if not weighed and self._environment is None:
             raise UsageError(
                 f"row {prompt.row} of {prompt.dataset}: no reward applies to it, so that it would "
                 f"score 0 in silence; mend `datasets` or `when` of [[rewards]], or leave the row "
@@ -162,18 +173,23 @@ class Scorer:
     def _job(self, name: str, prompt: str, rollout: str | None) -> Job:
         self._next_key += 1
         cpu, wall = self._components[name].cpu_seconds, self._wall_seconds[name]
-        return Job(self._next_key, self.names.index(name), prompt, rollout, cpu, wall)
+        return Job(self._next_key, self._own.index(name), prompt, rollout, cpu, wall)
 
     def _settle(self, outcome: Outcome) -> None:
         group, number, place = self._place.pop(outcome.key)
         group.outcomes[number, place] = outcome
         group.missing -= 1
         if not group.missing:
-            components = {name: self._components[name] for name in group.names}
-            scored = mix(group.prompt, group.rollouts, components, group.outcomes)
-            self._tally.add(scored)
-            self._stop_if_asked(scored)
-            self._ready.append(scored)
+            self._finish(group)
+
+    def _finish(self, group: _Group) -> None:
+        components = {name: self._components[name] for name in group.names}
+        scored = mix(group.prompt, group.rollouts, components, group.outcomes)
+        if self._environment is not None:
+            scored = add_turn_rewards(scored, self._environment)
+        self._tally.add(scored)
+        self._stop_if_asked(scored)
+        self._ready.append(scored)
 
     def _stop_if_asked(self, group: ScoredGroup) -> None:
         for failure in group.failures:
@@ -197,4 +213,5 @@ def _prompt_text(prompt: Prompt) -> str:
 
 def _rollout_view(rollout: Rollout) -> RolloutView:
     tokens = sum(len(turn.token_ids) for turn in rollout.turns if turn.author == "policy")
-    return RolloutView(rollout.text, rollout.finish_reason, tokens, rollout.sample)
+    text = rollout.text if rollout.answer is None else rollout.answer
+    return RolloutView(text, rollout.finish_reason, tokens, rollout.sample)

@@ -4,7 +4,8 @@ Questions with one answer are the trivial environment; agents and tools are othe
 the loop knows the difference: an observation is a turn whose author is "environment".
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -19,12 +20,14 @@ class Observation:
     """What came back for a response: tokens to go on from, unless the episode is done.
 
     token_ids: [O] int32, the text that the policy reads next, template marks included. reward: for
-    this turn alone.
+    this turn alone. counts: what metrics should know of this turn, such as {"calls": 1}; they are
+    summed over the episode.
     """
 
     token_ids: NDArray[np.int32]
     done: bool
     reward: float = 0.0
+    counts: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class Episode(Protocol):

@@ -4,8 +4,9 @@ Keys: step, ticket, sample, dataset, row, question, answer, metadata, prompt_tok
 [{author, token_ids, logprobs, text, learner_logprobs}], policy_version [[version, tokens], ...],
 finish_reason, text, rewards {component: number, null where it failed}, total (null where not kept),
 kept, failures [{component, cause, message}], and, where the run has them, details {component: what
-its verifier noted}, and advantages and mask, one value a response token. Float32 values are written
-with nine digits, which name them exactly.
+its verifier noted}, last_text (what verifiers read of several turns), counts {name: number},
+columns {name: values}, and advantages and mask, one value a response token. Float32 values are
+written with nine digits, which name them exactly.
 """
 
 import math
@@ -63,13 +64,24 @@ def sample_to_json(
         line["details"] = details
     if prompt.media:
         line["media"] = list(prompt.media)
-    if rollout.columns:
-        line["columns"] = {name: _floats(values) for name, values in rollout.columns.items()}
+    line |= _of_environment(rollout)
     if advantages is not None:
         line["advantages"] = _floats(advantages)
     if mask is not None:
         line["mask"] = mask.astype(int).tolist()
     return line
+
+
+def _of_environment(rollout: Rollout) -> Json:
+    """What samples of one turn seldom have."""
+    found: Json = {}
+    if rollout.answer is not None:
+        found["last_text"] = rollout.answer
+    if rollout.columns:
+        found["columns"] = {name: _floats(values) for name, values in rollout.columns.items()}
+    if rollout.counts:
+        found["counts"] = dict(rollout.counts)
+    return found
 
 
 def _turns_to_json(
@@ -155,6 +167,8 @@ def _rollout(line: Mapping[str, Any]) -> Rollout:
         columns={
             name: np.array(values, np.float32) for name, values in line.get("columns", {}).items()
         },
+        answer=line.get("last_text"),
+        counts=line.get("counts", {}),
     )
 
 

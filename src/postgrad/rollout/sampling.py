@@ -85,6 +85,15 @@ def sample_groups(
     return [scored[prompt.ticket] for prompt in prompts]
 
 
+def mean_counts(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """What environments counted, as means over the samples; {} where they counted nothing."""
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.counts)
+    return {
+        name: float(np.mean([rollout.counts.get(name, 0.0) for rollout in rollouts]))
+        for name in sorted(names)
+    }
+
+
 class _Sample:
     """One sample on its way through its environment."""
 
@@ -97,6 +106,7 @@ class _Sample:
         self._texts: list[str] = []
         self._versions: list[tuple[int, int]] = []
         self._rewards: list[float] = []  # one a turn
+        self._counts: dict[str, float] = {}
         self._finish: FinishReason = "stop"
 
     def take(self, completion: Completion) -> Request | None:
@@ -110,6 +120,8 @@ class _Sample:
             self._versions.append((version, tokens))
         observation = self._episode.step(completion)
         self._rewards.append(observation.reward)
+        for name, count in observation.counts.items():
+            self._counts[name] = self._counts.get(name, 0.0) + count
         if observation.done:
             return None
         seen = np.asarray(observation.token_ids, np.int32)
@@ -159,4 +171,6 @@ class _Sample:
             if one_turn
             else tokenizer.decode(tokens.tolist(), skip_special_tokens=True),
             columns=columns,
+            answer=None if one_turn else self._texts[-1],
+            counts=self._counts,
         )

@@ -1,0 +1,61 @@
+"""A run's environment: made from its recipe, for its tokenizer, with what prompts need of it."""
+
+from typing import Any, TypeVar
+
+from postgrad.core.errors import UsageError
+from postgrad.core.records import Prompt
+from postgrad.data.mixture import Draws
+from postgrad.data.settings import DataSettings, MixSettings
+from postgrad.recipe.recipe import Recipe
+from postgrad.recipe.scored import environment_weight
+from postgrad.rewards.registry import for_rollout
+from postgrad.rewards.scorer import Scorer
+from postgrad.rollout.environments.chat import Dialogue, dialogue
+from postgrad.rollout.environments.registry import build
+
+AnyData = TypeVar("AnyData", DataSettings, MixSettings)
+
+
+def environment(recipe: Recipe, tokenizer: Any) -> Dialogue | None:
+    """What answers the policy; None where every answer is the last. See dialogue for errors."""
+    if recipe.environment is None:
+        return None
+    return dialogue(recipe.environment, tokenizer, recipe.data.chat_template_kwargs)
+
+
+def scorer(recipe: Recipe) -> Scorer:
+    """The recipe's scorer, with the environment's own rewards as one of its components. Raises
+    UsageError where its rewards are wrong.
+    """
+    rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
+    return Scorer(rewards, recipe.scoring, environment_weight(recipe))
+
+
+def through(recipe: Recipe, data: AnyData) -> AnyData:
+    """`data` as the environment wants it rendered: with its tools in the prompt."""
+    if recipe.environment is None:
+        return data
+    more = build(recipe.environment).variables()
+    for key in more:
+        if key in data.chat_template_kwargs:
+            raise UsageError(f"data.chat_template_kwargs: {key!r} comes from [environment]")
+    update: dict[str, Any] = {"chat_template_kwargs": {**data.chat_template_kwargs, **more}}
+    if isinstance(data, MixSettings):
+        update["sets"] = tuple(one.model_copy(update=update) for one in data.sets)
+    return data.model_copy(update=update)
+
+
+def check_rows(recipe: Recipe, prompts: Draws[Prompt]) -> None:
+    """Raises UsageError where the environment cannot start from a row."""
+    if recipe.environment is None:
+        return
+    chat = build(recipe.environment)
+    rows = prompts.all()
+    bad = [(row, reason) for row in rows if (reason := chat.check(row)) is not None]
+    if bad:
+        prompt, reason = bad[0]
+        raise UsageError(
+            f"{len(bad)} of {len(rows)} rows cannot be played in the environment "
+            f"{recipe.environment.type!r}; the first is row {prompt.row} of {prompt.dataset}: "
+            f"{reason}; mend the rows, or choose another environment.type"
+        )

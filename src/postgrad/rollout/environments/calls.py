@@ -1,0 +1,92 @@
+"""Tool calls as models write them: what a turn's text asks for, or what is wrong with it.
+
+hermes: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them in a turn, as
+Qwen 2.5, Qwen 3 and Hermes do. llama: the whole turn is {"name": ..., "parameters": {...}}, as
+Llama 3.1 and later do; several are separated by ";".
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+ToolFormat = Literal["hermes", "llama"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool by name, with arguments by name."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """What was meant as a call and is none; the reason is for the model."""
+
+    reason: str
+
+
+def format_of(template: str) -> ToolFormat | None:
+    """The format that a chat template teaches; None where it is none that is known here."""
+    if "<tool_call>" in template and "arguments" in template and "<function=" not in template:
+        return "hermes"
+    if "parameters" in template and ("ipython" in template or "<|python_tag|>" in template):
+        return "llama"
+    return None
+
+
+def calls_in(text: str, style: ToolFormat) -> list[Call | Malformed]:
+    """The calls of a turn in order; [] where it is an answer. What was only thought is no call."""
+    said = text.rpartition("</think>")[2]
+    return _hermes(said) if style == "hermes" else _llama(said)
+
+
+def _hermes(text: str) -> list[Call | Malformed]:
+    found: list[Call | Malformed] = []
+    for part in text.split("<tool_call>")[1:]:
+        inside, closed, _ = part.partition("</tool_call>")
+        if not closed:
+            found.append(Malformed("a <tool_call> is not closed with </tool_call>"))
+            continue
+        found.append(_call(inside, "arguments"))
+    return found
+
+
+def _llama(text: str) -> list[Call | Malformed]:
+    said = text.strip()
+    meant = said.startswith("<|python_tag|>")
+    said = said.removeprefix("<|python_tag|>").strip()
+    if not meant and not re.match(r'\{\s*"(name|type)"', said):
+        return []
+    decoder, place = json.JSONDecoder(), 0
+    found: list[Call | Malformed] = []
+    while place < len(said):
+        try:
+            value, end = decoder.raw_decode(said, place)
+        except (ValueError, RecursionError) as error:
+            return [*found, Malformed(f"the call is not JSON: {error}")]
+        found.append(_checked(value, "parameters"))
+        rest = re.compile(r"\s*;?\s*").match(said, end)
+        place = rest.end() if rest else end
+    return found or [Malformed("the call is empty")]
+
+
+def _call(text: str, key: str) -> Call | Malformed:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Malformed(f"the call is not JSON: {error}")
+    return _checked(value, key)
+
+
+def _checked(value: Any, key: str) -> Call | Malformed:
+    if not isinstance(value, dict):
+        return Malformed(f'a call is an object {{"name": ..., "{key}": {{...}}}}')
+    name, arguments = value.get("name"), value.get(key)
+    if not isinstance(name, str):
+        return Malformed('the call has no "name" of a tool')
+    if not isinstance(arguments, dict):
+        return Malformed(f'the call has no object "{key}"')
+    return Call(name, arguments)

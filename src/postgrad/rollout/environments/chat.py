@@ -1,0 +1,162 @@
+"""Messages of an environment as the tokens that the chat template would have the policy read.
+
+What the policy wrote stays as it was sampled: only what comes after it is rendered, as the template
+writes it after an assistant's turn, and tokenised once.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.records import Prompt
+from postgrad.data.messages import Message
+from postgrad.data.templates import Unencodable, Unmarkable, encode, render, turn_ends
+from postgrad.rollout.engine import Completion
+from postgrad.rollout.environment import Observation
+from postgrad.rollout.environments.base import ChatEnvironment, Course
+from postgrad.rollout.environments.registry import build
+from postgrad.rollout.environments.settings import EnvironmentSettings
+
+_QUESTION: Message = {"role": "user", "content": "?"}
+_TURN = "@turn@"  # stands for what the policy wrote
+_TOKENS: NDArray[np.int32] = np.zeros(0, np.int32)
+
+
+class Template:
+    """What a chat template writes after an assistant's turn."""
+
+    def __init__(self, tokenizer: Any, variables: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._variables = variables
+        self._ends = turn_ends(tokenizer)
+        added: Mapping[int, Any] = tokenizer.added_tokens_decoder
+        special = {token for token, one in added.items() if one.special}
+        self._special = special | set(tokenizer.all_special_ids)
+        self._after = lru_cache(maxsize=4096)(self._tokens_after)  # games say few things
+
+    def closed(self, token_ids: NDArray[np.int32]) -> bool:
+        """Whether the policy's turn has its end mark already; a stop string leaves it open."""
+        return len(token_ids) > 0 and int(token_ids[-1]) in self._special
+
+    def text(self, token_ids: NDArray[np.int32]) -> str:
+        """A turn with its special tokens, all but the end mark."""
+        ids = token_ids[:-1] if self.closed(token_ids) else token_ids
+        return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+
+    def after(self, messages: Sequence[Message], *, closed: bool) -> NDArray[np.int32]:
+        """[O] int32: what the policy reads between its turn and the next one.
+
+        Raises UsageError where the template refuses the messages or drops their text.
+        """
+        return self._after(tuple(tuple(one.items()) for one in messages), closed)
+
+    def _tokens_after(
+        self, messages: tuple[tuple[tuple[str, str], ...], ...], closed: bool
+    ) -> NDArray[np.int32]:
+        following = [dict(one) for one in messages]
+        turn: Message = {"role": "assistant", "content": _TURN}
+        try:
+            text = render(
+                self._tokenizer,
+                [_QUESTION, turn, *following],
+                generation=True,
+                variables=self._variables,
+            )
+        except Unmarkable as error:
+            raise _refused(following, str(error)) from error
+        _, found, rest = text.partition(_TURN)
+        for content in [one["content"].strip() for one in following] if found else [_TURN]:
+            escaped = json.dumps(content, ensure_ascii=False)[1:-1]  # as Llama 3 writes results
+            if not found or (content not in rest and escaped not in rest):
+                raise _refused(following, f"it drops the text {content[:60]!r}")
+        end = self._ends.match(rest)
+        mark = end[0] if end else ""
+        try:
+            if not closed or not mark:
+                return self._ids(rest)
+            # Behind its mark, as the policy reads it: some tokenizers begin a text otherwise.
+            return self._ids(rest)[len(self._ids(mark)) :]
+        except Unencodable as error:
+            raise _refused(following, f"the tokenizer cannot write it: {error}") from error
+
+    def _ids(self, text: str) -> NDArray[np.int32]:
+        return np.array(encode(self._tokenizer, [text])["input_ids"][0], np.int32)
+
+
+class Dialogue:
+    """A ChatEnvironment behind the token protocol: Environment.
+
+    A turn that was cut by its token limit ends the episode unheard, and so does the last of
+    `max_turns`, heard.
+    """
+
+    def __init__(self, chat: ChatEnvironment, template: Template, max_turns: int) -> None:
+        self.chat = chat
+        self.template = template
+        self.max_turns = max_turns
+
+    def reset(self, prompt: Prompt, sample: int) -> "_Episode":
+        """Environment.reset."""
+        return _Episode(self, self.chat.start(prompt, sample))
+
+
+class _Episode:
+    def __init__(self, dialogue: Dialogue, course: Course) -> None:
+        self._dialogue = dialogue
+        self._course = course
+        self._turns = 0
+
+    def step(self, response: Completion) -> Observation:
+        """Episode.step."""
+        template = self._dialogue.template
+        self._turns += 1
+        if response.finish_reason == "length":
+            return Observation(_TOKENS, done=True, counts={"turns": 1.0, "out_of_turns": 0.0})
+        if self._dialogue.chat.special_tokens:
+            reply = self._course.step(template.text(response.token_ids))
+        else:
+            reply = self._course.step(response.text)
+        if not math.isfinite(reply.reward):
+            raise RunError(
+                f"the environment's reward for turn {self._turns} of sample {response.sample} of "
+                f"ticket {response.ticket} is {reply.reward}: a finite number is wanted"
+            )
+        last = not reply.done and self._turns == self._dialogue.max_turns
+        counts = {"turns": 1.0, "out_of_turns": float(last), **reply.counts}
+        if reply.done or last:
+            return Observation(_TOKENS, done=True, reward=reply.reward, counts=counts)
+        seen = template.after(reply.messages, closed=template.closed(response.token_ids))
+        return Observation(seen, done=False, reward=reply.reward, counts=counts)
+
+
+def dialogue(
+    settings: EnvironmentSettings, tokenizer: Any, variables: Mapping[str, Any]
+) -> Dialogue:
+    """The environment of a recipe for a tokenizer; variables: the recipe's of the chat template.
+
+    Raises UsageError where its chat template has no place for what the environment says.
+    """
+    chat = build(settings)
+    more = chat.variables()
+    try:
+        text = tokenizer.get_chat_template(None, more.get("tools"))
+    except ValueError as error:
+        raise UsageError(f"environment: the tokenizer has no chat template: {error}") from error
+    chat = chat.for_template(text)
+    template = Template(tokenizer, {**variables, **more})
+    template.after([{"role": chat.role, "content": "0"}], closed=True)  # refused here, if at all
+    return Dialogue(chat, template, settings.max_turns)
+
+
+def _refused(messages: Sequence[Message], why: str) -> UsageError:
+    roles = ", ".join(dict.fromkeys(one["role"] for one in messages))
+    return UsageError(
+        f"environment: the chat template cannot say a message of role {roles!r} after an "
+        f"assistant's turn: {why}; take a tokenizer whose template can"
+    )

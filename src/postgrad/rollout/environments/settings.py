@@ -1,0 +1,26 @@
+"""What a recipe says about its environment."""
+
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from postgrad.core.settings import Settings
+
+
+class EnvironmentSettings(Settings):
+    """What answers the policy. Further keys are the environment's own settings.
+
+    `type` is an environment's name or "package.module:Class". `weight` is that of its rewards among
+    [[rewards]]. An episode ends after `max_turns` turns of the policy.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", validate_default=True)
+
+    type: str
+    weight: float = 1.0
+    max_turns: int = Field(default=8, ge=1)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The keys that belong to the environment itself."""
+        return dict(self.model_extra or {})

@@ -1,0 +1,198 @@
+"""An environment of tools: the policy calls Python functions until it answers.
+
+A turn without a call is the answer, which [[rewards]] score.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, field_validator
+
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.names import resolve
+from postgrad.core.records import Prompt
+from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply
+from postgrad.rollout.environments.calls import Call, Malformed, ToolFormat, calls_in, format_of
+
+TOOLS = {"calculator": "postgrad.rollout.environments.calculator:calculator"}
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function with the JSON schema that the chat template shows to the model."""
+
+    function: Callable[..., Any]
+    schema: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What a call says."""
+        return self.schema["function"]["name"]
+
+    def wrong(self, arguments: Mapping[str, Any]) -> str | None:
+        """What is wrong with a call's arguments, or None."""
+        parameters = self.schema["function"]["parameters"]
+        known: Mapping[str, Any] = parameters.get("properties", {})
+        for name in parameters.get("required", ()):
+            if name not in arguments:
+                return f"the argument {name!r} of {self.name} is missing"
+        for name, value in arguments.items():
+            if name not in known:
+                return f"{self.name} has no argument {name!r}; it has: {', '.join(known)}"
+            wanted = known[name].get("type")
+            kinds = _TYPES.get(wanted) if isinstance(wanted, str) else None
+            if kinds is None:
+                continue
+            if not isinstance(value, kinds) or isinstance(value, bool) != (wanted == "boolean"):
+                return f"the argument {name!r} of {self.name} is of type {wanted}"
+        return None
+
+
+@lru_cache(maxsize=64)
+def load_tool(name: str) -> Tool:
+    """The tool called `name`: one of TOOLS, or "package.module:function".
+
+    Raises UsageError where there is no such function, or no schema can be made of its type hints
+    and the `Args:` of its docstring.
+    """
+    from transformers.utils import chat_template_utils as schemas  # takes a second; runs only
+
+    refused = (schemas.DocstringParsingException, schemas.TypeHintParsingException)
+    function = _function(name)
+    try:
+        return Tool(function, schemas.get_json_schema(function))
+    except refused as error:
+        raise UsageError(
+            f"environment.tools: {name!r} has no schema: {error}; give the function type hints and "
+            "a docstring that describes each argument under `Args:`"
+        ) from error
+
+
+def _function(name: str) -> Callable[..., Any]:
+    function = resolve(name, TOOLS, "tool")
+    if not inspect.isfunction(function):
+        raise UsageError(f"tool {name!r} is no Python function")
+    return function
+
+
+class Tools(ChatEnvironment):
+    """`tools`: names of TOOLS, or functions as "package.module:function".
+
+    A tool takes JSON values and returns one; a string is shown as it is, cut to `longest_result`
+    characters. What it raises as ValueError, ArithmeticError or LookupError is told to the model,
+    and so is a call that is malformed, of no known tool, or with wrong arguments: each of these has
+    `malformed_reward`. Anything else that a tool raises stops the run. Tools run in the run's own
+    process, one call after the other; the same arguments must always give the same result.
+    """
+
+    role: ClassVar[str] = "tool"
+    special_tokens: ClassVar[bool] = True
+
+    tools: tuple[str, ...] = Field(min_length=1)
+    tool_format: Literal["auto", "hermes", "llama"] = "auto"
+    malformed_reward: float = Field(default=0.0, le=0.0)
+    longest_result: int = Field(default=2000, ge=1)
+
+    @field_validator("tools")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        called = [_named(name).__name__ for name in names]
+        for name in called:
+            if called.count(name) > 1:
+                raise ValueError(f"{called.count(name)} tools are called {name!r}")
+        return names
+
+    @property
+    def gives_rewards(self) -> bool:
+        return self.malformed_reward != 0.0
+
+    def variables(self) -> Mapping[str, Any]:
+        return {"tools": [dict(load_tool(name).schema) for name in self.tools]}
+
+    def for_template(self, template: str) -> Self:
+        if self.tool_format != "auto":
+            return self
+        found = format_of(template)
+        if found is None:
+            raise UsageError(
+                "environment.tool_format: the tokenizer's chat template teaches no format of tool "
+                'calls that is known here: say tool_format = "hermes" or "llama", or take a '
+                "tokenizer whose template does"
+            )
+        return self.model_copy(update={"tool_format": found})
+
+    def start(self, prompt: Prompt, sample: int) -> Course:
+        if self.tool_format == "auto":
+            raise ValueError("for_template has not been called")
+        return _Course(self, self.tool_format)
+
+
+class _Course:
+    def __init__(self, rules: Tools, style: ToolFormat) -> None:
+        self._rules = rules
+        self._style: ToolFormat = style
+        self._tools = {tool.name: tool for tool in map(load_tool, rules.tools)}
+
+    def step(self, text: str) -> Reply:
+        """Course.step."""
+        calls = calls_in(text, self._style)
+        answers = [self._answer(call) for call in calls]
+        malformed = sum(wrong for _, wrong in answers)
+        return Reply(
+            messages=tuple({"role": "tool", "content": said} for said, _ in answers),
+            done=not calls,
+            reward=malformed * self._rules.malformed_reward,
+            counts={"calls": float(len(calls)), "malformed_calls": float(malformed)},
+        )
+
+    def _answer(self, call: Call | Malformed) -> tuple[str, bool]:
+        """What the model is told, and whether the call is to blame."""
+        wrong = call.reason if isinstance(call, Malformed) else self._wrong(call)
+        if isinstance(call, Malformed) or wrong is not None:
+            return f"Error: {wrong}", True
+        try:
+            result = self._tools[call.name].function(**call.arguments)
+        except (ValueError, ArithmeticError, LookupError) as error:
+            return f"Error: {error}"[: self._rules.longest_result], True
+        except Exception as error:
+            raise RunError(
+                f"the tool {call.name!r} failed on {json.dumps(call.arguments)[:500]}: {error!r}; "
+                "raise ValueError for what the model should be told"
+            ) from error
+        return _text(call.name, result)[: self._rules.longest_result], False
+
+    def _wrong(self, call: Call) -> str | None:
+        if call.name not in self._tools:
+            return f"there is no tool {call.name[:60]!r}; there is: {', '.join(self._tools)}"
+        return self._tools[call.name].wrong(call.arguments)
+
+
+def _named(name: str) -> Callable[..., Any]:
+    try:
+        return _function(name)
+    except UsageError as error:
+        raise ValueError(str(error)) from error
+
+
+def _text(name: str, result: Any) -> str:
+    if isinstance(result, str):
+        return result
+    try:
+        return json.dumps(result, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise RunError(
+            f"the tool {name!r} returned {type(result).__name__}, which is not JSON: {error}"
+        ) from error

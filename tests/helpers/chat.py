@@ -1,0 +1,43 @@
+"""Tokenizers of characters whose chat templates teach tool calls, in two families' shapes."""
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from postgrad.models.fresh import END, PAD, START, TEMPLATE, _characters
+from postgrad.models.settings import TokenizerInit
+
+HERMES = (  # as Qwen 2.5: results of tools stand in one turn of the user
+    "{% if tools %}<|im_start|>system\n<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}"
+    '</tools>\nSay <tool_call>{"name": ..., "arguments": {...}}</tool_call><|im_end|>\n{% endif %}'
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
+    "\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA = (  # as Llama 3.1: a result is JSON in a turn of its own
+    "{{ '<|begin_of_text|>' }}{% if tools %}<|start_header_id|>system<|end_header_id|>\n\n"
+    'Say {"name": function name, "parameters": dictionary}.'
+    "{% for t in tools %}{{ t | tojson }}{% endfor %}<|eot_id|>{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "<|start_header_id|>ipython<|end_header_id|>\n\n{{ m.content | tojson }}<|eot_id|>{% else %}"
+    "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim }}<|eot_id|>"
+    "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+LLAMA_SPECIAL = ("<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
+
+
+def chat_tokenizer(template: str | None = TEMPLATE, special: tuple[str, ...] = ()) -> Any:
+    """The first of `special` ends a turn; ChatML's marks are always there."""
+    made = _characters(TokenizerInit(kind="characters"), [])
+    made.add_special_tokens([PAD, START, END, *special])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        eos_token=special[0] if special else END,
+        pad_token=PAD,
+        additional_special_tokens=[START, *special[1:]],
+        chat_template=template,
+    )

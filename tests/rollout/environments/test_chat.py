@@ -1,0 +1,151 @@
+"""What the policy reads between its turns: exactly what the chat template writes there."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from helpers.chat import HERMES, LLAMA, LLAMA_SPECIAL, chat_tokenizer
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.records import Prompt
+from postgrad.models.fresh import PRINTABLE, TEMPLATE
+from postgrad.rollout.engine import Completion
+from postgrad.rollout.environments.chat import Template, dialogue
+from postgrad.rollout.environments.settings import EnvironmentSettings
+
+FAMILIES = {
+    "chatml": (chat_tokenizer(), ("user",)),
+    "hermes": (chat_tokenizer(HERMES), ("user", "tool")),
+    "llama": (chat_tokenizer(LLAMA, LLAMA_SPECIAL), ("user", "tool")),
+}
+PROMPT = Prompt(5, np.array([4], np.int32), "?", None, "rows", 0)
+LOUD = {"type": "my_environments:Echo"}
+
+
+def ids_of(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def completion(tokenizer, text, end=True, finish="stop"):
+    ids = np.array(ids_of(tokenizer, text + tokenizer.eos_token * end), np.int32)
+    return Completion(5, 0, 0, ids, np.zeros(len(ids), np.float32), finish, ((0, len(ids)),), text)
+
+
+def started(tokenizer, max_turns=8, **own):
+    made = EnvironmentSettings.model_validate({**LOUD, "max_turns": max_turns, **own})
+    return dialogue(made, tokenizer, {}).reset(PROMPT, 0)
+
+
+@pytest.fixture(autouse=True)
+def _mine_on_path(monkeypatch):
+    from pathlib import Path
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_prompt_turns_and_observations_are_the_templates_own_tokens(family, data):
+    tokenizer, roles = FAMILIES[family]
+    text = (
+        st.text(alphabet=PRINTABLE, min_size=1).map(str.strip).filter(lambda t: t and "<" not in t)
+    )
+    template = Template(tokenizer, {})
+    messages = [{"role": "user", "content": data.draw(text)}]
+
+    def whole(**more):
+        return tokenizer.apply_chat_template(messages, tokenize=False, **more)
+
+    tokens = ids_of(tokenizer, whole(add_generation_prompt=True))
+    for _ in range(data.draw(st.integers(1, 3))):
+        turn, role = data.draw(text), data.draw(st.sampled_from(roles))
+        reply = [
+            {"role": role, "content": one}
+            for one in data.draw(st.lists(text, min_size=1, max_size=2))
+        ]
+        said = ids_of(tokenizer, turn + tokenizer.eos_token)
+        assert template.closed(np.array(said, np.int32))
+        tokens += [*said, *template.after(reply, closed=True).tolist()]
+        messages += [{"role": "assistant", "content": turn}, *reply]
+    assert tokens == ids_of(tokenizer, whole(add_generation_prompt=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_turn_that_a_stop_string_ended_is_closed_by_the_template(family):
+    tokenizer, _ = FAMILIES[family]
+    template = Template(tokenizer, {})
+    reply = [{"role": "user", "content": "on"}]
+    assert not template.closed(np.array(ids_of(tokenizer, "abc"), np.int32))
+    opened, closed = (template.after(reply, closed=one) for one in (False, True))
+    assert tokenizer.decode(opened) == tokenizer.eos_token + tokenizer.decode(closed)
+
+
+def test_variables_reach_every_observation():
+    thinks = TEMPLATE.replace("assistant\n' }}{% endif %}", "assistant\n' + start }}{% endif %}")
+    template = Template(chat_tokenizer(thinks), {"start": "<think>"})
+    seen = template.after([{"role": "user", "content": "on"}], closed=True)
+    text = chat_tokenizer(thinks).decode(seen)
+    assert text == "\n<|im_start|>user\non<|im_end|>\n<|im_start|>assistant\n<think>"
+
+
+def test_an_episode_answers_until_it_is_done():
+    tokenizer = FAMILIES["chatml"][0]
+    episode = started(tokenizer)
+    first = episode.step(completion(tokenizer, "hello"))
+    assert tokenizer.decode(first.token_ids) == (
+        "\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (first.done, first.reward) == (False, 0.5)
+    assert first.counts == {"turns": 1.0, "out_of_turns": 0.0, "heard": 5.0}
+    last = episode.step(completion(tokenizer, "bye"))
+    assert (last.done, last.reward, len(last.token_ids)) == (True, 1.0, 0)
+
+
+def test_the_last_turn_that_is_allowed_is_heard_and_ends_the_episode():
+    tokenizer = FAMILIES["chatml"][0]
+    episode = started(tokenizer, max_turns=2)
+    assert not episode.step(completion(tokenizer, "a")).done
+    last = episode.step(completion(tokenizer, "b"))
+    assert (last.done, last.reward, last.counts["out_of_turns"]) == (True, 0.5, 1.0)
+
+
+def test_a_turn_that_was_cut_ends_the_episode_unheard():
+    tokenizer = FAMILIES["chatml"][0]
+    seen = started(tokenizer).step(completion(tokenizer, "bye", end=False, finish="length"))
+    assert (seen.done, seen.reward) == (True, 0.0)
+
+
+def test_a_reward_that_is_no_number_stops_the_run():
+    tokenizer = FAMILIES["chatml"][0]
+    episode = started(tokenizer, type="my_environments:Broken")
+    with pytest.raises(RunError, match="turn 1 of sample 0 of ticket 5 is nan"):
+        episode.step(completion(tokenizer, "a"))
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ raise_exception('only one turn') }}", "only one turn"),
+        (
+            "{% for m in messages %}{% if loop.first %}{{ m.content }}{% endif %}{% endfor %}",
+            "drops",
+        ),
+        (TEMPLATE.replace("+ message['content']", "+ 'x'"), "drops the text '@turn@'"),
+    ],
+    ids=["raises", "drops turns", "drops text"],
+)
+def test_a_template_without_a_place_for_replies_is_refused_at_the_start(template, why):
+    with pytest.raises(UsageError, match=rf"cannot say a message of role 'user'.*{why}"):
+        started(chat_tokenizer(template))
+
+
+def test_a_tokenizer_without_a_template_is_refused():
+    with pytest.raises(UsageError, match="no chat template"):
+        started(chat_tokenizer(None))
+
+
+def test_a_reply_with_a_character_that_the_tokenizer_lacks_is_told():
+    tokenizer = FAMILIES["chatml"][0]
+    with pytest.raises(UsageError, match="the tokenizer cannot write it"):
+        Template(tokenizer, {}).after([{"role": "user", "content": "é"}], closed=True)

@@ -1,0 +1,148 @@
+"""Tools: what a call does, and what the model is told of one that is wrong."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.chat import HERMES, LLAMA, LLAMA_SPECIAL, chat_tokenizer
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.records import Prompt
+from postgrad.models.fresh import TEMPLATE
+from postgrad.rollout.environments.chat import dialogue
+from postgrad.rollout.environments.registry import build
+from postgrad.rollout.environments.settings import EnvironmentSettings
+from postgrad.rollout.environments.tools import load_tool
+
+PROMPT = Prompt(0, np.array([4], np.int32), "?", None, "rows", 0)
+ALL = ["calculator", "my_environments:shout", "my_environments:pair", "my_environments:fails"]
+
+
+@pytest.fixture(autouse=True)
+def _mine_on_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def tools(names=ALL, template=HERMES, **own):
+    made = EnvironmentSettings.model_validate({"type": "tools", "tools": names, **own})
+    return build(made).for_template(template)
+
+
+def call(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def said(text, **own):
+    """What the tools reply to one turn, and the reply itself."""
+    reply = tools(**own).start(PROMPT, 0).step(text)
+    return [message["content"] for message in reply.messages], reply
+
+
+def test_a_call_gets_the_tools_result_and_the_episode_goes_on():
+    text, reply = said("I compute." + call("calculator", expression="6 * 7"))
+    assert text == ["42"]
+    assert reply.messages[0]["role"] == "tool"
+    assert not reply.done
+    assert reply.counts == {"calls": 1.0, "malformed_calls": 0.0}
+
+
+def test_an_answer_without_a_call_ends_the_episode():
+    text, reply = said("It is 42.")
+    assert (text, reply.done, reply.counts["calls"]) == ([], True, 0.0)
+
+
+def test_several_calls_are_answered_in_order():
+    two = call("shout", text="ab", times=2) + call("pair", flag=True, size=1)
+    assert said(two)[0] == ["ABAB", '{"flag": true, "size": 1}']
+
+
+@pytest.mark.parametrize(
+    ("turn", "told"),
+    [
+        ("<tool_call>{", "not closed"),
+        (call("calc"), "no tool 'calc'; there is: calculator, shout, pair, fails"),
+        (call("calculator"), "the argument 'expression' of calculator is missing"),
+        (call("calculator", expression="1", base=2), "calculator has no argument 'base'"),
+        (call("calculator", expression=1), "'expression' of calculator is of type string"),
+        (call("pair", flag=1, size=1.5), "'flag' of pair is of type boolean"),
+        (call("pair", flag=True, size=True), "'size' of pair is of type number"),
+        (call("shout", text="a", times=1.5), "'times' of shout is of type integer"),
+        (call("calculator", expression="1 / 0"), "Fraction(1, 0)"),
+        (call("fails", how="value"), "it failed"),
+        (call("fails", how="key"), "it failed"),
+        (call("fails", how="zero"), "it failed"),
+    ],
+)
+def test_a_call_that_is_wrong_is_told_so_and_counted(turn, told):
+    text, reply = said(turn, malformed_reward=-0.5)
+    assert text[0].startswith("Error: ")
+    assert told in text[0]
+    assert reply.counts == {"calls": 1.0, "malformed_calls": 1.0}
+    assert (reply.done, reply.reward) == (False, -0.5)
+
+
+def test_what_else_a_tool_raises_stops_the_run():
+    with pytest.raises(RunError, match=r"'fails' failed on \{\"how\": \"type\"\}: TypeError"):
+        said(call("fails", how="type"))
+
+
+def test_a_long_result_is_cut():
+    assert said(call("shout", text="a" * 50), longest_result=20)[0] == ["A" * 20]
+
+
+def test_the_prompt_shows_the_schemas_and_results_come_through_the_templates_tool_role():
+    tokenizer = chat_tokenizer(LLAMA, LLAMA_SPECIAL)
+    made = EnvironmentSettings.model_validate({"type": "tools", "tools": ["calculator"]})
+    world = dialogue(made, tokenizer, {})
+    assert world.chat.tool_format == "llama"
+    schema = world.chat.variables()["tools"][0]["function"]
+    assert schema["name"] == "calculator"
+    assert schema["parameters"]["required"] == ["expression"]
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "1/8?"}], tools=world.chat.variables()["tools"], tokenize=False
+    )
+    assert '"name": "calculator"' in prompt
+    turn = '{"name": "calculator", "parameters": {"expression": "1/8"}}<|eot_id|>'
+    ids = np.array(tokenizer(turn, add_special_tokens=False)["input_ids"], np.int32)
+    text = world.template.text(ids)
+    assert text == turn.removesuffix("<|eot_id|>")
+    reply = world.chat.start(PROMPT, 0).step(text)
+    seen = tokenizer.decode(world.template.after(reply.messages, closed=True))
+    assert seen == (
+        '<|start_header_id|>ipython<|end_header_id|>\n\n"0.125"<|eot_id|>'
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+
+
+def test_only_a_penalty_makes_an_environment_of_tools_give_rewards():
+    assert not tools().gives_rewards
+    assert tools(malformed_reward=-0.1).gives_rewards
+
+
+def test_a_template_without_a_known_format_is_refused_unless_one_is_named():
+    with pytest.raises(UsageError, match=r'say tool_format = "hermes" or "llama"'):
+        tools(template=TEMPLATE)
+    assert tools(template=TEMPLATE, tool_format="llama").tool_format == "llama"
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        ({"tools": ["calculater"]}, "no tool is called 'calculater': did you mean 'calculator'"),
+        ({"tools": []}, "at least 1 item"),
+        ({"tools": ["calculator", "calculator"]}, "2 tools are called 'calculator'"),
+        ({"tools": ["my_environments:Echo"]}, "is no Python function"),
+        ({}, "tools is missing"),
+        ({"tools": ["calculator"], "tool_fromat": "llama"}, "did you mean 'tool_format'"),
+        ({"tools": ["calculator"], "malformed_reward": 1.0}, "less than or equal to 0"),
+    ],
+)
+def test_settings_that_are_wrong_are_told_with_their_key(own, why):
+    with pytest.raises(UsageError, match=f"environment.*{why}"):
+        build(EnvironmentSettings.model_validate({"type": "tools", **own}))
+
+
+def test_a_function_without_a_description_is_no_tool():
+    with pytest.raises(UsageError, match="'my_environments:undescribed' has no schema"):
+        load_tool("my_environments:undescribed")
