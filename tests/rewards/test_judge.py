@@ -6,6 +6,8 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from helpers.chat_server import Answer, chat_server
@@ -164,7 +166,7 @@ def test_a_slow_server_is_an_error(judge):
     one, _ = judge(lambda prompt, times: Answer("x", delay=0.6), timeout=0.1, retries=1)
     assert error_of(one) == "TimeoutError: timed out (2 tries)"
     one, _ = judge(lambda prompt, times: Answer("x", drip=0.02), timeout=0.1, retries=0)
-    assert error_of(one) == "TimeoutError: the reply had not ended after 0.1 s (1 tries)"
+    assert error_of(one) == "TimeoutError: the reply had not ended after 0.1 s (1 try)"
 
 
 def test_a_server_that_is_down_is_an_error():
@@ -242,3 +244,17 @@ def test_bodies_are_json_whatever_the_response_holds(judge):
     one, server = judge(saying('{"score": 1}'))
     assert one.score(PROMPT, RolloutView("\ud800 \x00")).value == 0.1
     assert json.dumps(server.requests[0][2])
+
+
+PIECES = st.sampled_from(["{", "}", '"right": ', '"clear": ', "10", "-1", "1e999", "5", ", ", "x"])
+
+
+@given(st.lists(PIECES, max_size=14).map("".join) | st.text(max_size=40))
+def test_whatever_a_judge_replies_is_a_grade_of_the_scale_or_an_error(reply):
+    one = Judge(base_url="http://x/v1", model="m", rubric=RUBRIC)
+    try:
+        grades = one.grades(reply)
+    except ValueError:
+        return
+    assert set(grades) == {"right", "clear"}
+    assert all(0.0 <= grade <= 10.0 for grade in grades.values())

@@ -51,7 +51,7 @@ class ChatServer:
                 cause, after = str(error), error.after
             except (OSError, http.client.HTTPException) as error:
                 cause = f"{type(error).__name__}: {error}"
-        raise ChatError(f"{cause} ({self.retries + 1} tries)")
+        raise ChatError(f"{cause} ({self.retries + 1} {'tries' if self.retries else 'try'})")
 
     def _post(self, body: Mapping[str, Any]) -> bytes:
         headers = {"Content-Type": "application/json"}
