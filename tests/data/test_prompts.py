@@ -233,7 +233,8 @@ def test_a_template_makes_the_question_from_columns(write_rows: WriteRows, token
     assert texts[0] == "<|im_start|>user\n{Q}: x + 3\nA:<|im_end|>\n<|im_start|>assistant\n"
     assert "{Q}: y + 0.5\nA:" in texts[1]
     assert [one.question for one in found] == ["x\n3", "y\n0.5"]
-    assert found[0].metadata == {"left": True}
+    assert found[0].metadata == {"a": "x", "b": 3, "left": True}
+    assert load(path, tokenizer, template="{a}?").all()[0].metadata == {"b": 3, "left": True}
     said = load_conversations(DataSettings(path=path, template="{a}?"), tokenizer).all()[0]
     assert "user\nx?<|im_end|>" in tokenizer.decode(said.token_ids.tolist())
 

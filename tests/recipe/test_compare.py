@@ -27,6 +27,7 @@ def test_differences_are_dotted_keys() -> None:
         ["--epochs", "3"],
         ["--checkpoint.save_steps", "7"],
         ["--eval.every", "2"],
+        ["--data.cache", "false"],
         ["--scoring.workers", "1"],
         ["--sentinels.stall", "stop"],
     ],

@@ -93,7 +93,6 @@ class TokenCache:
             type(tokenizer).__qualname__,
             str(tokenizer.chat_template),
             {name: str(value) for name, value in tokenizer.special_tokens_map.items()},
-            tokenizer.clean_up_tokenization_spaces,
             postgrad.__version__,
             code.hexdigest(),
             [version(name) for name in libraries],

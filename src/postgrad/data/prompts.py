@@ -157,9 +157,9 @@ def _text(tokenizer: Any, row: Row, messages: list[Message], call: Mapping[str, 
 
 
 def _rest(row: Row, settings: DataSettings) -> dict[str, Any]:
-    """What else a verifier may want of a row."""
-    asked = {name for _, name in template_parts(settings.template)} or {settings.prompt}
-    read = asked | {settings.answer, settings.messages}
+    """What else a verifier may want of a row; where a template has several columns, those too."""
+    asked = {name for _, name in template_parts(settings.template)} - {None} or {settings.prompt}
+    read = {settings.answer, settings.messages, *(asked if len(asked) == 1 else ())}
     return {key: value for key, value in row.values.items() if key not in read}
 
 
