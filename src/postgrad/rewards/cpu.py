@@ -27,11 +27,11 @@ def of(pid: int) -> float:
 
 def descendants(pid: int) -> Iterator[int]:
     """The processes under a process, each before its own; those that end meanwhile may lack."""
-    import psutil  # 30 ms to import, and few verifiers have children
-
     try:
         own_list = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii")
     except OSError:  # no Linux, an old kernel, or it is gone
+        import psutil  # 30 ms to import, and few verifiers have children
+
         try:
             yield from (child.pid for child in psutil.Process(pid).children(recursive=True))
         except psutil.NoSuchProcess:
@@ -43,7 +43,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def _living_descendants(pid: int) -> float:
-    """What they used, and what they have waited for: a sandbox starts programs and sees them end."""
+    """What they used, and what they waited for: a sandbox sees its programs end, not the worker."""
     return sum(_with_waited(child) for child in descendants(pid))
 
 

@@ -17,6 +17,7 @@ VERIFIERS = {
     "math": "postgrad.rewards.math:Math",
     "exact_match": "postgrad.rewards.exact_match:ExactMatch",
     "reasoning_gym": "postgrad.rewards.reasoning_gym:ReasoningGym",
+    "code": "postgrad.rewards.code:Code",
 }
 
 
@@ -74,8 +75,11 @@ def build(reward: RewardSettings) -> Verifier:
 
 
 def _from_settings(kind: type[Verifier], reward: RewardSettings) -> Verifier:
+    # A verifier that has a field of the component's name, its time limits say, is told the value.
+    shared_keys = RewardSettings.model_fields.keys() & kind.model_fields.keys()
+    shared = {key: getattr(reward, key) for key in shared_keys}
     try:
-        return kind.model_validate(reward.own, strict=True)
+        return kind.model_validate(shared | reward.own, strict=True)
     except ValidationError as error:
         known = [*kind.model_fields, *RewardSettings.model_fields]
         lines = [_line(reward.type, known, problem) for problem in error.errors()]

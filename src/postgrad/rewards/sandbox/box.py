@@ -14,7 +14,7 @@ from postgrad.rewards.sandbox import kernel
 HOST = "sandbox"
 SCRATCH = "/tmp"
 _INSIDE, _NOBODY = 1000, 65534  # user of the programs: its number inside, and outside for root
-_DEVICES = ("null", "zero", "random", "urandom")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _OLD = "/old"
 _PLAIN = kernel.MS_NOSUID | kernel.MS_NODEV
 _LOCKED = 2 | 4 | 8 | 1024 | 2048 | 4096  # flags that a remount by another user must keep
@@ -80,8 +80,8 @@ def narrow() -> int | None:
             if packages.is_dir():
                 flags = _PLAIN | kernel.MS_RDONLY
                 kernel.mount("none", str(packages), "tmpfs", flags, "mode=0755,size=4k")
-    for device in _DEVICES:
-        _bind(f"/dev/{device}", kernel.MS_NOSUID)
+    for device in DEVICES:
+        _bind(device, kernel.MS_NOSUID)
     kernel.unmount(_OLD)
     Path(_OLD).rmdir()
     kernel.mount("none", "/", None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _PLAIN)

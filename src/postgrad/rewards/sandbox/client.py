@@ -4,24 +4,20 @@ import contextlib
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from postgrad.core.errors import UsageError
 from postgrad.rewards import cpu
-from postgrad.rewards.sandbox import layers
-from postgrad.rewards.sandbox.layers import Layer
+from postgrad.rewards.sandbox.layers import ENVIRONMENT, Layer
 
 START_SECONDS = 60.0
-_TICK = 0.05
+_TICK = 0.2  # seconds between two looks at how long a program has been idle
 _REPLY = 1 << 16
 
 
@@ -58,16 +54,19 @@ class Program:
 class End:
     """How a run ended. cause: None, "cpu_time", "idle", "output", "exit" or "signal".
 
-    code: exit status, or minus the signal; errors: the end of what it wrote to standard error;
-    result: what its mode of guest.py returned, None where it did not come so far.
+    code: exit status, or minus the signal. errors: the end of what each program wrote to standard
+    error. result: what its mode of guest.py returned, None where it did not come so far.
+    own_cpu_seconds: what the sandbox used beside cpu_seconds, those of the programs.
     """
 
     cause: str | None
     code: int
     output: bytes
-    errors: str
+    errors: tuple[str, ...]
     result: Any
     cpu_seconds: float
+    idle_seconds: float
+    own_cpu_seconds: float
 
 
 @dataclass
@@ -126,7 +125,7 @@ class Sandbox:
                 answer, idle = self._await(control, limits)
             except OSError as error:
                 raise self._broken(f"it cannot be reached: {error}") from error
-            return _end(files[0], answer, idle, limits)
+            return _end(files, answer, idle, limits)
         finally:
             for one in files:
                 one.close()
@@ -155,7 +154,7 @@ class Sandbox:
             return self._control
         ours, theirs = socket.socketpair()
         self._control = ours
-        self._printed = tempfile.TemporaryFile()
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
         try:
             self._process = subprocess.Popen(
                 self.layer.command(theirs.fileno()),
@@ -163,7 +162,7 @@ class Sandbox:
                 stdout=subprocess.DEVNULL,
                 stderr=self._printed,
                 pass_fds=[theirs.fileno()],
-                env=layers.ENVIRONMENT,
+                env=ENVIRONMENT,
                 cwd="/",
             )
         except OSError as error:
@@ -175,23 +174,22 @@ class Sandbox:
             raise self._broken("it does not start")
         return ours
 
-    def _await(self, control: socket.socket, limits: Limits) -> tuple[dict[str, Any], bool]:
-        """The answer, and whether the program had to be ended because it did nothing."""
-        started, pause, idle = time.monotonic(), limits.idle_seconds, False
+    def _await(self, control: socket.socket, limits: Limits) -> tuple[dict[str, Any], float]:
+        """The answer, and how long the programs were idle; at the limit they are ended."""
+        started, idle, ended = time.monotonic(), 0.0, False
         received = b""
         while not received.endswith(b"\n"):
-            ready, _, _ = select.select([control], [], [], pause)
-            if ready:
+            pause = min(max(limits.idle_seconds - idle, 0.01), _TICK)
+            if select.select([control], [], [], pause)[0]:
                 more = control.recv(_REPLY)
                 if not more:
                     raise self._broken("it ended")
                 received += more
-                continue
-            left = limits.idle_seconds - (time.monotonic() - started - self._busy())
-            pause = max(left, _TICK)
-            if left <= 0.0 and not idle:
-                idle = True
-                control.send(b"k")
+            elif not ended:
+                idle = max(idle, time.monotonic() - started - self._busy())
+                if idle >= limits.idle_seconds:
+                    control.send(b"k")
+                    ended = True
         return json.loads(received), idle
 
     def _busy(self) -> float:
@@ -200,7 +198,7 @@ class Sandbox:
         found = list(cpu.descendants(self._process.pid))
         with contextlib.suppress(OSError):  # what ends meanwhile is no longer idle
             return sum(_busy_seconds(pid) for pid in found if not _has_children(pid))
-        return 0.0
+        return float("inf")
 
     def _broken(self, why: str) -> SandboxError:
         printed = ""
@@ -216,79 +214,29 @@ class Sandbox:
         return SandboxError(f"the sandbox ({self.layer.name}): {why}{': ' if last else ''}{last}")
 
 
-def choose(unsafe: bool = False) -> Sandbox:
-    """A running sandbox in the first layer that holds a program which tries to get out.
-
-    Raises UsageError with the reasons where there is none, unless `unsafe`: then nothing isolates.
-    """
-    reasons: list[str] = []
-    for layer in layers.ISOLATING:
-        reason = layer.missing()
-        if reason is None:
-            sandbox = Sandbox(layer)
-            reason = _weakness(sandbox)
-            if reason is None:
-                return sandbox
-            sandbox.close()
-        reasons.append(f"{layer.name}: {reason}")
-    if unsafe:
-        return Sandbox(layers.NONE)
-    raise UsageError(
-        f"there is no sandbox for programs that a model wrote ({'; '.join(reasons)}). Install "
-        "bubblewrap or allow unprivileged user namespaces; or say `unsafe = true` in the recipe, "
-        "where the machine is one that nobody would miss"
-    )
-
-
-@lru_cache(maxsize=2)
-def shared(unsafe: bool = False) -> Sandbox:
-    """The one sandbox of this process; chosen at the first call, ends with the process."""
-    return choose(unsafe)
-
-
-def describe() -> str:
-    """The layer that would be chosen, or why there is none."""
-    try:
-        with choose() as sandbox:
-            return sandbox.layer.name
-    except UsageError as error:
-        return f"none: {error}"
-
-
-def _weakness(sandbox: Sandbox) -> str | None:
-    """Why the sandbox is none here, or None."""
-    task = {"mode": "script", "sources": [layers.probe()]}
-    try:
-        end = sandbox.run([Program(task)], Limits())
-    except SandboxError as error:
-        return str(error)
-    if end.cause is not None:
-        return f"the first program ended with {end.cause}: {end.errors[-200:]}"
-    could = json.loads(end.output)
-    return f"a program could {', '.join(could)}" if could else None
-
-
-def _end(files: _Files, answer: dict[str, Any], idle: bool, limits: Limits) -> End:
+def _end(files: list[_Files], answer: dict[str, Any], idle: float, limits: Limits) -> End:
     ends = answer["ends"]
     for end in ends:
         if end["trouble"]:
             raise SandboxError(f"a program could not be started: {end['trouble']}")
     code, most = ends[0]["code"], limits.output_bytes
-    output, errors, result = (files.read(place, most + 1) for place in (1, 2, 4))
+    output, result = (files[0].read(place, most + 1) for place in (1, 4))
+    errors = [one.read(2, most + 1) for one in files]
     used = sum(end["cpu"] for end in ends)
     cause = None
-    if answer["over_cpu"] or used > limits.cpu_seconds or code == -signal.SIGXCPU:
+    if answer["over_cpu"] or used > limits.cpu_seconds:
         cause = "cpu_time"
-    elif idle:
+    elif idle >= limits.idle_seconds:
         cause = "idle"
-    elif max(len(output), len(errors), len(result)) > most:
+    elif max(len(part) for part in (output, result, *errors)) > most:
         cause = "output"
     elif code:
         cause = "exit" if code > 0 else "signal"
     value = None
     with contextlib.suppress(ValueError, RecursionError):  # of a program, so it may be anything
         value = json.loads(result)
-    return End(cause, code, output, errors[-2000:].decode(errors="replace"), value, used)
+    told = tuple(error[-2000:].decode(errors="replace").strip() for error in errors)
+    return End(cause, code, output, told, value, used, idle, answer["own_cpu"])
 
 
 def _memory(content: bytes) -> int:

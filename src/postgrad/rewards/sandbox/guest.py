@@ -1,7 +1,7 @@
 """What runs behind the walls: a program, one call of its function, its functions on demand, tests.
 
-`run` is given a task, JSON values, by the zygote's child, and ends with an exit status. Nothing that
-a task holds is secret from the program that it runs.
+`run` is given a task, JSON values, by the zygote's child, and ends with an exit status. Nothing
+that a task holds is secret from the program that it runs.
 """
 
 import atexit
@@ -82,13 +82,13 @@ def _call(task: dict[str, Any]) -> None:
 
 def _serve(task: dict[str, Any]) -> None:
     module = load("program", *task["sources"])
-    with open(ASK, "rb") as asks, open(REPLY, "wb", buffering=0) as replies:  # noqa: PTH123
+    with open(ASK, "rb") as asks, open(REPLY, "wb", buffering=0) as replies:
         remote.Server(module).serve(asks, replies)
 
 
 def _judge(task: dict[str, Any]) -> None:
     """Tests, in a process in which the program has never run."""
-    with open(REPLY, "rb") as replies, open(ASK, "wb", buffering=0) as asks:  # noqa: PTH123
+    with open(REPLY, "rb") as replies, open(ASK, "wb", buffering=0) as asks:
         names = remote.Client(asks, replies, task["line_bytes"]).names()
         tests = ModuleType("tests")
         vars(tests).update(names)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from postgrad.rewards.sandbox import seccomp
-from postgrad.rewards.sandbox.box import HOST
+from postgrad.rewards.sandbox.box import DEVICES, HOST
 
 _SOURCE = Path(__file__).parents[3]  # the folder that `postgrad` is in
 _BOOT = (
@@ -47,11 +47,13 @@ def _interpreter() -> str:
 
 def _bubblewrap() -> list[str]:
     shown = [*_SYSTEM, sys.base_prefix, str(Path(_interpreter()).parent), str(_SOURCE / "postgrad")]
+    # Not --dev: for its terminals bwrap makes a second user namespace, which may not do its part.
+    devices = [part for path in DEVICES for part in ("--dev-bind", path, path)]
     binds = [part for path in shown for part in ("--ro-bind-try", path, path)]
     return [
         shutil.which("bwrap") or "bwrap", "--unshare-all", "--die-with-parent", "--new-session",
         "--as-pid-1", "--hostname", HOST, "--cap-add", "ALL",
-        "--tmpfs", "/tmp", "--proc", "/proc", "--dev", "/dev", *binds, "--",
+        "--tmpfs", "/tmp", "--proc", "/proc", *devices, *binds, "--",
     ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Tests call functions of a program that runs in another process, and get plain data back.
 
 The program cannot touch the tests: it sees the arguments of each call and chooses what to return.
-A value that is not plain (values.py) stays with the program; the tests hold a `Remote` for it, which
+A value that is not plain (values.py) stays with the program; the tests hold a `Remote` for it. That
 can be called, asked for attributes, items and length, iterated, and handed back as an argument. It
 has no equality, no truth and no arithmetic: those would let the program decide what a test finds.
 """
@@ -161,7 +161,7 @@ class Remote:
         raise TypeError("the program returned an object of a class, which tests cannot compare")
 
     def __bool__(self) -> bool:
-        raise TypeError("the program returned an object of a class, which is neither true nor false")
+        raise TypeError("the program returned an object of a class, not true or false")
 
 
 def _number(value: Any) -> dict[str, int]:
@@ -187,10 +187,7 @@ def _write_back(before: Any, after: Any) -> None:
     """A list, dict or set that the program changed in place changes here too."""
     if isinstance(before, list) and isinstance(after, list):
         before[:] = after
-    elif isinstance(before, dict) and isinstance(after, dict):
-        before.clear()
-        before.update(after)
-    elif isinstance(before, set) and isinstance(after, set):
+    elif isinstance(before, dict | set) and type(before) is type(after):
         before.clear()
         before.update(after)
 

@@ -12,7 +12,7 @@ from typing import Any
 _AS_TEXT: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
     "bytes": (bytes, bytes.hex, bytes.fromhex),
     "decimal": (Decimal, str, Decimal),
-    "fraction": (Fraction, str, Fraction),
+    "fraction": (Fraction, str, lambda text: Fraction(*map(int, text.split("/")))),
     "complex": (complex, str, complex),
 }
 _COLLECTIONS: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}

@@ -5,7 +5,7 @@ is told what to run over a socket, descriptors and all, watches the CPU clocks o
 and answers how it ended. It knows no reference answer.
 
     {"stride": descriptors of each program, "limits": {...}}
-    {"ends": [{"code": 0, "cpu": 0.1, "trouble": ""}, ...], "over_cpu": false}
+    {"ends": [{"code": 0, "cpu": 0.1, "trouble": ""}, ...], "over_cpu": false, "own_cpu": 0.1}
 """
 
 import gc
@@ -27,13 +27,14 @@ from typing import Any
 from postgrad.rewards.sandbox import box, guest, kernel, seccomp
 
 _COMMON = """
-    abc array ast atexit base64 bisect bz2 calendar cmath collections collections.abc contextlib copy
-    ctypes dataclasses datetime decimal enum fractions functools gc hashlib heapq importlib inspect io
-    itertools json linecache locale lzma math numbers operator queue random re statistics string struct
-    sys textwrap threading time traceback types typing unicodedata weakref zlib
+    abc array ast atexit base64 bisect bz2 calendar cmath collections collections.abc contextlib
+    copy ctypes dataclasses datetime decimal enum fractions functools gc hashlib heapq importlib
+    inspect io itertools json linecache locale lzma math numbers operator queue random re statistics
+    string struct sys textwrap threading time traceback types typing unicodedata weakref zlib
 """
 MOST_DESCRIPTORS = 16
 _OPEN_FILES = 64
+_DESCRIPTORS = 1 << 16
 _MESSAGE = 1 << 16
 
 
@@ -105,13 +106,15 @@ class _Child:
 def _run(
     control: socket.socket, walls: Walls | None, order: dict[str, Any], descriptors: list[int]
 ) -> None:
+    started = time.process_time()
     stride, limits = order["stride"], order["limits"]
     groups = [descriptors[i : i + stride] for i in range(0, len(descriptors), stride)]
     children = [_start(walls, limits, group) for group in groups]
     for descriptor in descriptors:
         os.close(descriptor)
     over = _watch(control, children, limits["cpu_seconds"])
-    answer = {"ends": [child.end for child in children], "over_cpu": over}
+    own = time.process_time() - started
+    answer = {"ends": [child.end for child in children], "over_cpu": over, "own_cpu": own}
     control.sendall(json.dumps(answer).encode() + b"\n")
 
 
@@ -119,7 +122,7 @@ def _watch(control: socket.socket, children: list[_Child], cpu_seconds: float) -
     """Until all have ended, and with the first one all. True where they used up their CPU time."""
     clocks = [os.pidfd_open(child.pid) for child in children] if sys.platform == "linux" else []
     over = False
-    while not all([child.reap() for child in children]):
+    while sum(child.reap() for child in children) < len(children):
         left = cpu_seconds - sum(child.cpu() for child in children)
         over = over or left <= 0.0
         if over or children[0].end is not None:
@@ -165,7 +168,7 @@ def _become(
         tell = _take(mine, tell)
         if folder is not None:
             os.chdir(folder)
-        with open(guest.TASK, "rb") as file:  # noqa: PTH123
+        with os.fdopen(guest.TASK, "rb") as file:
             task = json.loads(file.read())
         random.seed(0)  # else every start of this process would give other numbers
         _limit(limits)
@@ -188,7 +191,7 @@ def _take(mine: list[int], tell: int) -> int:
     above = [os.dup2(d, 100 + i) for i, d in enumerate(wanted)]
     for place, descriptor in enumerate(above):
         os.dup2(descriptor, place)
-    os.closerange(len(wanted), 100 + len(wanted))
+    os.closerange(len(wanted), _DESCRIPTORS)
     return len(wanted) - 1
 
 
