@@ -14,7 +14,7 @@ def choose(unsafe: bool = False) -> Sandbox:
     Raises UsageError with the reasons where there is none, unless `unsafe`: then nothing isolates.
     """
     reasons: list[str] = []
-    for layer in layers.ISOLATING:
+    for layer in layers.in_order():
         reason = layer.missing()
         if reason is None:
             sandbox = Sandbox(layer)
@@ -56,5 +56,7 @@ def _weakness(sandbox: Sandbox) -> str | None:
         return str(error)
     if end.cause is not None:
         return f"the first program ended with {end.cause}: {end.errors[0][-200:]}"
-    could = json.loads(end.output)
-    return f"a program could {', '.join(could)}" if could else None
+    if end.output == layers.HELD:
+        return None
+    could = json.loads(end.output.partition(b"\n")[0]) or ["execute a file"]
+    return f"a program could {', '.join(could)}"

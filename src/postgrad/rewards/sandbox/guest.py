@@ -4,7 +4,9 @@
 that a task holds is secret from the program that it runs.
 """
 
+import _sitebuiltins
 import atexit
+import builtins
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -132,6 +134,8 @@ def _fresh_streams() -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.argv = ["program"]
+    for name in ("exit", "quit"):  # of the module `site`, which is not there
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "end of file"))
 
 
 def _finish() -> None:

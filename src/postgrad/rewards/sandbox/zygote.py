@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from postgrad.rewards.sandbox import box, guest, kernel, seccomp
@@ -44,6 +45,8 @@ def main(layer: str, descriptor: int) -> None:
     if layer != "none":
         kernel.die_with_parent()
     _import_common()
+    if sys.platform == "linux":  # where memory runs out, programs go first
+        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
     if layer == "namespaces":
         status = box.enter()
         if status is not None:
@@ -162,7 +165,7 @@ def _become(
     walls: Walls | None, limits: dict[str, Any], mine: list[int], folder: str | None, tell: int
 ) -> None:
     """In the child: take its descriptors and limits, shut the last doors, run, end."""
-    code = 1
+    code, leave = 1, os._exit  # by its own name here: a program may replace that of the module
     try:
         os.setsid()  # else kill(0) would reach the group of the worker
         tell = _take(mine, tell)
@@ -177,12 +180,12 @@ def _become(
             kernel.install_filter(walls.filter)
     except BaseException as error:  # noqa: BLE001  # told to the worker as a failure of its own
         os.write(tell, f"{type(error).__name__}: {error}".encode()[:_MESSAGE])
-        os._exit(code)
+        leave(code)
     try:
         os.close(tell)
         code = guest.run(task)
     finally:
-        os._exit(code)
+        leave(code)
 
 
 def _take(mine: list[int], tell: int) -> int:
