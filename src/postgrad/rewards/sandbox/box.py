@@ -139,7 +139,7 @@ def _map_nobody(child: int) -> bool:
     if os.geteuid() != 0:
         return False
     try:
-        for kind in ("gid_map", "uid_map"):
+        for kind in ("uid_map", "gid_map"):
             Path(f"/proc/{child}/{kind}").write_text(f"0 0 1\n{_INSIDE} {_NOBODY} 1\n", "ascii")
     except OSError:  # a container whose root may not, or knows no nobody: the child maps itself
         return False
