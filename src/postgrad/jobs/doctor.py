@@ -12,6 +12,7 @@ import torch
 
 from postgrad import __version__
 from postgrad.parallel.device import choose
+from postgrad.rewards.sandbox import choice as sandbox
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "datasets", "pydantic", "numpy")
 OPTIONAL = ("ray", "vllm", "wandb", "tensorboard")
@@ -31,6 +32,7 @@ def examine() -> dict[str, Any]:
         "threads_chosen": placement.threads,
         "device_chosen": placement.device,
         "bfloat16_products": _bfloat16(),
+        "sandbox": sandbox.describe(),
         "memory_bytes": memory.total,
         "memory_free_bytes": memory.available,
         "disk_free_bytes": shutil.disk_usage(Path.cwd()).free,

@@ -107,7 +107,7 @@ class Judge(Verifier):
         return () if isinstance(self.rubric, str) else self.rubric
 
     @property
-    def wall_seconds(self) -> float:
+    def default_wall_seconds(self) -> float:
         """All tries and the waits between them."""
         return (self.retries + 1) * self.timeout + self.retries * LONGEST_WAIT + 5.0
 

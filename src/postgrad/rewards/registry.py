@@ -27,6 +27,7 @@ VERIFIERS = {
     "target_length": "postgrad.rewards.length:TargetLength",
     "judge": "postgrad.rewards.judge:Judge",
     "reasoning_gym": "postgrad.rewards.reasoning_gym:ReasoningGym",
+    "code": "postgrad.rewards.code:Code",
 }
 
 
@@ -99,8 +100,12 @@ def for_rollout(rewards: Sequence[RewardSettings], max_new_tokens: int) -> list[
 
 
 def _from_settings(kind: type[Verifier], reward: RewardSettings) -> Verifier:
+    # A verifier that has a field of the component's name, its time limits say, is told the value.
+    shared_keys = RewardSettings.model_fields.keys() & kind.model_fields.keys()
+    given = {key: getattr(reward, key) for key in shared_keys}
+    shared = {key: value for key, value in given.items() if value is not None}
     try:
-        return kind.model_validate_json(json.dumps(reward.own, default=str), strict=True)
+        return kind.model_validate_json(json.dumps(shared | reward.own, default=str), strict=True)
     except ValidationError as error:
         known = [*kind.model_fields, *RewardSettings.model_fields]
         lines = [_line(reward.type, known, problem) for problem in error.errors()]

@@ -54,7 +54,7 @@ class Scorer:
         self._environment = environment
         known = [build(reward) if reward.type in VERIFIERS else Verifier() for reward in rewards]
         self._wall_seconds = {
-            name: reward.wall_seconds or verifier.wall_seconds
+            name: reward.wall_seconds or verifier.default_wall_seconds
             for name, reward, verifier in zip(self._own, rewards, known, strict=True)
         }
         waits = [

@@ -49,7 +49,7 @@ class Verifier(Settings):
     waits: ClassVar[bool] = False  # for a server: it shares no worker with those that compute
 
     @property
-    def wall_seconds(self) -> float:
+    def default_wall_seconds(self) -> float:
         """How long one score may last where the recipe does not say."""
         return 30.0
 

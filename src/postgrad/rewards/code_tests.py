@@ -1,0 +1,184 @@
+"""Tests of programs as data sets write them, and the comparison of what came with what was wanted.
+
+- stdin: {"inputs": [text, ...], "outputs": [text, ...]}
+- calls: the same with "fn_name"; inputs are lists of arguments, outputs values
+- [{"input": ..., "output": ..., "testtype": "stdin" | "functional"}, ...], as LiveCodeBench
+- assertions: code as text, or a list of texts; `check(candidate)` of HumanEval is called
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_LONGEST_NUMBER = 400  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class StdinTest:
+    """A run that reads `given` and should print `wanted`."""
+
+    given: str
+    wanted: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallTest:
+    """A call of `function`, or of that method of class Solution, that should return `wanted`."""
+
+    function: str
+    arguments: tuple[Any, ...]
+    wanted: Any
+
+
+@dataclass(frozen=True, slots=True)
+class AssertionTest:
+    """Code that raises where the program is wrong. entry_point: what `check` is called with."""
+
+    sources: tuple[str, ...]
+    entry_point: str | None
+
+
+Test = StdinTest | CallTest | AssertionTest
+
+
+def read_tests(value: Any, entry_point: str | None = None, setup: str = "") -> list[Test]:
+    """The tests of a row, at least one. setup: code before every assertion.
+
+    Raises ValueError that says what is wrong with them.
+    """
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"the tests are no JSON: {error}") from error
+    if isinstance(value, str) and value.strip():
+        tests: list[Test] = [_assertion(value, entry_point, setup)]
+    elif isinstance(value, Mapping):
+        tests = _in_columns(value, entry_point)
+    elif isinstance(value, list):
+        tests = [
+            _assertion(one, entry_point, setup) if isinstance(one, str) else _case(one, entry_point)
+            for one in value
+        ]
+    else:
+        raise ValueError(f"the tests are {_kind(value)}, not text, an object or a list")
+    if not tests:
+        raise ValueError("there are no tests")
+    return tests
+
+
+def same_text(wanted: str, got: str, tolerance: float = 0.0) -> bool:
+    """Equal line by line, runs of white space as one, empty lines at the end aside.
+
+    tolerance: two words that are both numbers may differ by that much, absolute or relative.
+    """
+    one, other = _lines(wanted), _lines(got)
+    if one == other or not tolerance or len(one) != len(other):
+        return one == other
+    return all(
+        len(a) == len(b) and all(_same_word(x, y, tolerance) for x, y in zip(a, b, strict=True))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def same_value(wanted: Any, got: Any, tolerance: float = 0.0) -> bool:
+    """Whether a JSON value equals what values.py wrote: a tuple is a list, a key is its text.
+
+    True is not 1; 1 is 1.0. No set and no dict is made of what a program chose, beyond one with as
+    many keys as are wanted: a million keys with one hash would hold up the worker.
+    """
+    if isinstance(got, dict) and len(got) == 1:
+        ((kind, inner),) = got.items()
+        if kind == "dict":
+            return isinstance(wanted, Mapping) and _same_pairs(wanted, inner, tolerance)
+        got = inner if kind == "tuple" else NotImplemented
+    if isinstance(wanted, bool) or isinstance(got, bool):
+        return wanted is got
+    if isinstance(wanted, int | float) and isinstance(got, int | float):
+        return wanted == got or bool(tolerance and _close(wanted, got, tolerance))
+    if isinstance(wanted, list) and isinstance(got, list):
+        return len(wanted) == len(got) and all(
+            same_value(a, b, tolerance) for a, b in zip(wanted, got, strict=True)
+        )
+    return type(wanted) is type(got) and wanted == got
+
+
+def _same_pairs(wanted: Mapping[str, Any], pairs: Any, tolerance: float) -> bool:
+    if not isinstance(pairs, list) or len(pairs) != len(wanted):
+        return False
+    got = {str(key): value for key, value in pairs}
+    return got.keys() == wanted.keys() and all(
+        same_value(wanted[key], got[key], tolerance) for key in wanted
+    )
+
+
+def _in_columns(tests: Mapping[str, Any], entry_point: str | None) -> list[Test]:
+    inputs, outputs = tests.get("inputs"), tests.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list):
+        raise ValueError(f"the tests have the keys {sorted(tests)}, not 'inputs' and 'outputs'")
+    if len(inputs) != len(outputs):
+        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")
+    name = tests.get("fn_name") or entry_point
+    if name is None:
+        pairs = zip(inputs, outputs, strict=True)
+        return [StdinTest(_text(given), _text(wanted)) for given, wanted in pairs]
+    found: list[Test] = []
+    for given, wanted in zip(inputs, outputs, strict=True):
+        if not isinstance(given, list):
+            raise ValueError(f"the arguments of {name} are {_kind(given)}, not a list")
+        found.append(CallTest(name, tuple(given), wanted))
+    return found
+
+
+def _case(case: Any, entry_point: str | None) -> Test:
+    if not isinstance(case, Mapping) or "input" not in case or "output" not in case:
+        raise ValueError("a test is neither code nor an object with 'input' and 'output'")
+    given, wanted = case["input"], case["output"]
+    if case.get("testtype", "stdin") == "stdin":
+        return StdinTest(_text(given), _text(wanted))
+    name = case.get("fn_name") or entry_point
+    if name is None:
+        raise ValueError("a functional test has no 'fn_name': say which column is the entry_point")
+    try:
+        arguments = tuple(json.loads(line) for line in given.splitlines() if line.strip())
+        return CallTest(name, arguments, json.loads(wanted))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"a functional test is not JSON line by line: {error}") from error
+
+
+def _assertion(source: str, entry_point: str | None, setup: str) -> AssertionTest:
+    return AssertionTest((setup, source) if setup else (source,), entry_point)
+
+
+def _kind(value: Any) -> str:
+    return "empty" if value in (None, "") else type(value).__name__
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "\n".join(value)
+    if not isinstance(value, str):
+        raise ValueError(f"an input or output is {_kind(value)}, not text")
+    return value
+
+
+def _lines(text: str) -> list[list[str]]:
+    lines = [line.split() for line in text.split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _same_word(one: str, other: str, tolerance: float) -> bool:
+    if one == other or max(len(one), len(other)) > _LONGEST_NUMBER:
+        return one == other
+    try:
+        return _close(float(one), float(other), tolerance)
+    except ValueError:
+        return False
+
+
+def _close(one: float, other: float, tolerance: float) -> bool:
+    return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)

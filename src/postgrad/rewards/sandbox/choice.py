@@ -1,0 +1,62 @@
+"""Which layer isolates programs on this machine: the first that holds one that tries to get out."""
+
+import json
+from functools import lru_cache
+
+from postgrad.core.errors import UsageError
+from postgrad.rewards.sandbox import layers
+from postgrad.rewards.sandbox.client import Limits, Program, Sandbox, SandboxError
+
+
+def choose(unsafe: bool = False) -> Sandbox:
+    """A running sandbox in the first layer that holds a program which tries to get out.
+
+    Raises UsageError with the reasons where there is none, unless `unsafe`: then nothing isolates.
+    """
+    reasons: list[str] = []
+    for layer in layers.in_order():
+        reason = layer.missing()
+        if reason is None:
+            sandbox = Sandbox(layer)
+            reason = _weakness(sandbox)
+            if reason is None:
+                return sandbox
+            sandbox.close()
+        reasons.append(f"{layer.name}: {reason}")
+    if unsafe:
+        return Sandbox(layers.NONE)
+    raise UsageError(
+        f"there is no sandbox for programs that a model wrote ({'; '.join(reasons)}). Install "
+        "bubblewrap or allow unprivileged user namespaces; or say `unsafe = true` in the recipe, "
+        "where the machine is one that nobody would miss"
+    )
+
+
+@lru_cache(maxsize=2)
+def shared(unsafe: bool = False) -> Sandbox:
+    """The one sandbox of this process; chosen at the first call, ends with the process."""
+    return choose(unsafe)
+
+
+def describe() -> str:
+    """The layer that would be chosen, or why there is none."""
+    try:
+        with choose() as sandbox:
+            return sandbox.layer.name
+    except UsageError as error:
+        return f"none: {error}"
+
+
+def _weakness(sandbox: Sandbox) -> str | None:
+    """Why the sandbox is none here, or None."""
+    task = {"mode": "script", "sources": [layers.probe()]}
+    try:
+        end = sandbox.run([Program(task)], Limits())
+    except SandboxError as error:
+        return str(error)
+    if end.cause is not None:
+        return f"the first program ended with {end.cause}: {end.errors[0][-200:]}"
+    if end.output == layers.HELD:
+        return None
+    could = json.loads(end.output.partition(b"\n")[0]) or ["execute a file"]
+    return f"a program could {', '.join(could)}"

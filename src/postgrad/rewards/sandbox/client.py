@@ -1,0 +1,266 @@
+"""A sandbox as a worker sees it: programs and limits in, how they ended out."""
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from postgrad.rewards import cpu
+from postgrad.rewards.sandbox.layers import ENVIRONMENT, Layer
+
+START_SECONDS = 60.0
+_TICK = 0.2  # seconds between two looks at how long a program has been idle
+_REPLY = 1 << 16
+
+
+class SandboxError(Exception):
+    """The sandbox itself failed: nothing is known about the program."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a program may use. CPU and idle seconds count for all processes of one run together.
+
+    Idle is the time in which a program neither ran nor waited for a processor: a busy host makes
+    nobody idle. memory_bytes is address space; output_bytes the largest file it can write.
+    """
+
+    cpu_seconds: float = 2.0
+    idle_seconds: float = 5.0
+    memory_bytes: int = 512 << 20
+    threads: int = 16
+    output_bytes: int = 1 << 20
+    scratch_bytes: int = 16 << 20
+
+
+@dataclass
+class Program:
+    """A task for `guest.run` and what it reads. pipes: two descriptors more, for `remote`."""
+
+    task: dict[str, Any]
+    stdin: bytes = b""
+    pipes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended. cause: None, "cpu_time", "idle", "output", "exit" or "signal".
+
+    code: exit status, or minus the signal. errors: the end of what each program wrote to standard
+    error. result: what its mode of guest.py returned, None where it did not come so far.
+    own_cpu_seconds: what the sandbox used beside cpu_seconds, those of the programs.
+    """
+
+    cause: str | None
+    code: int
+    output: bytes
+    errors: tuple[str, ...]
+    result: Any
+    cpu_seconds: float
+    idle_seconds: float
+    own_cpu_seconds: float
+
+
+@dataclass
+class _Files:
+    """The files of one program, memory only. They close with `close`."""
+
+    program: Program
+    numbers: list[int] = field(default_factory=list)
+
+    def open(self) -> list[int]:
+        task = json.dumps(self.program.task).encode()
+        self.numbers += [_memory(content) for content in (self.program.stdin, b"", b"", task, b"")]
+        return [*self.numbers, *self.program.pipes]
+
+    def read(self, place: int, most: int) -> bytes:
+        return os.pread(self.numbers[place], most, 0)
+
+    def close(self) -> None:
+        for number in self.numbers:
+            os.close(number)
+        self.numbers.clear()
+
+
+class Sandbox:
+    """Runs programs in a layer. Starts with the first one; close it, or use `with`.
+
+    Raises SandboxError where it cannot be started; it is started again for the next program.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._printed: Any = None
+
+    def __enter__(self) -> "Sandbox":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def run(self, programs: Sequence[Program], limits: Limits) -> End:
+        """Run them side by side until the first one ends, which is the one that is told about."""
+        files = [_Files(program) for program in programs]
+        try:
+            numbers = [one.open() for one in files]
+            order = {"stride": len(numbers[0]), "limits": asdict(limits)}
+            control = self._started()
+            try:
+                message = json.dumps(order).encode() + b"\n"
+                socket.send_fds(control, [message], [n for group in numbers for n in group])
+                for program in programs:  # so that a side sees the other one end
+                    for pipe in program.pipes:
+                        os.close(pipe)
+                    program.pipes = ()
+                answer, idle = self._await(control, limits)
+            except OSError as error:
+                raise self._broken(f"it cannot be reached: {error}") from error
+            return _end(files, answer, idle, limits)
+        finally:
+            for one in files:
+                one.close()
+            for program in programs:
+                for pipe in program.pipes:
+                    os.close(pipe)
+
+    def close(self) -> None:
+        """End it, and whatever runs in it."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            try:
+                self._process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        if self._printed is not None:
+            self._printed.close()
+            self._printed = None
+
+    def _started(self) -> socket.socket:
+        if self._control is not None:
+            return self._control
+        ours, theirs = socket.socketpair()
+        self._control = ours
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
+        try:
+            self._process = subprocess.Popen(
+                self.layer.command(theirs.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._printed,
+                pass_fds=[theirs.fileno()],
+                env=ENVIRONMENT,
+                cwd="/",
+            )
+        except OSError as error:
+            raise self._broken(f"it cannot be started: {error}") from error
+        finally:
+            theirs.close()
+        ready, _, _ = select.select([ours], [], [], START_SECONDS)
+        if not ready or not ours.recv(_REPLY):
+            raise self._broken("it does not start")
+        return ours
+
+    def _await(self, control: socket.socket, limits: Limits) -> tuple[dict[str, Any], float]:
+        """The answer, and how long the programs were idle; at the limit they are ended."""
+        started, idle, ended = time.monotonic(), 0.0, False
+        received = b""
+        while not received.endswith(b"\n"):
+            pause = min(max(limits.idle_seconds - idle, 0.01), _TICK)
+            if select.select([control], [], [], pause)[0]:
+                more = control.recv(_REPLY)
+                if not more:
+                    raise self._broken("it ended")
+                received += more
+            elif not ended:
+                idle = max(idle, time.monotonic() - started - self._busy())
+                if idle >= limits.idle_seconds:
+                    control.send(b"k")
+                    ended = True
+        return json.loads(received), idle
+
+    def _busy(self) -> float:
+        """Seconds that the programs have run or waited for a processor."""
+        assert self._process is not None
+        found = list(cpu.descendants(self._process.pid))
+        with contextlib.suppress(OSError):  # what ends meanwhile is no longer idle
+            return sum(_busy_seconds(pid) for pid in found if not _has_children(pid))
+        return float("inf")
+
+    def _broken(self, why: str) -> SandboxError:
+        printed = ""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+        if self._printed is not None:
+            self._printed.seek(0)
+            printed = self._printed.read().decode(errors="replace").strip()[-300:]
+        self.close()
+        last = printed.rpartition("\n")[2]
+        return SandboxError(f"the sandbox ({self.layer.name}): {why}{': ' if last else ''}{last}")
+
+
+def _end(files: list[_Files], answer: dict[str, Any], idle: float, limits: Limits) -> End:
+    ends = answer["ends"]
+    for end in ends:
+        if end["trouble"]:
+            raise SandboxError(f"a program could not be started: {end['trouble']}")
+    code, most = ends[0]["code"], limits.output_bytes
+    output, result = (files[0].read(place, most + 1) for place in (1, 4))
+    errors = [one.read(2, most + 1) for one in files]
+    used = sum(end["cpu"] for end in ends)
+    cause = None
+    if answer["over_cpu"] or used > limits.cpu_seconds:
+        cause = "cpu_time"
+    elif idle >= limits.idle_seconds:
+        cause = "idle"
+    elif max(len(part) for part in (output, result, *errors)) > most:
+        cause = "output"
+    elif code:
+        cause = "exit" if code > 0 else "signal"
+    value = None
+    with contextlib.suppress(ValueError, RecursionError):  # of a program, so it may be anything
+        value = json.loads(result)
+    told = tuple(error[-2000:].decode(errors="replace").strip() for error in errors)
+    return End(cause, code, output, told, value, used, idle, answer["own_cpu"])
+
+
+def _memory(content: bytes) -> int:
+    """A file in memory that holds `content`, to be read from its start."""
+    if hasattr(os, "memfd_create"):
+        number = os.memfd_create("program")
+    else:
+        with tempfile.TemporaryFile() as file:
+            number = os.dup(file.fileno())
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(number, rest) :]
+    os.lseek(number, 0, os.SEEK_SET)
+    return number
+
+
+def _has_children(pid: int) -> bool:
+    return next(cpu.descendants(pid), None) is not None
+
+
+def _busy_seconds(pid: int) -> float:
+    """Of all its threads: time on a processor and time in the queue for one."""
+    total = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        ran, waited, _ = (thread / "schedstat").read_text("ascii").split()
+        total += int(ran) + int(waited)
+    return total / 1e9

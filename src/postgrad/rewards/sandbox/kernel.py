@@ -1,0 +1,88 @@
+"""The calls of Linux that the standard library of Python 3.11 has no names for."""
+
+import ctypes
+import os
+
+CLONE_NEWNS = 0x0002_0000
+CLONE_NEWCGROUP = 0x0200_0000
+CLONE_NEWUTS = 0x0400_0000
+CLONE_NEWIPC = 0x0800_0000
+CLONE_NEWUSER = 0x1000_0000
+CLONE_NEWPID = 0x2000_0000
+CLONE_NEWNET = 0x4000_0000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
+SECCOMP_MODE_FILTER = 2
+_CAPABILITY_VERSION_3 = 0x2008_0522
+_SIGKILL = 9
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    """New namespaces for this process; the pid namespace is for its next child."""
+    _checked(_libc.unshare(flags), f"unshare {flags:#x}")
+
+
+def join(descriptor: int, kind: int) -> None:
+    """setns: enter the namespace of that kind of the process of a pidfd."""
+    _checked(_libc.setns(descriptor, kind), "setns")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    """mount(2). `kind` is the type of the file system, None for bind and remount."""
+    result = _libc.mount(
+        source.encode(),
+        os.fsencode(target),
+        kind.encode() if kind else None,
+        ctypes.c_ulong(flags),
+        options.encode() or None,
+    )
+    _checked(result, f"mount {source} on {target}")
+
+
+def unmount(target: str) -> None:
+    """Lazily: what is in use goes when it is no longer."""
+    _checked(_libc.umount2(os.fsencode(target), MNT_DETACH), f"unmount {target}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    """`new` becomes the root, and the old root stands at `old`."""
+    number = _PIVOT_ROOT[os.uname().machine]
+    _checked(_libc.syscall(number, os.fsencode(new), os.fsencode(old)), "pivot_root")
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when its parent ends. A change of user undoes it."""
+    _checked(_libc.prctl(PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "prctl PDEATHSIG")
+
+
+def drop_bounding_set() -> None:
+    """No program that is executed from here on can get a capability."""
+    capability = 0
+    while _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
+        capability += 1
+
+
+def drop_capabilities() -> None:
+    """Give up every capability for good."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _checked(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+
+
+def install_filter(program: ctypes.Structure) -> None:
+    """A seccomp filter (a sock_fprog) for this process and its threads to come."""
+    _checked(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl NO_NEW_PRIVS")
+    result = _libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0)
+    _checked(result, "prctl SECCOMP")

@@ -1,0 +1,198 @@
+"""Tests call functions of a program that runs in another process, and get plain data back.
+
+The program cannot touch the tests: it sees the arguments of each call and chooses what to return.
+A value that is not plain (values.py) stays with the program; the tests hold a `Remote` for it. That
+can be called, asked for attributes, items and length, iterated, and handed back as an argument. It
+has no equality, no truth and no arithmetic: those would let the program decide what a test finds.
+"""
+
+import builtins
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, BinaryIO
+
+from postgrad.rewards.sandbox.values import decode, encode
+
+_STOP = {"stop": True}
+
+
+class Lost(Exception):
+    """The program ended, or answered with what is no answer."""
+
+
+class RemoteError(Exception):
+    """An exception of the program's own class."""
+
+
+class Server:
+    """The program's side: does what it is asked with the objects of `module`."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._objects: list[Any] = []
+        self._deeds: dict[str, Callable[..., Any]] = {
+            "call": lambda target, *given: target(*given[0], **given[1]),
+            "attribute": getattr,
+            "item": lambda target, key: target[key],
+            "length": len,
+            "iterate": iter,
+            "next": next,
+        }
+
+    def serve(self, asks: BinaryIO, replies: BinaryIO) -> None:
+        """Tell the names of the module, then answer until nobody asks any more."""
+        _send(replies, self._hello())
+        for line in asks:
+            _send(replies, self._answer(json.loads(line)))
+
+    def _hello(self) -> dict[str, Any]:
+        given = {name: value for name, value in vars(self._module).items() if _is_free(name)}
+        modules = [name for name, value in given.items() if isinstance(value, ModuleType)]
+        names = {name: encode(given[name], self._keep) for name in given.keys() - set(modules)}
+        return {"names": names, "modules": modules}
+
+    def _answer(self, ask: dict[str, Any]) -> dict[str, Any]:
+        target = self._objects[ask["target"]]
+        arguments = [decode(argument, self._open) for argument in ask["arguments"]]
+        try:
+            value = self._deeds[ask["deed"]](target, *arguments)
+        except StopIteration:
+            return _STOP
+        except Exception as error:  # noqa: BLE001  # the tests decide what it means
+            names = [kind.__name__ for kind in type(error).__mro__]
+            return {"error": names, "message": str(error)[:500]}
+        after = arguments[0] if ask["deed"] == "call" else []
+        return {"value": encode(value, self._keep), "after": encode(after, self._keep)}
+
+    def _keep(self, value: Any) -> dict[str, int]:
+        self._objects.append(value)
+        return {"remote": len(self._objects) - 1}
+
+    def _open(self, data: dict[str, Any]) -> Any:
+        return self._objects[data["remote"]]
+
+
+class Client:
+    """The tests' side. A line of an answer is at most `line_bytes` long."""
+
+    def __init__(self, asks: BinaryIO, replies: BinaryIO, line_bytes: int) -> None:
+        self._asks = asks
+        self._replies = replies
+        self._line_bytes = line_bytes
+
+    def names(self) -> dict[str, Any]:
+        """What the program defines, by name, but no name of Python's own.
+
+        Modules that it has imported are imported here too, from the standard library.
+        """
+        hello = self._receive()
+        names, modules = hello.get("names"), hello.get("modules")
+        if not isinstance(names, dict) or not isinstance(modules, list):
+            raise Lost("the first answer has no names")
+        found = {name: self._decode(value) for name, value in names.items() if _is_free(name)}
+        for name in modules:
+            if name in sys.stdlib_module_names and _is_free(name):
+                found[name] = importlib.import_module(name)
+        return found
+
+    def ask(self, deed: str, target: int, *arguments: Any) -> Any:
+        """The value of a deed. Raises what the program raised, as a built-in exception."""
+        data = [encode(argument, _number) for argument in arguments]
+        _send(self._asks, {"deed": deed, "target": target, "arguments": data})
+        reply = self._receive()
+        if reply == _STOP:
+            raise StopIteration
+        if "error" in reply:
+            raise _exception(reply)
+        if deed == "call":
+            for before, after in zip(arguments[0], self._decode(reply["after"]), strict=True):
+                _write_back(before, after)
+        return self._decode(reply["value"])
+
+    def _receive(self) -> dict[str, Any]:
+        line = self._replies.readline(self._line_bytes)
+        if not line.endswith(b"\n"):
+            raise Lost("the program ended" if not line else "a value is too long")
+        try:
+            reply = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise Lost("an answer is no JSON") from error
+        if not isinstance(reply, dict):
+            raise Lost("an answer is no object")
+        return reply
+
+    def _decode(self, data: Any) -> Any:
+        return decode(data, lambda found: Remote(self, int(found["remote"])))
+
+
+class Remote:
+    """An object that the program holds."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, client: Client, number: int) -> None:
+        self._client = client
+        self._number = number
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._client.ask("call", self._number, list(arguments), named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._client.ask("attribute", self._number, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._client.ask("item", self._number, key)
+
+    def __len__(self) -> int:
+        return int(self._client.ask("length", self._number))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._client.ask("iterate", self._number)
+
+    def __next__(self) -> Any:
+        return self._client.ask("next", self._number)
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("the program returned an object of a class, which tests cannot compare")
+
+    def __bool__(self) -> bool:
+        raise TypeError("the program returned an object of a class, not true or false")
+
+
+def _number(value: Any) -> dict[str, int]:
+    if isinstance(value, Remote):
+        return {"remote": value._number}
+    raise TypeError(f"a {type(value).__name__} of the tests cannot be handed to the program")
+
+
+def _is_free(name: str) -> bool:
+    """Whether tests may take this name from a program: what Python itself calls so, they do not."""
+    return name.isidentifier() and not name.startswith("_") and not hasattr(builtins, name)
+
+
+def _exception(reply: dict[str, Any]) -> Exception:
+    for name in reply["error"]:
+        kind = getattr(builtins, str(name), None)
+        if isinstance(kind, type) and issubclass(kind, Exception) and kind is not Exception:
+            return kind(str(reply.get("message")))
+    return RemoteError(f"{reply['error'][0]}: {reply.get('message')}")
+
+
+def _write_back(before: Any, after: Any) -> None:
+    """A list, dict or set that the program changed in place changes here too."""
+    if isinstance(before, list) and isinstance(after, list):
+        before[:] = after
+    elif isinstance(before, dict | set) and type(before) is type(after):
+        before.clear()
+        before.update(after)
+
+
+def _send(pipe: BinaryIO, message: dict[str, Any]) -> None:
+    rest = memoryview(json.dumps(message).encode() + b"\n")
+    while rest:
+        rest = rest[pipe.write(rest) :]

@@ -1,0 +1,230 @@
+"""The process that programs are forked from, inside the walls. Standard library only.
+
+It has imported what programs usually import, so that a fork starts one in a millisecond or two. It
+is told what to run over a socket, descriptors and all, watches the CPU clocks of what it started,
+and answers how it ended. It knows no reference answer.
+
+    {"stride": descriptors of each program, "limits": {...}}
+    {"ends": [{"code": 0, "cpu": 0.1, "trouble": ""}, ...], "over_cpu": false, "own_cpu": 0.1}
+"""
+
+import gc
+import importlib
+import json
+import os
+import random
+import resource
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from postgrad.rewards.sandbox import box, guest, kernel, seccomp
+
+_COMMON = """
+    abc array ast atexit base64 bisect bz2 calendar cmath collections collections.abc contextlib
+    copy ctypes dataclasses datetime decimal enum fractions functools gc hashlib heapq importlib
+    inspect io itertools json linecache locale lzma math numbers operator queue random re statistics
+    string struct sys textwrap threading time traceback types typing unicodedata weakref zlib
+"""
+MOST_DESCRIPTORS = 16
+_OPEN_FILES = 64
+_DESCRIPTORS = 1 << 16
+_MESSAGE = 1 << 16
+
+
+def main(layer: str, descriptor: int) -> None:
+    """Serve the socket `descriptor` until its other end closes. layer: a name of layers.py."""
+    control = socket.socket(fileno=descriptor)
+    if layer != "none":
+        kernel.die_with_parent()
+    _import_common()
+    if sys.platform == "linux":  # where memory runs out, programs go first
+        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
+    if layer == "namespaces":
+        status = box.enter()
+        if status is not None:
+            os._exit(status)
+    walls = Walls(box.narrow(), os.pidfd_open(os.getpid())) if layer != "none" else None
+    gc.collect()
+    gc.freeze()
+    control.sendall(b'{"ready": true}\n')
+    while True:
+        message, descriptors = _receive(control)
+        if not message:
+            return
+        _run(control, walls, json.loads(message), descriptors)
+
+
+class Walls:
+    """What every program is shut in with. user: see box.narrow. own: a pidfd of this process."""
+
+    def __init__(self, user: int | None, own: int) -> None:
+        self.user = user
+        self.own = own
+        self.filter = seccomp.build(os.uname().machine)
+
+
+@dataclass
+class _Child:
+    pid: int
+    trouble: int  # the reading end of a pipe: why the program could not be started
+    folder: str | None  # its scratch, where it has no world of its own
+    end: dict[str, Any] | None = None
+
+    def cpu(self) -> float:
+        """CPU seconds so far of all its threads."""
+        if self.end is not None:
+            return self.end["cpu"]
+        if sys.platform != "linux":
+            return 0.0  # only the limit of whole seconds holds
+        return time.clock_gettime((~self.pid << 3) | 2)  # what clock_getcpuclockid gives
+
+    def kill(self) -> None:
+        """Its whole world ends, or its group where it has none."""
+        if self.end is None:
+            (os.kill if self.folder is None else os.killpg)(self.pid, signal.SIGKILL)
+
+    def reap(self) -> bool:
+        """True once it has ended, however long ago."""
+        if self.end is None:
+            pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+            if pid == 0:
+                return False
+            cpu = usage.ru_utime + usage.ru_stime
+            trouble = os.read(self.trouble, _MESSAGE).decode(errors="replace")
+            os.close(self.trouble)
+            self.end = {"code": os.waitstatus_to_exitcode(status), "cpu": cpu, "trouble": trouble}
+            if self.folder is not None:
+                shutil.rmtree(self.folder)
+        return True
+
+
+def _run(
+    control: socket.socket, walls: Walls | None, order: dict[str, Any], descriptors: list[int]
+) -> None:
+    started = time.process_time()
+    stride, limits = order["stride"], order["limits"]
+    groups = [descriptors[i : i + stride] for i in range(0, len(descriptors), stride)]
+    children = [_start(walls, limits, group) for group in groups]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    over = _watch(control, children, limits["cpu_seconds"])
+    own = time.process_time() - started
+    answer = {"ends": [child.end for child in children], "over_cpu": over, "own_cpu": own}
+    control.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _watch(control: socket.socket, children: list[_Child], cpu_seconds: float) -> bool:
+    """Until all have ended, and with the first one all. True where they used up their CPU time."""
+    clocks = [os.pidfd_open(child.pid) for child in children] if sys.platform == "linux" else []
+    over = False
+    while sum(child.reap() for child in children) < len(children):
+        left = cpu_seconds - sum(child.cpu() for child in children)
+        over = over or left <= 0.0
+        if over or children[0].end is not None:
+            for child in children:
+                child.kill()
+            left = 0.0
+        ended = [child.end is not None for child in children]
+        waiting = [clock for clock, gone in zip(clocks, ended, strict=True) if not gone]
+        pause = max(left, 0.001) if clocks else 0.002
+        ready, _, _ = select.select([control, *waiting], [], [], pause)
+        if control in ready:
+            if not control.recv(1):  # nobody is there any more
+                os._exit(0)
+            for child in children:
+                child.kill()
+    for clock in clocks:
+        os.close(clock)
+    return over
+
+
+def _start(walls: Walls | None, limits: dict[str, Any], mine: list[int]) -> _Child:
+    trouble, tell = os.pipe()
+    folder = None
+    if walls is None:
+        folder = tempfile.mkdtemp(prefix="postgrad-")
+        child = os.fork()
+    else:
+        child = box.seclude(walls.own, walls.user, limits["scratch_bytes"])
+    if child:
+        os.close(tell)
+        return _Child(child, trouble, folder)
+    _become(walls, limits, mine, folder, tell)
+    raise AssertionError("a program returned")
+
+
+def _become(
+    walls: Walls | None, limits: dict[str, Any], mine: list[int], folder: str | None, tell: int
+) -> None:
+    """In the child: take its descriptors and limits, shut the last doors, run, end."""
+    code, leave = 1, os._exit  # by its own name here: a program may replace that of the module
+    try:
+        os.setsid()  # else kill(0) would reach the group of the worker
+        tell = _take(mine, tell)
+        if folder is not None:
+            os.chdir(folder)
+        with os.fdopen(guest.TASK, "rb") as file:
+            task = json.loads(file.read())
+        random.seed(0)  # else every start of this process would give other numbers
+        _limit(limits)
+        if walls is not None:
+            box.give_up(walls.user, limits["threads"])
+            kernel.install_filter(walls.filter)
+    except BaseException as error:  # noqa: BLE001  # told to the worker as a failure of its own
+        os.write(tell, f"{type(error).__name__}: {error}".encode()[:_MESSAGE])
+        leave(code)
+    try:
+        os.close(tell)
+        code = guest.run(task)
+    finally:
+        leave(code)
+
+
+def _take(mine: list[int], tell: int) -> int:
+    """Descriptors 0, 1, 2 ... become `mine`, the next one `tell`; no other stays open."""
+    wanted = [*mine, tell]
+    above = [os.dup2(d, 100 + i) for i, d in enumerate(wanted)]
+    for place, descriptor in enumerate(above):
+        os.dup2(descriptor, place)
+    os.closerange(len(wanted), _DESCRIPTORS)
+    return len(wanted) - 1
+
+
+def _limit(limits: dict[str, Any]) -> None:
+    seconds = int(limits["cpu_seconds"]) + 2  # the zygote is faster; this holds if it is not
+    wanted = {
+        resource.RLIMIT_CPU: seconds,
+        resource.RLIMIT_FSIZE: limits["output_bytes"] + 1,
+        resource.RLIMIT_NOFILE: _OPEN_FILES,
+        resource.RLIMIT_CORE: 0,
+    }
+    if sys.platform == "linux":
+        wanted[resource.RLIMIT_AS] = limits["memory_bytes"]
+    for kind, value in wanted.items():
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def _import_common() -> None:
+    for name in _COMMON.split():
+        importlib.import_module(name)
+
+
+def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    """One line with the descriptors that came with it; empty where the other end is closed."""
+    message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE, MOST_DESCRIPTORS)
+    while message and not message.endswith(b"\n"):
+        more = control.recv(_MESSAGE)
+        if not more:
+            return b"", []
+        message += more
+    return message, list(descriptors)

@@ -1,0 +1,67 @@
+import struct
+
+import pytest
+
+from postgrad.rewards.sandbox import seccomp
+
+ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+
+def verdict(machine, number, *arguments, arch=None):
+    """What the filter returns for a call: the BPF machine in a few lines."""
+    padded = [*arguments, *[0] * (6 - len(arguments))]
+    data = struct.pack("=IIQ6Q", number, arch or ARCHITECTURE[machine], 0, *padded)
+    code = seccomp._instructions(machine)
+    place, accumulator = 0, 0
+    while True:
+        what, if_true, if_false, value = struct.unpack("=HBBI", code[place])
+        place += 1
+        if what == 0x06:
+            return value
+        if what == 0x20:
+            (accumulator,) = struct.unpack_from("=I", data, value)
+            continue
+        tests = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: accumulator & value}
+        place += if_true if tests[what] else if_false
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_what_is_listed_is_allowed_and_all_else_refused(machine):
+    listed = set(seccomp.allowed(machine).values())
+    special = {"x86_64": {56, 435, 53, 157, 16}, "aarch64": {220, 435, 199, 167, 29}}[machine]
+    for number in range(600):
+        wanted = ALLOW if number in listed else EPERM
+        if number not in special:
+            assert verdict(machine, number) == wanted, number
+
+
+@pytest.mark.parametrize(
+    ("machine", "clone", "clone3", "socketpair", "prctl", "ioctl"),
+    [("x86_64", 56, 435, 53, 157, 16), ("aarch64", 220, 435, 199, 167, 29)],
+)
+def test_some_calls_depend_on_an_argument(machine, clone, clone3, socketpair, prctl, ioctl):
+    assert verdict(machine, clone, 0x003D0F00) == ALLOW  # a thread, as glibc makes it
+    assert verdict(machine, clone, 0x01200011) == EPERM  # fork
+    assert verdict(machine, clone3) == ENOSYS
+    assert [verdict(machine, socketpair, family) for family in (1, 2, 16)] == [ALLOW, EPERM, EPERM]
+    assert [verdict(machine, prctl, option) for option in (14, 15, 16, 22)] == [
+        EPERM, ALLOW, ALLOW, EPERM
+    ]  # fmt: skip
+    assert [verdict(machine, ioctl, 0, request) for request in (0x5401, 0x5412, 0x5451)] == [
+        ALLOW, EPERM, ALLOW
+    ]  # fmt: skip
+
+
+def test_another_architecture_or_abi_is_the_end():
+    assert verdict("x86_64", 0, arch=0x40000003) == KILL
+    assert verdict("x86_64", 0x40000000) == KILL
+    assert verdict("aarch64", 63, arch=0x40000028) == KILL
+
+
+def test_processes_namespaces_and_networks_are_not_in_the_list():
+    names = set(seccomp.allowed("x86_64")) | set(seccomp.allowed("aarch64"))
+    assert not names & {
+        "fork", "vfork", "clone", "execve", "execveat", "socket", "connect", "bind", "mount",
+        "unshare", "setns", "ptrace", "bpf", "memfd_create", "io_uring_setup", "shmget", "keyctl",
+    }  # fmt: skip
