@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.ops.pass_at import mean_pass_at_k, pass_at_k
+from postgrad.ops.pass_at import chances, mean_pass_at_k, pass_at_k
 
 
 @given(st.integers(1, 8), st.data())
@@ -31,4 +31,5 @@ def test_more_samples_than_there_are_is_refused() -> None:
 
 def test_problems_with_too_few_samples_are_left_out_of_the_mean() -> None:
     assert mean_pass_at_k([(4, 2), (1, 1)], 2) == pytest.approx(5 / 6)
+    assert chances([(4, 2), (1, 1), (2, 0)], 2) == pytest.approx([5 / 6, 0.0])
     assert math.isnan(mean_pass_at_k([(1, 1)], 2))

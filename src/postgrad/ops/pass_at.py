@@ -15,7 +15,12 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
+def chances(counts: Sequence[tuple[int, int]], k: int) -> list[float]:
+    """pass@k of each problem, given as (samples, correct), that has k samples."""
+    return [pass_at_k(n, c, k) for n, c in counts if n >= k]
+
+
 def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float:
-    """The mean over problems, each as (samples, correct); NaN where no problem has k samples."""
-    chances = [pass_at_k(n, c, k) for n, c in counts if n >= k]
-    return sum(chances) / len(chances) if chances else math.nan
+    """The mean over problems; NaN where no problem has k samples."""
+    found = chances(counts, k)
+    return sum(found) / len(found) if found else math.nan
