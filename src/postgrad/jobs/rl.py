@@ -13,8 +13,9 @@ from postgrad.algorithms.base import Credit, RolloutAlgorithm
 from postgrad.checkpoint.state import RunState
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import RolloutBatch, ScoredGroup
-from postgrad.jobs.evaluation import Evaluator, Result, sample_metrics
+from postgrad.jobs.evaluation import Evaluator, sample_metrics
 from postgrad.jobs.publish import Publisher
+from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.learner.role import Learner, Role, UpdateResult
 from postgrad.learner.update import updates
@@ -160,7 +161,6 @@ class RLJob:
         return {
             "loss": update.get("policy/loss", math.nan),
             "reward": totals.pop("reward"),
-            **{f"reward/{name}": _mean(groups, name) for name in groups[0].rewards},
             **totals,
             "samples": samples,
             "dropped_samples": samples - len(batch),
@@ -197,10 +197,3 @@ def _over_updates(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
         else:
             found[name] = sum(values) / (1 if name in SUMMED else len(values))
     return found
-
-
-def _mean(groups: Sequence[ScoredGroup], name: str) -> float:
-    """The mean score of one component over the samples that it scored."""
-    scores = np.concatenate([group.rewards[name] for group in groups])
-    scores = scores[~np.isnan(scores)]
-    return float(scores.mean()) if len(scores) else math.nan
