@@ -47,7 +47,7 @@ def test_a_set_without_a_name_is_eval_itself() -> None:
 
 def test_a_line_of_eval_jsonl_has_the_ends_behind_their_rate() -> None:
     metrics = {"accuracy": 0.5, "reward": 1.0, "accuracy/x/y": 0.25}
-    intervals = {"accuracy": Interval(0.4, 0.6), "accuracy/x/y": Interval(0.1, 0.5)}
+    intervals = {"accuracy": Interval(0.4, 0.7), "accuracy/x/y": Interval(0.1, 0.5)}
     result = Result("hard", 8, 1, metrics, 0.1, intervals)
     assert list(result.to_json().items()) == [
         ("set", "hard"),
@@ -55,11 +55,11 @@ def test_a_line_of_eval_jsonl_has_the_ends_behind_their_rate() -> None:
         ("failed", 1),
         ("accuracy", 0.5),
         ("accuracy_low", 0.4),
-        ("accuracy_high", 0.6),
+        ("accuracy_high", 0.7),
         ("reward", 1.0),
         ("accuracy/x/y", 0.25),
         ("accuracy_low/x/y", 0.1),
         ("accuracy_high/x/y", 0.5),
         ("evaluate_seconds", 0.1),
     ]
-    assert result.told() == ["hard/accuracy 0.500 ± 0.100", "hard/reward 1.000"]
+    assert result.told() == ["hard/accuracy 0.500 ± 0.200", "hard/reward 1.000"]

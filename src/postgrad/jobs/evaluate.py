@@ -111,7 +111,7 @@ def _metrics(several: Sequence[Result]) -> list[str]:
 
 def _value(result: Result, metric: str) -> str:
     value = _text(result.metrics.get(metric, math.nan))
-    return value + plus_minus(result.intervals.get(metric))
+    return value + plus_minus(metric, result)
 
 
 def _difference(several: Sequence[Result], metric: str, compared: Comparison) -> list[str]:

@@ -66,10 +66,10 @@ class Result:
         return {prefix + metric: value for metric, value in self.metrics.items()}
 
     def told(self) -> list[str]:
-        """For a line for people: what holds for the whole set, rates with half their interval."""
+        """For a line for people: what holds for the whole set, rates with how sure they are."""
         prefix = "" if self.name is None else f"{self.name}/"
         return [
-            f"{prefix}{metric} {value:.3f}{plus_minus(self.intervals.get(metric))}"
+            f"{prefix}{metric} {value:.3f}{plus_minus(metric, self)}"
             for metric, value in self.metrics.items()
             if "/" not in metric
         ]
@@ -112,8 +112,10 @@ def ends(metric: str, interval: Interval) -> dict[str, float]:
     }
 
 
-def plus_minus(interval: Interval | None) -> str:
-    """Half of an interval's width, as people write it behind a rate."""
+def plus_minus(metric: str, result: Result) -> str:
+    """What people write behind a rate: how far the farther end of its interval is."""
+    interval = result.intervals.get(metric)
     if interval is None or math.isnan(interval.low):
         return ""
-    return f" ± {(interval.high - interval.low) / 2:.3f}"
+    rate = result.metrics[metric]
+    return f" ± {max(interval.high - rate, rate - interval.low):.3f}"
