@@ -89,7 +89,10 @@ def test_without_a_pair_nothing_is_claimed() -> None:
     assert one.p_value == 1.0
 
 
-def test_two_models_are_evaluated_side_by_side(make_recipe: Any, tmp_path: Path) -> None:
+def test_two_models_are_evaluated_side_by_side(
+    make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     recipe = make_recipe("rl", eval={"correct_at": 0.1, "n_samples": 4, "greedy": False})
     paths = [str(tmp_path / name) for name in "ab"]
     for seed, path in enumerate(paths):
@@ -106,7 +109,9 @@ def test_two_models_are_evaluated_side_by_side(make_recipe: Any, tmp_path: Path)
     assert set(compared["metrics"]) == {"accuracy", "pass@2"}
     assert compared["differing"]  # or there is nothing to see here
     text = stream.getvalue()
-    assert "95% interval" in text
+    one = compared["metrics"]["accuracy"]
+    assert f"model    {paths[0]}\nagainst  {paths[1]}\n" in text
+    assert f"{one['difference']:+.3f} [{one['low']:.3f}, {one['high']:.3f}]" in text
     assert f"{len(compared['differing'])} of 8 rows differ in accuracy" in text
     assert report["accuracy_low"] < report["accuracy"] < report["accuracy_high"]
 

@@ -38,11 +38,12 @@ def evaluate(
     }
     report = {"model": model, **_report(recipe, found[model])}
     if against is None:
-        _show([model], [found[model]], [], console)
+        _show([found[model]], [], console)
         return report
     pairs = zip(found[model], found[against], strict=True)
     comparisons = [compare(ours, theirs, recipe.seed) for ours, theirs in pairs]
-    _show([model, against], [found[model], found[against]], comparisons, console)
+    console.note(f"model    {model}\nagainst  {against}")
+    _show([found[model], found[against]], comparisons, console)
     for one in comparisons:
         _show_differing(one, console)
     return {
@@ -84,13 +85,10 @@ def _report(recipe: Recipe, results: list[Result]) -> dict[str, Any]:
 
 
 def _show(
-    names: Sequence[str],
-    found: Sequence[Sequence[Result]],
-    comparisons: Sequence[Comparison],
-    console: Console,
+    found: Sequence[Sequence[Result]], comparisons: Sequence[Comparison], console: Console
 ) -> None:
     """A line for each set and metric, a column for each model, and for two their difference."""
-    columns = ["", *names, *(("difference", "95% interval", "p") if comparisons else ())]
+    columns = ["", "model", *(("against", "difference", "p") if comparisons else ())]
     rows: list[list[str]] = []
     for place, several in enumerate(zip(*found, strict=True)):
         name = several[0].name
@@ -110,18 +108,19 @@ def _metrics(several: Sequence[Result]) -> list[str]:
 
 
 def _value(result: Result, metric: str) -> str:
-    value = _text(result.metrics.get(metric, math.nan))
-    return value + plus_minus(metric, result)
+    value = result.metrics.get(metric, math.nan)
+    text = f"{value:.3f}" if metric in result.intervals else f"{value:.4g}"
+    return "–" if math.isnan(value) else text + plus_minus(metric, result)
 
 
 def _difference(several: Sequence[Result], metric: str, compared: Comparison) -> list[str]:
-    """The paired difference with its interval and p-value; of other metrics the difference."""
+    """The paired difference with its interval, and p; of what is no rate the difference alone."""
     one = compared.differences.get(metric)
     if one is None or not one.rows:
         ours, theirs = (result.metrics.get(metric, math.nan) for result in several)
-        return ["–" if math.isnan(ours - theirs) else f"{ours - theirs:+.4g}", "", ""]
+        return ["–" if math.isnan(ours - theirs) else f"{ours - theirs:+.3g}", ""]
     low, high = one.interval
-    return [f"{one.value:+.4g}", f"{low:+.3f} to {high:+.3f}", f"{one.p_value:.2g}"]
+    return [f"{one.value:+.3f} [{low:.3f}, {high:.3f}]", f"{one.p_value:.2g}"]
 
 
 def _show_differing(compared: Comparison, console: Console) -> None:
@@ -152,7 +151,3 @@ def _short(text: str) -> str:
     """One line; the end, because there a question asks and an answer answers."""
     line = " ".join(text.split())
     return line if len(line) <= WIDTH else "…" + line[1 - WIDTH :]
-
-
-def _text(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.4g}"

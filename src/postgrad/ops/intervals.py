@@ -33,7 +33,9 @@ def wilson(rate: float, n: float) -> Interval:
     """
     centre = (rate + Z * Z / (2 * n)) / (1 + Z * Z / n)
     half = Z * math.sqrt(rate * (1 - rate) / n + Z * Z / (4 * n * n)) / (1 + Z * Z / n)
-    return Interval(max(0.0, centre - half), min(1.0, centre + half))
+    low = max(0.0, centre - half) if rate > 0 else 0.0  # exactly, which rounding would miss
+    high = min(1.0, centre + half) if rate < 1 else 1.0
+    return Interval(low, high)
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
