@@ -92,7 +92,7 @@ def test_without_a_pair_nothing_is_claimed() -> None:
 def test_two_models_are_evaluated_side_by_side(
     make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "80")
     recipe = make_recipe("rl", eval={"correct_at": 0.1, "n_samples": 4, "greedy": False})
     paths = [str(tmp_path / name) for name in "ab"]
     for seed, path in enumerate(paths):
@@ -111,7 +111,9 @@ def test_two_models_are_evaluated_side_by_side(
     text = stream.getvalue()
     one = compared["metrics"]["accuracy"]
     assert f"model    {paths[0]}\nagainst  {paths[1]}\n" in text
-    assert f"{one['difference']:+.3f} [{one['low']:.3f}, {one['high']:.3f}]" in text
+    value = one["difference"]
+    farther = max(one["high"] - value, value - one["low"])
+    assert f"{value:+.3f} ± {farther:.3f}" in text
     assert f"{len(compared['differing'])} of 8 rows differ in accuracy" in text
     assert report["accuracy_low"] < report["accuracy"] < report["accuracy_high"]
 

@@ -110,7 +110,7 @@ def _metrics(several: Sequence[Result]) -> list[str]:
 def _value(result: Result, metric: str) -> str:
     value = result.metrics.get(metric, math.nan)
     text = f"{value:.3f}" if metric in result.intervals else f"{value:.4g}"
-    return "–" if math.isnan(value) else text + plus_minus(metric, result)
+    return "–" if math.isnan(value) else text + plus_minus(value, result.intervals.get(metric))
 
 
 def _difference(several: Sequence[Result], metric: str, compared: Comparison) -> list[str]:
@@ -119,8 +119,7 @@ def _difference(several: Sequence[Result], metric: str, compared: Comparison) ->
     if one is None or not one.rows:
         ours, theirs = (result.metrics.get(metric, math.nan) for result in several)
         return ["–" if math.isnan(ours - theirs) else f"{ours - theirs:+.3g}", ""]
-    low, high = one.interval
-    return [f"{one.value:+.3f} [{low:.3f}, {high:.3f}]", f"{one.p_value:.2g}"]
+    return [f"{one.value:+.3f}{plus_minus(one.value, one.interval)}", f"{one.p_value:.2g}"]
 
 
 def _show_differing(compared: Comparison, console: Console) -> None:

@@ -69,7 +69,7 @@ class Result:
         """For a line for people: what holds for the whole set, rates with how sure they are."""
         prefix = "" if self.name is None else f"{self.name}/"
         return [
-            f"{prefix}{metric} {value:.3f}{plus_minus(metric, self)}"
+            f"{prefix}{metric} {value:.3f}{plus_minus(value, self.intervals.get(metric))}"
             for metric, value in self.metrics.items()
             if "/" not in metric
         ]
@@ -112,10 +112,8 @@ def ends(metric: str, interval: Interval) -> dict[str, float]:
     }
 
 
-def plus_minus(metric: str, result: Result) -> str:
-    """What people write behind a rate: how far the farther end of its interval is."""
-    interval = result.intervals.get(metric)
+def plus_minus(value: float, interval: Interval | None) -> str:
+    """What people write behind a value: how far the farther end of its interval is."""
     if interval is None or math.isnan(interval.low):
         return ""
-    rate = result.metrics[metric]
-    return f" ± {max(interval.high - rate, rate - interval.low):.3f}"
+    return f" ± {max(interval.high - value, value - interval.low):.3f}"
