@@ -1,6 +1,7 @@
 """Evaluation: right answers counted without bias, failures in no mean, the same every time."""
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt, Rollout, ScoredGroup, Turn
 from postgrad.jobs import evaluation
-from postgrad.jobs.evaluation import Evaluator, Result, sample_metrics
+from postgrad.jobs.evaluation import Evaluator, sample_metrics
 from postgrad.jobs.train import train
 from postgrad.models.fresh import make_fresh
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
+from postgrad.ops.intervals import mean_interval
 
 
 class Scores:
@@ -28,11 +31,12 @@ class Scores:
         return nullcontext()
 
 
-def group(ticket: int, *scores: float) -> ScoredGroup:
+def group(ticket: int, *scores: float, level: str = "") -> ScoredGroup:
     turn = Turn("policy", np.zeros(2 + ticket, np.int32), np.zeros(2 + ticket, np.float32))
     n = len(scores)
     rollouts = tuple(Rollout(ticket, i, (turn,), "stop", ((0, 2),), "") for i in range(n))
-    prompt = Prompt(ticket, np.zeros(3, np.int32), "q", "a", "set", ticket)
+    metadata = {"level": level}
+    prompt = Prompt(ticket, np.zeros(3, np.int32), "q", "a", "set", ticket, metadata)
     values = np.array(scores)
     kept = ~np.isnan(values)
     return ScoredGroup(prompt, rollouts, {"first": values, "second": -values}, values, kept)
@@ -84,20 +88,56 @@ def test_each_row_is_judged_by_the_first_component_that_applies_to_it(
     assert result.failed == 0
 
 
-def test_a_set_without_a_name_is_eval_itself() -> None:
-    one = Result(None, 1, 0, {"accuracy": 0.5}, 0.1)
-    two = Result("hard", 1, 0, {"accuracy": 0.25}, 0.1)
-    assert one.by_metric() | two.by_metric() == {
-        "eval/accuracy": 0.5,
-        "eval/hard/accuracy": 0.25,
-    }
-    assert one.to_json() == {
-        "set": None,
-        "rows": 1,
-        "failed": 0,
-        "accuracy": 0.5,
-        "evaluate_seconds": 0.1,
-    }
+def test_every_rate_has_an_interval_over_problems_and_every_component_a_mean(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = [group(0, 1.0, 0.8, 0.7, 0.0), group(1, math.nan, 0.75, 0.0, 0.0)]
+    greedy = [group(0, 1.0), group(1, 0.0)]
+    answers = iter([groups, greedy])
+    monkeypatch.setattr(evaluation, "sample_groups", lambda *args: next(answers))
+    engine: Any = None
+    line = evaluator(engine, lambda n: None)[0].to_json()
+    low, high = mean_interval([2 / 4, 1 / 3])
+    assert (line["accuracy_low"], line["accuracy_high"]) == (low, high)
+    assert (line["pass@2_low"], line["pass@2_high"]) == mean_interval([1 - 1 / 6, 1 - 1 / 3])
+    assert (line["greedy_accuracy_low"], line["greedy_accuracy_high"]) == mean_interval([1.0, 0.0])
+    assert line["reward/first"] == pytest.approx((2.5 + 0.75) / 7)
+    assert line["reward/second"] == pytest.approx(-(2.5 + 0.75) / 7)
+
+
+def test_rows_are_also_counted_by_the_values_of_a_column(
+    make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [("1 + 1?", "easy"), ("12 * 7?", "hard"), ("2 + 2?", "easy"), ("9 * 8?", "hard")]
+    path = tmp_path / "held_out.jsonl"
+    lines = (json.dumps({"question": q, "answer": "0", "level": level}) for q, level in rows)
+    path.write_text("\n".join(lines), "utf-8")
+    settings = {"path": str(path), "by": "level", "n_samples": 2, "greedy": False}
+    recipe = make_recipe("rl", eval=settings)
+    make_fresh(recipe.model.init, [], 0, tmp_path / "model")
+    tokenizer = load_tokenizer(str(tmp_path / "model"))
+    evaluator = Evaluator(recipe, tokenizer, Scores())  # pyright: ignore[reportArgumentType]
+    groups = [
+        group(0, 1.0, 1.0, level="easy"),
+        group(1, 0.0, 0.0, level="hard"),
+        group(2, 1.0, 0.0, level="easy"),
+        group(3, 1.0, math.nan, level="hard"),
+    ]
+    monkeypatch.setattr(evaluation, "sample_groups", lambda *args: groups)
+    engine: Any = None
+    result = evaluator(engine, lambda n: None)[0]
+    line = result.to_json()
+    assert line["accuracy"] == (1 + 0 + 0.5 + 1) / 4
+    assert (line["rows/easy"], line["accuracy/easy"], line["pass@2/easy"]) == (2, 0.75, 1.0)
+    assert (line["rows/hard"], line["accuracy/hard"], line["pass@2/hard"]) == (2, 0.5, 0.0)
+    assert (line["accuracy_low/easy"], line["accuracy_high/easy"]) == mean_interval([1.0, 0.5])
+    assert result.by_metric()["eval/accuracy/hard"] == 0.5
+    with pytest.raises(UsageError, match=r"eval.by = 'lvl': row 0 of held_out.jsonl .* has level"):
+        Evaluator(
+            make_recipe("rl", eval=settings | {"by": "lvl"}),
+            tokenizer,
+            Scores(),  # pyright: ignore[reportArgumentType]
+        )
 
 
 def test_means_are_over_kept_samples_and_lengths_over_all() -> None:
@@ -106,6 +146,8 @@ def test_means_are_over_kept_samples_and_lengths_over_all() -> None:
         "reward": pytest.approx(0.5),
         "response_length": 2.5,
         "truncated_fraction": 0.0,
+        "reward/first": pytest.approx(0.5),
+        "reward/second": pytest.approx(-0.5),
     }
 
 

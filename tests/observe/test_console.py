@@ -1,8 +1,10 @@
 """What a person sees, in every mode."""
 
+import threading
 from io import BytesIO, StringIO, TextIOWrapper
 
 import pytest
+from rich.progress import Progress
 
 from postgrad.observe import console as module
 from postgrad.observe.console import Console, Mode
@@ -63,9 +65,26 @@ class Terminal(StringIO):
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
     return Terminal()
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Phases are drawn from their start: Timer.start runs what it would wait with."""
+
+    class AtOnce(threading.Timer):
+        def start(self) -> None:
+            self.function()
+            super().start()
+
+        def run(self) -> None:
+            pass
+
+    monkeypatch.setattr(threading, "Timer", AtOnce)
+
+
+@pytest.mark.usefixtures("at_once")
 def test_a_phase_is_named_on_a_terminal_without_markup(terminal: Terminal) -> None:
     """A phase may name a path, and a path may hold anything."""
     with Console("auto", terminal).phase("evaluate [/] [red]x[/red]", 4) as phase:
@@ -76,11 +95,97 @@ def test_a_phase_is_named_on_a_terminal_without_markup(terminal: Terminal) -> No
     assert "4/4" in text
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_phase_without_a_count_shows_that_it_lives(terminal: Terminal) -> None:
     with Console("auto", terminal).phase("load") as phase:
         phase.advance()
     assert "load" in terminal.getvalue()
     assert "/" not in terminal.getvalue()
+
+
+def test_a_phase_that_is_over_at_once_is_not_drawn(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHORT_SECONDS", 3600.0)
+    before = threading.active_count()
+    with Console("auto", terminal).phase("sample", 4) as phase:
+        phase.advance(4)
+    assert terminal.getvalue() == ""
+    assert threading.active_count() == before
+
+
+def test_a_phase_that_lasts_is_drawn_though_it_says_nothing(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHORT_SECONDS", 0.0)
+    drawn = threading.Event()
+    start = Progress.start
+    monkeypatch.setattr(Progress, "start", lambda self: (start(self), drawn.set()))
+    with Console("auto", terminal).phase("load"):
+        assert drawn.wait(60)
+    assert "load" in terminal.getvalue()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_phase_that_fails_leaves_the_terminal_as_it_was(terminal: Terminal) -> None:
+    def fail() -> None:
+        with Console("auto", terminal).phase("sample", 4):
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        fail()
+    assert terminal.getvalue().count("\x1b[?25h") == terminal.getvalue().count("\x1b[?25l") == 1
+
+
+FULL = {
+    "reward": 0.5,
+    "loss": 0.25,
+    "policy/entropy": 1.5,
+    "policy/kl": 0.01,
+    "policy/grad_norm": 1.25,
+    "response_length": 12.5,
+    "groups/equal_fraction": 0.5,
+    "truncated_fraction": 0.25,
+    "response_tokens_per_second": 12345.0,
+    "train_tokens_per_second": 54321.0,
+    "sample_seconds": 1.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("columns", "wanted"),
+    [
+        (
+            "80",
+            "step   7/100  reward 0.500  loss 0.2500  kl 0.0100  length 12.5  1.50 s",
+        ),
+        ("40", "step   7/100  reward 0.500  1.50 s"),
+        ("20", "step   7/100  1.50 s"),
+    ],
+)
+def test_a_step_drops_what_matters_least_to_fit_a_terminal(
+    columns: str, wanted: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    Console("auto", terminal).step(7, 100, FULL)
+    assert terminal.getvalue() == wanted + "\n"
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_step_in_a_file_or_a_wide_terminal_has_everything(
+    live: bool, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200" if live else "80")
+    stream = terminal if live else StringIO()
+    Console("auto", stream).step(7, 100, FULL)
+    assert stream.getvalue() == (
+        "step   7/100  reward 0.500  loss 0.2500  entropy 1.500  kl 0.0100  grad 1.250  "
+        "length 12.5  equal 50%  cut 25%  sampled 12,345 tok/s  trained 54,321 tok/s  1.50 s\n"
+    )
+
+
+def test_everything_that_is_shown_has_its_place_among_what_is_dropped() -> None:
+    assert sorted(module.LEAST_FIRST) == sorted(key for key, _, _ in module.SHOWN)
 
 
 @pytest.mark.parametrize("mode", ["plain", "quiet"])

@@ -219,7 +219,7 @@ def test_further_keys_go_into_the_request(judge):
 
 def test_a_score_may_last_as_long_as_all_its_tries():
     one = Judge(base_url="http://x/v1", model="m", timeout=10, retries=2)
-    assert one.wall_seconds == 3 * 10 + 2 * 30 + 5
+    assert one.default_wall_seconds == 3 * 10 + 2 * 30 + 5
 
 
 @pytest.mark.parametrize(

@@ -1,37 +1,55 @@
 """`postgrad eval`: a model against the evaluation sets of a recipe, or two models side by side."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.jobs import environments, roles
 from postgrad.jobs.assemble import check_answers
 from postgrad.jobs.choices import choose
-from postgrad.jobs.evaluation import Evaluator, Result
+from postgrad.jobs.comparison import Comparison, compare
+from postgrad.jobs.evaluation import Evaluator
+from postgrad.jobs.results import Problem, Result, ends, plus_minus
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.parallel import device as placing
 from postgrad.recipe.recipe import Recipe, RLRecipe
 
+SHOWN = 5  # rows where two models differ
+WIDTH = 60  # characters of a question or of the end of an answer
+
 
 def evaluate(
     recipe: Recipe, model: str, console: Console, against: str | None = None
 ) -> dict[str, Any]:
-    """accuracy, rows, failed and, for rl jobs, pass@k of the first set; `sets` has all of them.
+    """accuracy with its interval, rows, failed and, for rl jobs, pass@k of the first set; `sets`
+    has all of them.
 
-    against: a second model, whose results stand under "against" with the same prompts and random
-    numbers. Raises UsageError where the recipe has no evaluation set.
+    against: a second model, whose results stand under "against", with the same prompts and random
+    numbers, and under "comparison" the paired differences of each set. Raises UsageError where the
+    recipe has no evaluation set.
     """
     if not recipe.eval.sets:
         raise UsageError("the recipe has nothing to evaluate on: give [eval] a path")
     found = {
         name: _results(recipe, name, console) for name in dict.fromkeys((model, against)) if name
     }
-    _show(found, console)
     report = {"model": model, **_report(recipe, found[model])}
-    if against is not None:
-        report["against"] = {"model": against, **_report(recipe, found[against])}
-    return report
+    if against is None:
+        _show([found[model]], [], console)
+        return report
+    pairs = zip(found[model], found[against], strict=True)
+    comparisons = [compare(ours, theirs, recipe.seed) for ours, theirs in pairs]
+    console.note(f"model    {model}\nagainst  {against}")
+    _show([found[model], found[against]], comparisons, console)
+    for one in comparisons:
+        _show_differing(one, console)
+    return {
+        **report,
+        "against": {"model": against, **_report(recipe, found[against])},
+        "comparison": [one.to_json() for one in comparisons],
+    }
 
 
 def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
@@ -54,6 +72,7 @@ def _report(recipe: Recipe, results: list[Result]) -> dict[str, Any]:
     first = results[0]
     report: dict[str, Any] = {
         "accuracy": first.metrics["accuracy"],
+        **ends("accuracy", first.intervals["accuracy"]),
         "rows": first.rows,
         "failed": first.failed,
     }
@@ -65,24 +84,69 @@ def _report(recipe: Recipe, results: list[Result]) -> dict[str, Any]:
     return {**report, "sets": [result.to_json() for result in results]}
 
 
-def _show(found: dict[str, list[Result]], console: Console) -> None:
-    """A line for each set and metric, a column for each model, and their difference."""
-    columns = ["", *found]
-    if len(found) == 2:
-        columns.append("difference")
+def _show(
+    found: Sequence[Sequence[Result]], comparisons: Sequence[Comparison], console: Console
+) -> None:
+    """A line for each set and metric, a column for each model, and for two their difference."""
+    columns = ["", "model", *(("against", "difference", "p") if comparisons else ())]
     rows: list[list[str]] = []
-    for several in zip(*found.values(), strict=True):
+    for place, several in enumerate(zip(*found, strict=True)):
         name = several[0].name
-        for metric in several[0].metrics:
-            values = [result.metrics[metric] for result in several]
-            row = [metric if name is None else f"{name} {metric}", *map(_text, values)]
-            if len(values) == 2:
-                row.append(f"{values[1] - values[0]:+.4g}")
-            rows.append(row)
+        compared = comparisons[place] if comparisons else None
+        for metric in _metrics(several):
+            row = [metric if name is None else f"{name} {metric}"]
+            row += [_value(result, metric) for result in several]
+            rows.append(row + (_difference(several, metric, compared) if compared else []))
         counts = [f"{one.rows} / {one.failed}" for one in several]
-        rows.append(["rows / failed", *counts, *[""] * (len(several) - 1)])
+        rows.append(["rows / failed", *counts, *[""] * (len(columns) - 1 - len(counts))])
     console.table("evaluation", columns, rows)
 
 
-def _text(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.4g}"
+def _metrics(several: Sequence[Result]) -> list[str]:
+    """In order; a dataset whose rows are all too long for one model is the other's alone."""
+    return list(dict.fromkeys(metric for result in several for metric in result.metrics))
+
+
+def _value(result: Result, metric: str) -> str:
+    value = result.metrics.get(metric, math.nan)
+    text = f"{value:.3f}" if metric in result.intervals else f"{value:.4g}"
+    return "–" if math.isnan(value) else text + plus_minus(value, result.intervals.get(metric))
+
+
+def _difference(several: Sequence[Result], metric: str, compared: Comparison) -> list[str]:
+    """The paired difference with its interval, and p; of what is no rate the difference alone."""
+    one = compared.differences.get(metric)
+    if one is None or not one.rows:
+        ours, theirs = (result.metrics.get(metric, math.nan) for result in several)
+        return ["–" if math.isnan(ours - theirs) else f"{ours - theirs:+.3g}", ""]
+    return [f"{one.value:+.3f}{plus_minus(one.value, one.interval)}", f"{one.p_value:.2g}"]
+
+
+def _show_differing(compared: Comparison, console: Console) -> None:
+    """The first rows where one model is better, with what both wrote."""
+    if compared.unpaired:
+        console.warn(
+            f"{compared.unpaired} rows were asked of one model only, because they are too long for "
+            "the other's tokenizer: they are in no difference; raise eval.max_len"
+        )
+    pairs = compared.differing()
+    if not pairs:
+        return
+    name = "" if compared.name is None else f"{compared.name}: "
+    metric = compared.judged_by
+    rows = [
+        [str(ours.row), _short(ours.question), _answer(ours, metric), _answer(theirs, metric)]
+        for ours, theirs in pairs[:SHOWN]
+    ]
+    title = f"{name}{len(pairs)} of {len(compared.pairs)} rows differ in {metric}"
+    console.table(title, ["row", "question", "model", "against"], rows)
+
+
+def _answer(problem: Problem, metric: str) -> str:
+    return f"{problem.value(metric):.3g}: {_short(problem.text)}"
+
+
+def _short(text: str) -> str:
+    """One line; the end, because there a question asks and an answer answers."""
+    line = " ".join(text.split())
+    return line if len(line) <= WIDTH else "…" + line[1 - WIDTH :]

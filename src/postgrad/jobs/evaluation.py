@@ -6,18 +6,18 @@ the weights alone.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.core.seeds import integer
 from postgrad.data.prompts import PromptSet, load_prompts
 from postgrad.jobs import environments
-from postgrad.ops.pass_at import mean_pass_at_k
+from postgrad.jobs.results import Count, Problem, Result, by_dataset, rates
 from postgrad.recipe.recipe import Recipe
 from postgrad.recipe.settings import EvalSettings
 from postgrad.rewards.scorer import Scorer
@@ -27,36 +27,13 @@ from postgrad.rollout.sampling import Drawing, mean_counts, sample_groups
 from postgrad.rollout.settings import SamplingSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What one set gave. failed: samples that a verifier gave no score; they are in no mean.
-
-    metrics: accuracy (pass@1 at the evaluation's temperature), pass@k, greedy_accuracy where it was
-    asked for, reward, response_length in tokens, truncated_fraction.
-    """
-
-    name: str | None
-    rows: int
-    failed: int
-    metrics: Mapping[str, float]
-    seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """A line of eval.jsonl, without its step."""
-        counts = {"set": self.name, "rows": self.rows, "failed": self.failed}
-        return {**counts, **self.metrics, "evaluate_seconds": self.seconds}
-
-    def by_metric(self) -> dict[str, float]:
-        """eval/NAME/METRIC -> value; eval/METRIC for a set without a name."""
-        prefix = "eval/" if self.name is None else f"eval/{self.name}/"
-        return {prefix + metric: value for metric, value in self.metrics.items()}
-
-
 class Evaluator:
     """The evaluation sets of a recipe, read once."""
 
     def __init__(self, recipe: Recipe, tokenizer: Any, scorer: Scorer) -> None:
-        """Raises UsageError for data that cannot be read, see data.prompts."""
+        """Raises UsageError for data that cannot be read, see data.prompts, and for a row without
+        the column that eval.by names.
+        """
         self.settings: EvalSettings = recipe.eval
         self._seed = integer(recipe.seed, "evaluation")
         self._tokenizer = tokenizer
@@ -78,6 +55,9 @@ class Evaluator:
             )
             for one in self.settings.sets
         ]
+        for one, (_, prompts) in zip(self.settings.sets, self._sets, strict=True):
+            for prompt in prompts.all():
+                _dataset(prompt, one.by)
 
     @property
     def sets(self) -> Sequence[tuple[str | None, PromptSet]]:
@@ -105,30 +85,38 @@ class Evaluator:
 
         on_done hears how many samples have ended. Raises RunError where too many verifiers failed.
         """
-        return [self._one(name, prompts.all(), engine, on_done) for name, prompts in self._sets]
+        return [
+            self._one(name, prompts.all(), one.by, engine, on_done)
+            for one, (name, prompts) in zip(self.settings.sets, self._sets, strict=True)
+        ]
 
     def _one(
         self,
         name: str | None,
         prompts: Sequence[Prompt],
+        by: str | None,
         engine: Engine,
         on_done: Callable[[int], None],
     ) -> Result:
         began = time.perf_counter()
         groups = self._sample(prompts, self.settings.n_samples, self._sampling, engine, on_done)
-        counts = [self._count(group) for group in groups]
-        metrics = {"accuracy": mean_pass_at_k(counts, 1)}
-        for k in self.settings.pass_at:
-            if k > 1:
-                metrics[f"pass@{k}"] = mean_pass_at_k(counts, k)
-        failed = sum(self._failed(group) for group in groups)
+        greedy: Sequence[ScoredGroup | None] = [None] * len(groups)
         if self.settings.greedy:
-            greedy = self._sampling.model_copy(update={"temperature": 0.0})
-            answers = self._sample(prompts, 1, greedy, engine, on_done)
-            metrics["greedy_accuracy"] = mean_pass_at_k([self._count(one) for one in answers], 1)
-            failed += sum(self._failed(group) for group in answers)
-        metrics |= sample_metrics(groups)
-        return Result(name, len(prompts), failed, metrics, time.perf_counter() - began)
+            coldest = self._sampling.model_copy(update={"temperature": 0.0})
+            greedy = self._sample(prompts, 1, coldest, engine, on_done)
+        problems = [self._problem(*pair, by) for pair in zip(groups, greedy, strict=True)]
+        found = rates(problems, self.settings.pass_at)
+        parts = by_dataset(problems, self.settings.pass_at)
+        metrics = {metric: rate for metric, (rate, _) in found.items()} | sample_metrics(groups)
+        return Result(
+            name=name,
+            rows=len(prompts),
+            failed=sum(self._failed(group) for group in (*groups, *greedy) if group is not None),
+            metrics=metrics | {metric: rate for metric, (rate, _) in parts.items()},
+            seconds=time.perf_counter() - began,
+            intervals={metric: ends for metric, (_, ends) in (found | parts).items() if ends},
+            problems=problems,
+        )
 
     def _sample(
         self,
@@ -142,8 +130,17 @@ class Evaluator:
         with self._scorer.step():
             return sample_groups(engine, self._scorer, prompts, drawing, self._tokenizer, on_done)
 
-    def _count(self, group: ScoredGroup) -> tuple[int, int]:
-        """(samples that were scored, samples that are right)."""
+    def _problem(self, group: ScoredGroup, greedy: ScoredGroup | None, by: str | None) -> Problem:
+        return Problem(
+            dataset=_dataset(group.prompt, by),
+            row=group.prompt.row,
+            question=group.prompt.question,
+            samples=self._count(group),
+            greedy=self._count(greedy) if greedy else None,
+            text=(greedy or group).rollouts[0].text,
+        )
+
+    def _count(self, group: ScoredGroup) -> Count:
         scores = self._scores(group)
         scored = scores[~np.isnan(scores)]
         return len(scored), int((scored >= self.settings.correct_at).sum())
@@ -157,15 +154,35 @@ class Evaluator:
         return group.rewards.get(component, np.zeros(0))
 
 
+def _dataset(prompt: Prompt, by: str | None) -> str:
+    """What a prompt is counted under: the value of the column `by`, else its dataset's name."""
+    if by is None:
+        return prompt.dataset
+    value = prompt.metadata.get(by)
+    if not isinstance(value, str | int | float):
+        raise UsageError(
+            f"eval.by = {by!r}: row {prompt.row} of {prompt.dataset} has no name there, beside "
+            f"question and answer it has {', '.join(prompt.metadata) or 'no column'}"
+        )
+    return str(value)
+
+
 def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Mean reward of kept samples, mean response length in tokens, share that hit the limit."""
+    """Mean reward of kept samples, mean response length in tokens, share that hit the limit, and
+    the mean score of each component over the samples that it scored; NaN where it failed on all.
+    """
     totals = np.concatenate([group.total[group.kept] for group in groups])
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = [sum(len(turn.token_ids) for turn in one.turns) for one in rollouts]
     truncated = [one.finish_reason == "length" for one in rollouts]
-    return {
+    metrics = {
         **{f"environment/{name}": value for name, value in mean_counts(rollouts).items()},
         "reward": float(totals.mean()) if len(totals) else math.nan,
         "response_length": float(np.mean(lengths)),
         "truncated_fraction": float(np.mean(truncated)),
     }
+    for name in dict.fromkeys(name for group in groups for name in group.rewards):
+        scores = np.concatenate([group.rewards[name] for group in groups if name in group.rewards])
+        scored = scores[~np.isnan(scores)]
+        metrics[f"reward/{name}"] = float(scored.mean()) if len(scored) else math.nan
+    return metrics

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from postgrad.checkpoint.state import Best, RunState
 from postgrad.core.errors import UsageError
-from postgrad.jobs.evaluation import Result
+from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import Saver
 from postgrad.jobs.stopping import Stop, Stopped
@@ -102,15 +102,10 @@ def _evaluate(run: Run, job: Job, state: RunState) -> tuple[RunState, bool]:
     for result in results:
         run.logs.evaluation({"step": state.step, "update": state.update, **result.to_json()})
         found |= result.by_metric()
-    run.console.note(_told(state.step, found))
+    told = ", ".join(part for result in results for part in result.told())
+    run.console.note(f"evaluation after step {state.step}: {told}")
     best, improved = _better(run, state, found)
     return replace(state, evaluations={**state.evaluations, **found}, best=best), improved
-
-
-def _told(step: int, found: Mapping[str, float]) -> str:
-    """One line for people: rates as percentages with one digit."""
-    values = (f"{name.removeprefix('eval/')} {value:.3f}" for name, value in found.items())
-    return f"evaluation after step {step}: {', '.join(values)}"
 
 
 def _better(run: Run, state: RunState, found: Mapping[str, float]) -> tuple[Best | None, bool]:

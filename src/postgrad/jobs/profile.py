@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.profiler import profile
 
 from postgrad.checkpoint.state import RunState
-from postgrad.jobs.evaluation import Result
 from postgrad.jobs.loop import Job
+from postgrad.jobs.results import Result
 from postgrad.observe.console import Console
 
 PROFILED = 2  # this process's second step: the first one warms up

@@ -12,9 +12,10 @@ from torch import Tensor
 from postgrad.algorithms.base import Credit, RolloutAlgorithm
 from postgrad.checkpoint.state import RunState
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import RolloutBatch, ScoredGroup
-from postgrad.jobs.evaluation import Evaluator, Result, sample_metrics
+from postgrad.core.records import RolloutBatch
+from postgrad.jobs.evaluation import Evaluator, sample_metrics
 from postgrad.jobs.publish import Publisher
+from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Learner, Role, UpdateResult
@@ -177,7 +178,6 @@ class RLJob:
         return {
             "loss": update.get("policy/loss", math.nan),
             "reward": totals.pop("reward"),
-            **{f"reward/{name}": mean for name, mean in _component_means(groups).items()},
             **totals,
             "samples": samples,
             "dropped_samples": samples - len(batch),
@@ -214,17 +214,4 @@ def _over_updates(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
             found[name] = values[-1]
         else:
             found[name] = sum(values) / (1 if name in SUMMED else len(values))
-    return found
-
-
-def _component_means(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """The mean score of each component over the samples that it scored; NaN where it failed on all.
-
-    A component that applies to no prompt of the step has none.
-    """
-    found: dict[str, float] = {}
-    for name in dict.fromkeys(name for group in groups for name in group.rewards):
-        scores = np.concatenate([group.rewards[name] for group in groups if name in group.rewards])
-        scores = scores[~np.isnan(scores)]
-        found[name] = float(scores.mean()) if len(scores) else math.nan
     return found

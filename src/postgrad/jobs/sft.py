@@ -13,7 +13,8 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.data.conversations import Conversation
 from postgrad.data.mixture import Draws
-from postgrad.jobs.evaluation import Evaluator, Result
+from postgrad.jobs.evaluation import Evaluator
+from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.learner.role import Learner
 from postgrad.learner.update import Update

@@ -2,8 +2,9 @@
 
 import re
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, TextIO
 
@@ -24,6 +25,7 @@ from rich.text import Text
 Mode = Literal["auto", "plain", "quiet", "json"]
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 SLOW_SECONDS = 20.0  # a phase that lasts longer is told in plain mode too
+SHORT_SECONDS = 0.2  # one that is over sooner is not shown at all: it would only flicker
 
 # What one line says of a step, where its metrics have it: key, label, format.
 SHOWN = (
@@ -38,10 +40,22 @@ SHOWN = (
     ("response_tokens_per_second", "sampled", "{:,.0f} tok/s"),
     ("train_tokens_per_second", "trained", "{:,.0f} tok/s"),
 )
+LEAST_FIRST = (  # what a narrow terminal does without
+    "train_tokens_per_second",
+    "response_tokens_per_second",
+    "groups/equal_fraction",
+    "truncated_fraction",
+    "policy/grad_norm",
+    "policy/entropy",
+    "response_length",
+    "policy/kl",
+    "loss",
+    "reward",
+)
 
 
 class Phase:
-    """A phase on the screen, with what is done of it."""
+    """A phase on the screen, with what is done of it. progress: None where nothing moves."""
 
     def __init__(self, progress: Progress | None, total: int | None, name: str) -> None:
         self._progress = progress
@@ -51,6 +65,21 @@ class Phase:
         """So much more is done."""
         if self._progress is not None and self._task is not None:
             self._progress.advance(self._task, n)
+
+
+@contextmanager
+def _shown_if_it_lasts(progress: Progress) -> Generator[None]:
+    """Draws from SHORT_SECONDS on, started by a thread: until then the phase may say nothing."""
+    timer = threading.Timer(SHORT_SECONDS, progress.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # it is starting, or never will
+        if progress.live.is_started:
+            progress.stop()
 
 
 class Console:
@@ -69,11 +98,8 @@ class Console:
     def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
         """Shows that a phase is under way until it ends."""
         if self._live:
-            with Progress(
-                *_columns(total),
-                console=self._rich,
-                transient=True,
-            ) as progress:
+            progress = Progress(*_columns(total), console=self._rich, transient=True)
+            with _shown_if_it_lasts(progress):
                 yield Phase(progress, total, self._text(name).plain)
             return
         began = time.monotonic()
@@ -83,15 +109,24 @@ class Console:
             self.note(f"{name}: {seconds:.0f} s")
 
     def step(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
-        """One line for a step."""
-        parts = [
-            f"{label} {form.format(round(metrics[key], 6) + 0.0)}"  # never -0.0000
+        """One line for a step; in a live terminal as much of it as fits on one."""
+        parts = {
+            key: f"{label} {form.format(round(metrics[key], 6) + 0.0)}"  # never -0.0000
             for key, label, form in SHOWN
             if key in metrics
-        ]
+        }
         width = len(str(total))
         seconds = sum(value for key, value in metrics.items() if key.endswith("_seconds"))
-        self.note(f"step {number:>{width}}/{total}  {'  '.join(parts)}  {seconds:.2f} s")
+        took = f"{seconds:.2f} s"
+
+        def line() -> str:
+            return "  ".join((f"step {number:>{width}}/{total}", *parts.values(), took))
+
+        for key in LEAST_FIRST if self._live else ():
+            if len(line()) <= self._rich.width:
+                break
+            parts.pop(key, None)
+        self.note(line())
 
     def heading(self, text: str) -> None:
         """The beginning of a part."""

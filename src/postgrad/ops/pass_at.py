@@ -1,7 +1,6 @@
 """pass@k without bias (Chen et al. 2021, arXiv:2107.03374)."""
 
 import math
-from collections.abc import Sequence
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
@@ -13,9 +12,3 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} needs at least {k} samples, there are {samples}")
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
-
-
-def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float:
-    """The mean over problems, each as (samples, correct); NaN where no problem has k samples."""
-    chances = [pass_at_k(n, c, k) for n, c in counts if n >= k]
-    return sum(chances) / len(chances) if chances else math.nan

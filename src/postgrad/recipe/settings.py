@@ -44,6 +44,7 @@ class EvalSet(DataSettings):
     """
 
     subset: str | None = None
+    by: str | None = None  # a column of the rows, "dataset" say: rates for each of its values too
 
     @property
     def data(self) -> DataSettings:

@@ -1,0 +1,116 @@
+"""Two models on the same problems: paired differences, and the rows where they differ."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from postgrad.jobs.results import Problem, Result
+from postgrad.ops.intervals import Interval
+from postgrad.ops.paired import difference_interval, mcnemar, sign_flip
+
+Test = Literal["mcnemar", "sign_flip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A rate of the model less that of the other, over the `rows` problems that have both.
+
+    p_value: the chance of a difference as large, either way, between models that answer alike.
+    """
+
+    rows: int
+    value: float
+    interval: Interval
+    p_value: float
+    test: Test
+
+    def to_json(self) -> dict[str, Any]:
+        """For `postgrad eval --json`."""
+        return {
+            "rows": self.rows,
+            "difference": self.value,
+            "low": self.interval.low,
+            "high": self.interval.high,
+            "p_value": self.p_value,
+            "test": self.test,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Of one set. differences: by rate. unpaired: rows that only one model was asked: a prompt can
+    be too long for one tokenizer and not for the other.
+    """
+
+    name: str | None
+    pairs: Sequence[tuple[Problem, Problem]]
+    unpaired: int
+    differences: Mapping[str, Difference]
+
+    @property
+    def judged_by(self) -> str:
+        """The rate by which rows differ: of the greedy answers where there are any."""
+        return "greedy_accuracy" if "greedy_accuracy" in self.differences else "accuracy"
+
+    def differing(self) -> list[tuple[Problem, Problem]]:
+        """The pairs that were not answered equally well, the furthest apart first."""
+        gaps = [_gap(pair, self.judged_by) for pair in self.pairs]
+        order = sorted(range(len(gaps)), key=lambda place: -abs(gaps[place]))
+        return [self.pairs[place] for place in order if gaps[place]]
+
+    def to_json(self) -> dict[str, Any]:
+        """For `postgrad eval --json`."""
+        metric = self.judged_by
+        return {
+            "set": self.name,
+            "rows": len(self.pairs),
+            "unpaired": self.unpaired,
+            "metrics": {rate: one.to_json() for rate, one in self.differences.items()},
+            "differing": [
+                {
+                    "dataset": ours.dataset,
+                    "row": ours.row,
+                    "metric": metric,
+                    "model": ours.value(metric),
+                    "against": theirs.value(metric),
+                }
+                for ours, theirs in self.differing()
+            ],
+        }
+
+
+def compare(model: Result, against: Result, seed: int) -> Comparison:
+    """The rates of a set, paired row by row. seed: of the drawn signs of permutation tests."""
+    others = {(one.dataset, one.row): one for one in against.problems}
+    pairs = [
+        (one, others[one.dataset, one.row])
+        for one in model.problems
+        if (one.dataset, one.row) in others
+    ]
+    unpaired = len(model.problems) + len(others) - 2 * len(pairs)
+    rates = [rate for rate in model.intervals if "/" not in rate]
+    differences = {rate: _difference(pairs, rate, seed) for rate in rates}
+    return Comparison(model.name, pairs, unpaired, differences)
+
+
+def _difference(pairs: Sequence[tuple[Problem, Problem]], metric: str, seed: int) -> Difference:
+    """McNemar's exact test where every problem is right or wrong, as with greedy answers; else all
+    signs of the differences are as likely where the models answer alike: a permutation test.
+    """
+    both = [(ours.value(metric), theirs.value(metric)) for ours, theirs in pairs]
+    values = [(a, b) for a, b in both if a is not None and b is not None]
+    gaps = [a - b for a, b in values]
+    test: Test = "sign_flip"
+    if all(gap in (-1.0, 0.0, 1.0) for gap in gaps):
+        test = "mcnemar"
+        p_value = mcnemar(gaps.count(1.0), gaps.count(-1.0))
+    else:
+        p_value = sign_flip(gaps, seed)
+    mean = math.fsum(gaps) / len(gaps) if gaps else math.nan
+    return Difference(len(gaps), mean, difference_interval(gaps), p_value, test)
+
+
+def _gap(pair: tuple[Problem, Problem], metric: str) -> float:
+    ours, theirs = pair[0].value(metric), pair[1].value(metric)
+    return ours - theirs if ours is not None and theirs is not None else 0.0

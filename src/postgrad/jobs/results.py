@@ -1,0 +1,119 @@
+"""What an evaluation found: the answers to each problem counted, rates with intervals over them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from postgrad.ops.intervals import Interval, mean_interval
+from postgrad.ops.pass_at import pass_at_k
+
+Count = tuple[int, int]  # samples that were scored, samples that are right
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One prompt of a set. dataset: what it is counted under in results by dataset. greedy: None
+    where it was not asked. text: the greedy answer, else the first sample.
+    """
+
+    dataset: str
+    row: int
+    question: str
+    samples: Count
+    greedy: Count | None
+    text: str
+
+    def value(self, metric: str) -> float | None:
+        """The problem's own accuracy, pass@K or greedy_accuracy; None where too few of its samples
+        were scored.
+        """
+        n, right = self.samples if metric != "greedy_accuracy" else self.greedy or (0, 0)
+        k = int(metric.removeprefix("pass@")) if metric.startswith("pass@") else 1
+        return pass_at_k(n, right, k) if n >= k else None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one set gave. failed: samples that a verifier gave no score; they are in no mean.
+
+    metrics: accuracy (pass@1 at the evaluation's temperature), pass@k, greedy_accuracy where it was
+    asked for, reward, response_length in tokens, truncated_fraction; reward/NAME, the mean score of
+    each component; RATE/DATASET and rows/DATASET where the set has several. intervals: of the
+    rates.
+    """
+
+    name: str | None
+    rows: int
+    failed: int
+    metrics: Mapping[str, float]
+    seconds: float
+    intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
+    problems: Sequence[Problem] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of eval.jsonl, without its step."""
+        line: dict[str, Any] = {"set": self.name, "rows": self.rows, "failed": self.failed}
+        for metric, value in self.metrics.items():
+            line[metric] = value
+            if metric in self.intervals:
+                line |= ends(metric, self.intervals[metric])
+        return {**line, "evaluate_seconds": self.seconds}
+
+    def by_metric(self) -> dict[str, float]:
+        """eval/NAME/METRIC -> value; eval/METRIC for a set without a name."""
+        prefix = "eval/" if self.name is None else f"eval/{self.name}/"
+        return {prefix + metric: value for metric, value in self.metrics.items()}
+
+    def told(self) -> list[str]:
+        """For a line for people: what holds for the whole set, rates with how sure they are."""
+        prefix = "" if self.name is None else f"{self.name}/"
+        return [
+            f"{prefix}{metric} {value:.3f}{plus_minus(value, self.intervals.get(metric))}"
+            for metric, value in self.metrics.items()
+            if "/" not in metric
+        ]
+
+
+def rates(problems: Sequence[Problem], pass_at: Sequence[int]) -> dict[str, tuple[float, Interval]]:
+    """The mean over problems of accuracy, pass@k and, where it was asked, greedy_accuracy, each
+    with its 95% interval.
+    """
+    metrics = ["accuracy", *(f"pass@{k}" for k in pass_at if k > 1)]
+    if any(one.greedy is not None for one in problems):
+        metrics.append("greedy_accuracy")
+    found: dict[str, tuple[float, Interval]] = {}
+    for metric in metrics:
+        values = [v for one in problems if (v := one.value(metric)) is not None]
+        mean = sum(values) / len(values) if values else math.nan
+        found[metric] = mean, mean_interval(values)
+    return found
+
+
+def by_dataset(
+    problems: Sequence[Problem], pass_at: Sequence[int]
+) -> dict[str, tuple[float, Interval | None]]:
+    """RATE/DATASET, and rows/DATASET without an interval; nothing where there is one dataset."""
+    names = sorted({one.dataset for one in problems})
+    found: dict[str, tuple[float, Interval | None]] = {}
+    for name in names if len(names) > 1 else ():
+        own = [one for one in problems if one.dataset == name]
+        found[f"rows/{name}"] = len(own), None
+        found |= {f"{metric}/{name}": rate for metric, rate in rates(own, pass_at).items()}
+    return found
+
+
+def ends(metric: str, interval: Interval) -> dict[str, float]:
+    """accuracy_low and accuracy_high of accuracy; accuracy_low/DATASET of accuracy/DATASET."""
+    head, slash, name = metric.partition("/")
+    return {
+        f"{head}_low{slash}{name}": interval.low,
+        f"{head}_high{slash}{name}": interval.high,
+    }
+
+
+def plus_minus(value: float, interval: Interval | None) -> str:
+    """What people write behind a value: how far the farther end of its interval is."""
+    if interval is None or math.isnan(interval.low):
+        return ""
+    return f" ± {max(interval.high - value, value - interval.low):.3f}"
