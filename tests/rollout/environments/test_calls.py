@@ -22,7 +22,8 @@ def test_the_chat_template_says_which_format_a_model_writes():
     assert format_of(HERMES) == "hermes"
     assert format_of(LLAMA) == "llama"
     assert format_of(TEMPLATE) is None
-    assert format_of(HERMES + "<function=name>") is None  # another format with the same marks
+    xml = "<tool_call>name<arg_key>key</arg_key></tool_call>{{ tool_call.arguments }}"  # as GLM
+    assert format_of(xml) is None
 
 
 @given(st.text(min_size=1), st.dictionaries(st.text(), JSON_VALUES, max_size=3))

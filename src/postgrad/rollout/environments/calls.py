@@ -30,9 +30,10 @@ class Malformed:
 
 def format_of(template: str) -> ToolFormat | None:
     """The format that a chat template teaches; None where it is none that is known here."""
-    if "<tool_call>" in template and "arguments" in template and "<function=" not in template:
+    json_key = r'\\?"{}\\?":'  # GLM and Qwen 3.5 have the same mark around another format
+    if "<tool_call>" in template and re.search(json_key.format("arguments"), template):
         return "hermes"
-    if "parameters" in template and ("ipython" in template or "<|python_tag|>" in template):
+    if "ipython" in template and re.search(json_key.format("parameters"), template):
         return "llama"
     return None
 
