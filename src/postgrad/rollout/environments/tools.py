@@ -15,10 +15,14 @@ from pydantic import Field, field_validator
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.names import resolve
 from postgrad.core.records import Prompt
+from postgrad.rollout.environments import python_tool
 from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply
 from postgrad.rollout.environments.calls import Call, Malformed, ToolFormat, calls_in, format_of
 
-TOOLS = {"calculator": "postgrad.rollout.environments.calculator:calculator"}
+TOOLS = {
+    "calculator": "postgrad.rollout.environments.calculator:calculator",
+    "python": "postgrad.rollout.environments.python_tool:python",
+}
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
@@ -123,6 +127,8 @@ class Tools(ChatEnvironment):
         return {"tools": [dict(load_tool(name).schema) for name in self.tools]}
 
     def for_template(self, template: str) -> Self:
+        if "python" in self.tools:
+            python_tool.ready()  # now, and not at the first call
         if self.tool_format != "auto":
             return self
         found = format_of(template)
