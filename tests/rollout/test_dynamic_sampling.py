@@ -185,20 +185,18 @@ def test_every_ticket_below_the_frontier_is_settled_exactly_once_over_any_histor
     rollout: dict[str, Any] = {"dynamic_sampling": dynamic, "max_rounds": max_rounds}
     if curriculum:
         rollout["curriculum"] = {"retire_at": 1.0, "revisit_epochs": 2, "postpone_at": 0.0}
-    source, engine = live(reward, rows=rows, prompts=prompts, **rollout)
+    source, _ = live(reward, rows=rows, prompts=prompts, **rollout)
     cursor, state = Cursor(), {}
     trained: list[int] = []
     filtered: list[int] = []
     passed = 0
     for step, killed in enumerate(kills, 1):
-        if killed:  # sampled, and lost before it was saved
-            lost = source.next(step, cursor, state)
-            engine.sampled.clear()
         try:
             sampled = source.next(step, cursor, state)
         except RunError:
             break
-        if killed:
+        if killed:  # sampled, and lost before it was saved
+            lost, sampled = sampled, source.next(step, cursor, state)
             assert [g.prompt.ticket for g in lost.all] == [g.prompt.ticket for g in sampled.all]
             assert (lost.cursor, lost.state) == (sampled.cursor, sampled.state)
         trained += [group.prompt.ticket for group in sampled.groups]
