@@ -18,7 +18,7 @@ test: .venv/ready  ## the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
 
 test-slow: .venv/ready  ## whole runs on real questions, and 20 kills of every kind
-	$(BIN)/python -m pip install --quiet -c constraints.txt --group peers
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group peers --group harness
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m slow
 
 test-faults: .venv/ready  ## 200 kills of every job and 120 other faults; about an hour
