@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from helpers.jobs import write_recipe
 
+from helpers.jobs import write_recipe
 from postgrad.jobs.verify_resume import verify_resume
 from postgrad.observe.console import Console
 
