@@ -175,6 +175,11 @@ class CheckpointStore:
             for step, path in paths.items()
         ]
 
+    @property
+    def best_metric(self) -> str | None:
+        """What the best checkpoint is the best in."""
+        return self._settings.best_metric
+
     def steps(self) -> list[int]:
         """The steps whose checkpoints were committed, damaged ones too."""
         return list(files.steps_in(self.root))

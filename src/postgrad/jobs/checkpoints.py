@@ -16,7 +16,13 @@ def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
     infos = store.infos()
     metrics = {one.step: _metrics(store, one) for one in infos}
     rows = [
-        (str(one.step), _size(one), _shown(metrics[one.step]), _marks(one), ", ".join(one.files))
+        (
+            str(one.step),
+            _size(one),
+            _shown(metrics[one.step], store.best_metric),
+            _marks(one),
+            ", ".join(one.files),
+        )
         for one in infos
     ]
     console.table(f"checkpoints in {store.root}", ("step", "size", "metric", "", "files"), rows)
@@ -53,9 +59,9 @@ def _metrics(store: CheckpointStore, one: CheckpointInfo) -> dict[str, float]:
     return dict(store.load(one.step).state.evaluations) if one.complete else {}
 
 
-def _shown(metrics: dict[str, float]) -> str:
-    accuracies = [name for name in metrics if name.endswith("/accuracy")]
-    return ", ".join(f"{name} {metrics[name]:.3f}" for name in accuracies)
+def _shown(metrics: dict[str, float], best: str | None) -> str:
+    names = [name for name in metrics if name.endswith("/accuracy") or name == best]
+    return ", ".join(f"{name} {metrics[name]:.3f}" for name in names)
 
 
 def _size(one: CheckpointInfo) -> str:
@@ -65,4 +71,4 @@ def _size(one: CheckpointInfo) -> str:
 def _marks(one: CheckpointInfo) -> str:
     if one.problem is not None:
         return one.problem
-    return ", ".join(name for name in ("latest", "best") if getattr(one, name))
+    return ", ".join(name for name in ("complete", "latest", "best") if getattr(one, name))
