@@ -1,5 +1,6 @@
 """A row as a conversation in the chat format, and as a question with its reference answer."""
 
+import json
 from typing import Any
 
 from postgrad.core.errors import UsageError
@@ -48,11 +49,15 @@ def asked_in(row: Row, messages: list[Message], settings: DataSettings) -> list[
 
 
 def answer_of(row: Row, settings: DataSettings) -> str | None:
-    """The reference answer as text; None where the recipe says that there is none."""
+    """The reference answer as text, lists and tables as JSON; None where the recipe says that there
+    is none.
+    """
     if settings.answer == "" or (settings.messages and settings.answer not in row.values):
         return None
     value = column(row, settings.answer, "data.answer")
-    return None if value is None else value if isinstance(value, str) else str(value)
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
 
 
 def column(row: Row, name: str, key: str) -> Any:
