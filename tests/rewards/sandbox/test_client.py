@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from postgrad.core.errors import UsageError
@@ -110,6 +111,9 @@ def test_a_sandbox_that_was_killed_is_started_again(sandbox):
         assert own.run([Program(program)], Limits()).output == b"1\n"
         before = set(cpu.descendants(os.getpid()))
         os.kill(own._process.pid, signal.SIGKILL)
+        own._process.wait()
+        while any(psutil.pid_exists(pid) for pid in before):  # the kernel kills the rest
+            time.sleep(0.01)
         with pytest.raises(SandboxError, match=r"the sandbox \(\w+\)"):
             own.run([Program(program)], Limits())
         assert own.run([Program(program)], Limits()).output == b"1\n"
