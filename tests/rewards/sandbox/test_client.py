@@ -105,14 +105,22 @@ def test_cpu_time_of_programs_that_have_ended_is_counted_once(run):
     assert cpu.of(os.getpid()) >= used
 
 
+def lives(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_a_sandbox_that_was_killed_is_started_again(sandbox):
     program = {"mode": "script", "sources": ["print(1)"]}
     with Sandbox(sandbox.layer) as own:
         assert own.run([Program(program)], Limits()).output == b"1\n"
         before = set(cpu.descendants(os.getpid()))
+        inside = set(cpu.descendants(own._process.pid))
         os.kill(own._process.pid, signal.SIGKILL)
         own._process.wait()
-        while any(psutil.pid_exists(pid) for pid in before):  # the kernel kills the rest
+        while any(map(lives, inside)):  # the kernel kills them
             time.sleep(0.01)
         with pytest.raises(SandboxError, match=r"the sandbox \(\w+\)"):
             own.run([Program(program)], Limits())
