@@ -176,8 +176,9 @@ def test_another_cut_into_micro_batches_goes_on_with_the_same_numbers_to_roundin
     cut = make_recipe(job, "cut", **changes, steps=1)
     train(cut, console)
     words = ["--steps", "3", f"--batch.{key}", value]
-    with pytest.raises(UsageError, match=rf"--allow-change batch\.{key}"):
+    with pytest.raises(UsageError, match=rf"--allow-change batch\.{key}") as refused:
         resume(Path(cut.run_dir), words, [], console)
+    assert "--overwrite" not in str(refused.value)  # resume has none
     resume(Path(cut.run_dir), words, ["batch"], console)
     one, two = tensors(whole.run_dir, 3), tensors(cut.run_dir, 3)
     assert one.keys() == two.keys()

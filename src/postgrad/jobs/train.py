@@ -74,7 +74,7 @@ def resume(
     directory = RunDirectory.open(run_dir)
     before = recipe_from_json(directory.recipe())
     recipe = with_overrides(before, overrides)
-    compare(before, recipe, allow_change, run_dir)
+    compare(before, recipe, allow_change, run_dir, ways_out="")
     directory.write_recipe(recipe.dump())
     return _execute(recipe, directory, console, allow_change)
 

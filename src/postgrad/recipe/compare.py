@@ -36,10 +36,17 @@ def differences(before: Any, after: Any, place: tuple[str, ...] = ()) -> Iterato
         yield ".".join(place)
 
 
-def compare(before: Recipe, after: Recipe, allowed: Sequence[str], run_dir: Path) -> list[str]:
+def compare(
+    before: Recipe,
+    after: Recipe,
+    allowed: Sequence[str],
+    run_dir: Path,
+    ways_out: str = "choose another --run_dir, replace it with --overwrite true, or ",
+) -> list[str]:
     """The keys that changed; UsageError for each that may not, unless it is in `allowed`.
 
-    allowed: what the person said with --allow-change; a key allows everything below it.
+    allowed: what the person said with --allow-change; a key allows everything below it. ways_out:
+    what else the command lets a person do.
     """
     old, new = before.dump(), after.dump()
     changed = list(differences(old, new))
@@ -51,8 +58,8 @@ def compare(before: Recipe, after: Recipe, allowed: Sequence[str], run_dir: Path
         raise UsageError(
             f"{run_dir} already holds another run; its recipe differs:\n"
             + "\n".join(lines)
-            + "\nchoose another --run_dir, replace it with --overwrite true, or continue it all "
-            + f"the same with {' '.join(f'--allow-change {key}' for key in refused)}"
+            + f"\n{ways_out}continue it all the same with "
+            + " ".join(f"--allow-change {key}" for key in refused)
         )
     return changed
 
