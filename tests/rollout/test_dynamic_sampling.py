@@ -200,7 +200,7 @@ def test_every_ticket_below_the_frontier_is_settled_exactly_once_over_any_histor
             assert [g.prompt.ticket for g in lost.all] == [g.prompt.ticket for g in sampled.all]
             assert (lost.cursor, lost.state) == (sampled.cursor, sampled.state)
         trained += [group.prompt.ticket for group in sampled.groups]
-        filtered += [group.prompt.ticket for group in sampled.filtered]
+        filtered += list(sampled.reasons)
         assert len(sampled.groups) <= prompts
         passed += int(sampled.metrics.get("curriculum/passed_over", 0))
         cursor = Cursor.from_json(json.loads(json.dumps(sampled.cursor.to_json())))

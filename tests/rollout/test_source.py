@@ -88,7 +88,7 @@ def test_a_step_takes_the_first_open_tickets_and_settles_them(engine, tokenizer)
     sampled = source.next(0, Cursor(2, frozenset({3, 5})), {})
     assert [g.prompt.ticket for g in sampled.groups] == [2, 4, 6, 7]
     assert sampled.cursor == Cursor(8)
-    assert (sampled.filtered, sampled.metrics, sampled.state) == ([], {}, {})
+    assert (sampled.reasons, sampled.metrics, sampled.state) == ({}, {}, {})
     assert [[r.sample for r in g.rollouts] for g in sampled.groups] == [[0, 1, 2]] * 4
 
 

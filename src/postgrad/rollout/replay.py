@@ -76,10 +76,4 @@ class ReplaySource:
             for ticket, lines in by_ticket.items()
             if "filtered" in lines[0]
         }
-        return Sampled(
-            [group for group in groups if group.prompt.ticket not in reasons],
-            cursor.settle(sorted(by_ticket)),
-            [group for group in groups if group.prompt.ticket in reasons],
-            reasons,
-            state,
-        )
+        return Sampled(groups, cursor.settle(sorted(by_ticket)), reasons, state)

@@ -20,21 +20,20 @@ State = Mapping[str, Any]  # JSON values that a source keeps between steps
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a step gets. groups: to train on, in ticket order. filtered: sampled, scored and settled
-    without training; reasons: why, by ticket. cursor and state: once the step has ended.
+    """What a step gets. all: every group, in ticket order; reasons: by ticket, why one is filtered,
+    settled without training. cursor and state: once the step has ended.
     """
 
-    groups: list[ScoredGroup]
+    all: list[ScoredGroup]
     cursor: Cursor
-    filtered: list[ScoredGroup] = field(default_factory=list[ScoredGroup])
     reasons: Mapping[int, Reason] = field(default_factory=dict[int, Reason])
     state: State = field(default_factory=dict[str, Any])
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
-    def all(self) -> list[ScoredGroup]:
-        """Every group of the step, in ticket order."""
-        return sorted([*self.groups, *self.filtered], key=lambda group: group.prompt.ticket)
+    def groups(self) -> list[ScoredGroup]:
+        """Those to train on."""
+        return [group for group in self.all if group.prompt.ticket not in self.reasons]
 
 
 class Source(Protocol):
@@ -99,36 +98,32 @@ class LiveSource:
         dynamic = self._settings.dynamic_sampling
         passed: list[int] = []
         tickets = self._tickets(cursor, state, passed)
-        kept: list[ScoredGroup] = []
-        filtered: list[ScoredGroup] = []
+        groups: list[ScoredGroup] = []
         reasons: dict[int, Reason] = {}
         rounds, most = 0, self._settings.max_rounds if dynamic else 1
-        while len(kept) < self._prompts_per_step and rounds < most:
-            prompts = list(islice(tickets, self._prompts_per_step - len(kept)))
-            if not prompts:
-                break
+        missing = self._prompts_per_step
+        while missing and rounds < most and (prompts := list(islice(tickets, missing))):
             rounds += 1
-            for group in self._sample(prompts):
-                reason = reason_to_filter(group, self._settings) if dynamic else None
-                if reason is None:
-                    kept.append(group)
-                else:
-                    filtered.append(group)
+            sampled = self._sample(prompts)
+            groups += sampled
+            for group in sampled if dynamic else ():
+                reason = reason_to_filter(group, self._settings)
+                if reason is not None:
                     reasons[group.prompt.ticket] = reason
+            missing = self._prompts_per_step - len(groups) + len(reasons)
         if not rounds:
             raise RunError(
                 "rollout.curriculum has passed over every prompt of two epochs, there is none left "
                 "to learn from: end the run here, or change retire_at or revisit_epochs"
             )
-        groups = [*kept, *filtered]
         epochs = {group.prompt.ticket: self._epoch(group.prompt.ticket) for group in groups}
         following = self._curriculum.after(groups, epochs, state)
-        metrics = self._metrics(rounds, len(kept), reasons) if dynamic else {}
+        metrics = self._metrics(rounds, len(groups), missing, reasons) if dynamic else {}
         if self._curriculum.active:
             metrics |= {"curriculum/passed_over": float(len(passed))}
             metrics |= self._curriculum.metrics(following)
         settled = cursor.settle([*(group.prompt.ticket for group in groups), *passed])
-        return Sampled(kept, settled, filtered, reasons, following, metrics)
+        return Sampled(groups, settled, reasons, following, metrics)
 
     def _tickets(self, cursor: Cursor, state: State, passed: list[int]) -> Iterator[Prompt]:
         """The prompts of open tickets, but for those passed over, which are added to `passed`. Ends
@@ -154,12 +149,15 @@ class LiveSource:
             self._engine, self._scorer, prompts, self._drawing, self._tokenizer, self._on_done
         )
 
-    def _metrics(self, rounds: int, kept: int, reasons: Mapping[int, Reason]) -> dict[str, float]:
+    @staticmethod
+    def _metrics(
+        rounds: int, groups: int, missing: int, reasons: Mapping[int, Reason]
+    ) -> dict[str, float]:
         found = {
             "sampling/rounds": rounds,
-            "sampling/groups": kept + len(reasons),
+            "sampling/groups": groups,
             "sampling/filtered_groups": len(reasons),
-            "sampling/missing_groups": self._prompts_per_step - kept,
+            "sampling/missing_groups": missing,
         }
         for reason in ("equal", "below", "above", "failed"):
             found[f"sampling/filtered_{reason}"] = list(reasons.values()).count(reason)
