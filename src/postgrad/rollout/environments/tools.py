@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator
 
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import PostgradError, RunError, UsageError
 from postgrad.core.names import resolve
 from postgrad.core.records import Prompt
 from postgrad.rollout.environments import python_tool
@@ -173,6 +173,8 @@ class _Course:
             result = self._tools[call.name].function(**call.arguments)
         except (ValueError, ArithmeticError, LookupError) as error:
             return f"Error: {error}"[: self._rules.longest_result], True
+        except PostgradError:  # has its own message: the sandbox of `python`
+            raise
         except Exception as error:
             raise RunError(
                 f"the tool {call.name!r} failed on {json.dumps(call.arguments)[:500]}: {error!r}; "
