@@ -8,7 +8,6 @@ parent's sync; only then `latest` and `best` move, and only after that old ones 
 instant the newest whole checkpoint is found (docs/checkpoint-format.md).
 """
 
-import errno
 import json
 import shutil
 from collections.abc import Mapping
@@ -27,7 +26,7 @@ from postgrad.checkpoint.retention import surplus
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError
-from postgrad.core.files import write_text
+from postgrad.core.files import is_full, write_text
 
 LATEST, BEST = "latest", "best"
 SPARE_BYTES = 2**20  # for state, manifest and the folder itself
@@ -233,7 +232,7 @@ def size_of(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
 
 
 def _reason(error: OSError) -> str:
-    return "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
+    return "the disk is full" if is_full(error) else str(error)
 
 
 def _info(

@@ -1,5 +1,6 @@
 """Files that are whole or not there at all."""
 
+import errno
 import json
 import math
 import os
@@ -69,6 +70,11 @@ def whole_directory(path: Path, *, replace: bool) -> Generator[Path]:
 def write_json(path: Path, value: Any) -> None:
     """`write_text` of indented JSON; NaN is not JSON and a ValueError."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def is_full(error: OSError) -> bool:
+    """True where a disk, or somebody's share of it, has no room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def sync_file(path: Path) -> None:

@@ -5,9 +5,8 @@ import os
 from pathlib import Path
 
 from postgrad.core.errors import DiskFull, RunError
-from postgrad.core.files import sync_directory
+from postgrad.core.files import is_full, sync_directory
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
 MOST_WAITING = 2**28  # bytes in memory for a disk that stays full
 
 
@@ -47,7 +46,7 @@ class LogFile:
                 written = os.pwrite(self._handle, rest, place)
                 self._at = (place + written, rest[written:])
         except OSError as error:
-            if error.errno not in FULL or self.waiting > MOST_WAITING:
+            if not is_full(error) or self.waiting > MOST_WAITING:
                 raise unwritable(self.path, error) from error
 
     def sync(self) -> int:
@@ -73,6 +72,6 @@ class LogFile:
 
 def unwritable(path: Path, error: OSError) -> RunError:
     """What a person is told."""
-    if error.errno in FULL:
+    if is_full(error):
         return DiskFull(f"{path} cannot be written: the disk is full; make room and resume the run")
     return RunError(f"{path} cannot be written: {error}; resume the run when the disk is well")

@@ -11,7 +11,7 @@ from typing import Any
 
 from postgrad import __version__
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.files import finite, left_behind, remove, write_json
+from postgrad.core.files import finite, is_full, left_behind, remove, write_json
 
 RECIPE, SUMMARY = "recipe.json", "summary.json"
 INIT, MODEL, CHECKPOINTS = "init", "model", "checkpoints"
@@ -146,6 +146,6 @@ def versions() -> dict[str, str]:
 
 
 def _unwritable(path: Path, error: OSError) -> RunError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         return RunError(f"run_dir {path}: the disk is full; make room, or choose another --run_dir")
     return RunError(f"run_dir {path} cannot be written: {error}; choose another --run_dir")
