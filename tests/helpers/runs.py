@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from postgrad.checkpoint.state import RunState
+from postgrad.jobs.train import train
+from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Recipe
 
 ENDINGS = ("_seconds", "_bytes", "_per_second")
@@ -59,3 +61,13 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, kind: type, steps: int) -> None:
         return result
 
     monkeypatch.setattr(kind, "step", step)
+
+
+def train_until_killed(
+    monkeypatch: pytest.MonkeyPatch, kind: type, steps: int, recipe: Recipe, console: Console
+) -> None:
+    """Trains until `kill_after` strikes."""
+    with monkeypatch.context() as patch:
+        kill_after(patch, kind, steps)
+        with pytest.raises(Killed):
+            train(recipe, console)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.runs import Killed, assert_same_run, kill_after, lines, tensors
+from helpers.runs import assert_same_run, lines, tensors, train_until_killed
 from postgrad.core.errors import RunError, UsageError
 from postgrad.jobs.rl import RLJob
 from postgrad.jobs.sft import SFTJob
@@ -33,10 +33,7 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(
     never = make_recipe(job, "never", **changes)
     killed = make_recipe(job, "killed", **changes)
     train(never, console)
-    with monkeypatch.context() as patch:
-        kill_after(patch, kind, 2)
-        with pytest.raises(Killed):
-            train(killed, console)
+    train_until_killed(monkeypatch, kind, 2, killed, console)
     assert len(lines(Path(killed.run_dir) / "metrics.jsonl")) == 2
     resume(Path(killed.run_dir), [], [], console)
     assert_same_run(never, killed, 3)
@@ -132,10 +129,7 @@ def test_an_adaptive_kl_in_the_reward_survives_a_kill(
     changes = {"algorithm": {**knobs, "kl_estimator": "k1", "kl_horizon": 16}}
     whole, killed = make_recipe("rl", "whole", **changes), make_recipe("rl", "killed", **changes)
     train(whole, console)
-    with monkeypatch.context() as patch:
-        kill_after(patch, RLJob, 2)
-        with pytest.raises(Killed):
-            train(killed, console)
+    train_until_killed(monkeypatch, RLJob, 2, killed, console)
     resume(Path(killed.run_dir), [], [], console)
     assert_same_run(whole, killed, 3)
     used = [line["kl/coefficient"] for line in lines(Path(whole.run_dir) / "metrics.jsonl")]
@@ -151,10 +145,7 @@ def test_a_resume_after_a_resume_gives_the_same_bits(
     never, killed = make_recipe(job, "never", **changes), make_recipe(job, "killed", **changes)
     train(never, console)
     for step in (1, 1, 3):  # twice in the same step too
-        with monkeypatch.context() as patch:
-            kill_after(patch, kind, step)
-            with pytest.raises(Killed):
-                train(killed, console)
+        train_until_killed(monkeypatch, kind, step, killed, console)
     resume(Path(killed.run_dir), [], [], console)
     assert_same_run(never, killed, 5)
     for name in ("metrics.jsonl", "eval.jsonl"):
@@ -206,10 +197,7 @@ def test_filters_curriculum_and_a_reference_that_follows_survive_a_kill(
     }
     whole, killed = make_recipe("rl", "whole", **changes), make_recipe("rl", "killed", **changes)
     train(whole, console)
-    with monkeypatch.context() as patch:
-        kill_after(patch, RLJob, 3)
-        with pytest.raises(Killed):
-            train(killed, console)
+    train_until_killed(monkeypatch, RLJob, 3, killed, console)
     resume(Path(killed.run_dir), [], [], console)
     assert_same_run(whole, killed, 5)
     assert any(name.startswith("reference.weights/") for name in tensors(whole.run_dir, 5))

@@ -70,6 +70,7 @@ def _finish(
     last = state.step == run.steps or _early(run, state)
     if last or improved or saver.due(state):
         saver.save(state, best=improved, must=last)
+        run.clock.take_step()  # saves carry their own times, in events
     return state
 
 

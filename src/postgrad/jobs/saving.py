@@ -131,7 +131,6 @@ class Saver:
                 self.wait(must)
             else:
                 self._writing.pause = time.perf_counter() - began
-        run.clock.take_step()  # a save has its times in an event of its own
 
     def wait(self, must: bool = False) -> None:
         """Until the save under way, if any, has ended. must: a failure is raised."""
