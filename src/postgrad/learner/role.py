@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from postgrad.algorithms.base import Algorithm, LossInputs
+from postgrad.algorithms.base import LossInputs, PolicyAlgorithm
 from postgrad.core.handles import Handle, done
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
@@ -65,7 +65,7 @@ class Learner(Role):
             MovingAverage(self.weights(), settings.ema_decay) if settings.ema_decay else None
         )
 
-    def update(self, update: Update, algorithm: Algorithm) -> Handle[UpdateResult]:
+    def update(self, update: Update, algorithm: PolicyAlgorithm) -> Handle[UpdateResult]:
         """One optimizer step on `update`: its loss is the sum over micro-batches, each already
         divided by the denominators of the whole update.
         """
@@ -145,7 +145,7 @@ class Learner(Role):
 class _FlatColumns:
     """An update's columns and weights on the device, indexed by flat token number."""
 
-    def __init__(self, update: Update, algorithm: Algorithm, device: torch.device) -> None:
+    def __init__(self, update: Update, algorithm: PolicyAlgorithm, device: torch.device) -> None:
         experience = update.experience
         self.columns = {
             name: torch.from_numpy(column.values.astype(np.float32)).to(device)
