@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from postgrad.algorithms.base import Algorithm
+from postgrad.core.ragged import Ragged
 from postgrad.layout.layout import Layout
 from postgrad.learner.update import Update
 
@@ -23,16 +23,17 @@ class Entries(TypedDict):
 
 
 class FlatColumns:
-    """An update's columns and weights on the device, indexed by flat token number."""
+    """An update's columns and weights on the device, indexed by flat token number. weights: of every
+    token in the loss of the update.
+    """
 
-    def __init__(self, update: Update, algorithm: Algorithm, device: torch.device) -> None:
+    def __init__(self, update: Update, weights: Ragged, device: torch.device) -> None:
         experience = update.experience
         self._device = device
         self._columns = {
             name: torch.from_numpy(column.values.astype(np.float32)).to(device)
             for name, column in experience.columns.items()
         }
-        weights = algorithm.entry_weights(experience.sequences, update.rows)
         self._weight = torch.from_numpy(weights.values).to(device)
         lengths = experience.sequences.loss_mask.sums()
         # Means over the computed tokens: skipping does not dilute metrics.

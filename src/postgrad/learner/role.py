@@ -76,6 +76,10 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         )
 
     @abstractmethod
+    def _weights(self, update: Update, algorithm: AnyAlgorithm) -> Ragged:
+        """What every token counts for in the update's loss, see Algorithm.entry_weights."""
+
+    @abstractmethod
     def _loss(
         self, layout: Layout, flat: FlatColumns, algorithm: AnyAlgorithm
     ) -> tuple[LossOutput, Tensor]:
@@ -86,7 +90,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         divided by the denominators of the whole update.
         """
         experience = update.experience
-        flat = FlatColumns(update, algorithm, self.backbone.device)
+        flat = FlatColumns(update, self._weights(update, algorithm), self.backbone.device)
         metrics = {f"{self.name}/loss": torch.zeros((), device=self.backbone.device)}
         outputs = np.full(len(experience.sequences.tokens.values), np.nan, np.float32)
         computed = 0
@@ -158,6 +162,9 @@ class PolicyLearner(Policy, Learner[PolicyAlgorithm]):
     ) -> None:
         Policy.__init__(self, backbone, temperature)
         Learner.__init__(self, "policy", backbone, settings, total_updates)
+
+    def _weights(self, update: Update, algorithm: PolicyAlgorithm) -> Ragged:
+        return algorithm.entry_weights(update.experience.sequences, update.rows)
 
     def _loss(
         self, layout: Layout, flat: FlatColumns, algorithm: PolicyAlgorithm

@@ -13,6 +13,7 @@ from postgrad.learner.backbone import Backbone
 from postgrad.learner.columns import FlatColumns
 from postgrad.learner.role import Learner
 from postgrad.learner.settings import LearnerSettings
+from postgrad.learner.update import Update
 
 
 class ScoreRole:
@@ -42,6 +43,9 @@ class ScoreLearner(ScoreRole, Learner[ScoreAlgorithm]):
     ) -> None:
         ScoreRole.__init__(self, backbone, reads)
         Learner.__init__(self, name, backbone, settings, total_updates)
+
+    def _weights(self, update: Update, algorithm: ScoreAlgorithm) -> Ragged:
+        return algorithm.score_weights(update.experience.sequences, update.rows)
 
     def _loss(
         self, layout: Layout, flat: FlatColumns, algorithm: ScoreAlgorithm
