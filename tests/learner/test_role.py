@@ -68,7 +68,7 @@ def test_skipped_samples_are_not_computed(make_learner, experience):
     result = make_learner().update(Update(experience, ALL), GRPO()).result()
     assert result.metrics["policy/skipped_samples"] == 3
     mask = experience.sequences.loss_mask
-    computed = mask.like(~np.isnan(result.logprobs)).sums()
+    computed = mask.like(~np.isnan(result.outputs)).sums()
     assert computed.tolist() == [n if i // 3 != 1 else 0 for i, n in enumerate(mask.sums())]
 
 

@@ -155,7 +155,9 @@ def _source(
     )
 
 
-def _reference(run: Run, recipe: RLRecipe, path: str, policy: PolicyLearner) -> Policy | MovingReference:
+def _reference(
+    run: Run, recipe: RLRecipe, path: str, policy: PolicyLearner
+) -> Policy | MovingReference:
     frozen = recipe.reference.model.path or path
     if run.choices.reference is not None:
         roles.check_frozen(frozen, run.choices.reference)

@@ -23,7 +23,7 @@ class Entries(TypedDict):
 
 
 class FlatColumns:
-    """An update's columns and weights on the device, indexed by flat token number. weights: of every
+    """An update's columns and weights on the device, by flat token number. weights: of every
     token in the loss of the update.
     """
 
