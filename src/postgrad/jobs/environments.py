@@ -6,7 +6,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.data.mixture import Draws
 from postgrad.data.settings import DataSettings, MixSettings
-from postgrad.recipe.recipe import Recipe
+from postgrad.recipe.recipe import Answering
 from postgrad.recipe.scored import environment_weight
 from postgrad.rewards.registry import for_rollout
 from postgrad.rewards.scorer import Scorer
@@ -16,14 +16,14 @@ from postgrad.rollout.environments.registry import build
 AnyData = TypeVar("AnyData", DataSettings, MixSettings)
 
 
-def environment(recipe: Recipe, tokenizer: Any) -> Dialogue | None:
+def environment(recipe: Answering, tokenizer: Any) -> Dialogue | None:
     """What answers the policy; None where every answer is the last. See dialogue for errors."""
     if recipe.environment is None:
         return None
     return dialogue(recipe.environment, tokenizer, recipe.data.chat_template_kwargs)
 
 
-def scorer(recipe: Recipe) -> Scorer:
+def scorer(recipe: Answering) -> Scorer:
     """The recipe's scorer, with the environment's own rewards as one of its components. Raises
     UsageError where its rewards are wrong.
     """
@@ -31,7 +31,7 @@ def scorer(recipe: Recipe) -> Scorer:
     return Scorer(rewards, recipe.scoring, environment_weight(recipe))
 
 
-def through(recipe: Recipe, data: AnyData) -> AnyData:
+def through(recipe: Answering, data: AnyData) -> AnyData:
     """`data` as the environment wants it rendered: with its tools in the prompt."""
     if recipe.environment is None:
         return data
@@ -45,7 +45,7 @@ def through(recipe: Recipe, data: AnyData) -> AnyData:
     return data.model_copy(update=update)
 
 
-def check_rows(recipe: Recipe, prompts: Draws[Prompt]) -> None:
+def check_rows(recipe: Answering, prompts: Draws[Prompt]) -> None:
     """Raises UsageError where the environment cannot start from a row."""
     if recipe.environment is None:
         return

@@ -6,11 +6,11 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.jobs import environments, roles
-from postgrad.jobs.assemble import check_answers
 from postgrad.jobs.choices import choose
 from postgrad.jobs.comparison import Comparison, compare
 from postgrad.jobs.evaluation import Evaluator
 from postgrad.jobs.results import Problem, Result, ends, plus_minus
+from postgrad.jobs.setup.common import check_answers
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.parallel import device as placing

@@ -23,6 +23,7 @@ from postgrad.learner.update import updates
 from postgrad.observe.samples import step_samples
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
+from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import Sampled, Source
 
 SUMMED = ("policy/computed_tokens", "policy/skipped_samples", "policy/bounded_exponents")
@@ -41,6 +42,7 @@ class Parts:
     scorer: Scorer
     evaluator: Evaluator | None
     tokenizer: Any
+    sampling: RolloutSettings
 
 
 class RLJob:
@@ -154,7 +156,7 @@ class RLJob:
 
         With top-p, top-k or min-p the sampler drew from another distribution: nothing to compare.
         """
-        sampling = self._run.recipe.rollout
+        sampling = self._parts.sampling
         if sampling.top_p < 1.0 or sampling.top_k or sampling.min_p:
             return {}
         sampled = batch.sampled_logprobs.take(credit.rows).values

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,12 +14,20 @@ from postgrad.jobs.choices import Choices
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Policy, PolicyLearner
+from postgrad.learner.score import ScoreLearner
 from postgrad.models.fresh import make_fresh
 from postgrad.models.hashes import directory_hash
 from postgrad.models.load import load_model
+from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelSettings
 from postgrad.parallel.device import compute_dtype
-from postgrad.recipe.recipe import Recipe, RLRecipe
+from postgrad.recipe.recipe import (
+    Answering,
+    PreferenceRecipe,
+    Recipe,
+    RewardRecipe,
+    RLRecipe,
+)
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.sizes import probe_sizes
 
@@ -40,14 +47,26 @@ def base_model(recipe: Recipe, init: Path) -> str:
     return str(init)
 
 
-def learner(
-    recipe: Recipe, path: str, choices: Choices, geometry: BatchGeometry, temperature: float
-) -> tuple[PolicyLearner, Any]:
-    """The policy with its optimizer, and its tokenizer."""
-    backbone, tokenizer = _backbone(recipe, recipe.model, path, choices)
+def policy(
+    recipe: Recipe,
+    path: str,
+    choices: Choices,
+    geometry: BatchGeometry,
+    temperature: float = 1.0,
+) -> PolicyLearner:
+    """The policy with its optimizer."""
     assert geometry.total_updates is not None
-    role = PolicyLearner(backbone, recipe.learner, geometry.total_updates, temperature)
-    return role, tokenizer
+    backbone = _backbone(recipe, recipe.model, path, choices)
+    return PolicyLearner(backbone, recipe.learner, geometry.total_updates, temperature)
+
+
+def frozen_policy(
+    recipe: RLRecipe | PreferenceRecipe, path: str, choices: Choices, temperature: float = 1.0
+) -> Policy:
+    """A reference that stays as it is."""
+    backbone = _backbone(recipe, recipe.reference.model, path, choices)
+    backbone.lm.requires_grad_(False)
+    return Policy(backbone, temperature)
 
 
 def reference(
@@ -55,12 +74,11 @@ def reference(
 ) -> Policy | MovingReference:
     """The model that KL is measured from: the policy's own start `path` unless another is named."""
     settings = recipe.reference.model
-    backbone, _ = _backbone(recipe, settings, settings.path or path, choices)
-    backbone.lm.requires_grad_(False)
+    frozen = frozen_policy(recipe, settings.path or path, choices, policy.temperature)
     if not recipe.reference.moves:
-        return Policy(backbone, policy.temperature)
+        return frozen
     return MovingReference(
-        backbone,
+        frozen.backbone,
         policy.temperature,
         refresh_steps=recipe.reference.refresh_steps,
         ema_decay=recipe.reference.ema_decay,
@@ -68,14 +86,32 @@ def reference(
     )
 
 
+def reward_model(
+    recipe: RewardRecipe, path: str, choices: Choices, geometry: BatchGeometry
+) -> ScoreLearner:
+    """The reward model that is trained, with its optimizer."""
+    assert geometry.total_updates is not None
+    backbone = _scoring(recipe, recipe.model, path, choices)
+    return ScoreLearner("reward_model", backbone, "at", recipe.learner, geometry.total_updates)
+
+
+def critic(recipe: RLRecipe, path: str, choices: Choices, geometry: BatchGeometry) -> ScoreLearner:
+    """The critic with its optimizer, from a reward model or, with a fresh head, from a policy."""
+    assert geometry.total_updates is not None
+    settings = recipe.critic
+    backbone = _scoring(recipe, settings.model, settings.model.path or path, choices)
+    return ScoreLearner("critic", backbone, "before", settings.learner, geometry.total_updates)
+
+
 def engine(
-    recipe: Recipe, path: str, choices: Choices, *, sequences: int, max_len: int
+    recipe: Answering, path: str, choices: Choices, *, sequences: int, max_len: int
 ) -> tuple[LocalEngine, Choices]:
     """The built-in engine with its own copy of the model, and the choices with its sizes.
 
     sequences: how many a step or an evaluation samples; max_len: tokens of the longest.
     """
     device = torch.device(choices.device)
+    assert choices.rollout_dtype is not None  # of every job that answers
     dtype = compute_dtype(choices.rollout_dtype, device)
     model = load_model(path, dtype=dtype, device=device)
     sizes = choices.sizes or probe_sizes(
@@ -101,9 +137,8 @@ def check_frozen(path: str, recorded: str) -> None:
         )
 
 
-def _backbone(
-    recipe: Recipe, settings: ModelSettings, path: str, choices: Choices
-) -> tuple[Backbone, Any]:
+def _backbone(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Backbone:
+    """Of a causal model."""
     device = torch.device(choices.device)
     model = load_model(
         path,
@@ -111,5 +146,24 @@ def _backbone(
         device=device,
         gradient_checkpointing=settings.gradient_checkpointing,
     )
-    micro = MicroBatch(choices.micro_train_tokens, recipe.batch.micro_train_batch_size)
-    return Backbone(model.lm, device, micro, settings.attention), model.tokenizer
+    return Backbone(model.lm, device, _micro(recipe, choices), settings.attention)
+
+
+def _scoring(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Backbone:
+    """Of a model with a score head."""
+    device = torch.device(choices.device)
+    model = load_score_model(
+        path,
+        dtype=compute_dtype(choices.dtype, device),
+        device=device,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        seed=recipe.seed,
+    )
+    return Backbone(model.lm, device, _micro(recipe, choices), settings.attention)
+
+
+def _micro(recipe: Recipe, choices: Choices) -> MicroBatch:
+    """A sample of a pair is two sequences."""
+    samples = recipe.batch.micro_train_batch_size
+    pairs = isinstance(recipe, RewardRecipe | PreferenceRecipe) and recipe.algorithm.level == "pair"
+    return MicroBatch(choices.micro_train_tokens, samples and samples * (2 if pairs else 1))
