@@ -53,6 +53,7 @@ def batch_of(groups: Any) -> RolloutBatch:
         sampled_logprobs=mask.like(
             np.where(mask.values, -rng.exponential(1.0, len(mask.values)), 0).astype(np.float32)
         ),
+        turn_rewards=mask.like(np.zeros(len(mask.values))),
         rewards=np.array(rewards),
         ticket=np.array(group),
         sample=np.arange(len(rewards)),

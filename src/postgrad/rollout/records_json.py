@@ -5,8 +5,9 @@ Keys: step, ticket, sample, dataset, row, question, answer, metadata, prompt_tok
 finish_reason, text, rewards {component: number, null where it failed}, total (null where not kept),
 kept, failures [{component, cause, message}], and, where the run has them, details {component: what
 its verifier noted}, last_text (what verifiers read of several turns), counts {name: number},
-columns {name: values}, and advantages and mask, one value a response token. Float32 values are
-written with nine digits, which name them exactly.
+columns {name: values}, turn_weight (of the column turn_rewards in the total), and advantages and
+mask, one value a response token. Float32 values are written with nine digits, which name them
+exactly.
 """
 
 import math
@@ -65,6 +66,8 @@ def sample_to_json(
     if prompt.media:
         line["media"] = list(prompt.media)
     line |= _of_environment(rollout)
+    if group.turn_weight:
+        line["turn_weight"] = group.turn_weight
     if advantages is not None:
         line["advantages"] = _floats(advantages)
     if mask is not None:
@@ -140,6 +143,7 @@ def group_from_lines(lines: Sequence[Mapping[str, Any]]) -> ScoredGroup:
             for f in line["failures"]
         ),
         details=_details(lines),
+        turn_weight=first.get("turn_weight", 0.0),
     )
 
 
