@@ -65,9 +65,7 @@ def sample_to_json(
         line["details"] = details
     if prompt.media:
         line["media"] = list(prompt.media)
-    line |= _of_environment(rollout)
-    if group.turn_weight:
-        line["turn_weight"] = group.turn_weight
+    line |= _of_environment(rollout, group.turn_weight)
     if advantages is not None:
         line["advantages"] = _floats(advantages)
     if mask is not None:
@@ -75,7 +73,7 @@ def sample_to_json(
     return line
 
 
-def _of_environment(rollout: Rollout) -> Json:
+def _of_environment(rollout: Rollout, turn_weight: float) -> Json:
     """What samples of one turn seldom have."""
     found: Json = {}
     if rollout.answer is not None:
@@ -84,6 +82,8 @@ def _of_environment(rollout: Rollout) -> Json:
         found["columns"] = {name: _floats(values) for name, values in rollout.columns.items()}
     if rollout.counts:
         found["counts"] = dict(rollout.counts)
+    if turn_weight:
+        found["turn_weight"] = turn_weight
     return found
 
 
