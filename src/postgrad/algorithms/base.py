@@ -125,6 +125,10 @@ class Algorithm(Settings, ABC):
         Over the same tokens as `sequences`, zero outside `rows` and without loss: ops/weights.py.
         """
 
+    def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """An update's metrics from their sums over all its layouts: what is no sum is made here."""
+        return dict(metrics)
+
 
 class PolicyAlgorithm(Algorithm):
     """An algorithm whose loss reads a policy's logprobs. Its metrics start with "policy/"."""
