@@ -14,7 +14,7 @@ from postgrad.jobs.choices import Choices
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Policy, PolicyLearner
-from postgrad.learner.score import ScoreLearner
+from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.models.fresh import make_fresh
 from postgrad.models.hashes import directory_hash
 from postgrad.models.load import load_model
@@ -95,6 +95,11 @@ def reward_model(
     return ScoreLearner("reward_model", backbone, "at", recipe.learner, geometry.total_updates)
 
 
+def frozen_reward_model(recipe: RewardRecipe, path: str, choices: Choices) -> ScoreRole:
+    """A reward model that only scores."""
+    return ScoreRole(_scoring(recipe, recipe.model, path, choices, fresh_head=False), "at")
+
+
 def critic(recipe: RLRecipe, path: str, choices: Choices, geometry: BatchGeometry) -> ScoreLearner:
     """The critic with its optimizer, from a reward model or, with a fresh head, from a policy."""
     assert geometry.total_updates is not None
@@ -149,7 +154,9 @@ def _backbone(recipe: Recipe, settings: ModelSettings, path: str, choices: Choic
     return Backbone(model.lm, device, _micro(recipe, choices), settings.attention)
 
 
-def _scoring(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Backbone:
+def _scoring(
+    recipe: Recipe, settings: ModelSettings, path: str, choices: Choices, fresh_head: bool = True
+) -> Backbone:
     """Of a model with a score head."""
     device = torch.device(choices.device)
     model = load_score_model(
@@ -158,6 +165,7 @@ def _scoring(recipe: Recipe, settings: ModelSettings, path: str, choices: Choice
         device=device,
         gradient_checkpointing=settings.gradient_checkpointing,
         seed=recipe.seed,
+        fresh_head=fresh_head,
     )
     return Backbone(model.lm, device, _micro(recipe, choices), settings.attention)
 

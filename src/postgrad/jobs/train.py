@@ -15,7 +15,7 @@ from postgrad.core.cursor import Cursor
 from postgrad.core.errors import UsageError
 from postgrad.jobs.checkpoints import store_of
 from postgrad.jobs.choices import choose
-from postgrad.jobs.export import export_weights
+from postgrad.jobs.export import own_role, role_of
 from postgrad.jobs.loop import Job, loop
 from postgrad.jobs.profile import Profiled
 from postgrad.jobs.run import Run
@@ -111,8 +111,9 @@ def _execute(
         model = None
         if recipe.checkpoint.save_hf:
             with run.phase("export"):
-                weights = job.tensors()["policy.weights"]
-                export_weights(weights, base, directory.model, run.choices, overwrite=True)
+                role = role_of(recipe, own_role(recipe), base)
+                weights = job.tensors()[role.stem]
+                role.export(weights, state.algorithm, directory.model, run.choices, overwrite=True)
             model = str(directory.model)
         summary = summarise(run, state, model)
         directory.write_summary(summary)

@@ -111,7 +111,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         norm = self.optimizer.step(learning_rate)
         if self.average is not None:
             self.average.update(self.weights())
-        report = {name: float(value) for name, value in metrics.items()}
+        report = algorithm.report({name: float(value) for name, value in metrics.items()})
         report |= {
             f"{self.name}/grad_norm": norm,
             f"{self.name}/lr": learning_rate,

@@ -192,7 +192,7 @@ class RewardRecipe(_Comparing):
         RewardAlgorithm,
         PlainValidator(_algorithm(RewardAlgorithm)),
         PlainSerializer(_with_type),
-    ] = BradleyTerry()
+    ] = BradleyTerry.model_construct()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -210,7 +210,7 @@ class PreferenceRecipe(_Comparing):
         PreferenceAlgorithm,
         PlainValidator(_algorithm(PreferenceAlgorithm)),
         PlainSerializer(_with_type),
-    ] = DPO()
+    ] = DPO.model_construct()
     reference: ReferenceSettings = ReferenceSettings()
 
     @model_validator(mode="after")
