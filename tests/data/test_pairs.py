@@ -191,6 +191,17 @@ def test_a_pair_gives_a_desirable_and_an_undesirable_sample(
     assert tokenizer.decode(good.token_ids[: good.prompt_tokens].tolist()) == PROMPT
 
 
+def test_a_row_with_both_answers_is_a_pair_whatever_else_it_has(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    settings = PairSettings(
+        path=write_rows([{**SHAPES["texts after a text"][0], "completion": "other"}])
+    )
+    assert list(texts(settings)) == ["q", "good", "bad"]
+    assert len(load_labelled(settings, tokenizer)) == 2
+    assert load_pairs(settings, tokenizer).all()[0].metadata == {"completion": "other"}
+
+
 def test_the_texts_of_pairs_are_what_they_share_once_and_both_answers(
     write_rows: WriteRows,
 ) -> None:

@@ -95,7 +95,7 @@ def pair_of(row: Row, settings: PairSettings) -> Answers:
 
 def labelled_of(row: Row, settings: PairSettings) -> Answers:
     """A row's answer with its label, or its pair. Raises UsageError that names row and column."""
-    if settings.completion not in row.values:
+    if settings.chosen in row.values or settings.completion not in row.values:
         return pair_of(row, settings)
     label = column(row, settings.label, "data.label")
     if not isinstance(label, bool) and label not in (0, 1):
