@@ -38,6 +38,11 @@ def questions_of(messages: list[Message]) -> list[str]:
     return [message["content"] for message in messages if message["role"] == "user"]
 
 
+def answers_in(messages: list[Message]) -> list[str]:
+    """The texts of the assistant, in order."""
+    return [message["content"] for message in messages if message["role"] == "assistant"]
+
+
 def asked_in(row: Row, messages: list[Message], settings: DataSettings) -> list[str]:
     """What is asked, without the words of data.template: rows are compared by it, verifiers see it.
 

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.data.account import RowAccount
+from postgrad.data.answer_tokens import load_answers
+from postgrad.data.answers import labelled_of, margin_of, pair_of, rest_of
 from postgrad.data.cache import TokenCache
 from postgrad.data.mixture import Drawn, Draws, mixed, together
 from postgrad.data.order import Order
@@ -87,9 +89,27 @@ def load_pairs(
     cache: TokenCache | None = None,
 ) -> PairSet:
     """Reads, renders and tokenises a dataset of pairs. selection: what the run leaves out of all
-    its sets. Raises UsageError that names the row and what is wrong with it.
+    its sets.
+
+    Pairs with a conversation over settings.max_len tokens are dropped, cut (both at that place), or
+    an error, as settings.on_too_long says. Raises UsageError that names the row and what is wrong
+    with it.
     """
-    raise NotImplementedError
+    found, account = load_answers(settings, tokenizer, pair_of, selection, cache)
+    pairs = [
+        Pair(
+            place,
+            one.row.index,
+            chosen.ids,
+            rejected.ids,
+            chosen.mask,
+            rejected.mask,
+            margin_of(one.row, settings),
+            rest_of(one.row, settings),
+        )
+        for place, (one, (chosen, rejected)) in enumerate(found)
+    ]
+    return PairSet(pairs, account, settings.shuffle)
 
 
 def load_labelled(
@@ -100,7 +120,17 @@ def load_labelled(
     cache: TokenCache | None = None,
 ) -> LabelledSet:
     """The same of labelled answers: rows with a label, and pairs."""
-    raise NotImplementedError
+    found, account = load_answers(settings, tokenizer, labelled_of, selection, cache)
+    answers = [
+        (one.row.index, tokens, one.desirable if not one.is_pair else number == 0)
+        for one, conversations in found
+        for number, tokens in enumerate(conversations)
+    ]
+    labelled = [
+        Labelled(place, row, tokens.ids, tokens.mask, desirable, int(np.argmax(tokens.mask)))
+        for place, (row, tokens, desirable) in enumerate(answers)
+    ]
+    return LabelledSet(labelled, account, settings.shuffle)
 
 
 def training_pairs(settings: PairMixSettings, tokenizer: Any, *, exclude: HeldOut) -> Draws[Pair]:
