@@ -174,7 +174,7 @@ def _evaluator(run: Run, tokenizer: object, scorer: Scorer) -> Evaluator:
 
 def _restore(policy: Learner, checkpoint: Checkpoint | None) -> None:
     if checkpoint is not None:
-        policy.load(checkpoint.tensors, checkpoint.state.update)
+        policy.load(checkpoint.tensors)
 
 
 def _show_rows(run: Run, accounts: Sequence[RowAccount], what: str = "training") -> None:
