@@ -64,9 +64,12 @@ class Answers:
 
     @property
     def question(self) -> list[str]:
-        """The user's last message before the answer; none where the user said nothing."""
+        """All that the user said before the answer; none where that is nothing. The last message
+        alone would be "go on" in conversations that have nothing else in common.
+        """
         before = self.conversations[0][: self.first]
-        return [turn["content"] for turn in before if turn["role"] == "user"][-1:]
+        said = [turn["content"] for turn in before if turn["role"] == "user"]
+        return ["\n".join(said)] if said else []
 
     @property
     def messages(self) -> list[Message]:

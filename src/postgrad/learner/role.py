@@ -135,17 +135,15 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         return found
 
     def state_bytes(self) -> int:
-        """What `tensors` will take once there were updates: weights, AdamW's two moments, a moving
-        average, all float32.
-        """
-        weights = sum(weight.nbytes for weight in self.weights().values())
-        return weights * (3 if self.average is None else 4)
+        """What `tensors` will take once there were updates."""
+        average = 0 if self.average is None else sum(w.nbytes for w in self.weights().values())
+        return self.optimizer.state_bytes() + average
 
-    def load(self, read: Callable[[str], Mapping[str, Tensor]], updates: int) -> None:
-        """Go on from a checkpoint after so many updates. `read` gives the tensors of a file stem;
-        what is missing or of another model is a RunError, see MasterOptimizer.load.
+    def load(self, read: Callable[[str], Mapping[str, Tensor]]) -> None:
+        """Go on from a checkpoint. `read` gives the tensors of a file stem; what is missing or of
+        another model is a RunError, see MasterOptimizer.load.
         """
-        self.optimizer.load(read(f"{self.name}.weights"), read(f"{self.name}.optimizer"), updates)
+        self.optimizer.load(read(f"{self.name}.weights"), read(f"{self.name}.optimizer"))
         if self.average is not None:
             self.average.load(read(f"{self.name}.ema"))
 

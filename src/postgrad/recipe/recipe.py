@@ -192,7 +192,7 @@ class RewardRecipe(_Comparing):
         RewardAlgorithm,
         PlainValidator(_algorithm(RewardAlgorithm)),
         PlainSerializer(_with_type),
-    ] = BradleyTerry.model_construct()
+    ] = BradleyTerry()  # pyright: ignore[reportCallIssue]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -210,7 +210,7 @@ class PreferenceRecipe(_Comparing):
         PreferenceAlgorithm,
         PlainValidator(_algorithm(PreferenceAlgorithm)),
         PlainSerializer(_with_type),
-    ] = DPO.model_construct()
+    ] = DPO()  # pyright: ignore[reportCallIssue]
     reference: ReferenceSettings = ReferenceSettings()
 
     @model_validator(mode="after")

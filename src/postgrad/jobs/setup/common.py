@@ -51,7 +51,7 @@ def evaluator(run: Run, recipe: Answering, tokenizer: object, scorer: Scorer) ->
 def restore(learner: Learner[Any], checkpoint: Checkpoint | None) -> None:
     """Goes on from a checkpoint where there is one."""
     if checkpoint is not None:
-        learner.load(checkpoint.tensors, checkpoint.state.update)
+        learner.load(checkpoint.tensors)
 
 
 def show_rows(run: Run, accounts: Sequence[RowAccount], what: str = "training") -> None:
