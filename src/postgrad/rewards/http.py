@@ -130,7 +130,7 @@ class Servers:
 
 @dataclass(slots=True)
 class _Asking:
-    """One request on its way through the servers: how often each was tried, when it may be again."""
+    """One request on its way: how often each server was tried, what wait it asked for."""
 
     servers: Servers
     path: str
