@@ -94,9 +94,25 @@ def _add_runs(add: Callable[..., Any]) -> None:
     one.add_argument("recipe", type=Path, metavar="RECIPE.toml")
     one.add_argument("--model", required=True, help="Hugging Face directory or hub id")
     one.add_argument("--against", help="a second model, side by side")
+    one = add("serve-reward", _serve_reward, "put a reward model behind HTTP")
+    _serving(one)
     one = add("verify-resume", _verify_resume, "show that kills and resumes change no bit", True)
     one.add_argument("recipe", type=Path, metavar="RECIPE.toml")
     one.add_argument("--kills", type=int, default=3, metavar="N")
+
+
+def _serving(one: argparse.ArgumentParser) -> None:
+    one.add_argument("model", type=Path, metavar="DIR")
+    one.add_argument("--host", default="127.0.0.1", help="other than 127.0.0.1: with a token only")
+    one.add_argument("--port", type=int, default=8000, help="0: any that is free")
+    one.add_argument(
+        "--token-file", type=Path, metavar="FILE",
+        help="the bearer token that clients send; or in POSTGRAD_SERVE_TOKEN",
+    )  # fmt: skip
+    one.add_argument("--max-batch-tokens", type=int, metavar="N", help="in one call of the model")
+    one.add_argument("--max-request-bytes", type=int, metavar="N")
+    one.add_argument("--request-seconds", type=float, metavar="S")
+    one.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
 
 
 def _add_views(add: Callable[..., Any]) -> None:
@@ -191,6 +207,22 @@ def _verify(known: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.jobs.verify import verify
 
     return verify(known.run_dir, _console(known))
+
+
+def _serve_reward(known: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.jobs.serve.command import serve_reward
+    from postgrad.jobs.serve.limits import limits_of
+
+    limits = limits_of(known.max_batch_tokens, known.max_request_bytes, known.request_seconds)
+    return serve_reward(
+        known.model,
+        _console(known),
+        host=known.host,
+        port=known.port,
+        token_file=known.token_file,
+        dtype=known.dtype,
+        limits=limits,
+    )
 
 
 def _verify_resume(known: argparse.Namespace, rest: list[str]) -> Any:

@@ -1,8 +1,9 @@
-"""A chat-completions server on the loopback that behaves as badly as it is told."""
+"""A server of chat completions or of scores, that behaves as badly as it is told."""
 
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ class Answer:
         return json.dumps({"choices": [{"index": 0, "message": message}]}).encode()
 
 
-Script = Callable[[str, int], Answer]  # (the prompt, how often it was asked before) -> Answer
+Script = Callable[[str, int], Answer]  # (what is asked, how often it was before) -> Answer
 
 
 @dataclass
@@ -47,19 +48,32 @@ class ChatServer:
     held: int = 0
 
 
+def _asked_in(body: dict[str, Any]) -> str:
+    """The last message's text, or the text that is to be scored."""
+    one = body["inputs"][0] if "inputs" in body else body
+    return one["text"] if "text" in one else one["messages"][-1]["content"]
+
+
 @contextmanager
 def chat_server(script: Script) -> Iterator[ChatServer]:
     """A server that answers as `script` says, until the block ends."""
     state = ChatServer("")
     lock = threading.Lock()
+    asked: Counter[str] = Counter()
 
     class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._asked(self.path, {})
+
         def do_POST(self) -> None:
             length = int(self.headers["Content-Length"])
             body = json.loads(self.rfile.read(length))
-            prompt = body["messages"][-1]["content"]
+            self._asked(_asked_in(body), body)
+
+        def _asked(self, prompt: str, body: dict[str, Any]) -> None:
             with lock:
-                before = sum(b["messages"][-1]["content"] == prompt for _, _, b in state.requests)
+                before = asked[prompt]
+                asked[prompt] += 1
                 state.requests.append((self.path, dict(self.headers), body))
                 state.held += 1
             try:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from helpers.chat_server import Answer, chat_server
 from postgrad.core.errors import UsageError
-from postgrad.rewards.chat import ChatError
+from postgrad.rewards.http import ServerError
 from postgrad.rewards.judge import Judge
 from postgrad.rewards.verifier import PromptView, RolloutView
 
@@ -50,7 +50,7 @@ def saying(text):
 
 
 def error_of(judge, text="four"):
-    with pytest.raises((ChatError, ValueError)) as error:
+    with pytest.raises((ServerError, ValueError)) as error:
         judge.score(PROMPT, RolloutView(text))
     return str(error.value)
 
@@ -130,7 +130,7 @@ def test_what_is_no_chat_completion_is_an_error(judge, raw):
 def test_a_busy_server_is_asked_again_and_told_to_wait_it_waits(judge, monkeypatch):
     waits = []
     clock = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
-    monkeypatch.setattr("postgrad.rewards.chat.time", clock)
+    monkeypatch.setattr("postgrad.rewards.http.time", clock)
     busy = [
         Answer(status=429, headers={"Retry-After": "2"}),
         Answer(status=503),
@@ -175,7 +175,7 @@ def test_a_server_that_is_down_is_an_error():
 
 
 def test_a_reply_without_end_is_an_error(judge, monkeypatch):
-    monkeypatch.setattr("postgrad.rewards.chat.LONGEST_REPLY", 1000)
+    monkeypatch.setattr("postgrad.rewards.http.LONGEST_REPLY", 1000)
     one, _ = judge(saying("x" * 2000))
     assert error_of(one) == "a reply of more than 1000 bytes"
 

@@ -12,6 +12,7 @@ NEEDED = {
     "judge": {"base_url": "http://localhost:8000/v1", "model": "m"},
     "overlong": {"buffer": 16},
     "regex": {"pattern": "x"},
+    "remote": {"url": "http://localhost:8000"},
     "target_length": {"target": 100},
 }  # what cannot be left out
 

@@ -6,19 +6,18 @@ it cannot contain, so that it cannot close them; but a judge reads it, and can b
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self, cast
-from urllib.parse import urlsplit
+from typing import Any, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from postgrad.core.errors import UsageError
 from postgrad.core.settings import Settings
-from postgrad.rewards.chat import LONGEST_WAIT, ChatServer
+from postgrad.rewards import chat
+from postgrad.rewards.asking import AsksServers, secret
+from postgrad.rewards.http import plain_address
 from postgrad.rewards.patterns import Pattern, extract
-from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
+from postgrad.rewards.verifier import PromptView, RolloutView, Score
 
 _PLACE = re.compile(r"\{(question|answer|response|rubric|reply)\}")
 _BRACES = 200  # so many from the end may open the object: a reply of braces alone takes no time
@@ -45,7 +44,7 @@ class Criterion(Settings):
     weight: float = Field(default=1.0, gt=0.0)
 
 
-class Judge(Verifier):
+class Judge(AsksServers):
     """A model's grade of a sample, from 0 (`low`) to 1 (`high`).
 
     `rubric` is one scale, a text, or criteria, whose grades are averaged by weight. The grades are
@@ -55,8 +54,6 @@ class Judge(Verifier):
     answers nonsense is a recorded failure. `api_key_env` names the environment variable that holds
     the key, which is stored nowhere; `extra_body` goes into every request.
     """
-
-    waits: ClassVar[bool] = True
 
     base_url: str
     model: str = Field(min_length=1)
@@ -68,20 +65,12 @@ class Judge(Verifier):
     score_pattern: Pattern | None = None
     temperature: float = Field(default=0.0, ge=0.0)
     max_tokens: int = Field(default=1024, ge=1)
-    timeout: float = Field(default=60.0, gt=0.0)  # seconds of one request
-    retries: int = Field(default=3, ge=0, le=20)
-    backoff: float = Field(default=1.0, ge=0.0)  # seconds before the second try, then twice that
     extra_body: dict[str, Any] = {}
 
     @field_validator("base_url")
     @classmethod
     def _plain_address(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("an address such as https://host/v1 is wanted")
-        if parts.username is not None or parts.query:
-            raise ValueError("recipes are stored: keys go into the variable of api_key_env")
-        return url
+        return plain_address(url, "https://host/v1", "api_key_env")
 
     @field_validator("prompt")
     @classmethod
@@ -106,11 +95,6 @@ class Judge(Verifier):
         """Of the rubric; none where it is one scale."""
         return () if isinstance(self.rubric, str) else self.rubric
 
-    @property
-    def default_wall_seconds(self) -> float:
-        """All tries and the waits between them."""
-        return (self.retries + 1) * self.timeout + self.retries * LONGEST_WAIT + 5.0
-
     def prepare(self) -> None:
         self._key()
 
@@ -120,15 +104,15 @@ class Judge(Verifier):
         return None
 
     def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
-        server = ChatServer(self.base_url, self._key(), self.timeout, self.retries, self.backoff)
-        reply = server.complete(
+        reply = chat.complete(
+            self.servers(self.base_url, key=self._key()),
             {
                 "model": self.model,
                 "messages": [{"role": "user", "content": self.asked(prompt, rollout.text)}],
                 "temperature": self.temperature,
                 "max_tokens": self.max_tokens,
                 **self.extra_body,
-            }
+            },
         )
         grades = self.grades(reply)
         weights = [one.weight for one in self.criteria] or [1.0]
@@ -193,15 +177,7 @@ class Judge(Verifier):
         )
 
     def _key(self) -> str | None:
-        if self.api_key_env is None:
-            return None
-        key = os.environ.get(self.api_key_env, "").strip()
-        if not key:
-            raise UsageError(
-                f"rewards: the judge's key should be in the environment variable "
-                f"{self.api_key_env} (api_key_env), which is not set"
-            )
-        return key
+        return secret(self.api_key_env, "api_key_env", "the judge's key")
 
 
 def _tagged(name: str, text: str) -> str:

@@ -26,6 +26,8 @@ VERIFIERS = {
     "stop_properly": "postgrad.rewards.length:StopProperly",
     "target_length": "postgrad.rewards.length:TargetLength",
     "judge": "postgrad.rewards.judge:Judge",
+    "remote": "postgrad.rewards.remote:Remote",
+    "reward_model": "postgrad.rewards.learned:RewardModel",
     "reasoning_gym": "postgrad.rewards.reasoning_gym:ReasoningGym",
     "code": "postgrad.rewards.code:Code",
 }

@@ -1,6 +1,6 @@
 """Rollouts in, scored groups out: components weighed and summed, failures under their policy."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -8,6 +8,7 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.rewards import protocol
 from postgrad.rewards.lanes import Lanes
+from postgrad.rewards.learned import Component, Learned, RewardModel
 from postgrad.rewards.mixing import ENVIRONMENT, Tally, add_turn_rewards, describe, mix
 from postgrad.rewards.protocol import Job, Outcome
 from postgrad.rewards.registry import VERIFIERS, build, component_names
@@ -30,7 +31,8 @@ class _Group:
 
 
 class Scorer:
-    """Scores groups in worker processes. Close it, or use `with`.
+    """Scores groups: in worker processes, and by reward models of this one. Close it, or use
+    `with`.
 
     What a group scores depends on the group and the settings, not on the number of workers, the
     order of submission, or how long anything takes (a wall-clock overrun, tried twice, aside).
@@ -41,28 +43,42 @@ class Scorer:
         rewards: Sequence[RewardSettings],
         scoring: ScoringSettings,
         environment: float | None = None,
+        learned: Mapping[str, Learned] | None = None,
     ) -> None:
-        """Starts the workers; raises UsageError where names, keys or values are wrong.
+        """Starts the workers; raises UsageError where names, keys or values are wrong, RunError
+        where no server of a remote reward answers.
 
         environment: the weight of the rewards that an environment gives; None where it gives none.
+        learned: by component, what scores those of type "reward_model".
         Functions of other packages are imported by the workers only: what is wrong with them is
         told by the first call that needs a worker.
         """
-        self._own = component_names(rewards) if rewards or environment is None else []
-        self._components = dict(zip(self._own, rewards, strict=True))
-        self.names = self._own if environment is None else [*self._own, ENVIRONMENT]
+        own = component_names(rewards) if rewards or environment is None else []
+        self.names = own if environment is None else [*own, ENVIRONMENT]
         self._environment = environment
+        self._max_failed = scoring.max_failed_fraction
         known = [build(reward) if reward.type in VERIFIERS else Verifier() for reward in rewards]
+        verifiers = dict(zip(own, known, strict=True))
+        self._components = {
+            name: reward.model_copy(update=dict(verifiers[name].at_start()))
+            for name, reward in zip(own, rewards, strict=True)
+        }
+        self._learned = {
+            name: Component(name, self._components[name], verifier, (learned or {}).get(name))
+            for name, verifier in verifiers.items()
+            if isinstance(verifier, RewardModel)
+        }
+        self._worked = {n: r for n, r in self._components.items() if n not in self._learned}
+        self._place_of = {name: place for place, name in enumerate(self._worked)}
         self._wall_seconds = {
-            name: reward.wall_seconds or verifier.default_wall_seconds
-            for name, reward, verifier in zip(self._own, rewards, known, strict=True)
+            name: reward.wall_seconds or verifiers[name].default_wall_seconds
+            for name, reward in self._worked.items()
         }
         waits = [
-            verifier.waits if reward.waits is None else reward.waits
-            for reward, verifier in zip(rewards, known, strict=True)
+            verifiers[name].waits if reward.waits is None else reward.waits
+            for name, reward in self._worked.items()
         ]
-        self._max_failed = scoring.max_failed_fraction
-        self._pool = Lanes(rewards, waits, scoring)
+        self._pool = Lanes(list(self._worked.values()), waits, scoring)
         self._next_key = 0
         self._place: dict[int, tuple[_Group, int, int]] = {}  # job -> group, name, rollout
         self._ready: list[ScoredGroup] = []
@@ -83,13 +99,13 @@ class Scorer:
 
         Raises UsageError that names the row where no component applies to a prompt.
         """
-        checks = dict(zip(self._own, self._pool.checks(), strict=True))
+        checks = dict(zip(self._worked, self._pool.checks(), strict=True))
         asked: dict[int, tuple[int, int]] = {}
         jobs: list[Job] = []
         for place, prompt in enumerate(prompts):
             view = _prompt_text(prompt)
             for name in self._applying(prompt):
-                if checks[name]:
+                if checks.get(name):
                     jobs.append(self._job(name, view, None))
                     asked[jobs[-1].key] = (place, self.names.index(name))
         reasons: dict[tuple[int, int], str] = {}
@@ -106,7 +122,9 @@ class Scorer:
         return [(prompts[place], reasons[place, c]) for place, c in sorted(reasons)]
 
     def submit(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
-        """Start scoring a group of at least one rollout; returns at once."""
+        """Start scoring a group of at least one rollout. Returns at once, or when the reward models
+        of this process have scored it: what they raise is raised.
+        """
         if not rollouts:
             raise ValueError(f"ticket {prompt.ticket}: a group without rollouts")
         names = self._applying(prompt)
@@ -116,10 +134,16 @@ class Scorer:
         for place, rollout in enumerate(rollouts):
             text = protocol.rollout_text(_rollout_view(rollout))
             for number, name in enumerate(names):
-                jobs.append(self._job(name, prompt_text, text))
-                self._place[jobs[-1].key] = (group, number, place)
-        self._pool.submit(jobs)
-        if not jobs:
+                if name in self._worked:
+                    jobs.append(self._job(name, prompt_text, text))
+                    self._place[jobs[-1].key] = (group, number, place)
+        self._pool.submit(jobs)  # so that workers score while the models here do
+        for number, name in enumerate(names):
+            if name in self._learned:
+                for outcome in self._learned[name].outcomes(prompt, rollouts):
+                    group.outcomes[number, outcome.key] = outcome
+                    group.missing -= 1
+        if not group.missing:
             self._finish(group)
 
     def completed(self, wait: bool) -> list[ScoredGroup]:
@@ -173,7 +197,7 @@ class Scorer:
     def _job(self, name: str, prompt: str, rollout: str | None) -> Job:
         self._next_key += 1
         cpu, wall = self._components[name].cpu_seconds, self._wall_seconds[name]
-        return Job(self._next_key, self._own.index(name), prompt, rollout, cpu, wall)
+        return Job(self._next_key, self._place_of[name], prompt, rollout, cpu, wall)
 
     def _settle(self, outcome: Outcome) -> None:
         group, number, place = self._place.pop(outcome.key)

@@ -53,6 +53,12 @@ class Verifier(Settings):
         """How long one score may last where the recipe does not say."""
         return 30.0
 
+    def at_start(self) -> Mapping[str, Any]:
+        """Called once in the controller, for our own verifiers: settings that are found out at the
+        start of a run and hold for all of it, such as which model a server has.
+        """
+        return {}
+
     def prepare(self) -> None:
         """Called once in each worker, before any time limit: the place for slow imports."""
 

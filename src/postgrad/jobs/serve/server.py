@@ -1,0 +1,166 @@
+"""uvicorn around the pages: limits on how a request may arrive, and an orderly end."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import signal
+import socket
+from collections.abc import Callable, Generator
+from typing import Any, cast
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from postgrad.core.errors import UsageError
+from postgrad.jobs.serve.limits import Limits, Refusal
+from postgrad.jobs.serve.metrics import Metrics
+
+_GRACE = 1.0  # seconds by which a page's own answer comes before the protocol's
+_KEEP_ALIVE = 30  # seconds
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises UsageError where the address is not to be had."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        found = socket.socket(family, kind)
+    except OSError as error:
+        raise UsageError(f"--host {host}: {error.strerror or error}") from error
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+    except OSError as error:
+        found.close()
+        raise UsageError(
+            f"cannot listen at {host}:{port}: {error.strerror or error}; take another --port"
+        ) from error
+    return found
+
+
+class Server(uvicorn.Server):
+    """Serves until SIGTERM or SIGINT: then it takes no more connections, answers what is under way
+    and ends. A second SIGINT ends it at once.
+    """
+
+    def __init__(
+        self, app: ASGIApp, limits: Limits, metrics: Metrics, started: Callable[[], None]
+    ) -> None:
+        self._started_call = started
+        config = uvicorn.Config(
+            app,
+            http=_protocol(limits, metrics),
+            ws="none",
+            lifespan="on",
+            log_config=None,  # nothing of a request is logged, only what is wrong with the server
+            log_level=logging.ERROR,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE,
+            timeout_graceful_shutdown=math.ceil(limits.request_seconds + _GRACE),
+        )
+        super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._started_call()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """As uvicorn's, but an orderly end is not told to the process as a signal once more: the
+        command has results to show.
+        """
+        with contextlib.suppress(ValueError):  # not in the main thread: who runs it there ends it
+            for one in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(one, self.handle_exit)
+        yield
+
+
+def _protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]:
+    class Bounded(BoundedProtocol):
+        seconds = limits.request_seconds
+        counted = metrics
+
+    return Bounded
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn waits for a request as long as it takes to arrive; this one has a limit.
+
+    It runs from the connection, or from the first byte of a later request, to the last byte of the
+    request. What is no HTTP, or too slow, is answered in the one shape of errors, and cut off.
+    """
+
+    seconds: float
+    counted: Metrics
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        self._cut(Refusal(400, "malformed_http", msg))
+
+    def _watch(self) -> None:
+        state = self.conn.their_state
+        begun = state is h11.IDLE and bool(self.conn.trailing_data[0])
+        if begun or state is h11.SEND_BODY:
+            self._arm()
+        else:
+            self._disarm()
+
+    def _arm(self) -> None:
+        if self._late is None and not self.transport.is_closing():
+            self._late = self.loop.call_later(self.seconds + _GRACE, self._give_up)
+
+    def _disarm(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _give_up(self) -> None:
+        self._late = None
+        if self.transport.is_closing():
+            return
+        if self.conn.our_state is h11.IDLE:
+            message = f"the request had not arrived after {self.seconds:g} s"
+            self._cut(Refusal(408, "slow_request", message))
+        else:
+            self.transport.abort()
+
+    def _cut(self, refusal: Refusal) -> None:
+        """Answer and close the connection."""
+        self.counted.add("requests_total", path="none", status=str(refusal.status))
+        body = json.dumps(refusal.body).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        send: Any = cast(Any, self.conn.send)
+        for event in (
+            h11.Response(status_code=refusal.status, headers=headers),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(send(event))
+        self.transport.close()

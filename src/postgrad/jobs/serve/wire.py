@@ -1,0 +1,132 @@
+"""What goes over the wire: requests checked and turned into token ids. Pure.
+
+    {"inputs": [{"messages": [{"role": "user", "content": "..."}, ...]},
+                {"text": "..."}, {"token_ids": [1, 2, 3]}]}
+
+Messages are written by the model's chat template up to the token that ends the last answer's turn,
+as the model was trained on. Text and token ids are scored as they stand: nothing is added.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from postgrad.data.templates import Unencodable, Unmarkable, encode, render_conversation, turn_ends
+from postgrad.jobs.serve.limits import Limits, Refusal
+
+_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Message(BaseModel):
+    """One turn of a conversation."""
+
+    model_config = _STRICT
+
+    role: str
+    content: str
+
+
+class Input(BaseModel):
+    """What gets one score; exactly one of the three."""
+
+    model_config = _STRICT
+
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    text: Annotated[str, Field(min_length=1)] | None = None
+    token_ids: Annotated[list[int], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_three(self) -> Self:
+        if sum(one is not None for one in (self.messages, self.text, self.token_ids)) != 1:
+            raise ValueError("give one of messages, text and token_ids")
+        return self
+
+
+class Request(BaseModel):
+    """The body of POST /score."""
+
+    model_config = _STRICT
+
+    inputs: Annotated[list[Input], Field(min_length=1)]
+
+
+def parse(body: bytes, limits: Limits) -> Request:
+    """The request in a body. Raises Refusal: 400 where it is no JSON, 422 where it says what cannot
+    be, naming the place and never the content.
+    """
+    try:
+        request = Request.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise Refusal(400, "malformed_json", f"the body is no JSON: {first['msg']}") from None
+        where = ".".join(str(part) for part in first["loc"]) or "the body"
+        message = first["msg"].removeprefix("Value error, ")
+        raise Refusal(422, "invalid_request", f"{where}: {message}") from None
+    if len(request.inputs) > limits.inputs:
+        message = f"{len(request.inputs)} inputs, at most {limits.inputs} in one request"
+        raise Refusal(422, "too_many_inputs", message)
+    return request
+
+
+class Encoder:
+    """Inputs to token ids, for one tokenizer. Not for several threads at a time."""
+
+    def __init__(self, tokenizer: Any, max_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._ends: re.Pattern[str] = turn_ends(tokenizer)
+        self._size = len(tokenizer)
+        self._max_tokens = max_tokens
+
+    def encode(self, inputs: Sequence[Input]) -> list[NDArray[np.int32]]:
+        """[tokens] of each. Raises Refusal (422) that names the first which cannot be scored."""
+        return [self._one(place, one) for place, one in enumerate(inputs)]
+
+    def _one(self, place: int, one: Input) -> NDArray[np.int32]:
+        where = f"inputs.{place}"
+        try:
+            if one.token_ids is not None:
+                ids = self._checked(one.token_ids, where)
+            elif one.text is not None:
+                ids = self._ids(one.text, None)
+            else:
+                assert one.messages is not None
+                ids = self._conversation(one.messages)
+        except (Unmarkable, Unencodable) as error:
+            message = f"{where}: {error}"
+            raise Refusal(422, "cannot_encode", message) from error
+        if len(ids) > self._max_tokens:
+            message = f"{where}: {len(ids)} tokens, at most {self._max_tokens} in one input"
+            raise Refusal(422, "too_many_tokens", message)
+        if not len(ids):
+            raise Refusal(422, "no_tokens", f"{where}: no token is left of it to score")
+        return ids
+
+    def _checked(self, ids: Sequence[int], where: str) -> NDArray[np.int32]:
+        wrong = next((one for one in ids if not 0 <= one < self._size), None)
+        if wrong is not None:  # on a GPU an index that is out of range ends the whole process
+            message = f"{where}: a token id that is not from 0 to {self._size - 1}"
+            raise Refusal(422, "unknown_token", message)
+        return np.array(ids, np.int32)
+
+    def _conversation(self, messages: Sequence[Message]) -> NDArray[np.int32]:
+        if messages[-1].role != "assistant":
+            raise Unmarkable("the last message is not the assistant's: there is nothing to score")
+        said = [{"role": one.role, "content": one.content} for one in messages]
+        rendered = render_conversation(
+            self._tokenizer, said, ends=self._ends, turns="last", variables={}
+        )
+        return self._ids(rendered.text, rendered.spans[-1][1])
+
+    def _ids(self, text: str, end: int | None) -> NDArray[np.int32]:
+        """The token ids of a text; with `end`, of the tokens that begin before that character."""
+        encoded = encode(self._tokenizer, [text], return_offsets_mapping=end is not None)
+        ids = np.array(encoded["input_ids"][0], np.int32)
+        if end is None:
+            return ids
+        offsets = np.array(encoded["offset_mapping"][0], np.int64).reshape(-1, 2)
+        return ids[offsets[:, 0] < end]

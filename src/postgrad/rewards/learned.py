@@ -1,0 +1,101 @@
+"""A reward model in this process as a component of [[rewards]]: what it has to be, what it says.
+
+It reads the tokens of prompt and response as they were sampled, environment tokens included; no
+text is tokenised again. A response that was cut off is scored where it was cut off.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.core.errors import UsageError
+from postgrad.core.records import Prompt, Rollout
+from postgrad.rewards.protocol import Outcome
+from postgrad.rewards.settings import RewardSettings
+from postgrad.rewards.verifier import Verifier
+
+_WORKERS = ("cpu_seconds", "wall_seconds", "waits")
+
+
+class Learned(Protocol):
+    """A model that gives every sequence a number. mean, std: of its scores on what it was trained
+    on; None where they are not known.
+    """
+
+    @property
+    def mean(self) -> float | None: ...
+
+    @property
+    def std(self) -> float | None: ...
+
+    def score(self, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
+        """[len(sequences)], each read at the last of its token ids."""
+        ...
+
+
+class RewardModel(Verifier):
+    """The score of the run's own reward model. `normalise`: less the mean that is kept with it,
+    divided by its standard deviation.
+    """
+
+    normalise: bool = False
+
+    def scale(self, name: str, learned: Learned) -> tuple[float, float]:
+        """What is taken off a score, and what it is divided by. UsageError where that is unknown
+        and wanted.
+        """
+        if not self.normalise:
+            return 0.0, 1.0
+        mean, std = learned.mean, learned.std
+        known = mean is not None and std is not None and math.isfinite(mean) and 0 < std < math.inf
+        if not known:
+            raise UsageError(
+                f"rewards: {name!r} has normalise = true, and its model says mean {mean}, std "
+                f'{std}; leave it out, or train the model with the job "reward"'
+            )
+        assert mean is not None
+        assert std is not None
+        return mean, std
+
+
+class Component:
+    """A component that is scored here, group by group."""
+
+    def __init__(
+        self, name: str, reward: RewardSettings, settings: RewardModel, learned: Learned | None
+    ) -> None:
+        """learned: None where the run has no such model. Raises UsageError for what cannot be."""
+        for key in _WORKERS:
+            if key in reward.model_fields_set:
+                raise UsageError(f"rewards.{key}: {name!r} runs in no worker, leave it out")
+        if learned is None:
+            raise UsageError(
+                f"rewards: {name!r} needs a reward model and there is none: give one in "
+                '[reward_model], or ask a server with type = "remote"'
+            )
+        self._name, self._learned = name, learned
+        self._mean, self._std = settings.scale(name, learned)
+        self._normalise = settings.normalise
+
+    def outcomes(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> list[Outcome]:
+        """How scoring each rollout ended; keys are their places. What the model raises is raised:
+        it is no failure of a sample.
+        """
+        whole = [np.concatenate([prompt.token_ids, one.token_ids]) for one in rollouts]
+        values = np.asarray(self._learned.score(whole), np.float64)
+        if values.shape != (len(rollouts),):
+            raise ValueError(
+                f"rewards: {self._name!r} gave scores of shape {values.shape} for "
+                f"{len(rollouts)} sequences"
+            )
+        return [self._outcome(place, float(value)) for place, value in enumerate(values)]
+
+    def _outcome(self, place: int, value: float) -> Outcome:
+        scaled = (value - self._mean) / self._std
+        if not math.isfinite(scaled):
+            message = f"the reward model returned {value}, which is no score"
+            return Outcome(place, cause="error", message=message)
+        return Outcome(place, scaled, {"raw": value} if self._normalise else None)

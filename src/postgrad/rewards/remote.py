@@ -1,0 +1,188 @@
+"""A reward model behind HTTP as verifier: `postgrad serve-reward`, on one server or several."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Self, cast
+
+from pydantic import Field, field_validator, model_validator
+
+from postgrad.core.errors import RunError, UsageError
+from postgrad.rewards.asking import AsksServers, secret
+from postgrad.rewards.http import ServerError, Servers, plain_address
+from postgrad.rewards.verifier import PromptView, RolloutView, Score
+
+_PLACE = re.compile(r"\{(question|answer|response)\}")
+_OF_THE_INPUT = frozenset({"model_failed", "not_finite"})  # codes of a server that is well
+
+
+class Remote(AsksServers):
+    """A reward model's score of a sample, asked of the server at `url` or of those at `urls`.
+
+    Sent are the messages of question and response, after `system` where there is one; or, as raw
+    text, `text` with {question}, {answer} and {response} filled in. `normalise`: less the mean that
+    is kept with the model, divided by its standard deviation. `model` is the hash of the model that
+    has to answer; left out, the one that answers at the start of the run has to go on to.
+    `deadline`: seconds of one score, all tries and waits. `token_env` names the environment
+    variable that holds the servers' token, which is stored nowhere.
+    """
+
+    url: str | None = None
+    urls: tuple[str, ...] = ()
+    token_env: str | None = None
+    system: str | None = None
+    text: str | None = None
+    normalise: bool = False
+    model: str | None = Field(default=None, min_length=1)
+    deadline: float = Field(default=120.0, gt=0.0)
+
+    @field_validator("url", "urls")
+    @classmethod
+    def _plain_addresses(cls, given: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        for url in (given,) if isinstance(given, str) else given or ():
+            plain_address(url, "http://127.0.0.1:8000", "token_env")
+        return given
+
+    @model_validator(mode="after")
+    def _can_ask(self) -> Self:
+        if (self.url is None) == (not self.urls):
+            raise ValueError("one server is `url`, several are `urls`: give one of the two")
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError("two of `urls` are the same")
+        if self.text is not None and "{response}" not in self.text:
+            raise ValueError("{response} does not stand in `text`: the sample would not be sent")
+        if self.text is not None and self.system is not None:
+            raise ValueError("`system` is a message, and `text` sends none: write it into `text`")
+        return self
+
+    @property
+    def default_wall_seconds(self) -> float:
+        """The deadline, and a little for what it does not cover."""
+        return self.deadline + 5.0
+
+    def at_start(self) -> dict[str, Any]:
+        """The model that answers now. Raises RunError where no server does, UsageError where they
+        are of several models, or know no mean to normalise by.
+        """
+        if self.model is not None:
+            return {}
+        found: dict[str, str] = {}  # address -> hash
+        silent: list[str] = []
+        for url in self._addresses:
+            try:
+                found[url] = self._asking(url).ask("/info", None, self._described)
+            except ServerError as error:
+                silent.append(f"{url}: {error}")
+        if not found:
+            raise RunError(
+                f"rewards: no reward server says which model it has: {'; '.join(silent)}"
+            )
+        if len(set(found.values())) > 1:
+            said = ", ".join(f"{url} has {one:.12}" for url, one in found.items())
+            raise UsageError(f"rewards: the servers of `urls` have several models: {said}")
+        return {"model": next(iter(found.values()))}
+
+    def prepare(self) -> None:
+        self._token()
+
+    def check(self, prompt: PromptView) -> str | None:
+        if prompt.answer is None and self.text is not None and "{answer}" in self.text:
+            return "there is no reference answer for `text`"
+        return None
+
+    def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
+        body = {"inputs": [self._input(prompt, rollout.text)]}
+        return self._asking(*self._addresses).ask("/score", body, self._read)
+
+    @property
+    def _addresses(self) -> tuple[str, ...]:
+        return self.urls or (cast(str, self.url),)
+
+    def _asking(self, *urls: str) -> Servers:
+        return self.servers(
+            *urls, key=self._token(), deadline=self.deadline, final_codes=_OF_THE_INPUT
+        )
+
+    def _token(self) -> str | None:
+        return secret(self.token_env, "token_env", "the reward server's token")
+
+    def _input(self, prompt: PromptView, response: str) -> dict[str, Any]:
+        if self.text is not None:
+            filled = {
+                "question": prompt.question,
+                "answer": prompt.answer or "",
+                "response": response,
+            }
+            return {"text": _PLACE.sub(lambda match: filled[match[1]], self.text)}
+        messages = [
+            {"role": "user", "content": prompt.question},
+            {"role": "assistant", "content": response},
+        ]
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": self.system})
+        return {"messages": messages}
+
+    def _described(self, reply: bytes) -> str:
+        """The model's hash."""
+        said = _object(reply)
+        model = said.get("model")
+        if not isinstance(model, str) or not model:
+            raise ServerError(f"the reply names no model: {_start(reply)}")
+        if self.normalise:
+            try:
+                self._scale(said)
+            except ServerError as error:
+                raise UsageError(f"rewards: {error}") from error
+        return model
+
+    def _read(self, reply: bytes) -> Score:
+        said = _object(reply)
+        if self.model is not None and said.get("model") != self.model:
+            raise ServerError(
+                f"the server has another model: {said.get('model')!s:.12}, and this run began "
+                f"with {self.model:.12}"
+            )
+        scores = said.get("scores")
+        if not isinstance(scores, list) or len(cast(list[Any], scores)) != 1:
+            raise ServerError(f"one score was wanted, the reply is {_start(reply)}")
+        value = _number(cast(list[Any], scores)[0], "score", reply)
+        if not self.normalise:
+            return Score(value)
+        mean, deviation = self._scale(said)
+        return Score((value - mean) / deviation, {"raw": value})
+
+    def _scale(self, said: Mapping[str, Any]) -> tuple[float, float]:
+        mean, deviation = said.get("mean"), said.get("std")
+        if mean is None or deviation is None:
+            raise ServerError("normalise = true, and the server's model knows no mean and no std")
+        found = _number(mean, "mean"), _number(deviation, "std")
+        if found[1] <= 0.0:
+            raise ServerError(f"normalise = true, and the server's std is {found[1]:g}")
+        return found
+
+
+def _object(reply: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(reply)
+    except (ValueError, RecursionError) as error:
+        raise ServerError(f"the reply is no JSON: {_start(reply)}") from error
+    if not isinstance(said, dict):
+        raise ServerError(f"the reply is no JSON object: {_start(reply)}")
+    return cast(dict[str, Any], said)
+
+
+def _number(value: Any, what: str, reply: bytes = b"") -> float:
+    """A finite number of a reply; a JSON integer may be too long for a float."""
+    try:
+        known = isinstance(value, int | float) and not isinstance(value, bool)
+        if known and math.isfinite(number := float(value)):
+            return number
+    except OverflowError:
+        pass
+    said = f", in the reply {_start(reply)}" if reply else ""
+    raise ServerError(f"the {what} {value!r:.60} is no finite number{said}")
+
+
+def _start(reply: bytes) -> str:
+    return repr(reply[:200].decode(errors="replace"))

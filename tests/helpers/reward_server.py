@@ -1,0 +1,139 @@
+"""The real server of rewards in a thread, over a model that does what its tokens say."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helpers.chat import chat_tokenizer
+from postgrad.jobs.serve.app import Pages
+from postgrad.jobs.serve.limits import Limits
+from postgrad.jobs.serve.metrics import Metrics
+from postgrad.jobs.serve.server import Server, listen
+
+TOKENIZER = chat_tokenizer()
+POISON = 95  # a sequence that begins with this token makes the model raise
+NAN = 94  # and with this one gives no number
+
+
+def score_of(ids: Sequence[int]) -> float:
+    """What the model below says: the sum of the ids, each times its place from 1."""
+    return float(sum(place * token for place, token in enumerate(ids, 1)))
+
+
+@dataclass
+class FakeModel:
+    """A reward model without weights. gate: what each call waits for; batches: what it got."""
+
+    tokenizer: Any = TOKENIZER
+    hash: str = "model-1"
+    mean: float | None = 10.0
+    std: float | None = 4.0
+    max_tokens: int | None = None
+    seconds: float = 0.0
+    gate: threading.Event | None = None
+    entered: threading.Event = field(default_factory=threading.Event)
+    batches: list[list[list[int]]] = field(default_factory=list)
+
+    def score(self, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
+        self.batches.append([one.tolist() for one in sequences])
+        self.entered.set()
+        if self.gate is not None:
+            assert self.gate.wait(20)
+        time.sleep(self.seconds)
+        if any(one[0] == POISON for one in sequences):
+            raise RuntimeError("secret text of a request")
+        values = [np.nan if one[0] == NAN else score_of(one.tolist()) for one in sequences]
+        return np.array(values, np.float64)
+
+
+@dataclass
+class Running:
+    """A server at `port`, its model and how to stop it."""
+
+    port: int
+    server: Server
+    thread: threading.Thread
+    metrics: Metrics
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(
+        self, path: str = "/score", body: Any = None, *, method: str = "", **headers: str
+    ) -> tuple[int, Any, dict[str, str]]:
+        """(status, JSON or text, headers) of one request. body: bytes as they are, else JSON."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        given = {"Content-Type": "application/json"} | headers
+        connection.request(method or ("GET" if data is None else "POST"), path, data, given)
+        with connection.getresponse() as reply:
+            text = reply.read().decode()
+            found = {name.lower(): value for name, value in reply.getheaders()}
+        connection.close()
+        as_json = found.get("content-type") == "application/json"
+        return reply.status, json.loads(text) if as_json and text else text, found
+
+    def scores(self, *inputs: Any, **headers: str) -> tuple[int, Any]:
+        """(status, JSON) of a request for scores; an input that is a list is token ids."""
+        named = [{"token_ids": one} if isinstance(one, list) else one for one in inputs]
+        return self.ask("/score", {"inputs": named}, **headers)[:2]
+
+    def raw(self, *parts: bytes, pause: float = 0.0, until: float = 20.0) -> bytes:
+        """What comes back on a socket that sends `parts` with pauses, until it is closed."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=until) as one:
+            for part in parts:
+                try:
+                    one.sendall(part)
+                except (BrokenPipeError, ConnectionResetError):
+                    break
+                time.sleep(pause)
+            found = b""
+            try:
+                while chunk := one.recv(65536):
+                    found += chunk
+            except ConnectionResetError:
+                pass
+        return found
+
+    def metric(self, name: str, labels: str = "") -> float:
+        """A line of the metrics page; 0 where it is not there."""
+        text = self.ask("/metrics")[1]
+        start = f"postgrad_reward_{name}{labels} "
+        found = [line for line in text.splitlines() if line.startswith(start)]
+        return float(found[0].removeprefix(start)) if found else 0.0
+
+
+@contextmanager
+def reward_server(
+    model: FakeModel | None = None,
+    *,
+    token: str | None = None,
+    limits: Limits | None = None,
+    port: int = 0,
+) -> Iterator[Running]:
+    """A server on a free port until the block ends."""
+    metrics, started = Metrics(), threading.Event()
+    limits = limits or Limits()
+    app = Pages(model or FakeModel(), "fake", limits, metrics).app(token)
+    with listen("127.0.0.1", port) as listening:
+        port = listening.getsockname()[1]
+        server = Server(app, limits, metrics, started.set)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            assert started.wait(20)
+            yield Running(port, server, thread, metrics)
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
