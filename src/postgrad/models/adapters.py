@@ -7,7 +7,7 @@ small neighbour for every adapter, by name. Which adapter acts is state of the m
 import re
 import warnings
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from postgrad.core import seeds
 from postgrad.core.errors import RunError, UsageError
+from postgrad.models.adapter_dropout import CounterDropout, RowMasks
 from postgrad.models.settings import LoraSettings
 
 HEAD = "score"  # a score model's head: small and fresh, so it trains whole beside the adapter
@@ -52,7 +53,7 @@ def add_adapter(
         peft.inject_adapter_in_model(config, lm, name, low_cpu_mem_usage=True)
     _give_weights(lm, name, settings.rank, seed)
     _act(_layers(lm), acting)
-    adapter = Adapter(lm, settings, name)
+    adapter = Adapter(lm, settings, name, _give_dropout(lm, name, settings.dropout, seed))
     for parameter, flag in trained:
         parameter.requires_grad_(flag)
     for parameter in adapter.parameters().values():
@@ -86,10 +87,13 @@ def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
 class Adapter:
     """One adapter of a model; made by `add_adapter`."""
 
-    def __init__(self, lm: nn.Module, settings: LoraSettings, name: str) -> None:
+    def __init__(
+        self, lm: nn.Module, settings: LoraSettings, name: str, masks: RowMasks | None
+    ) -> None:
         self.lm = lm
         self.settings = settings
         self.name = name
+        self._masks = masks
         mine = re.compile(rf"\.(lora_[AB]|modules_to_save)\.{name}\.")
         self._parameters = {
             PREFIX + mine.sub(_in_file, own): parameter
@@ -122,6 +126,13 @@ class Adapter:
         """No adapter acts: the forward gives the frozen model's bits."""
         with _acts(self.lm, None):
             yield
+
+    def dropping(self, keys: Tensor, update: int) -> AbstractContextManager[None]:
+        """Dropout acts, with masks drawn from each row's key (layout/keys.py) and the update's
+        number; outside it is off. keys: [T] int64, on the model's device. Where activations are
+        checkpointed the backward pass has to lie inside too.
+        """
+        return nullcontext() if self._masks is None else self._masks.of(keys, update)
 
     @torch.no_grad()
     def merged(self) -> Iterator[tuple[str, Tensor]]:
@@ -236,6 +247,20 @@ def _give_weights(lm: nn.Module, name: str, rank: int, seed: int) -> None:
         b = torch.zeros(layer.out_features, rank)
         layer.lora_A[name].weight = nn.Parameter(a.to(device))
         layer.lora_B[name].weight = nn.Parameter(b.to(device))
+
+
+def _give_dropout(lm: nn.Module, name: str, p: float, seed: int) -> RowMasks | None:
+    if p == 0.0:
+        return None
+    masks = RowMasks(seed, p)
+    for own, layer in lm.named_modules():
+        if name in _names(layer) and hasattr(layer, "lora_dropout"):
+            layer: Any = layer
+            device = layer.get_base_layer().weight.device
+            layer.lora_dropout[name] = CounterDropout(
+                masks, f"{name} {own}", layer.in_features, device
+            )
+    return masks
 
 
 def _to_float32(head: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
