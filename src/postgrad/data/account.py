@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from postgrad.core.errors import UsageError
 from postgrad.data.rows import Row
-from postgrad.data.settings import DataSettings
+from postgrad.data.settings import RowSettings
 
 Fate = Literal[
     "kept",
@@ -111,7 +111,7 @@ class Bookkeeper:
         self.counts[fate] += 1
         self.examples.setdefault(fate, row.place)
 
-    def close(self, settings: DataSettings, limit: str) -> RowAccount:
+    def close(self, settings: RowSettings, limit: str) -> RowAccount:
         """The account. Raises UsageError where nothing is left or too much was lost.
 
         limit: in words, for the message. What a recipe leaves out on purpose is not lost.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.data.messages import Message
-from postgrad.data.settings import DataSettings
+from postgrad.data.settings import RowSettings
 
 
 class Unmarkable(Exception):
@@ -74,7 +74,7 @@ def render(
         raise Unmarkable(f"the chat template refuses it: {error}") from error
 
 
-def template_call(settings: DataSettings) -> dict[str, Any]:
+def template_call(settings: RowSettings) -> dict[str, Any]:
     """What the template is called with beside messages: the dataset's variables, and its own
     template where it has one. Raises UsageError where that is a file that cannot be read.
     """

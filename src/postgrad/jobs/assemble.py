@@ -19,7 +19,7 @@ from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
 from postgrad.jobs.sft import SFTJob
 from postgrad.learner.reference import MovingReference
-from postgrad.learner.role import Learner, Role
+from postgrad.learner.role import Policy, PolicyLearner
 from postgrad.models.load import load_tokenizer
 from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
 from postgrad.rewards.scorer import Scorer
@@ -155,7 +155,9 @@ def _source(
     )
 
 
-def _reference(run: Run, recipe: RLRecipe, path: str, policy: Learner) -> Role | MovingReference:
+def _reference(
+    run: Run, recipe: RLRecipe, path: str, policy: PolicyLearner
+) -> Policy | MovingReference:
     frozen = recipe.reference.model.path or path
     if run.choices.reference is not None:
         roles.check_frozen(frozen, run.choices.reference)
@@ -172,7 +174,7 @@ def _evaluator(run: Run, tokenizer: object, scorer: Scorer) -> Evaluator:
     return evaluator
 
 
-def _restore(policy: Learner, checkpoint: Checkpoint | None) -> None:
+def _restore(policy: PolicyLearner, checkpoint: Checkpoint | None) -> None:
     if checkpoint is not None:
         policy.load(checkpoint.tensors, checkpoint.state.update)
 

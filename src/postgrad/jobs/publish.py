@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.learner.role import Learner
+from postgrad.learner.role import PolicyLearner
 from postgrad.observe.sentinels import Sentinels
 from postgrad.rollout.engine import Engine
 
@@ -28,7 +28,7 @@ class Publisher:
 
     def __init__(
         self,
-        policy: Learner,
+        policy: PolicyLearner,
         engine: Engine,
         sentinels: Sentinels,
         prompts: Sequence[NDArray[np.int32]],

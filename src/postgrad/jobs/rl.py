@@ -18,7 +18,7 @@ from postgrad.jobs.publish import Publisher
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.learner.reference import MovingReference
-from postgrad.learner.role import Learner, Role, UpdateResult
+from postgrad.learner.role import Policy, PolicyLearner, UpdateResult
 from postgrad.learner.update import updates
 from postgrad.observe.samples import step_samples
 from postgrad.rewards.scorer import Scorer
@@ -33,8 +33,8 @@ class Parts:
     """What the loop calls. reference: where the algorithm needs one."""
 
     algorithm: RolloutAlgorithm
-    policy: Learner
-    reference: Role | MovingReference | None
+    policy: PolicyLearner
+    reference: Policy | None
     engine: Engine
     publish: Publisher
     source: Source
@@ -198,7 +198,7 @@ def _learner_logprobs(
     if old is not None:
         return old.take(credit.rows).values
     if results:  # without `old` the step is one update, computed before its weights moved
-        return results[0].logprobs
+        return results[0].outputs
     return np.full(len(credit.experience.sequences.tokens.values), np.nan, np.float32)
 
 

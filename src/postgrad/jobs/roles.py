@@ -14,7 +14,7 @@ from postgrad.data.texts import texts
 from postgrad.jobs.choices import Choices
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.reference import MovingReference
-from postgrad.learner.role import Learner, Role
+from postgrad.learner.role import Policy, PolicyLearner
 from postgrad.models.fresh import make_fresh
 from postgrad.models.hashes import directory_hash
 from postgrad.models.load import load_model
@@ -42,23 +42,23 @@ def base_model(recipe: Recipe, init: Path) -> str:
 
 def learner(
     recipe: Recipe, path: str, choices: Choices, geometry: BatchGeometry, temperature: float
-) -> tuple[Learner, Any]:
+) -> tuple[PolicyLearner, Any]:
     """The policy with its optimizer, and its tokenizer."""
     backbone, tokenizer = _backbone(recipe, recipe.model, path, choices)
     assert geometry.total_updates is not None
-    role = Learner("policy", backbone, recipe.learner, geometry.total_updates, temperature)
+    role = PolicyLearner(backbone, recipe.learner, geometry.total_updates, temperature)
     return role, tokenizer
 
 
 def reference(
-    recipe: RLRecipe, path: str, choices: Choices, policy: Learner
-) -> Role | MovingReference:
+    recipe: RLRecipe, path: str, choices: Choices, policy: PolicyLearner
+) -> Policy | MovingReference:
     """The model that KL is measured from: the policy's own start `path` unless another is named."""
     settings = recipe.reference.model
     backbone, _ = _backbone(recipe, settings, settings.path or path, choices)
     backbone.lm.requires_grad_(False)
     if not recipe.reference.moves:
-        return Role("reference", backbone, policy.temperature)
+        return Policy(backbone, policy.temperature)
     return MovingReference(
         backbone,
         policy.temperature,

@@ -16,7 +16,7 @@ from postgrad.data.mixture import Draws
 from postgrad.jobs.evaluation import Evaluator
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
-from postgrad.learner.role import Learner
+from postgrad.learner.role import PolicyLearner
 from postgrad.learner.update import Update
 from postgrad.rollout.engine import Engine
 
@@ -28,7 +28,7 @@ class SFTJob:
         self,
         run: Run,
         algorithm: SFT,
-        policy: Learner,
+        policy: PolicyLearner,
         conversations: Draws[Conversation],
         engine: Engine | None,
         evaluator: Evaluator | None,

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -55,7 +56,14 @@ def load_model(
     """
     config = load_config(path)
     tokenizer = load_tokenizer(path)
-    lm = _read_weights(path, config, dtype)
+    lm, missing = read_weights(path, config, dtype, AutoModelForCausalLM)
+    require_whole(path, missing=missing)
+    place(lm, path, device, gradient_checkpointing=gradient_checkpointing)
+    return LoadedModel(lm, tokenizer, config, path)
+
+
+def place(lm: Any, path: str, device: torch.device | None, *, gradient_checkpointing: bool) -> None:
+    """Puts a model that was read on its device, in the mode that load_model promises."""
     _refuse_foreign_attention(lm, path)
     lm.to(device or torch.device("cpu"))
     if gradient_checkpointing:
@@ -63,7 +71,6 @@ def load_model(
         lm.train()
     else:
         lm.eval()
-    return LoadedModel(lm, tokenizer, config, path)
 
 
 def load_config(path: str) -> Any:
@@ -126,9 +133,12 @@ def looks_local(path: str) -> bool:
     return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
 
 
-def _read_weights(path: str, config: Any, dtype: torch.dtype) -> Any:
+def read_weights(path: str, config: Any, dtype: torch.dtype, kind: Any) -> tuple[Any, list[str]]:
+    """The model of a directory as `kind`, an Auto class, and which weights were not there. Raises
+    UsageError where it cannot be read or a weight has another shape.
+    """
     try:
-        read: Any = AutoModelForCausalLM.from_pretrained(
+        read: Any = kind.from_pretrained(
             path,
             config=config,
             dtype=dtype,
@@ -144,18 +154,21 @@ def _read_weights(path: str, config: Any, dtype: torch.dtype) -> Any:
             "safetensors in the layout of Hugging Face"
         ) from error
     lm, found = read
-    # transformers draws these at random and only warns
-    wrong = {
-        "missing": sorted(found["missing_keys"]),
-        "of another shape": sorted(name for name, *_ in found["mismatched_keys"]),
-    }
-    for what, names in wrong.items():
+    require_whole(path, mismatched=[name for name, *_ in found["mismatched_keys"]])
+    return lm, list(found["missing_keys"])
+
+
+def require_whole(
+    path: str, *, missing: Sequence[str] = (), mismatched: Sequence[str] = ()
+) -> None:
+    """Raises UsageError for weights that transformers would draw at random with only a warning."""
+    for what, names in {"missing": missing, "of another shape": mismatched}.items():
         if names:
             raise UsageError(
                 f"the model {path} is not whole: {len(names)} weights are {what} "
-                f"({', '.join(names[:3])}); its config.json and its weights have to be of one model"
+                f"({', '.join(sorted(names)[:3])}); its config.json and its weights have to be of "
+                "one model"
             )
-    return lm
 
 
 def _refuse_recurrent(config: Any, path: str) -> None:
@@ -168,7 +181,7 @@ def _refuse_recurrent(config: Any, path: str) -> None:
 
 def _refuse_foreign_attention(lm: Any, path: str) -> None:
     """Every token mixer has to look up the attention interface; the source says whether it does."""
-    decoder = inspect.getmodule(type(lm.get_decoder()))
+    decoder = inspect.getmodule(type(lm.get_decoder()))  # a score model has one too
     assert decoder is not None
     source = inspect.getsource(decoder)
     mixers = {
