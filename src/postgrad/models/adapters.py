@@ -148,16 +148,17 @@ class Adapter:
                 for end, tensor in layer.modules_to_save[self.name].named_parameters():
                     yield f"{own}.{end}", tensor.detach().clone()
 
-    @torch.no_grad()
-    def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """`merged`, and before it the frozen weights beside them, as they are: a whole model by hub
-        name, a tied weight once.
-        """
-        merged = {f"{own}.base_layer.weight" for own, _ in self._own_layers()}
-        foreign = re.compile(r"\.(lora_[AB]|original_module|modules_to_save)\.")
+    def frozen(self) -> Iterator[tuple[str, Tensor]]:
+        """The frozen model's own weights by hub name, a tied one once, without its `score` head."""
+        ours = re.compile(r"\.(lora_[AB]|original_module|modules_to_save)\.")
         for own, parameter in self.lm.named_parameters():
-            if own not in merged and not foreign.search(own):
+            if not ours.search(own):
                 yield own.replace(".base_layer.", "."), parameter.detach()
+
+    def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """A whole model by hub name: what is `frozen` beside the targets, then `merged`."""
+        targets = {f"{own}.weight" for own, _ in self._own_layers()}
+        yield from ((own, weight) for own, weight in self.frozen() if own not in targets)
         yield from self.merged()
 
     @torch.no_grad()
