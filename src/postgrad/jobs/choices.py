@@ -4,7 +4,7 @@ Chosen once, kept as run state, used again at resume: two threads or other slots
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ MICRO_TRAIN_TOKENS = 8192  # tokens in one forward where the recipe names no mic
 @dataclass(frozen=True, slots=True)
 class Choices:
     """micro_train_tokens is None where the recipe counts micro-batches in samples; rollout_dtype
-    where nothing is sampled; slots and cache_tokens until a rollout engine was made. reference:
-    what names the frozen reference's weights, None where there is none.
+    where nothing is sampled; slots and cache_tokens until a rollout engine was made. frozen: by
+    role, what names weights that never change.
     """
 
     device: str
@@ -32,7 +32,7 @@ class Choices:
     micro_train_tokens: int | None
     slots: int | None = None
     cache_tokens: int | None = None
-    reference: str | None = None
+    frozen: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def to_json(self) -> dict[str, Any]:
         """For the run state and the first event of a run."""
@@ -70,7 +70,7 @@ def choose(recipe: Recipe, recorded: Mapping[str, Any]) -> Choices:
         micro_train_tokens=_micro_train_tokens(recipe, known("micro_train_tokens")),
         slots=sampling and (sampling.slots or known("slots")),
         cache_tokens=sampling and (sampling.cache_tokens or known("cache_tokens")),
-        reference=known("reference"),
+        frozen=known("frozen") or {},
     )
 
 

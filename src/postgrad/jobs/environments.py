@@ -6,6 +6,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.data.mixture import Draws
 from postgrad.data.settings import DataSettings, MixSettings
+from postgrad.jobs.learned import LearnedReward, by_component
 from postgrad.recipe.recipe import Answering
 from postgrad.recipe.scored import environment_weight
 from postgrad.rewards.registry import for_rollout
@@ -23,12 +24,13 @@ def environment(recipe: Answering, tokenizer: Any) -> Dialogue | None:
     return dialogue(recipe.environment, tokenizer, recipe.data.chat_template_kwargs)
 
 
-def scorer(recipe: Answering) -> Scorer:
+def scorer(recipe: Answering, learned: LearnedReward | None = None) -> Scorer:
     """The recipe's scorer, with the environment's own rewards as one of its components. Raises
-    UsageError where its rewards are wrong.
+    UsageError where its rewards are wrong. learned: the run's own reward model.
     """
     rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
-    return Scorer(rewards, recipe.scoring, environment_weight(recipe))
+    own = by_component(recipe, learned)
+    return Scorer(rewards, recipe.scoring, environment_weight(recipe), own)
 
 
 def through(recipe: Answering, data: AnyData) -> AnyData:

@@ -21,7 +21,7 @@ def evaluate_pairs(recipe: Comparing, path: str, choices: Choices) -> list[Resul
     """
     evaluator = PairEvaluator(recipe.eval, load_tokenizer(path))
     if isinstance(recipe, RewardRecipe):
-        model = roles.frozen_reward_model(recipe, path, choices)
+        model = roles.frozen_reward_model(recipe, recipe.model, path, choices)
         return evaluator(lambda sequences: last_scores(model, sequences))
     return evaluator(_of_policy(recipe, path, choices))
 
@@ -29,10 +29,14 @@ def evaluate_pairs(recipe: Comparing, path: str, choices: Choices) -> list[Resul
 def _of_policy(
     recipe: PreferenceRecipe, path: str, choices: Choices
 ) -> Callable[[Sequences], NDArray[np.float64]]:
-    policy = roles.frozen_policy(recipe, path, choices)
+    policy = roles.frozen_policy(recipe, recipe.model, path, choices)
     base = recipe.reference.model.path or recipe.model.path
     with_reference = recipe.algorithm.needs().reference and base is not None
-    reference = roles.frozen_policy(recipe, base, choices) if with_reference and base else None
+    reference = (
+        roles.frozen_policy(recipe, recipe.reference.model, base, choices)
+        if with_reference and base
+        else None
+    )
 
     def score(sequences: Sequences) -> NDArray[np.float64]:
         found = policy.logprobs(sequences).result().sums()

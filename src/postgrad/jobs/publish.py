@@ -48,7 +48,7 @@ class Publisher:
         """Publish; returns what the probe found. Raises RunError where the sentinel stops."""
         temperature = self._policy.temperature
         before = self._engine.logprobs(self._probe, temperature)
-        self._engine.load_weights(self._policy.weights().items(), self._policy.optimizer.updates)
+        self._engine.load_weights(self._policy.whole(), self._policy.optimizer.updates)
         engine = self._engine.logprobs(self._probe, temperature)
         learner = self._policy.logprobs(_scored_everywhere(self._probe)).result()
         return self._sentinels.published(before, engine, list(learner))

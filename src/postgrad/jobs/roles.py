@@ -1,20 +1,22 @@
 """The roles and the engine of a run, made from its recipe and its choices."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import torch
 
-from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import RunError
 from postgrad.core.seeds import integer
 from postgrad.data.texts import texts
 from postgrad.jobs.choices import Choices
+from postgrad.jobs.run import Run
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Policy, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
+from postgrad.models.adapters import add_adapter
 from postgrad.models.fresh import make_fresh
 from postgrad.models.hashes import directory_hash
 from postgrad.models.load import load_model
@@ -47,38 +49,44 @@ def base_model(recipe: Recipe, init: Path) -> str:
     return str(init)
 
 
-def policy(
-    recipe: Recipe,
-    path: str,
-    choices: Choices,
-    geometry: BatchGeometry,
-    temperature: float = 1.0,
-) -> PolicyLearner:
+def policy(run: Run, path: str, temperature: float = 1.0) -> PolicyLearner:
     """The policy with its optimizer."""
-    assert geometry.total_updates is not None
-    backbone = _backbone(recipe, recipe.model, path, choices)
-    return PolicyLearner(backbone, recipe.learner, geometry.total_updates, temperature)
+    recipe = run.recipe
+    backbone = _trained(run, "policy", recipe.model, path, _causal)
+    return PolicyLearner(backbone, recipe.learner, _updates(run), temperature)
 
 
-def frozen_policy(
-    recipe: RLRecipe | PreferenceRecipe, path: str, choices: Choices, temperature: float = 1.0
-) -> Policy:
-    """A reference that stays as it is."""
-    backbone = _backbone(recipe, recipe.reference.model, path, choices)
-    backbone.lm.requires_grad_(False)
-    return Policy(backbone, temperature)
+def reward_model(run: Run, path: str) -> ScoreLearner:
+    """The reward model that a job trains, with its optimizer."""
+    recipe = run.recipe
+    backbone = _trained(run, "reward_model", recipe.model, path, _scoring)
+    return ScoreLearner("reward_model", backbone, "at", recipe.learner, _updates(run))
+
+
+def critic(run: Run, recipe: RLRecipe, path: str) -> ScoreLearner:
+    """The critic with its optimizer, from a reward model or, with a fresh head, from a policy."""
+    settings = recipe.critic
+    backbone = _trained(run, "critic", settings.model, settings.model.path or path, _scoring)
+    return ScoreLearner("critic", backbone, "before", settings.learner, _updates(run))
 
 
 def reference(
-    recipe: RLRecipe, path: str, choices: Choices, policy: PolicyLearner
-) -> Policy | MovingReference:
-    """The model that KL is measured from: the policy's own start `path` unless another is named."""
-    settings = recipe.reference.model
-    frozen = frozen_policy(recipe, settings.path or path, choices, policy.temperature)
+    run: Run, recipe: RLRecipe | PreferenceRecipe, path: str, policy: PolicyLearner
+) -> Policy:
+    """The model that KL is measured from: the policy's own start `path` unless another is named.
+
+    The start of a policy with an adapter is there already, under the adapter.
+    """
+    start = recipe.reference.model.path or path
+    hold_to(run, "reference", start)
+    if start == path and policy.backbone.adapter is not None:
+        return Policy(policy.backbone, policy.temperature, base=True)
+    backbone = _causal(run.recipe, recipe.reference.model, start, run.choices)
+    backbone.lm.requires_grad_(False)
     if not recipe.reference.moves:
-        return frozen
+        return Policy(backbone, policy.temperature)
     return MovingReference(
-        frozen.backbone,
+        backbone,
         policy.temperature,
         refresh_steps=recipe.reference.refresh_steps,
         ema_decay=recipe.reference.ema_decay,
@@ -86,26 +94,31 @@ def reference(
     )
 
 
-def reward_model(
-    recipe: RewardRecipe, path: str, choices: Choices, geometry: BatchGeometry
-) -> ScoreLearner:
-    """The reward model that is trained, with its optimizer."""
-    assert geometry.total_updates is not None
-    backbone = _scoring(recipe, recipe.model, path, choices)
-    return ScoreLearner("reward_model", backbone, "at", recipe.learner, geometry.total_updates)
+def scorer(run: Run, recipe: RLRecipe, path: str, critic: ScoreLearner | None) -> ScoreRole:
+    """The frozen reward model at `path`. Where the critic's adapter lies on the same weights the
+    two share them.
+    """
+    hold_to(run, "reward_model", path)
+    same = recipe.critic.model.path == path
+    if critic is not None and critic.backbone.adapter is not None and same:
+        return ScoreRole(critic.backbone, "at", base=True)
+    return frozen_reward_model(recipe, recipe.reward_model.model, path, run.choices)
 
 
-def frozen_reward_model(recipe: RewardRecipe, path: str, choices: Choices) -> ScoreRole:
+def frozen_policy(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Policy:
+    """A policy that only scores, at a temperature of 1."""
+    backbone = _causal(recipe, settings, path, choices)
+    backbone.lm.requires_grad_(False)
+    return Policy(backbone)
+
+
+def frozen_reward_model(
+    recipe: Recipe, settings: ModelSettings, path: str, choices: Choices
+) -> ScoreRole:
     """A reward model that only scores."""
-    return ScoreRole(_scoring(recipe, recipe.model, path, choices, fresh_head=False), "at")
-
-
-def critic(recipe: RLRecipe, path: str, choices: Choices, geometry: BatchGeometry) -> ScoreLearner:
-    """The critic with its optimizer, from a reward model or, with a fresh head, from a policy."""
-    assert geometry.total_updates is not None
-    settings = recipe.critic
-    backbone = _scoring(recipe, settings.model, settings.model.path or path, choices)
-    return ScoreLearner("critic", backbone, "before", settings.learner, geometry.total_updates)
+    backbone = _scoring(recipe, settings, path, choices, fresh_head=False)
+    backbone.lm.requires_grad_(False)
+    return ScoreRole(backbone, "at")
 
 
 def engine(
@@ -133,37 +146,65 @@ def frozen_hash(path: str) -> str:
     return directory_hash(Path(path)) if Path(path).is_dir() else path
 
 
-def check_frozen(path: str, recorded: str) -> None:
-    """Raises RunError where a frozen base is not the one that the run was started with."""
-    if frozen_hash(path) != recorded:
+def hold_to(run: Run, role: str, path: str) -> None:
+    """Frozen weights are named in checkpoints, not copied: a run goes on from the same ones only.
+
+    Raises RunError where those of `role` are not what the run was started with.
+    """
+    digest = frozen_hash(path)
+    if run.choices.frozen.get(role, digest) != digest:
         raise RunError(
-            f"the frozen model {path} is not the one that this run was started with: "
-            "its files have changed; put them back, or start a new run"
+            f"the frozen model {path} ({role}) is not the one that this run was started with: its "
+            "files have changed; put them back, or start a new run"
         )
+    run.choices = replace(run.choices, frozen={**run.choices.frozen, role: digest})
 
 
-def _backbone(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Backbone:
-    """Of a causal model."""
+def _updates(run: Run) -> int:
+    assert run.geometry.total_updates is not None  # known once the data is read
+    return run.geometry.total_updates
+
+
+Loaded = Callable[[Recipe, ModelSettings, str, Choices], Backbone]
+
+
+def _trained(run: Run, role: str, settings: ModelSettings, path: str, load: Loaded) -> Backbone:
+    """With an adapter where the settings say so: the weights under it never change."""
+    backbone = load(run.recipe, settings, path, run.choices)
+    if settings.lora is not None:
+        hold_to(run, role, path)
+        seed = integer(run.recipe.seed, "adapter")
+        backbone.adapter = add_adapter(backbone.lm, settings.lora, seed=seed, name=role)
+    return backbone
+
+
+def _causal(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Backbone:
     device = torch.device(choices.device)
     model = load_model(
         path,
         dtype=compute_dtype(choices.dtype, device),
         device=device,
         gradient_checkpointing=settings.gradient_checkpointing,
+        quantize=settings.quantize,
     )
     return Backbone(model.lm, device, _micro(recipe, choices), settings.attention)
 
 
 def _scoring(
-    recipe: Recipe, settings: ModelSettings, path: str, choices: Choices, fresh_head: bool = True
+    recipe: Recipe,
+    settings: ModelSettings,
+    path: str,
+    choices: Choices,
+    *,
+    fresh_head: bool = True,
 ) -> Backbone:
-    """Of a model with a score head."""
     device = torch.device(choices.device)
     model = load_score_model(
         path,
         dtype=compute_dtype(choices.dtype, device),
         device=device,
         gradient_checkpointing=settings.gradient_checkpointing,
+        quantize=settings.quantize,
         seed=recipe.seed,
         fresh_head=fresh_head,
     )

@@ -42,7 +42,7 @@ class SFTJob(SupervisedJob[Conversation]):
         assert self._evaluator is not None
         with self._run.phase("publish"):
             version = self._policy.optimizer.updates
-            self._engine.load_weights(self._policy.weights().items(), version)
+            self._engine.load_weights(self._policy.whole(), version)
         with self._run.phase("evaluate", self._evaluator.total):
             return self._evaluator(self._engine, self._run.advance)
 

@@ -1,6 +1,7 @@
 """A backbone: one set of weights on one device. Roles borrow it; one forward runs at a time."""
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -14,8 +15,10 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.cut import cut
+from postgrad.layout.keys import row_keys
 from postgrad.layout.layout import Layout, Reads, lay_out
 from postgrad.models import head
+from postgrad.models.adapters import Adapter
 from postgrad.models.attention import AttentionContext
 from postgrad.models.packed import hidden_states
 from postgrad.models.tree import TreeAttention
@@ -58,15 +61,21 @@ class Backbone:
 
     `lm` is a transformers model loaded with our attention, on `device`: a causal one, or a body
     with a `score` head. `attention` is the recipe's choice: "sdpa", "flex", or "auto" (flex on
-    CUDA).
+    CUDA). adapter: what lies on `lm`, whose own weights are frozen then.
     """
 
     def __init__(
-        self, lm: nn.Module, device: torch.device, micro: MicroBatch, attention: str = "auto"
+        self,
+        lm: nn.Module,
+        device: torch.device,
+        micro: MicroBatch,
+        attention: str = "auto",
+        adapter: Adapter | None = None,
     ) -> None:
         self.lm = lm
         self.device = device
         self.micro = micro
+        self.adapter = adapter
         self._forward = PackedForward(lm)
         self._flex = attention == "flex" or (attention == "auto" and device.type == "cuda")
 
@@ -106,6 +115,19 @@ class Backbone:
     def scores(self, layout: Layout) -> Tensor:
         """What the score head says at a layout's loss entries: [E] float32."""
         return self._run(layout, head.scores)
+
+    def as_base(self) -> AbstractContextManager[None]:
+        """The frozen weights under the adapter act, bit for bit: a reference beside its policy, a
+        reward model beside its critic, on one copy.
+        """
+        return nullcontext() if self.adapter is None else self.adapter.disabled()
+
+    def dropping(self, layout: Layout, update: int) -> AbstractContextManager[None]:
+        """The adapter's dropout acts on this layout, forward and backward; see Adapter.dropping."""
+        if self.adapter is None or not self.adapter.settings.dropout:
+            return nullcontext()
+        keys = row_keys(layout.token_ids, layout.positions, layout.segment_start, layout.parent)
+        return self.adapter.dropping(torch.from_numpy(keys).to(self.device), update)
 
     def _run(self, layout: Layout, read: Callable[[nn.Module, Tensor], Out]) -> Out:
         arrays = layout.token_ids, layout.positions, layout.hidden_row

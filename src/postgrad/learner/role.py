@@ -1,7 +1,8 @@
 """Roles on a backbone: one that scores tokens, and one that also learns."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -38,12 +39,13 @@ class UpdateResult:
 
 class Policy:
     """Scores tokens with a backbone's weights. `temperature` is the sampling temperature, at which
-    all logprobs are taken.
+    all logprobs are taken. base: with the frozen weights under the backbone's adapter.
     """
 
-    def __init__(self, backbone: Backbone, temperature: float = 1.0) -> None:
+    def __init__(self, backbone: Backbone, temperature: float = 1.0, *, base: bool = False) -> None:
         self.backbone = backbone
         self.temperature = temperature
+        self._base = base
 
     def logprobs(self, sequences: Sequences) -> Handle[Ragged]:
         """The logprob of every loss token, float32; zeros elsewhere."""
@@ -51,7 +53,8 @@ class Policy:
         def read(layout: Layout) -> Tensor:
             return self.backbone.logprobs(layout, self.temperature)[0]
 
-        return done(self.backbone.column(sequences, read))
+        with self.backbone.as_base() if self._base else nullcontext():
+            return done(self.backbone.column(sequences, read))
 
 
 class Learner(ABC, Generic[AnyAlgorithm]):
@@ -70,7 +73,9 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         self.backbone = backbone
         self.settings = settings
         self.total_updates = total_updates
-        self.optimizer = MasterOptimizer(backbone.lm, settings)
+        adapter = backbone.adapter
+        trained = backbone.lm if adapter is None else adapter.parameters()
+        self.optimizer = MasterOptimizer(trained, settings)
         self.average = (
             MovingAverage(self.weights(), settings.ema_decay) if settings.ema_decay else None
         )
@@ -100,8 +105,9 @@ class Learner(ABC, Generic[AnyAlgorithm]):
             reads=self.reads,
             whole_groups=algorithm.level in ("pair", "group"),
         ):
-            output, found = self._loss(layout, flat, algorithm)
-            output.loss.backward()
+            with self.backbone.dropping(layout, self.optimizer.updates):
+                output, found = self._loss(layout, flat, algorithm)
+                output.loss.backward()
             for name, value in {f"{self.name}/loss": output.loss, **output.metrics}.items():
                 value = value.detach()
                 metrics[name] = metrics[name] + value if name in metrics else value
@@ -121,8 +127,13 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         return done(UpdateResult(report, outputs))
 
     def weights(self) -> dict[str, Tensor]:
-        """The float32 master weights by hub name."""
+        """What is trained, float32, by hub name, or by PEFT's where it is an adapter."""
         return self.optimizer.weights()
+
+    def whole(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights by hub name, an adapter's merged into its base one matrix at a time."""
+        adapter = self.backbone.adapter
+        return iter(self.weights().items()) if adapter is None else adapter.hub_weights()
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """All state that a checkpoint has to hold, by file stem: "policy.weights"."""

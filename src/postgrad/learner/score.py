@@ -2,6 +2,8 @@
 model, which says what a whole sequence is worth.
 """
 
+from contextlib import nullcontext
+
 from torch import Tensor
 
 from postgrad.algorithms.base import LossOutput, ScoreAlgorithm, ScoreInputs
@@ -18,16 +20,19 @@ from postgrad.learner.update import Update
 
 class ScoreRole:
     """Scores tokens. reads: "before" for a critic, whose value is of the state in which a token is
-    written; "at" for a reward model, which reads the token itself, a sequence's last one.
+    written; "at" for a reward model, which reads the token itself, a sequence's last one. base:
+    with the frozen weights, and head, under the backbone's adapter.
     """
 
-    def __init__(self, backbone: Backbone, reads: Reads) -> None:
+    def __init__(self, backbone: Backbone, reads: Reads, *, base: bool = False) -> None:
         self.backbone = backbone
         self.reads: Reads = reads
+        self._base = base
 
     def scores(self, sequences: Sequences) -> Handle[Ragged]:
         """The score at every loss token, float32; zeros elsewhere."""
-        return done(self.backbone.column(sequences, self.backbone.scores, self.reads))
+        with self.backbone.as_base() if self._base else nullcontext():
+            return done(self.backbone.column(sequences, self.backbone.scores, self.reads))
 
 
 class ScoreLearner(ScoreRole, Learner[ScoreAlgorithm]):

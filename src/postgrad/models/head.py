@@ -7,7 +7,6 @@ backward pass instead of being kept: memory is one chunk's [chunk, V], whatever 
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_VALUES = 2**24  # logits in one chunk: 64 MiB in float32
@@ -32,11 +31,9 @@ def full_logits(lm: nn.Module, hidden: Tensor) -> Tensor:
 def scores(lm: nn.Module, hidden: Tensor) -> Tensor:
     """What the linear head `score` of a critic or reward model says: [N, hidden] -> [N] float32.
 
-    Only rows that are read come here, and the product is in float32 whatever the body computes in:
-    a bfloat16 score has two digits, and differences of scores are what is learned.
+    Only rows that are read come here: there is no [T, 1], and never a [T, V].
     """
-    weight: Tensor = lm.score.weight  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue]
-    return functional.linear(hidden.float(), weight.float())[:, 0]
+    return lm.score(hidden)[:, 0]  # pyright: ignore[reportCallIssue]
 
 
 def _chunk(

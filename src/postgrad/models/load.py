@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from postgrad.core.errors import UsageError
 from postgrad.models.attention import NAME
+from postgrad.models.quantize import Quantize, loading_arguments
 from postgrad.models.settings import ModelType
 
 TESTED = ", ".join(get_args(ModelType))
@@ -46,17 +47,20 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device | None = None,
     gradient_checkpointing: bool = False,
+    quantize: Quantize = "none",
 ) -> LoadedModel:
     """The model of a local directory or hub id, computing in `dtype`, dropout off.
 
     Its attention is ours: `models.packed.hidden_states` runs it over layouts. Gradient
     checkpointing acts only in train mode, so such a model is left in it; others are in eval mode.
-    Raises UsageError for a path that holds no model, no tokenizer or no template, and for a model
-    whose token mixers bypass the attention interface.
+    quantize: see models.quantize, for a model that an adapter is put on. Raises UsageError for a
+    path that holds no model, no tokenizer or no template, and for a model whose token mixers bypass
+    the attention interface.
     """
     config = load_config(path)
     tokenizer = load_tokenizer(path)
-    lm, missing = read_weights(path, config, dtype, AutoModelForCausalLM)
+    more = loading_arguments(quantize, device or torch.device("cpu"))
+    lm, missing = read_weights(path, config, dtype, AutoModelForCausalLM, more)
     require_whole(path, missing=missing)
     place(lm, path, device, gradient_checkpointing=gradient_checkpointing)
     return LoadedModel(lm, tokenizer, config, path)
@@ -79,6 +83,13 @@ def load_config(path: str) -> Any:
     """
     if looks_local(path) and not Path(path).is_dir():
         raise UsageError(f"no model at {path}: there is no such directory (model.path)")
+    if (Path(path) / "adapter_config.json").is_file() and not (
+        Path(path) / "config.json"
+    ).is_file():
+        raise UsageError(
+            f"{path} is an adapter, not a model: export the run without --adapter, which merges it "
+            "into its base"
+        )
     try:
         config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
@@ -133,9 +144,12 @@ def looks_local(path: str) -> bool:
     return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
 
 
-def read_weights(path: str, config: Any, dtype: torch.dtype, kind: Any) -> tuple[Any, list[str]]:
-    """The model of a directory as `kind`, an Auto class, and which weights were not there. Raises
-    UsageError where it cannot be read or a weight has another shape.
+def read_weights(
+    path: str, config: Any, dtype: torch.dtype, kind: Any, more: Mapping[str, Any]
+) -> tuple[Any, list[str]]:
+    """The model of a directory as `kind`, an Auto class, and which weights were not there. more:
+    other arguments of from_pretrained. Raises UsageError where it cannot be read or a weight has
+    another shape.
     """
     try:
         read: Any = kind.from_pretrained(
@@ -147,6 +161,7 @@ def read_weights(path: str, config: Any, dtype: torch.dtype, kind: Any) -> tuple
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that they are named below
+            **more,
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise UsageError(

@@ -7,8 +7,10 @@ import torch
 
 from postgrad.core.errors import UsageError
 
+Quantize = Literal["none", "4bit"]
 
-def loading_arguments(quantize: Literal["none", "4bit"], device: torch.device) -> dict[str, Any]:
+
+def loading_arguments(quantize: Quantize, device: torch.device) -> dict[str, Any]:
     """What from_pretrained has to be given beside the rest; nothing for "none".
 
     "4bit": NF4 with doubly quantised scales, products in bfloat16, by bitsandbytes; the heads are

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 
 from postgrad.core.errors import UsageError
@@ -22,6 +22,7 @@ from postgrad.models.load import (
     read_weights,
     require_whole,
 )
+from postgrad.models.quantize import Quantize, loading_arguments
 
 HEAD = "score.weight"
 MEAN, STD = "reward_mean", "reward_std"  # in config.json
@@ -43,12 +44,15 @@ def load_score_model(
     gradient_checkpointing: bool = False,
     seed: int = 0,
     fresh_head: bool = True,
+    quantize: Quantize = "none",
 ) -> LoadedModel:
     """The body of a causal model or of a reward model, with its head; see load_model.
 
     The head of a causal model is drawn from `seed` with a standard deviation of
     1 / sqrt(hidden + 1), and without a bias (Stiennon et al. 2020, arXiv:2009.01325); where
-    `fresh_head` is False its absence is a UsageError: a model that was never trained to score.
+    `fresh_head` is False its absence is a UsageError: a model that was never trained to score. The
+    head is float32 whatever the body computes in: a bfloat16 score has two digits, and differences
+    of scores are what is learned.
     """
     config = load_config(path)
     kind = (config.architectures or [""])[0]
@@ -59,7 +63,8 @@ def load_score_model(
         )
     config.num_labels = 1
     tokenizer = load_tokenizer(path)
-    lm, missing = read_weights(path, config, dtype, AutoModelForSequenceClassification)
+    more = loading_arguments(quantize, device or torch.device("cpu"))
+    lm, missing = read_weights(path, config, dtype, AutoModelForSequenceClassification, more)
     require_whole(path, missing=[name for name in missing if name != HEAD])
     if missing and not fresh_head:
         raise UsageError(
@@ -67,6 +72,7 @@ def load_score_model(
         )
     if missing:
         _draw(lm.score, seed)
+    lm.score.float().register_forward_pre_hook(_to_float32)
     place(lm, path, device, gradient_checkpointing=gradient_checkpointing)
     return LoadedModel(lm, tokenizer, config, path)
 
@@ -85,9 +91,10 @@ def require_padding(tokenizer: Any, path: str) -> None:
         )
 
 
-def scale_of(config: Any) -> RewardScale:
-    """What a reward model's config says of its scores; mean 0 and std 1 where it says nothing."""
-    return RewardScale(float(getattr(config, MEAN, 0.0)), float(getattr(config, STD, 1.0)))
+def scale_of(config: Any) -> RewardScale | None:
+    """What a reward model's config says of its scores; None where it says nothing."""
+    mean, std = getattr(config, MEAN, None), getattr(config, STD, None)
+    return None if mean is None or std is None else RewardScale(float(mean), float(std))
 
 
 @torch.no_grad()
@@ -95,3 +102,7 @@ def _draw(head: nn.Linear, seed: int) -> None:
     generator = torch.Generator().manual_seed(integer(seed, "score head"))
     drawn = torch.randn(head.weight.shape, generator=generator) / math.sqrt(head.in_features + 1)
     head.weight.copy_(drawn)
+
+
+def _to_float32(head: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    return (inputs[0].float(),)

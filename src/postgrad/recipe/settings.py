@@ -51,13 +51,9 @@ class CriticSettings(Settings):
 
 
 class RewardModelSettings(Settings):
-    """The model that [[rewards]] of type "reward_model" ask. Its scores are normalised with the
-    mean and standard deviation that it was saved with, then bounded.
-    """
+    """The model that [[rewards]] of type "reward_model" ask."""
 
     model: ModelSettings = ModelSettings()
-    normalise: bool = True
-    clip: float | None = Field(default=None, gt=0.0)  # bounds of the score, both ways
 
 
 class Named(Settings):

@@ -1,7 +1,6 @@
 """What jobs on preferences are made of: a reward model, or a policy without one."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -22,7 +21,7 @@ from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
 from postgrad.jobs.setup import common
 from postgrad.learner.reference_logprobs import ReferenceLogprobs
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.role import Policy, PolicyLearner
 from postgrad.models.load import load_tokenizer
 from postgrad.models.score import require_padding
 from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
@@ -36,7 +35,7 @@ def reward(run: Run, recipe: RewardRecipe, path: str, checkpoint: Checkpoint | N
     common.show_rows(run, pairs.accounts)
     evaluator = _evaluator(run, recipe, tokenizer)
     run.geometry = recipe.geometry(len(pairs))
-    model = roles.reward_model(recipe, path, run.choices, run.geometry)
+    model = roles.reward_model(run, path)
     foresee_disk(run, model.state_bytes())
     common.restore(model, checkpoint)
     return RewardJob(run, recipe.algorithm, model, pairs, evaluator)
@@ -57,7 +56,7 @@ def preference(
     common.show_rows(run, draws.accounts)
     evaluator = _evaluator(run, recipe, tokenizer)
     run.geometry = recipe.geometry(len(draws))
-    policy = roles.policy(recipe, path, run.choices, run.geometry)
+    policy = roles.policy(run, path)
     foresee_disk(run, policy.state_bytes())
     reference = None
     if algorithm.needs().reference:
@@ -101,15 +100,15 @@ def _reference(
     """The reference's logprobs. Where it is the policy's own start, the policy computes them before
     it is restored: there never is a second model.
     """
-    frozen = recipe.reference.model.path or path
-    if run.choices.reference is not None:
-        roles.check_frozen(frozen, run.choices.reference)
-    digest = roles.frozen_hash(frozen)
-    run.choices = replace(run.choices, reference=digest)
-    reference = policy if frozen == path else roles.frozen_policy(recipe, frozen, run.choices)
+    start = recipe.reference.model.path or path
+    roles.hold_to(run, "reference", start)
+    if start == path:
+        reference = Policy(policy.backbone, base=True)
+    else:
+        reference = roles.frozen_policy(recipe, recipe.reference.model, start, run.choices)
     one = run.choices
     name = {
-        "model": digest,
+        "model": run.choices.frozen["reference"],
         "versions": [torch.__version__],
         "choices": [one.device, one.threads, one.dtype, one.micro_train_tokens],
         "micro_train_batch_size": recipe.batch.micro_train_batch_size,
@@ -120,7 +119,7 @@ def _reference(
     found = ReferenceLogprobs()
     made, kept = found.prepare(wanted, lambda part: reference.logprobs(part).result(), folder, name)
     run.console.note(
-        f"reference logprobs: {made} sequences computed with {frozen}, {kept} from the cache "
+        f"reference logprobs: {made} sequences computed with {start}, {kept} from the cache "
         f"({folder or 'not kept: data.cache is off'})"
     )
     return found

@@ -1,19 +1,17 @@
 """What an RL job is made of."""
 
 from contextlib import ExitStack
-from dataclasses import replace
 
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Prompt
 from postgrad.data.mixture import Draws, training_prompts
 from postgrad.jobs import environments, roles
+from postgrad.jobs.learned import learned_reward
 from postgrad.jobs.publish import PROBES, Publisher
-from postgrad.jobs.rl import Parts, RLJob
+from postgrad.jobs.rl import Parts, RLJob, Roles
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
 from postgrad.jobs.setup import common
-from postgrad.learner.reference import MovingReference
-from postgrad.learner.role import Policy, PolicyLearner
 from postgrad.models.load import load_tokenizer
 from postgrad.recipe.recipe import RLRecipe
 from postgrad.rewards.scorer import Scorer
@@ -35,21 +33,14 @@ def assemble(
     )
     common.show_rows(run, prompts.accounts)
     environments.check_rows(recipe, prompts)
-    scorer = stack.enter_context(environments.scorer(recipe))
+    learned = learned_reward(recipe, tokenizer)
+    scorer = stack.enter_context(environments.scorer(recipe, learned))
     common.check_answers(scorer, prompts)
     evaluator = common.evaluator(run, recipe, tokenizer, scorer) if recipe.eval.sets else None
     run.geometry = recipe.geometry(len(prompts))
-    temperature = recipe.rollout.temperature
-    policy = roles.policy(recipe, path, run.choices, run.geometry, temperature)
-    algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens)
-    reference = None
-    if algorithm.needs().reference:
-        reference = _reference(run, recipe, path, policy)
-    following = reference if isinstance(reference, MovingReference) else None
-    foresee_disk(run, policy.state_bytes() + (following.state_bytes() if following else 0))
-    common.restore(policy, checkpoint)
-    if following is not None and checkpoint is not None:
-        following.load(checkpoint.tensors)
+    parts = _roles(run, recipe, path, checkpoint)
+    if learned is not None:
+        learned.role = roles.scorer(run, recipe, learned.path, parts.critic)
     engine, run.choices = roles.engine(
         recipe,
         path,
@@ -58,15 +49,14 @@ def assemble(
         max_len=max(recipe.data.max_len, evaluator.max_len if evaluator else 0),
     )
     first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
-    publish = Publisher(policy, engine, run.sentinels, first)
+    publish = Publisher(parts.policy, engine, run.sentinels, first)
     publish()  # proves the weights of a resumed run too
     source = _source(run, recipe, prompts, engine, scorer, tokenizer)
     return RLJob(
         run,
         Parts(
-            algorithm=algorithm,
-            policy=policy,
-            reference=reference,
+            roles=parts,
+            algorithm=recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens),
             engine=engine,
             publish=publish,
             source=source,
@@ -76,6 +66,22 @@ def assemble(
             sampling=recipe.rollout,
         ),
     )
+
+
+def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None) -> Roles:
+    """What learns and what is measured from, from a checkpoint where there is one."""
+    policy = roles.policy(run, path, recipe.rollout.temperature)
+    needs = recipe.algorithm.needs()
+    found = Roles(
+        policy=policy,
+        critic=roles.critic(run, recipe, path) if needs.critic else None,
+        reference=roles.reference(run, recipe, path, policy) if needs.reference else None,
+    )
+    foresee_disk(run, sum(one.state_bytes() for one in found.changing))
+    if checkpoint is not None:
+        for one in found.changing:
+            one.load(checkpoint.tensors)
+    return found
 
 
 def _source(
@@ -102,13 +108,3 @@ def _source(
         max_len=recipe.data.max_len,
         on_done=run.advance,
     )
-
-
-def _reference(
-    run: Run, recipe: RLRecipe, path: str, policy: PolicyLearner
-) -> Policy | MovingReference:
-    frozen = recipe.reference.model.path or path
-    if run.choices.reference is not None:
-        roles.check_frozen(frozen, run.choices.reference)
-    run.choices = replace(run.choices, reference=roles.frozen_hash(frozen))
-    return roles.reference(recipe, path, run.choices, policy)

@@ -26,7 +26,7 @@ def assemble(
         scorer = stack.enter_context(environments.scorer(recipe))
         evaluator = common.evaluator(run, recipe, tokenizer, scorer)
     run.geometry = recipe.geometry(len(conversations))
-    policy = roles.policy(recipe, path, run.choices, run.geometry)
+    policy = roles.policy(run, path)
     foresee_disk(run, policy.state_bytes())
     common.restore(policy, checkpoint)
     engine = None
