@@ -215,3 +215,13 @@ def test_a_backward_outside_its_masks_is_an_error_where_activations_are_checkpoi
         loss = forward(lm, layout).sum()
     with pytest.raises(CheckpointError):
         loss.backward()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_masks_on_a_gpu_are_those_on_a_cpu() -> None:
+    masks = RowMasks(0, 0.3)
+    layer = CounterDropout(masks, "x", 203, torch.device("cuda"))
+    with masks.of(KEYS.cuda(), 0):
+        out = layer(torch.ones(1000, 203, device="cuda"))
+    assert torch.equal(out.cpu() == 0, dropped(0.3))

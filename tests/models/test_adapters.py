@@ -256,6 +256,20 @@ def test_who_trains_is_not_changed_by_who_acts(model: Callable[..., Any]) -> Non
     assert all(p.requires_grad for p in other.parameters().values())
 
 
+@torch.no_grad()
+def test_an_adapter_may_be_added_while_none_acts(model: Callable[..., Any]) -> None:
+    lm = model()
+    base = lm(IDS).logits
+    first = moved(add_adapter(lm, LoraSettings(rank=2, targets=("q_proj",)), seed=0))
+    acting = lm(IDS).logits
+    with first.disabled():
+        second = moved(add_adapter(lm, SMALL, seed=0, name="second"))
+        assert torch.equal(lm(IDS).logits, base)
+    assert torch.equal(lm(IDS).logits, acting)
+    with second.active():
+        assert not torch.equal(lm(IDS).logits, acting)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_score_head_is_trained_whole_by_each_adapter(
     dtype: torch.dtype, model: Callable[..., Any]

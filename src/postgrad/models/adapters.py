@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
 from postgrad.models.settings import LoraSettings
 
+# Every layer of a model that holds adapters: looking for them takes longer than switching them.
+_adapted: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 HEAD = "score"  # a score model's head: small and fresh, so it trains whole beside the adapter
 PREFIX = "base_model.model."  # what PEFT's files put before a name
 
@@ -52,6 +55,7 @@ def add_adapter(
         # low_cpu_mem_usage: PEFT draws no weights, and so touches no generator
         peft.inject_adapter_in_model(config, lm, name, low_cpu_mem_usage=True)
     _give_weights(lm, name, settings.rank, seed)
+    _adapted.pop(lm)
     _act(_layers(lm), acting)
     adapter = Adapter(lm, settings, name, _give_dropout(lm, name, settings.dropout, seed))
     for parameter, flag in trained:
@@ -200,7 +204,9 @@ def _names(layer: nn.Module) -> set[str]:
 
 
 def _layers(lm: nn.Module) -> list[Any]:
-    return [layer for layer in lm.modules() if _names(layer)]
+    if lm not in _adapted:
+        _adapted[lm] = [layer for layer in lm.modules() if _names(layer)]
+    return _adapted[lm]
 
 
 def _acting(layers: list[Any]) -> str | None:
@@ -224,11 +230,13 @@ def _act(layers: list[Any], name: str | None) -> None:
 def _acts(lm: nn.Module, name: str | None) -> Generator[None]:
     layers = _layers(lm)
     before = _acting(layers)
-    _act(layers, name)
+    if name != before:
+        _act(layers, name)
     try:
         yield
     finally:
-        _act(layers, before)
+        if name != before:
+            _act(layers, before)
 
 
 @torch.no_grad()
