@@ -12,18 +12,22 @@ from postgrad.core.errors import UsageError
 from postgrad.jobs.checkpoints import open_store
 from postgrad.jobs.choices import Choices, choose
 from postgrad.jobs.reward import scale_of_state
+from postgrad.models.adapter_files import merged_state, write_adapter
 from postgrad.models.export import export_hf
 from postgrad.models.score import RewardScale
+from postgrad.models.settings import LoraSettings
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe, RewardRecipe, RLRecipe
 
 
-def export(run_dir: Path, which: str, to: Path, name: str | None = None) -> Path:
+def export(
+    run_dir: Path, which: str, to: Path, name: str | None = None, *, adapter: bool = False
+) -> Path:
     """Writes a role of a checkpoint to `to`; see role_of. None: what the job trains.
 
-    which: latest, best or a step. Raises UsageError where there is no such role, or `to` is there
+    which: latest, best or a step. adapter: as PEFT's directory, not merged into its base. Raises UsageError where there is no such role, or `to` is there
     already, RunError where there is no such checkpoint.
     """
     directory = RunDirectory.open(run_dir)
@@ -33,16 +37,23 @@ def export(run_dir: Path, which: str, to: Path, name: str | None = None) -> Path
     checkpoint = open_store(run_dir).load(_which(which))
     choices = choose(recipe, checkpoint.state.choices)
     state = checkpoint.state.algorithm
-    role.export(checkpoint.tensors(role.stem), state, to, choices, overwrite=False)
+    weights = checkpoint.tensors(role.stem)
+    if adapter:
+        role.export_adapter(weights, to)
+    else:
+        role.export(weights, state, to, choices, overwrite=False)
     return to
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedRole:
-    """stem: its file in a checkpoint. base: where it started from. scores: it has a score head."""
+    """stem: its file in a checkpoint. base: where it started from. lora: of its adapter, where the
+    file holds one. scores: it has a score head.
+    """
 
     stem: str
     base: str
+    lora: LoraSettings | None
     scores: bool
 
     def export(
@@ -60,11 +71,19 @@ class ExportedRole:
         """
         dtype = compute_dtype(choices.dtype, torch.device("cpu"))
         on_cpu = {name: weight.detach().cpu() for name, weight in weights.items()}
+        if self.lora is not None:
+            on_cpu = merged_state(self.base, on_cpu, self.lora)
         scale = None
         if self.scores:
             trained = self.stem.startswith("reward_model.")
             scale = scale_of_state(state) if trained else RewardScale()
         export_hf(on_cpu, self.base, to, dtype=dtype, scale=scale, overwrite=overwrite)
+
+    def export_adapter(self, weights: Mapping[str, Tensor], to: Path) -> None:
+        """The adapter alone. Raises UsageError where the role has none."""
+        if self.lora is None:
+            raise UsageError("--adapter: this role was trained whole, without [model.lora]")
+        write_adapter(weights, self.lora, self.base, to)
 
 
 def own_role(recipe: Recipe) -> str:
@@ -78,12 +97,13 @@ def role_of(recipe: Recipe, name: str, base: str) -> ExportedRole:
     """
     own = "reward_model" if isinstance(recipe, RewardRecipe) else "policy"
     scores = own != "policy"
-    found = {own_role(recipe): ExportedRole(f"{own}.weights", base, scores)}
+    lora = recipe.model.lora
+    found = {own_role(recipe): ExportedRole(f"{own}.weights", base, lora, scores)}
     if recipe.learner.ema_decay:
-        found["ema"] = ExportedRole(f"{own}.ema", base, scores)
+        found["ema"] = ExportedRole(f"{own}.ema", base, lora, scores)
     if isinstance(recipe, RLRecipe) and recipe.algorithm.needs().critic:
-        start = recipe.critic.model.path or base
-        found["critic"] = ExportedRole("critic.weights", start, scores=True)
+        model = recipe.critic.model
+        found["critic"] = ExportedRole("critic.weights", model.path or base, model.lora, True)
     if name not in found:
         raise UsageError(f"--role {name}: this run has {' and '.join(found)}")
     return found[name]
