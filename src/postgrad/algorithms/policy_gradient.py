@@ -61,6 +61,14 @@ class PolicyGradient(BehaviourCorrection):
     aggregation: Aggregation = "sequence"
     constant_length: int | None = Field(None, ge=1)  # tokens; rollout.max_new_tokens if left out
 
+    @model_validator(mode="before")
+    @classmethod
+    def _k3_in_the_loss(cls, knobs: Any) -> Any:
+        """Where a default is k1, which has no gradient on average, and the KL is put in the loss."""
+        if isinstance(knobs, Mapping) and knobs.get("kl_in") == "loss":
+            return {"kl_estimator": "k3", **knobs}
+        return knobs
+
     @model_validator(mode="after")
     def _target_needs_reward(self) -> Self:
         if self.kl_target is not None and (self.kl_in != "reward" or self.kl_coef == 0.0):
@@ -144,7 +152,7 @@ class PolicyGradient(BehaviourCorrection):
         if self.correction != "off":
             columns["sampled_logprobs"] = batch.sampled_logprobs.take(rows)
         if self._kl_in_loss:
-            columns["ref_logprobs"] = required(ref, "the reference's logprobs")
+            columns["ref_logprobs"] = required(ref, "'ref' logprobs")
         experience = Experience(sequences, columns, self._moves(columns["advantages"]))
         return Credit(experience, rows, state, metrics | more)
 
@@ -171,8 +179,8 @@ class PolicyGradient(BehaviourCorrection):
         """beta * KL of each token, the next state, metrics."""
         beta = float(state.get("kl_coef", self.kl_coef))
         before, reference = (
-            required(column, f"the {name}'s logprobs").values
-            for column, name in ((old, "policy"), (ref, "reference"))
+            required(column, f"{name!r} logprobs").values
+            for column, name in ((old, "old"), (ref, "ref"))
         )
         d = (before.astype(np.float64) - reference) * loss_mask.values
         charges = loss_mask.like(beta * kl.estimate(self.kl_estimator, d))
