@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,10 +64,9 @@ class PolicyGradient(BehaviourCorrection):
     @model_validator(mode="before")
     @classmethod
     def _k3_in_the_loss(cls, knobs: Any) -> Any:
-        """Where a default is k1, which has no gradient on average, and the KL is put in the loss."""
-        if isinstance(knobs, Mapping) and knobs.get("kl_in") == "loss":
-            return {"kl_estimator": "k3", **knobs}
-        return knobs
+        """Some types have k1 as their default, which has no gradient on average."""
+        known = cast("dict[str, Any]", knobs if isinstance(knobs, dict) else {})
+        return {"kl_estimator": "k3", **known} if known.get("kl_in") == "loss" else knobs
 
     @model_validator(mode="after")
     def _target_needs_reward(self) -> Self:
