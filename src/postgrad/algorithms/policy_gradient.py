@@ -65,8 +65,10 @@ class PolicyGradient(BehaviourCorrection):
     @classmethod
     def _k3_in_the_loss(cls, knobs: Any) -> Any:
         """Some types have k1 as their default, which has no gradient on average."""
-        known = cast("dict[str, Any]", knobs if isinstance(knobs, dict) else {})
-        return {"kl_estimator": "k3", **known} if known.get("kl_in") == "loss" else knobs
+        known = cast("dict[str, Any]", knobs)
+        if isinstance(knobs, dict) and known.get("kl_in") == "loss":
+            return {"kl_estimator": "k3", **known}
+        return known
 
     @model_validator(mode="after")
     def _target_needs_reward(self) -> Self:
