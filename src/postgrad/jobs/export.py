@@ -1,7 +1,7 @@
 """From a checkpoint to a Hugging Face directory, without the run's process."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ def export(
 ) -> Path:
     """Writes a role of a checkpoint to `to`; see role_of. None: what the job trains.
 
-    which: latest, best or a step. adapter: as PEFT's directory, not merged into its base. Raises UsageError where there is no such role, or `to` is there
-    already, RunError where there is no such checkpoint.
+    which: latest, best or a step. adapter: as PEFT's directory, not merged into its base. Raises
+    UsageError where there is no such role, or `to` is there already, RunError where there is no
+    such checkpoint.
     """
     directory = RunDirectory.open(run_dir)
     recipe = recipe_from_json(directory.recipe())
@@ -95,18 +96,32 @@ def role_of(recipe: Recipe, name: str, base: str) -> ExportedRole:
     """The role that `--role name` means: policy, critic, reward, or ema, the moving average of what
     the job trains. base: of the policy. Raises UsageError where the run has none of that name.
     """
+    stems = roles_of(recipe, base)
     own = "reward_model" if isinstance(recipe, RewardRecipe) else "policy"
-    scores = own != "policy"
-    lora = recipe.model.lora
-    found = {own_role(recipe): ExportedRole(f"{own}.weights", base, lora, scores)}
+    found = {own_role(recipe): stems[own]}
     if recipe.learner.ema_decay:
-        found["ema"] = ExportedRole(f"{own}.ema", base, lora, scores)
-    if isinstance(recipe, RLRecipe) and recipe.algorithm.needs().critic:
-        model = recipe.critic.model
-        found["critic"] = ExportedRole("critic.weights", model.path or base, model.lora, True)
+        found["ema"] = replace(stems[own], stem=f"{own}.ema")
+    if "critic" in stems:
+        found["critic"] = stems["critic"]
     if name not in found:
         raise UsageError(f"--role {name}: this run has {' and '.join(found)}")
     return found[name]
+
+
+def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
+    """What a checkpoint's files begin with, and whose weights they are. base: of the policy."""
+    lora = recipe.model.lora
+    if isinstance(recipe, RewardRecipe):
+        return {"reward_model": ExportedRole("reward_model.weights", base, lora, scores=True)}
+    found = {"policy": ExportedRole("policy.weights", base, lora, scores=False)}
+    if isinstance(recipe, RLRecipe):
+        if recipe.reference.moves:
+            found["reference"] = ExportedRole("reference.weights", base, None, scores=False)
+        if recipe.algorithm.needs().critic:
+            model = recipe.critic.model
+            start = model.path or base
+            found["critic"] = ExportedRole("critic.weights", start, model.lora, scores=True)
+    return found
 
 
 def _which(text: str) -> str | int:
