@@ -24,7 +24,9 @@ _KEEP_ALIVE = 30  # seconds
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises UsageError where the address is not to be had."""
+    """A socket that is bound. Raises UsageError where the address is not to be had."""
+    if not 0 <= port < 1 << 16:
+        raise UsageError(f"--port {port}: a number from 0 to 65535 is wanted")
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
