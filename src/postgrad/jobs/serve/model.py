@@ -79,7 +79,8 @@ def load_reward_model(path: Path, dtype: str, batch_tokens: int) -> PaddedReward
             f"{path} holds no reward model: wanted is AutoModelForSequenceClassification with "
             f'num_labels = 1 and a head `score`, as the job "reward" writes it'
         )
-    lm.to(device).eval()
+    lm.to(device)
+    lm.eval()
     return PaddedRewardModel(
         lm=lm,
         tokenizer=tokenizer,
