@@ -29,7 +29,7 @@ from postgrad.algorithms.grpo import GRPO
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.learner.role import Learner
+from postgrad.learner.role import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.models.attention import NAME
@@ -71,7 +71,7 @@ def postgrad_update(experience: Experience, budget: int) -> tuple[Callable[[], N
     """An update, and the model whose weights it moves."""
     lm = fresh(NAME)
     backbone = Backbone(lm, torch.device("cpu"), MicroBatch(max_tokens=budget))
-    learner = Learner("policy", backbone, LearnerSettings(lr=1e-6, max_grad_norm=0.0), 100)
+    learner = PolicyLearner(backbone, LearnerSettings(lr=1e-6, max_grad_norm=0.0), 100)
     update, algorithm = Update(experience, np.arange(len(experience))), GRPO()
     return lambda: (learner.update(update, algorithm).result(), None)[1], lm
 

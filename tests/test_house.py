@@ -38,6 +38,7 @@ SHARED = (
     "base",
     "behaviour_correction",
     "policy_gradient",
+    "preference",
     "registry",
 )  # what algorithms are made of
 FORBIDDEN = re.compile(

@@ -120,7 +120,7 @@ def _add_views(add: Callable[..., Any]) -> None:
     one = add("export", _export, "write a checkpoint as a Hugging Face directory")
     one.add_argument("run_dir", type=Path)
     one.add_argument("--checkpoint", default="latest", metavar="latest|best|STEP")
-    one.add_argument("--role", default="policy")
+    one.add_argument("--role", metavar="policy|critic|reward|ema", help="what the job trains")
     one.add_argument("--to", type=Path, required=True, metavar="DIR")
     one = add("checkpoints", _checkpoints, "list the checkpoints of a run")
     one.add_argument("run_dir", type=Path)

@@ -26,6 +26,7 @@ def make_batch() -> Callable[..., RolloutBatch]:
         return RolloutBatch(
             sequences=Sequences(tokens, mask, np.array(group, np.int64)),
             sampled_logprobs=mask.like(np.where(mask.values, -1.0, 0.0).astype(np.float32)),
+            turn_rewards=mask.like(np.zeros(len(mask.values))),
             rewards=np.array(rewards, np.float64),
             ticket=np.array(group, np.int64),
             sample=np.arange(len(group)),

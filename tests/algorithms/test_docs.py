@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "algorithms"
@@ -15,24 +16,34 @@ PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
 
 def table(page: str) -> dict[str, dict[str, str]]:
     """algorithm -> setting -> default, as the page's settings table says."""
-    lines = [line for line in (PAGES / page).read_text("utf-8").splitlines() if line[:1] == "|"]
+    lines = (PAGES / page).read_text("utf-8").splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("| setting"))
+    end = next(i for i in range(start, len(lines)) if not lines[i].startswith("|"))
     header, _, *rows = [
-        [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines[start:]
+        [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines[start:end]
     ]
     found: dict[str, dict[str, str]] = {name: {} for name in header[1:-1]}
     for row in rows:
-        if len(row) != len(header):
-            break
+        assert len(row) == len(header)
         for name, cell in zip(header[1:-1], row[1:-1], strict=True):
             if cell:
                 found[name][row[0]] = cell
     return found
 
 
+def page(name: str) -> str:
+    return "reward-model.md" if name == "bradley_terry" else f"{name}.md"
+
+
+def is_sampled(name: str) -> bool:
+    """Reinforcement learning without a critic: their settings stand in one shared table."""
+    algorithm = algorithm_class(name)
+    return issubclass(algorithm, RolloutAlgorithm) and not algorithm().needs().critic
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_settings_table_lists_every_setting_with_its_default(name):
-    documented = table("sft.md" if name == "sft" else "index.md")[name]
+    documented = table("index.md" if is_sampled(name) else page(name))[name]
     fields = algorithm_class(name).model_fields
     defaults = {key: repr(field.default).replace("'", '"') for key, field in fields.items()}
     assert documented == defaults
@@ -40,13 +51,13 @@ def test_the_settings_table_lists_every_setting_with_its_default(name):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_has_a_page(name):
-    text = (PAGES / f"{name}.md").read_text("utf-8")
+    text = (PAGES / page(name)).read_text("utf-8")
     assert f'type = "{name}"' in text
     assert "## Equations" in text
     assert "## What to watch" in text
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "sft"])
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if is_sampled(name)])
 def test_every_algorithm_has_a_recipe(name):
     recipe = tomllib.loads((RECIPES / f"{name}.toml").read_text("utf-8"))
     assert recipe["algorithm"]["type"] == name

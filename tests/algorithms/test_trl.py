@@ -23,6 +23,7 @@ trl = pytest.importorskip("trl", reason="TRL is a peer: pip install --group peer
 
 LENGTHS = [3, 7, 1, 5]
 MAX_NEW = 9
+BY_TOKEN = {"loss_type": "dapo"}  # a mean over the tokens of the update
 
 
 def padded(rows: list[np.ndarray]) -> torch.Tensor:
@@ -82,7 +83,7 @@ def peer_loss(columns: dict[str, list[np.ndarray]], **knobs: Any) -> tuple[float
         "prompt_mask": ids[:, :1],
         "completion_ids": ids,
         "completion_mask": mask,
-        "advantages": torch.tensor([row[0] for row in columns["advantages"]]),
+        "advantages": padded(columns["advantages"]),
         "old_per_token_logps": padded(columns["old_logprobs"]),
         "ref_per_token_logps": padded(columns["ref_logprobs"]),
         "num_items_in_batch": mask.sum(),
@@ -144,6 +145,12 @@ def our_loss(
             {},
             {"importance_sampling_level": "sequence", "epsilon_low": 3e-4, "epsilon_high": 4e-4},
         ),
+        (
+            "ppo",
+            {"kl_in": "loss", "kl_coef": 0.04, "kl_estimator": "k3"},
+            {"beta": 0.04} | BY_TOKEN,
+        ),
+        ("ppo", {"dual_clip": 3.0}, {"delta": 3.0} | BY_TOKEN),
         ("cispo", {"clip_high": 0.5}, {"loss_type": "cispo", "epsilon_high": 1.5}),
     ],
 )
@@ -160,6 +167,8 @@ def test_the_same_tensors_give_the_same_loss_and_gradient(
         "ref_logprobs": [-rng.exponential(1.0, n) for n in LENGTHS],
         "advantages": [np.full(n, rng.normal()) for n in LENGTHS],
     }
+    if name == "ppo":  # by token: TRL has no critic, but its loss takes what one would have made
+        columns["advantages"] = [rng.normal(size=n) for n in LENGTHS]
     wanted, slopes = peer_loss(columns, **theirs)
     found, gradients = our_loss(name, columns, **ours)
     assert found == pytest.approx(wanted, rel=1e-6, abs=1e-7)  # our weights are float32

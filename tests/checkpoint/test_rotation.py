@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from helpers.disk import Killed, full, went_well
@@ -38,6 +38,15 @@ def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(keep=st.integers(1, 3), history=st.lists(SAVES, min_size=1, max_size=8))
+@example(  # the best one's save fails, and the one before it had not moved `best` either
+    keep=1,
+    history=[
+        (1, True, None),
+        (1, True, ("full", 17)),
+        (1, True, ("full", 1)),
+        (1, False, None),
+    ],
+)
 def test_the_newest_and_the_best_that_were_saved_can_always_be_loaded(
     keep: int,
     history: list[tuple[int, bool, tuple[str, int] | None]],

@@ -1,5 +1,7 @@
 """Scored groups to ragged columns: what was kept, in order, prompts without loss."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from postgrad.core.records import Prompt, Rollout, RolloutBatch, ScoredGroup, Turn
@@ -40,6 +42,22 @@ def test_kept_samples_become_columns_over_prompt_and_response() -> None:
     assert batch.sample.tolist() == [0, 0]
     assert batch.rewards.tolist() == [0.0, 0.0]
     assert batch.truncated.tolist() == [False, True]
+    assert not batch.turn_rewards.values.any()
+
+
+def test_turn_rewards_lie_where_the_environment_gave_them_weighed_as_in_the_total() -> None:
+    turns = (turn("policy", 5, 3), turn("environment", 6, 7), turn("policy", 8))
+    earned = {"turn_rewards": np.array([0, 0.1, 0, 0, -2], np.float32)}
+    agent = Rollout(9, 0, turns, "stop", ((0, 3),), "", earned)
+    plain = Rollout(9, 1, (turn("policy", 1),), "stop", ((0, 1),), "")
+    groups = [group(9, [agent, plain], [True, True])]
+    unweighed = RolloutBatch.of(groups)
+    assert not unweighed.turn_rewards.values.any()  # the total does not hold them either
+    batch = RolloutBatch.of([replace(groups[0], turn_weight=0.5)])
+    tenth = float(np.float32(0.1))
+    assert batch.turn_rewards.row(0).tolist() == [0, 0, 0, 0.5 * tenth, 0, 0, -1.0]
+    assert batch.turn_rewards.row(1).tolist() == [0, 0, 0]
+    assert batch.turn_rewards.values.dtype == np.float64
 
 
 def test_nothing_kept_is_an_empty_batch() -> None:

@@ -13,6 +13,8 @@ from postgrad.data.cache import TokenCache, cache_folder
 from postgrad.data.conversations import load_conversations
 from postgrad.data.mixture import training_conversations
 from postgrad.data.overlap import HeldOut
+from postgrad.data.pair_settings import PairSettings
+from postgrad.data.pairs import load_labelled, load_pairs
 from postgrad.data.prompts import load_prompts
 from postgrad.data.settings import DataSettings, MixSettings
 from postgrad.models.fresh import TEMPLATE
@@ -208,3 +210,42 @@ def test_the_folder_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch)
     assert cache_folder() == Path("/two/postgrad/tokens")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path(os.environ["HOME"]) / ".cache" / "postgrad" / "tokens"
+
+
+def test_pairs_and_labels_from_the_cache_are_the_same_bits(
+    folder: Path, tokenizer: Any, write_rows: WriteRows
+) -> None:
+    rows = [{"prompt": "q" * i, "chosen": f"good {i}", "rejected": "bad"} for i in range(5)]
+    settings = PairSettings(path=write_rows(rows, "pairs.jsonl"))
+    cache = TokenCache(tokenizer, folder)
+    made = load_pairs(settings, tokenizer, cache=cache)
+    read = load_pairs(settings, tokenizer, cache=cache)
+    assert (was_read(made), was_read(read)) == (False, True)
+    for one, two in zip(made.all(), read.all(), strict=True):
+        assert one.chosen.tobytes() == two.chosen.tobytes()
+        assert one.rejected.tobytes() == two.rejected.tobytes()
+        assert one.chosen_mask.tobytes() == two.chosen_mask.tobytes()
+        assert one.rejected_mask.tobytes() == two.rejected_mask.tobytes()
+    labelled = load_labelled(settings, tokenizer, cache=cache)
+    assert was_read(labelled)  # the same conversations with the same answers
+    assert labelled.all()[0].token_ids.tobytes() == made.all()[0].chosen.tobytes()
+
+
+def test_the_same_conversations_with_other_answers_meet_no_old_entry(
+    folder: Path, tokenizer: Any, write_rows: WriteRows
+) -> None:
+    """Of whole conversations the last message is the answer, of others all that answers."""
+    user, one, two = (
+        {"role": role, "content": role} for role in ("user", "assistant", "assistant")
+    )
+    whole = {"completion": [user, one, user, two], "label": True}
+    apart = {"prompt": [user], "completion": [one, user, two], "label": True}
+    cache = TokenCache(tokenizer, folder)
+    found = [
+        load_labelled(PairSettings(path=write_rows([row] * 2)), tokenizer, cache=cache)
+        for row in (whole, apart)
+    ]
+    assert [was_read(each) for each in found] == [False, False]
+    first, second = (each.all()[0] for each in found)
+    assert first.token_ids.tolist() == second.token_ids.tolist()
+    assert first.loss_mask.sum() == second.loss_mask.sum() / 2

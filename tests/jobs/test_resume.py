@@ -15,12 +15,12 @@ from postgrad.observe.console import Console
 from postgrad.recipe.load import with_overrides
 
 
-@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
+@pytest.mark.parametrize("learner", [{}, {"ema_decay": 0.9}, {"optimizer": "muon"}])
 @pytest.mark.parametrize(("job", "kind"), [("sft", SFTJob), ("rl", RLJob)])
 def test_a_killed_and_resumed_run_gives_the_same_bits(
     job: str,
     kind: type,
-    ema_decay: float,
+    learner: dict[str, object],
     make_recipe: Any,
     console: Console,
     monkeypatch: pytest.MonkeyPatch,
@@ -28,7 +28,7 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(
     changes = {
         "checkpoint": {"save_steps": 1},
         "eval": {"every": 1},
-        "learner": {"ema_decay": ema_decay},
+        "learner": learner,
     }
     never = make_recipe(job, "never", **changes)
     killed = make_recipe(job, "killed", **changes)

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.learner.role import Learner
+from postgrad.learner.role import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.attention import NAME
 
@@ -41,12 +41,12 @@ def experience() -> Experience:
 
 
 @pytest.fixture
-def make_learner() -> Callable[..., Learner]:
+def make_learner() -> Callable[..., PolicyLearner]:
     """Learners on fresh, equal models: the seed is fixed."""
 
     def make(
         micro: MicroBatch | None = None, dtype: torch.dtype = torch.float32, **settings: object
-    ) -> Learner:
+    ) -> PolicyLearner:
         config = AutoConfig.for_model(
             "qwen3",
             vocab_size=VOCABULARY,
@@ -62,6 +62,6 @@ def make_learner() -> Callable[..., Learner]:
         lm = AutoModelForCausalLM.from_config(config).to(dtype)
         lm.set_attn_implementation(NAME)
         backbone = Backbone(lm, torch.device("cpu"), micro or MicroBatch(max_tokens=512))
-        return Learner("policy", backbone, LearnerSettings(**{"lr": 1e-2, **settings}), 10)
+        return PolicyLearner(backbone, LearnerSettings(**{"lr": 1e-2, **settings}), 10)
 
     return make

@@ -9,6 +9,7 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 
 ALL = np.arange(9)
+OPTIMIZERS = ("adamw", "muon")
 
 
 def test_a_step_is_adamw_as_published():
@@ -37,23 +38,114 @@ def test_a_step_is_adamw_as_published():
         np.testing.assert_allclose(p.detach().numpy(), want[name], rtol=2e-5, atol=1e-6)
 
 
-def test_a_loaded_optimizer_goes_on_with_the_same_bits(make_learner, experience):
-    straight = make_learner(weight_decay=0.1)
+def copied(tensors):
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_loaded_optimizer_goes_on_with_the_same_bits(make_learner, experience, kind, dtype):
+    settings = {"weight_decay": 0.1, "optimizer": kind, "dtype": dtype}
+    straight = make_learner(**settings)
     for _ in range(4):
         straight.update(Update(experience, ALL), GRPO()).result()
 
-    first = make_learner(weight_decay=0.1)
+    first = make_learner(**settings)
     for _ in range(2):
         first.update(Update(experience, ALL), GRPO()).result()
-    second = make_learner(weight_decay=0.1)
-    saved = {name: p.clone() for name, p in first.optimizer.state().items()}
-    second.optimizer.load({n: p.clone() for n, p in first.weights().items()}, saved, 2)
+    second = make_learner(**settings)
+    second.optimizer.load(copied(first.weights()), copied(first.optimizer.state()))
+    assert second.optimizer.updates == 2
     for _ in range(2):
         second.update(Update(experience, ALL), GRPO()).result()
     for name, p in straight.weights().items():
         assert torch.equal(p, second.weights()[name]), name
     for name, p in straight.optimizer.state().items():
         assert torch.equal(p, second.optimizer.state()[name]), name
+    for one, other in zip(
+        straight.backbone.lm.parameters(), second.backbone.lm.parameters(), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_role_resumes_at_its_own_number_of_updates(make_learner, experience, kind):
+    """The schedule goes on from the state alone: roles may have had other numbers of updates."""
+    first = make_learner(optimizer=kind, schedule="linear")
+    for _ in range(3):
+        first.update(Update(experience, ALL), GRPO()).result()
+    files = {stem: copied(named) for stem, named in first.tensors().items()}
+    assert files["policy.optimizer"]["updates"].dtype == torch.int64
+    second = make_learner(optimizer=kind, schedule="linear")
+    second.load(files.__getitem__)
+    rates = [
+        learner.update(Update(experience, ALL), GRPO()).result().metrics["policy/lr"]
+        for learner in (first, second)
+    ]
+    assert rates == pytest.approx([1e-2 * (1 - 3 / 9)] * 2)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_nothing_is_loaded_of_a_run_that_has_not_begun_but_its_weights(make_learner, kind):
+    first, second = make_learner(optimizer=kind), make_learner(optimizer=kind)
+    assert set(first.optimizer.state()) == {"updates"}
+    weights = {name: weight + 1.0 for name, weight in first.weights().items()}
+    second.optimizer.load(weights, first.optimizer.state())
+    assert second.optimizer.updates == 0
+    assert all(torch.equal(weights[name], w) for name, w in second.weights().items())
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_narrow_weights_are_the_rounded_master_weights(make_learner, experience, kind):
+    """Steps far below bfloat16's spacing add up in the master."""
+    learner = make_learner(optimizer=kind, dtype=torch.bfloat16, lr=1e-5)
+    before = copied(learner.weights())
+    for _ in range(3):
+        learner.update(Update(experience, ALL), GRPO()).result()
+    named = dict(learner.backbone.lm.named_parameters())
+    for name, master in learner.weights().items():
+        assert master.dtype == torch.float32
+        assert not torch.equal(master, before[name]), name
+        assert torch.equal(named[name], master.to(torch.bfloat16)), name
+    moments = learner.optimizer.state()
+    assert all(m.dtype == torch.float32 for n, m in moments.items() if n != "updates")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_state_bytes_are_those_of_the_state(make_learner, experience, kind, dtype):
+    for ema_decay in (0.0, 0.9):
+        learner = make_learner(optimizer=kind, dtype=dtype, ema_decay=ema_decay)
+        foreseen = learner.state_bytes()
+        learner.update(Update(experience, ALL), GRPO()).result()
+        held = [t.nbytes for named in learner.tensors().values() for t in named.values()]
+        assert foreseen == sum(held) == learner.state_bytes()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_weight_without_gradient_does_not_move(make_learner, kind):
+    learner = make_learner(optimizer=kind)
+    before = copied(learner.weights())
+    alone = "model.layers.0.mlp.up_proj.weight"
+    learner.optimizer.master[alone].grad = torch.ones_like(before[alone])
+    learner.optimizer.step(0.1)
+    for name, weight in learner.weights().items():
+        assert torch.equal(weight, before[name]) == (name != alone), name
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_gradient_that_is_not_finite_changes_nothing(make_learner, experience, kind, wrong):
+    learner = make_learner(optimizer=kind, weight_decay=0.1)
+    learner.update(Update(experience, ALL), GRPO()).result()
+    weights, state = copied(learner.weights()), copied(learner.optimizer.state())
+    for master in learner.optimizer.master.values():
+        master.grad = torch.zeros_like(master)
+    learner.optimizer.master["model.norm.weight"].grad[3] = wrong
+    with pytest.raises(RunError, match="gradient of update 1 is not finite"):
+        learner.optimizer.step(0.1)
+    assert all(torch.equal(weights[name], w) for name, w in learner.weights().items())
+    assert all(torch.equal(state[name], s) for name, s in learner.optimizer.state().items())
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(make_learner):
@@ -61,17 +153,38 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(make_learner):
     weights = dict(learner.weights())
     weights["model.extra.weight"] = weights.pop("model.norm.weight")
     with pytest.raises(RunError, match=r"missing \['model.norm.weight'\].*model.extra.weight"):
-        learner.optimizer.load(weights, {}, 0)
+        learner.optimizer.load(weights, learner.optimizer.state())
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(make_learner, experience):
+    first, second = make_learner(optimizer="muon"), make_learner()
+    first.update(Update(experience, ALL), GRPO()).result()
+    with pytest.raises(RunError, match=r"another model or optimizer: missing.*exp_avg"):
+        second.optimizer.load(first.weights(), first.optimizer.state())
 
 
 def test_missing_moments_are_an_error_not_a_fresh_start(make_learner):
     learner = make_learner()
-    with pytest.raises(RunError, match="optimizer state"):
-        learner.optimizer.load(learner.weights(), {}, 3)
+    with pytest.raises(RunError, match="optimizer state are of another model or optimizer"):
+        learner.optimizer.load(learner.weights(), {"updates": torch.tensor(3)})
 
 
-def test_weights_of_another_shape_are_refused(make_learner):
+@pytest.mark.parametrize(
+    "state",
+    [{}, *({"updates": torch.tensor(bad)} for bad in ([3, 3], 3.0, -1))],
+)
+def test_a_state_without_a_number_of_updates_is_refused(make_learner, state):
+    learner = make_learner()
+    with pytest.raises(RunError, match="no number of 'updates'"):
+        learner.optimizer.load(learner.weights(), state)
+
+
+def test_weights_and_moments_of_another_shape_are_refused(make_learner, experience):
     learner = make_learner()
     weights = {**learner.weights(), "model.norm.weight": torch.ones(5)}
-    with pytest.raises(RunError, match=r"'model.norm.weight'.*\(5,\).*\(32,\)"):
-        learner.optimizer.load(weights, {}, 0)
+    with pytest.raises(RunError, match=r"'model.norm.weight'.*weights.*\(5,\).*\(32,\)"):
+        learner.optimizer.load(weights, learner.optimizer.state())
+    learner.update(Update(experience, ALL), GRPO()).result()
+    state = {**learner.optimizer.state(), "model.norm.weight.exp_avg": torch.ones(1)}
+    with pytest.raises(RunError, match=r"'model.norm.weight.exp_avg'.*state.*\(1,\).*\(32,\)"):
+        learner.optimizer.load(learner.weights(), state)

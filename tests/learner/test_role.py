@@ -68,7 +68,7 @@ def test_skipped_samples_are_not_computed(make_learner, experience):
     result = make_learner().update(Update(experience, ALL), GRPO()).result()
     assert result.metrics["policy/skipped_samples"] == 3
     mask = experience.sequences.loss_mask
-    computed = mask.like(~np.isnan(result.logprobs)).sums()
+    computed = mask.like(~np.isnan(result.outputs)).sums()
     assert computed.tolist() == [n if i // 3 != 1 else 0 for i, n in enumerate(mask.sums())]
 
 
@@ -85,7 +85,7 @@ def test_the_loss_of_an_update_is_the_mean_over_its_tokens(make_learner, experie
 def test_an_update_reports_the_logprobs_from_before_its_step(make_learner, experience):
     learner = make_learner()
     before = learner.logprobs(experience.sequences).result()
-    got = learner.update(Update(experience, ALL), GRPO()).result().logprobs
+    got = learner.update(Update(experience, ALL), GRPO()).result().outputs
     computed = ~np.isnan(got)
     np.testing.assert_allclose(got[computed], before.values[computed], atol=1e-5)
 

@@ -1,5 +1,6 @@
 """Group advantages against hand-worked numbers, float64 loops, and their invariants."""
 
+import math
 import statistics
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from postgrad.core.ragged import Ragged
 from postgrad.ops import advantages as ops
 
 REWARDS = np.array([1.0, 0.0, 0.0, 1.0, 2.0, 4.0])
@@ -101,3 +103,24 @@ def test_advantages_of_a_group_sum_to_zero(rows):
     for credit in (ops.centred, ops.left_one_out):
         sums = np.bincount(group, weights=credit(rewards, group))
         np.testing.assert_allclose(sums, 0.0, atol=1e-10)
+
+
+TOKENS = st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=6)
+
+
+@given(rows=st.lists(TOKENS, min_size=1, max_size=5), total=st.floats(-10, 10))
+def test_what_follows_a_token_is_a_sum_over_the_tokens_from_it_on(rows, total):
+    turns = Ragged.of([[one[0] for one in row] for row in rows], np.float64)
+    charges = Ragged.of([[one[1] for one in row] for row in rows], np.float64)
+    found = turns.like(ops.to_go(np.full(len(rows), total), charges, turns))
+    for i, row in enumerate(rows):
+        earned = [turn - charge for turn, charge in row]
+        earned[-1] += total - math.fsum(turn for turn, _ in row)
+        wanted = [math.fsum(earned[t:]) for t in range(len(row))]
+        np.testing.assert_allclose(found.row(i), wanted, atol=1e-9)
+
+
+def test_rewards_without_turns_and_charges_follow_every_token_exactly():
+    nothing = Ragged.of([[0.0, 0.0], [0.0]], np.float64)
+    found = ops.to_go(np.array([0.1, 0.3]), nothing, nothing)
+    assert found.tolist() == [0.1, 0.1, 0.3]

@@ -60,3 +60,26 @@ def test_the_weights_of_an_update_sum_to_one(lengths, aggregation):
     mask = Ragged.of([[0] + [1] * n for n in lengths], np.bool_)
     weights = entry_weights(mask, np.arange(len(lengths)), aggregation)
     assert weights.values.sum(dtype=np.float64) == pytest.approx(1.0, abs=1e-6)
+
+
+PAIRS = Ragged.of([[0, 1, 1], [0, 0, 1, 1, 1, 1], [0, 1], [0, 0], [1], [1, 1]], np.bool_)
+
+
+def test_by_pair_each_side_sums_to_one_over_the_pairs():
+    weights = entry_weights(PAIRS, np.arange(6), "pair")
+    np.testing.assert_allclose(weights.row(0), [0, 1 / 4, 1 / 4], rtol=1e-7)
+    np.testing.assert_allclose(weights.row(1), [0, 0, *[1 / 8] * 4], rtol=1e-7)
+    assert not weights.row(2).any()  # its partner has nothing to learn from: no pair
+    np.testing.assert_allclose(weights.sums(), [1 / 2, 1 / 2, 0, 0, 1 / 2, 1 / 2], rtol=1e-7)
+
+
+def test_pairs_outside_the_update_are_in_no_denominator():
+    weights = entry_weights(PAIRS, np.array([5, 4]), "pair")
+    np.testing.assert_allclose(weights.sums(), [0, 0, 0, 0, 1, 1], rtol=1e-7)
+
+
+def test_half_a_pair_is_refused():
+    with pytest.raises(ValueError, match="both of a pair in `rows`"):
+        entry_weights(PAIRS, np.array([0, 1, 2]), "pair")
+    with pytest.raises(ValueError, match="in twos"):
+        entry_weights(MASK, ALL, "pair")

@@ -179,3 +179,4 @@ def test_turn_rewards_are_one_more_component_of_the_sum(mixed):
     np.testing.assert_array_equal(more.total, group.total + np.array([2.5, 0.0, 0.0]))
     assert math.isnan(more.total[1])
     assert more.kept.tolist() == group.kept.tolist()
+    assert (group.turn_weight, more.turn_weight) == (0.0, 2.0)

@@ -26,6 +26,7 @@ def group_of(rollouts, **changes):
         "kept": np.array([True] * (n - 1) + [False]),
         "failures": (Failure(n - 1, "exact", "cpu_time", "5 s are used up"),),
         "details": {"exact": ({"answer": [2, None]}, *[None] * (n - 1))},
+        "turn_weight": 0.1,
     }
     return ScoredGroup(prompt, tuple(rollouts), **(fields | changes))
 
@@ -78,6 +79,7 @@ def test_a_group_comes_back_as_it_was_written():
     np.testing.assert_array_equal(back.rewards["exact"], group.rewards["exact"])
     np.testing.assert_array_equal(back.total, group.total)
     assert back.kept.tolist() == [True, False]
+    assert back.turn_weight == 0.1
     assert back.failures == group.failures
     assert back.details == group.details == {"exact": ({"answer": [2, None]}, None)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -20,6 +21,22 @@ from postgrad.ops.weights import Aggregation, entry_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Earned:
+    """What the S samples that are credited earned, before anyone says what it is worth.
+
+    rewards: [S] float64, turn rewards included. turn_rewards, charges: float64 per token; charges
+    are what a KL in the reward takes, where it arises. truncated: [S]. values: the critic's.
+    """
+
+    sequences: Sequences
+    rewards: NDArray[np.float64]
+    turn_rewards: Ragged
+    charges: Ragged
+    truncated: NDArray[np.bool_]
+    values: Ragged | None
 
 
 class PolicyGradient(BehaviourCorrection):
@@ -56,14 +73,19 @@ class PolicyGradient(BehaviourCorrection):
     ) -> NDArray[np.float64]:
         """[S] from rewards [S] and group numbers [S]."""
 
-    def token_advantages(
-        self, rewards: NDArray[np.float64], sequences: Sequences, charges: Ragged
-    ) -> NDArray[np.float64]:
-        """[N] over the tokens of `sequences`, from rewards [S] and what a KL in the reward charges
-        each token. A sample's charges are taken from its reward, unless a subclass knows better.
+    def token_advantages(self, earned: Earned) -> NDArray[np.float64]:
+        """[N] over the tokens. What a sample was charged is taken from its reward, unless a
+        subclass knows better.
         """
-        each = self.advantages(rewards - charges.sums(), sequences.group)
+        sequences = earned.sequences
+        each = self.advantages(earned.rewards - earned.charges.sums(), sequences.group)
         return sequences.loss_mask.spread(each).values
+
+    def token_credit(
+        self, earned: Earned, state: Mapping[str, Any]
+    ) -> tuple[dict[str, NDArray[np.float64]], Mapping[str, Any], dict[str, float]]:
+        """Columns [N] of the losses, "advantages" among them; the next state; metrics."""
+        return {"advantages": self.token_advantages(earned)}, state, {}
 
     @property
     def _kl_in_loss(self) -> bool:
@@ -105,24 +127,32 @@ class PolicyGradient(BehaviourCorrection):
         rows = np.flatnonzero(group_sizes(batch.sequences.group) >= self.min_group_size)
         sequences = _take(batch.sequences, rows)
         metrics = self._group_metrics(batch, rows)
-        old, ref = (column and column.take(rows) for column in (old, ref))
+        old, ref, values = (column and column.take(rows) for column in (old, ref, values))
         charges = sequences.tokens.like(np.zeros(len(sequences.tokens.values)))
         if self._kl_in_reward:
             charges, state, more = self._kl_charges(sequences.loss_mask, old, ref, state)
             metrics |= more
-        tokens = self.token_advantages(batch.rewards[rows], sequences, charges)
-        advantages = sequences.tokens.like((tokens * sequences.loss_mask.values).astype(np.float32))
-        columns = {"advantages": advantages}
+        turns, cut = batch.turn_rewards.take(rows), batch.truncated[rows]
+        earned = Earned(sequences, batch.rewards[rows], turns, charges, cut, values)
+        found, state, more = self.token_credit(earned, state)
+        columns = {
+            name: sequences.tokens.like((tokens * sequences.loss_mask.values).astype(np.float32))
+            for name, tokens in found.items()
+        }
         if old is not None:
             columns["old_logprobs"] = old
         if self.correction != "off":
             columns["sampled_logprobs"] = batch.sampled_logprobs.take(rows)
         if self._kl_in_loss:
-            columns["ref_logprobs"] = _required(ref, "ref")
-        everywhere = self._kl_in_loss or self.entropy_coef > 0
+            columns["ref_logprobs"] = required(ref, "the reference's logprobs")
+        experience = Experience(sequences, columns, self._moves(columns["advantages"]))
+        return Credit(experience, rows, state, metrics | more)
+
+    def _moves(self, advantages: Ragged) -> NDArray[np.bool_]:
+        """[S] False for samples without gradient. A critic learns from every sample."""
+        everywhere = self._kl_in_loss or self.entropy_coef > 0 or self.needs().critic
         moves = advantages.like(advantages.values != 0).sums() > 0
-        has_gradient = moves | np.bool_(everywhere)
-        return Credit(Experience(sequences, columns, has_gradient), rows, state, metrics)
+        return moves | np.bool_(everywhere)
 
     def _group_metrics(self, batch: RolloutBatch, rows: NDArray[np.int64]) -> dict[str, float]:
         """Of the task's own rewards, before any KL."""
@@ -140,7 +170,10 @@ class PolicyGradient(BehaviourCorrection):
     ) -> tuple[Ragged, Mapping[str, Any], dict[str, float]]:
         """beta * KL of each token, the next state, metrics."""
         beta = float(state.get("kl_coef", self.kl_coef))
-        before, reference = _required(old, "old").values, _required(ref, "ref").values
+        before, reference = (
+            required(column, f"the {name}'s logprobs").values
+            for column, name in ((old, "policy"), (ref, "reference"))
+        )
         d = (before.astype(np.float64) - reference) * loss_mask.values
         charges = loss_mask.like(beta * kl.estimate(self.kl_estimator, d))
         mean_k1 = float(d.sum() / max(1, loss_mask.values.sum()))
@@ -214,9 +247,10 @@ class PolicyGradient(BehaviourCorrection):
         }
 
 
-def _required(column: Ragged | None, name: str) -> Ragged:
+def required(column: Ragged | None, what: str) -> Ragged:
+    """`column`, or a ValueError where it was not handed over."""
     if column is None:
-        raise ValueError(f"credit needs {name!r} logprobs, see needs()")
+        raise ValueError(f"credit needs {what}, see needs()")
     return column
 
 

@@ -14,6 +14,13 @@ ALGORITHMS = {
     "reinforce_pp": "postgrad.algorithms.reinforce_pp:ReinforcePP",
     "reinforce_pp_baseline": "postgrad.algorithms.reinforce_pp_baseline:ReinforcePPBaseline",
     "rloo": "postgrad.algorithms.rloo:RLOO",
+    "ppo": "postgrad.algorithms.ppo:PPO",
+    "bradley_terry": "postgrad.algorithms.bradley_terry:BradleyTerry",
+    "dpo": "postgrad.algorithms.dpo:DPO",
+    "ipo": "postgrad.algorithms.ipo:IPO",
+    "simpo": "postgrad.algorithms.simpo:SimPO",
+    "kto": "postgrad.algorithms.kto:KTO",
+    "orpo": "postgrad.algorithms.orpo:ORPO",
 }
 
 

@@ -5,9 +5,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.algorithms.policy_gradient import PolicyGradient
-from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
+from postgrad.algorithms.policy_gradient import Earned, PolicyGradient
 from postgrad.ops import kl
 from postgrad.ops.advantages import to_go, whitened
 from postgrad.ops.weights import Aggregation
@@ -16,9 +14,9 @@ from postgrad.ops.weights import Aggregation
 class ReinforcePP(PolicyGradient):
     """A token's advantage is all reward that follows it, whitened over the step's tokens.
 
-    The sequence's reward stands at its last token and the KL of each token is charged where it
-    arises (k1, in the reward), so early tokens answer for later ones. One sample a prompt
-    is enough.
+    The sequence's reward stands at its last token, what an environment gave for a turn at that
+    turn's, and the KL of each token is charged where it arises (k1, in the reward): early tokens
+    answer for later ones, not the other way round. One sample a prompt is enough.
     """
 
     min_group_size: ClassVar[int] = 1
@@ -32,7 +30,6 @@ class ReinforcePP(PolicyGradient):
     ) -> NDArray[np.float64]:
         return rewards
 
-    def token_advantages(
-        self, rewards: NDArray[np.float64], sequences: Sequences, charges: Ragged
-    ) -> NDArray[np.float64]:
-        return whitened(to_go(rewards, charges), sequences.loss_mask.values)
+    def token_advantages(self, earned: Earned) -> NDArray[np.float64]:
+        follows = to_go(earned.rewards, earned.charges, earned.turn_rewards)
+        return whitened(follows, earned.sequences.loss_mask.values)

@@ -3,9 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.algorithms.policy_gradient import PolicyGradient
-from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
+from postgrad.algorithms.policy_gradient import Earned, PolicyGradient
 from postgrad.ops.advantages import centred, whitened
 from postgrad.ops.weights import Aggregation
 
@@ -24,8 +22,6 @@ class ReinforcePPBaseline(PolicyGradient):
     ) -> NDArray[np.float64]:
         return centred(rewards, group)
 
-    def token_advantages(
-        self, rewards: NDArray[np.float64], sequences: Sequences, charges: Ragged
-    ) -> NDArray[np.float64]:
-        each = super().token_advantages(rewards, sequences, charges)
-        return whitened(each, sequences.loss_mask.values)
+    def token_advantages(self, earned: Earned) -> NDArray[np.float64]:
+        each = super().token_advantages(earned)
+        return whitened(each, earned.sequences.loss_mask.values)

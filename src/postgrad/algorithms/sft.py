@@ -7,13 +7,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.algorithms.base import Algorithm, LossInputs, LossOutput
+from postgrad.algorithms.base import LossInputs, LossOutput, PolicyAlgorithm
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.ops.weights import entry_weights
 
 
-class SFT(Algorithm):
+class SFT(PolicyAlgorithm):
     """aggregation "token": every loss token of an update counts the same; "sequence": every
     conversation does.
     """

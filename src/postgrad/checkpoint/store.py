@@ -207,13 +207,17 @@ class CheckpointStore:
         return None, skipped
 
     def _best(self, newest: RunState | None) -> int | None:
-        """What the newest state says, where that one lies here; else what `best` names.
+        """What the newest state says, where that one lies here; else the newest that was the best
+        when it was saved; else what `best` names.
 
-        A save that was killed after its commit has not moved `best` yet.
+        A save that was killed after its commit has not moved `best` yet, and the best one's own
+        save may have failed.
         """
-        if newest and newest.best and newest.best.step in files.steps_in(self.root):
+        paths = files.steps_in(self.root)
+        if newest and newest.best and newest.best.step in paths:
             return newest.best.step
-        return files.named(self.root / BEST)
+        once = [step for step, path in paths.items() if _was_best(path, step)]
+        return max(once, default=files.named(self.root / BEST))
 
     def _tidy(self, latest: int, best: int | None) -> None:
         paths = files.steps_in(self.root)
@@ -245,15 +249,27 @@ def _info(
     )
 
 
+def _was_best(path: Path, step: int) -> bool:
+    try:
+        best = _read_state(path).best
+    except Damaged:
+        return False
+    return best is not None and best.step == step
+
+
+def _read_state(path: Path) -> RunState:
+    try:
+        return RunState.from_json(json.loads((path / STATE).read_text("utf-8")))
+    except (OSError, ValueError, RecursionError, RunError) as error:
+        raise Damaged(f"{path / STATE}: {error}") from error
+
+
 def _read(path: Path, step: int) -> Checkpoint:
     manifest = contents.read_manifest(path)
     contents.verify(path, manifest)
     if manifest.step != step or STATE not in manifest.files:
         raise Damaged(f"{path / contents.FILE} is of step {manifest.step}, or has no {STATE}")
-    try:
-        state = RunState.from_json(json.loads((path / STATE).read_text("utf-8")))
-    except (OSError, ValueError, RecursionError, RunError) as error:
-        raise Damaged(f"{path / STATE}: {error}") from error
+    state = _read_state(path)
     if state.step != step:
         raise Damaged(f"{path / STATE} is of step {state.step}")
     return Checkpoint(path, step, state, frozenset(manifest.files))

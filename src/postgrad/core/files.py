@@ -47,6 +47,22 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
+def whole_file(path: Path) -> Generator[Path]:
+    """A new file that is called `path`, and on the disk, when the block ends well; it replaces what
+    had that name. Another process may be writing the same one: the last name wins.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = beside(path)
+    try:
+        yield written
+        sync_file(written)
+        written.replace(path)
+    finally:
+        written.unlink(missing_ok=True)  # still there only where writing failed
+    sync_directory(path.parent)
+
+
+@contextmanager
 def whole_directory(path: Path, *, replace: bool) -> Generator[Path]:
     """A new directory that is called `path`, and on the disk, when the block ends well. replace:
     what had that name is removed just before; else OSError. Where the block or the disk fails

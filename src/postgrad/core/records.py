@@ -102,7 +102,8 @@ class ScoredGroup:
     rewards: component name -> [n] float64, NaN where that component failed; one that does not apply
     to the prompt is not there. total: [n] the reward, NaN where not kept. kept: [n] False for
     samples that the failure policy dropped. details: component name -> n JSON values that its
-    verifier wants recorded.
+    verifier wants recorded. turn_weight: what the rollouts' column "turn_rewards" counts for in the
+    total; 0 where it is not in it.
     """
 
     prompt: Prompt
@@ -112,6 +113,7 @@ class ScoredGroup:
     kept: NDArray[np.bool_]
     failures: tuple[Failure, ...] = ()
     details: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
+    turn_weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +137,15 @@ class Sequences:
 class RolloutBatch:
     """The kept samples of a step as ragged columns over whole sequences (prompt and response).
 
-    sampled_logprobs: float32, zeros where loss_mask is False. rewards: [S] float64. ticket, sample:
-    [S]. truncated: [S] True where finish_reason is "length".
+    sampled_logprobs: float32, zeros where loss_mask is False. turn_rewards: float64, what the
+    environment gave for each turn, weighed, on the last token that the policy wrote in it; zeros
+    elsewhere. rewards: [S] float64, the total, turn rewards included. ticket, sample: [S].
+    truncated: [S] True where finish_reason is "length".
     """
 
     sequences: Sequences
     sampled_logprobs: Ragged
+    turn_rewards: Ragged
     rewards: NDArray[np.float64]
     ticket: NDArray[np.int64]
     sample: NDArray[np.int64]
@@ -153,12 +158,12 @@ class RolloutBatch:
     def of(cls, groups: Sequence[ScoredGroup]) -> "RolloutBatch":
         """Samples that were kept and have a token to learn from, in the order of `groups`."""
         rows = [
-            (number, group.prompt, rollout, float(group.total[i]))
+            (number, group, rollout, float(group.total[i]))
             for number, group in enumerate(groups)
             for i, rollout in enumerate(group.rollouts)
             if group.kept[i] and rollout.policy_mask.any()
         ]
-        before = [np.zeros(len(prompt.token_ids)) for _, prompt, _, _ in rows]
+        before = [np.zeros(len(group.prompt.token_ids)) for _, group, _, _ in rows]
         rollouts = [rollout for _, _, rollout, _ in rows]
 
         def column(parts: list[NDArray[Any]], dtype: Any) -> Ragged:
@@ -166,7 +171,8 @@ class RolloutBatch:
             return Ragged.of([np.concatenate([b.astype(dtype), p]) for b, p in pairs], dtype)
 
         tokens = Ragged.of(
-            [np.concatenate([prompt.token_ids, r.token_ids]) for _, prompt, r, _ in rows], np.int32
+            [np.concatenate([group.prompt.token_ids, r.token_ids]) for _, group, r, _ in rows],
+            np.int32,
         )
         return cls(
             sequences=Sequences(
@@ -175,11 +181,20 @@ class RolloutBatch:
                 group=np.array([number for number, *_ in rows], np.int64),
             ),
             sampled_logprobs=column([r.logprobs for r in rollouts], np.float32),
+            turn_rewards=column([_turn_rewards(group, r) for _, group, r, _ in rows], np.float64),
             rewards=np.array([reward for *_, reward in rows], np.float64),
             ticket=np.array([r.ticket for r in rollouts], np.int64),
             sample=np.array([r.sample for r in rollouts], np.int64),
             truncated=np.array([r.finish_reason == "length" for r in rollouts], np.bool_),
         )
+
+
+def _turn_rewards(group: ScoredGroup, rollout: Rollout) -> NDArray[np.float64]:
+    """[response tokens] as they count in the group's total."""
+    earned = rollout.columns.get("turn_rewards") if group.turn_weight else None
+    if earned is None:
+        return np.zeros(len(rollout.token_ids))
+    return group.turn_weight * earned.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from postgrad.core.errors import UsageError
 from postgrad.data.rows import Row
-from postgrad.data.settings import DataSettings
+from postgrad.data.settings import RowSettings
 
 Fate = Literal[
     "kept",
@@ -16,6 +16,8 @@ Fate = Literal[
     "excluded",
     "contaminated",
     "duplicate",
+    "equal",
+    "empty",
     "too_long",
     "no_loss",
 ]
@@ -26,6 +28,8 @@ MEANING: Mapping[Fate, str] = {
     "excluded": "left out: held out for evaluation",
     "contaminated": "left out: shares words in a row with a held-out question",
     "duplicate": "left out: repeats a row before it",
+    "equal": "dropped: chosen and rejected are the same",
+    "empty": "dropped: an answer is empty or missing",
     "too_long": "dropped: over the limit",
     "no_loss": "dropped: no token to learn from",
 }
@@ -36,10 +40,17 @@ HEADINGS: Mapping[Fate, str] = {
     "excluded": "held out",
     "contaminated": "shared words",
     "duplicate": "duplicate",
+    "equal": "equal",
+    "empty": "empty",
     "too_long": "too long",
     "no_loss": "no loss",
 }
-LOST: tuple[Fate, ...] = ("too_long", "no_loss")  # the others are left out on purpose
+LOST: tuple[Fate, ...] = (  # the others are left out on purpose
+    "equal",
+    "empty",
+    "too_long",
+    "no_loss",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +122,7 @@ class Bookkeeper:
         self.counts[fate] += 1
         self.examples.setdefault(fate, row.place)
 
-    def close(self, settings: DataSettings, limit: str) -> RowAccount:
+    def close(self, settings: RowSettings, limit: str) -> RowAccount:
         """The account. Raises UsageError where nothing is left or too much was lost.
 
         limit: in words, for the message. What a recipe leaves out on purpose is not lost.
@@ -127,9 +138,12 @@ class Bookkeeper:
                 + "\n".join(account.lines())
             )
         if lost > settings.max_lost_fraction * usable:
+            remedy = 'raise data.max_len, or cut rows with data.on_too_long = "truncate"'
+            if not self.counts["too_long"] and not self.counts["no_loss"]:
+                remedy = "mend the rows, or leave them out with data.filter"
             raise UsageError(
                 f"{self.name}: {lost} of {usable} rows are lost, more than data.max_lost_fraction "
-                f"= {settings.max_lost_fraction:g} (limit: {limit}); raise data.max_len, or cut "
-                'rows with data.on_too_long = "truncate":\n' + "\n".join(account.lines())
+                f"= {settings.max_lost_fraction:g} (limit: {limit}); {remedy}:\n"
+                + "\n".join(account.lines())
             )
         return account

@@ -12,7 +12,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.data.account import Bookkeeper, Fate, RowAccount
 from postgrad.data.cache import Columns, TokenCache
 from postgrad.data.functions import prepared_rows
-from postgrad.data.messages import Message, asked_in, conversation_of
+from postgrad.data.messages import Message, answers_in, asked_in, conversation_of
 from postgrad.data.order import Order
 from postgrad.data.prompts import unencodable
 from postgrad.data.rows import Row, dataset_name
@@ -108,7 +108,8 @@ def _selected(
     conversations: list[list[Message]] = []
     for row in prepared_rows(settings, book):
         messages = conversation_of(row, settings)
-        fate = selection.left_out(asked_in(row, messages, settings), messages)
+        asked = asked_in(row, messages, settings)
+        fate = selection.left_out(asked, [*asked, *answers_in(messages)])
         if fate is not None:
             book.add(fate, row)
             continue
@@ -155,19 +156,31 @@ def _tokenised(
                 )
             )
         except Unmarkable as error:
-            raise _unmarkable(row, error) from error
+            raise unmarkable(row, error) from error
+    found = marked(tokenizer, rows, texts)
+    return {
+        "token_ids": Ragged.of([ids for ids, _ in found], np.int32),
+        "loss_mask": Ragged.of([mask for _, mask in found], np.bool_),
+    }
+
+
+def marked(
+    tokenizer: Any, rows: Sequence[Row], texts: Sequence[Rendered]
+) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
+    """Token ids and loss mask of each text; rows: where each is from, for the errors.
+
+    Raises UsageError that shows the first row whose assistant tokens cannot be marked.
+    """
     try:
         tokenised = tokenise(tokenizer, texts)
     except Unencodable as error:
         raise unencodable(rows[error.place], error) from error
-    ids: list[NDArray[np.int32]] = []
-    masks: list[NDArray[np.bool_]] = []
-    for row, found in zip(rows, tokenised, strict=True):
-        if isinstance(found, Unmarkable):
-            raise _unmarkable(row, found)
-        ids.append(found[0])
-        masks.append(found[1])
-    return {"token_ids": Ragged.of(ids, np.int32), "loss_mask": Ragged.of(masks, np.bool_)}
+    found: list[tuple[NDArray[np.int32], NDArray[np.bool_]]] = []
+    for row, one in zip(rows, tokenised, strict=True):
+        if isinstance(one, Unmarkable):
+            raise unmarkable(row, one)
+        found.append(one)
+    return found
 
 
 def _fate(row: Row, tokens: int, settings: DataSettings) -> Fate:
@@ -181,7 +194,8 @@ def _fate(row: Row, tokens: int, settings: DataSettings) -> Fate:
     return "truncated" if settings.on_too_long == "truncate" else "too_long"
 
 
-def _unmarkable(row: Row, error: Unmarkable) -> UsageError:
+def unmarkable(row: Row, error: Unmarkable) -> UsageError:
+    """What is told of a row whose assistant tokens cannot be marked."""
     return UsageError(
         f"{row.place}: the assistant's tokens of row {row.index} cannot be marked: {error}; mend "
         "the row or the tokenizer's chat template"

@@ -10,12 +10,12 @@ from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.names import resolve
 from postgrad.data.account import Bookkeeper
 from postgrad.data.rows import Row, read_rows
-from postgrad.data.settings import DataSettings
+from postgrad.data.settings import RowSettings
 
 Function = Callable[[dict[str, Any]], Any]
 
 
-def prepared_rows(settings: DataSettings, book: Bookkeeper | None = None) -> list[Row]:
+def prepared_rows(settings: RowSettings, book: Bookkeeper | None = None) -> list[Row]:
     """The rows that data.filter keeps, each as data.map returns it. book: told of the others.
 
     Both functions get a dict of their own. Raises UsageError that names row and function where one

@@ -6,7 +6,7 @@ from typing import Any
 from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
 from postgrad.data.rows import Row
-from postgrad.data.settings import DataSettings, template_parts
+from postgrad.data.settings import DataSettings, RowSettings, template_parts
 
 Message = dict[str, str]
 
@@ -18,24 +18,29 @@ def conversation_of(row: Row, settings: DataSettings) -> list[Message]:
     else:
         answer = _text(row, settings.answer, "data.answer", settings)
         found = [_user(row, settings), {"role": "assistant", "content": answer}]
-    return _with_system(found, settings)
+    return with_system(found, settings)
 
 
 def prompt_of(row: Row, settings: DataSettings) -> list[Message]:
     """The messages that the policy answers: up to the last one of the user."""
     if settings.messages is None:
-        return _with_system([_user(row, settings)], settings)
+        return with_system([_user(row, settings)], settings)
     found = _chat(row, settings)
     while found and found[-1]["role"] == "assistant":
         found.pop()
     if not found:
         raise UsageError(f"{row.place}: row {row.index} has no message to answer (data.messages)")
-    return _with_system(found, settings)
+    return with_system(found, settings)
 
 
 def questions_of(messages: list[Message]) -> list[str]:
     """The texts of the user, in order."""
     return [message["content"] for message in messages if message["role"] == "user"]
+
+
+def answers_in(messages: list[Message]) -> list[str]:
+    """The texts of the assistant, in order."""
+    return [message["content"] for message in messages if message["role"] == "assistant"]
 
 
 def asked_in(row: Row, messages: list[Message], settings: DataSettings) -> list[str]:
@@ -102,9 +107,8 @@ def _text(row: Row, name: str, key: str, settings: DataSettings) -> str:
     return value.strip() if settings.strip else value
 
 
-def _chat(row: Row, settings: DataSettings) -> list[Message]:
-    assert settings.messages is not None
-    value = column(row, settings.messages, "data.messages")
+def chat_of(value: Any, row: Row, name: str, key: str, *, strip: bool) -> list[Message]:
+    """The messages of a column's value. Raises UsageError that names row and column."""
     known = isinstance(value, list) and all(
         isinstance(one, dict)
         and isinstance(one.get("role"), str)
@@ -113,17 +117,23 @@ def _chat(row: Row, settings: DataSettings) -> list[Message]:
     )
     if not known or not value:
         raise UsageError(
-            f"{row.place}: column {settings.messages!r} of row {row.index} is no conversation: a "
-            'list of {"role": text, "content": text} (data.messages)'
+            f"{row.place}: column {name!r} of row {row.index} is no conversation: a "
+            f'list of {{"role": text, "content": text}} ({key})'
         )
-    strip = settings.strip
     return [
         {"role": one["role"], "content": one["content"].strip() if strip else one["content"]}
         for one in value
     ]
 
 
-def _with_system(messages: list[Message], settings: DataSettings) -> list[Message]:
+def with_system(messages: list[Message], settings: RowSettings) -> list[Message]:
+    """With the recipe's system message, where there is one and the conversation has none."""
     if settings.system is None or (messages and messages[0]["role"] == "system"):
         return messages
     return [{"role": "system", "content": settings.system}, *messages]
+
+
+def _chat(row: Row, settings: DataSettings) -> list[Message]:
+    assert settings.messages is not None
+    value = column(row, settings.messages, "data.messages")
+    return chat_of(value, row, settings.messages, "data.messages", strip=settings.strip)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,9 +15,21 @@ from postgrad.data.order import Order
 from postgrad.data.overlap import HeldOut
 from postgrad.data.prompts import load_prompts
 from postgrad.data.selection import Selection
-from postgrad.data.settings import MixSettings
+from postgrad.data.settings import MixSettings, Share, Together
 
-Drawn = TypeVar("Drawn", Prompt, Conversation)
+
+class Ticketed(Protocol):
+    """A record that a ticket draws: a frozen dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def ticket(self) -> int:
+        """The global number of the draw."""
+        ...
+
+
+Drawn = TypeVar("Drawn", bound=Ticketed)
 
 
 class Draws(Protocol[Drawn]):
@@ -79,7 +91,7 @@ def training_prompts(
     data: MixSettings, tokenizer: Any, *, max_new_tokens: int, exclude: HeldOut
 ) -> Draws[Prompt]:
     """The prompts of [data]. Raises UsageError as data.prompts does."""
-    selection, cache = Selection(exclude, data.dedup), _cache(data, tokenizer)
+    selection, cache = together(data, tokenizer, exclude)
     sets = [
         load_prompts(
             one,
@@ -90,26 +102,30 @@ def training_prompts(
         )
         for one in data.sources
     ]
-    return _mixed(data, sets)
+    return mixed(data.sets, sets, data.shuffle)
 
 
 def training_conversations(
     data: MixSettings, tokenizer: Any, *, exclude: HeldOut
 ) -> Draws[Conversation]:
     """The conversations of [data]. Raises UsageError as data.conversations does."""
-    selection, cache = Selection(exclude, data.dedup), _cache(data, tokenizer)
+    selection, cache = together(data, tokenizer, exclude)
     sets = [
         load_conversations(one, tokenizer, selection=selection, cache=cache) for one in data.sources
     ]
-    return _mixed(data, sets)
+    return mixed(data.sets, sets, data.shuffle)
 
 
-def _cache(data: MixSettings, tokenizer: Any) -> TokenCache | None:
-    return TokenCache(tokenizer) if data.cache else None
+def together(
+    data: Together, tokenizer: Any, exclude: HeldOut
+) -> tuple[Selection, TokenCache | None]:
+    """What all sets of a run have in common: what is left out, and where tokens are kept."""
+    return Selection(exclude, data.dedup), TokenCache(tokenizer) if data.cache else None
 
 
-def _mixed(data: MixSettings, sets: Sequence[Draws[Drawn]]) -> Draws[Drawn]:
-    if not data.sets:
+def mixed(shares: Sequence[Share], sets: Sequence[Draws[Drawn]], shuffle: bool) -> Draws[Drawn]:
+    """`sets` as one, each with its share; the only set as it is where there are no shares."""
+    if not shares:
         return sets[0]
-    draws = [one.draws(len(found)) for one, found in zip(data.sets, sets, strict=True)]
-    return Mixture(sets, draws, data.shuffle)
+    draws = [one.draws(len(found)) for one, found in zip(shares, sets, strict=True)]
+    return Mixture(sets, draws, shuffle)

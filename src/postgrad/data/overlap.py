@@ -5,8 +5,11 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from postgrad.data.answers import labelled_of
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import asked_in, prompt_of
+from postgrad.data.pair_settings import PairSettings
+from postgrad.data.rows import Row
 from postgrad.data.settings import DataSettings
 
 # Chinese and Japanese are written without spaces: each of their characters counts as a word.
@@ -52,7 +55,7 @@ class HeldOut:
         )
 
 
-def held_out(sets: Iterable[DataSettings], ngram: int = 0) -> HeldOut:
+def held_out(sets: Iterable[DataSettings | PairSettings], ngram: int = 0) -> HeldOut:
     """What training must leave out of evaluation sets. ngram: words in a row that a row may not
     share with a question (Brown et al. 2020, appendix C, took 13); 0: only equal questions count.
     """
@@ -63,10 +66,18 @@ def held_out(sets: Iterable[DataSettings], ngram: int = 0) -> HeldOut:
     return HeldOut(found, ngram, grams)
 
 
-def keys(settings: DataSettings) -> frozenset[str]:
-    """The keys of all questions of a dataset."""
+def keys(settings: DataSettings | PairSettings) -> frozenset[str]:
+    """The keys of all questions of a dataset; of preferences, what the user last said before the
+    answer.
+    """
     return frozenset(
         question_key(question)
         for row in prepared_rows(settings)
-        for question in asked_in(row, prompt_of(row, settings), settings)
+        for question in _asked(row, settings)
     )
+
+
+def _asked(row: Row, settings: DataSettings | PairSettings) -> list[str]:
+    if isinstance(settings, PairSettings):
+        return labelled_of(row, settings).question
+    return asked_in(row, prompt_of(row, settings), settings)

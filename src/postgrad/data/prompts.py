@@ -13,7 +13,7 @@ from postgrad.core.records import Prompt
 from postgrad.data.account import Bookkeeper, Fate, RowAccount
 from postgrad.data.cache import Columns, TokenCache
 from postgrad.data.functions import prepared_rows
-from postgrad.data.messages import Message, answer_of, asked_in, prompt_of
+from postgrad.data.messages import Message, answer_of, answers_in, asked_in, prompt_of
 from postgrad.data.order import Order
 from postgrad.data.rows import Row, dataset_name
 from postgrad.data.selection import Selection
@@ -103,7 +103,7 @@ def _asked(
     for row in prepared_rows(settings, book):
         messages = prompt_of(row, settings)
         questions = asked_in(row, messages, settings)
-        fate = selection.left_out(questions, messages)
+        fate = selection.left_out(questions, [*questions, *answers_in(messages)])
         if fate is not None:
             book.add(fate, row)
         else:

@@ -11,7 +11,7 @@ from postgrad.data.files import SUFFIXES, Values, files_of, read_file
 from postgrad.data.gym import PREFIX, read_gym
 from postgrad.data.hub import read_hub
 from postgrad.data.made import is_function, read_function
-from postgrad.data.settings import DataSettings
+from postgrad.data.settings import RowSettings
 
 _SPLIT = re.compile(r"([\w.-]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?")
 
@@ -28,7 +28,7 @@ class Row:
     place: str
 
 
-def read_rows(settings: DataSettings) -> list[Row]:
+def read_rows(settings: RowSettings) -> list[Row]:
     """The rows that `settings` names, in the dataset's order, after the split's slice and limit.
 
     `name` and the split's name say nothing about a single file or a reasoning-gym task; a slice
@@ -53,7 +53,7 @@ def read_rows(settings: DataSettings) -> list[Row]:
     return kept
 
 
-def dataset_name(settings: DataSettings) -> str:
+def dataset_name(settings: RowSettings) -> str:
     """What a dataset is called in records: the hub id, the task, or the file's or folder's name."""
     path = _local(settings.path)
     return path.name if path is not None else settings.path
@@ -88,7 +88,7 @@ def _local(path: str) -> Path | None:
         return None
 
 
-def _source(settings: DataSettings, split: str) -> Iterable[tuple[str, Values]]:
+def _source(settings: RowSettings, split: str) -> Iterable[tuple[str, Values]]:
     if settings.path.startswith(PREFIX):
         task = settings.path.removeprefix(PREFIX)
         return read_gym(task, settings.task, settings.size, settings.seed)

@@ -19,12 +19,13 @@ class Selection:
     dedup: Literal["none", "exact", "normalised"] = "none"
     _seen: set[bytes] = field(default_factory=set)
 
-    def left_out(self, asked: Sequence[str], messages: Sequence[Message]) -> Fate | None:
-        """Why a row must not be trained on. asked: its questions, without a template's words."""
+    def left_out(self, asked: Sequence[str], said: Sequence[str]) -> Fate | None:
+        """Why a row must not be trained on. asked: its questions, without a template's words; said:
+        all texts of it that may share words with a held-out question.
+        """
         if self.held_out.has(asked):
             return "excluded"
-        answers = [one["content"] for one in messages if one["role"] == "assistant"]
-        return "contaminated" if self.held_out.shares_words([*asked, *answers]) else None
+        return "contaminated" if self.held_out.shares_words(said) else None
 
     def repeats(self, messages: Sequence[Message]) -> bool:
         """True where a row before had the same messages, in this set or in one before it.

@@ -11,28 +11,22 @@ from postgrad.core.settings import Settings
 FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
-class DataSettings(Settings):
-    """One dataset: where its rows are, which columns to read, and what to do with long rows.
+class RowSettings(Settings):
+    """Where the rows of a dataset are, how they are read, and what is done with long ones.
 
     `path` is a hub id, a .jsonl, .jsonl.gz or .parquet file, a directory of those, or
     "reasoning-gym:TASK" (`task` holds the task's own parameters; `size` problems are made from
-    `seed`). A row is a question (`prompt`) with its `answer`, or, when `messages` names a column,
-    a conversation in the chat format. "" is none, so that a set can undo what [data] says.
+    `seed`).
     """
 
     path: str
     name: str | None = None  # configuration of a hub dataset, such as "main" of openai/gsm8k
     split: str = "train"  # with a slice as in `datasets`: "train[:-500]", "test[90%:]"
-    prompt: str = "question"
-    answer: str = "answer"  # "": the rows have no reference answer (prompts for RL only)
-    messages: str | None = None
-    template: str = ""  # the user's message from columns: "Question: {question}\nAnswer:"
     chat_template: str = ""  # a Jinja file, or its text, in place of the tokenizer's
     filter: str = ""  # "package.module:function", row -> bool
     map: str = ""  # "package.module:function", row -> row
     system: str | None = None  # a system message before every conversation that has none
     strip: bool = False  # take white space off both ends of every message
-    loss_turns: Literal["all", "last"] = "all"  # assistant turns of a conversation that bear loss
     chat_template_kwargs: dict[str, Any] = {}  # variables of the chat template: enable_thinking
     limit: int | None = Field(default=None, ge=1)  # use only the first rows
     task: dict[str, Any] = {}
@@ -43,19 +37,33 @@ class DataSettings(Settings):
     max_lost_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
     shuffle: bool = True
 
-    @field_validator("template")
-    @classmethod
-    def _names_columns(cls, template: str) -> str:
-        if template and not any(column for _, column in template_parts(template)):
-            raise ValueError('it names no column: "Question: {question}" is one that does')
-        return template
-
     @field_validator("filter", "map")
     @classmethod
     def _names_a_function(cls, name: str) -> str:
         if name and not FUNCTION.fullmatch(name):
             raise ValueError("a function is named as 'package.module:function'")
         return name
+
+
+class DataSettings(RowSettings):
+    """One dataset of questions or conversations: which columns to read.
+
+    A row is a question (`prompt`) with its `answer`, or, when `messages` names a column, a
+    conversation in the chat format. "" is none, so that a set can undo what [data] says.
+    """
+
+    prompt: str = "question"
+    answer: str = "answer"  # "": the rows have no reference answer (prompts for RL only)
+    messages: str | None = None
+    template: str = ""  # the user's message from columns: "Question: {question}\nAnswer:"
+    loss_turns: Literal["all", "last"] = "all"  # assistant turns of a conversation that bear loss
+
+    @field_validator("template")
+    @classmethod
+    def _names_columns(cls, template: str) -> str:
+        if template and not any(column for _, column in template_parts(template)):
+            raise ValueError('it names no column: "Question: {question}" is one that does')
+        return template
 
     @model_validator(mode="after")
     def _question_or_chat(self) -> Self:
@@ -81,9 +89,9 @@ def template_parts(template: str) -> list[tuple[str, str | None]]:
     return found
 
 
-class MixedSet(DataSettings):
-    """One of several sets: how much of an epoch it is. A weight of 1 is each of its rows once, 0.5
-    half of them, 2 each twice; `count` says the draws themselves.
+class Share(Settings):
+    """How much of an epoch one of several sets is. A weight of 1 is each of its rows once, 0.5 half
+    of them, 2 each twice; `count` says the draws themselves.
     """
 
     weight: float = Field(default=1.0, gt=0.0)
@@ -94,16 +102,25 @@ class MixedSet(DataSettings):
         return self.count or max(1, round(self.weight * rows))
 
 
-class MixSettings(DataSettings):
+class Together(Settings):
+    """What is said of all sets of a run together."""
+
+    dedup: Literal["none", "exact", "normalised"] = "none"
+    decontaminate_ngram: int = Field(default=0, ge=0)  # words; 0: equal questions only
+    cache: bool = True  # keep tokens for the next run
+
+
+class MixedSet(Share, DataSettings):
+    """One of several sets of questions or conversations."""
+
+
+class MixSettings(Together, DataSettings):
     """The training data: one dataset, or several as [[data.sets]]. What a set leaves out is taken
-    from [data]. `dedup`, `decontaminate_ngram` and `cache` are for all of them together.
+    from [data].
     """
 
     path: str = ""
     sets: tuple[MixedSet, ...] = ()
-    dedup: Literal["none", "exact", "normalised"] = "none"
-    decontaminate_ngram: int = Field(default=0, ge=0)  # words; 0: equal questions only
-    cache: bool = True  # keep tokens for the next run
 
     @property
     def sources(self) -> tuple[DataSettings, ...]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.data.messages import Message
-from postgrad.data.settings import DataSettings
+from postgrad.data.settings import RowSettings
 
 
 class Unmarkable(Exception):
@@ -74,7 +74,7 @@ def render(
         raise Unmarkable(f"the chat template refuses it: {error}") from error
 
 
-def template_call(settings: DataSettings) -> dict[str, Any]:
+def template_call(settings: RowSettings) -> dict[str, Any]:
     """What the template is called with beside messages: the dataset's variables, and its own
     template where it has one. Raises UsageError where that is a file that cannot be read.
     """
@@ -111,8 +111,9 @@ def render_conversation(
     ends: re.Pattern[str],
     turns: Literal["all", "last"],
     variables: Mapping[str, Any],
+    first: int = 0,
 ) -> Rendered:
-    """The text of a conversation and where its assistant wrote.
+    """The text of a conversation and where its assistant wrote, in message `first` or later.
 
     A span is what follows the generation prompt, up to the token that ends the turn (the first of
     `ends` after the content). Raises Unmarkable where the template rewrites earlier turns, drops
@@ -120,7 +121,8 @@ def render_conversation(
     not be what SFT trained on.
     """
     text = render(tokenizer, messages, generation=False, variables=variables)
-    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    answers = [i for i in said if i >= first]
     if not answers:
         raise Unmarkable("there is no message of the assistant")
     if turns == "last":

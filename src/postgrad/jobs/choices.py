@@ -4,14 +4,14 @@ Chosen once, kept as run state, used again at resume: two threads or other slots
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from postgrad.parallel import device as placing
 from postgrad.parallel.device import Placement
-from postgrad.recipe.recipe import Recipe
+from postgrad.recipe.recipe import Comparing, Recipe
 from postgrad.rollout.local.sizes import EngineSizes
 
 MICRO_TRAIN_TOKENS = 8192  # tokens in one forward where the recipe names no micro-batch
@@ -19,20 +19,20 @@ MICRO_TRAIN_TOKENS = 8192  # tokens in one forward where the recipe names no mic
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """micro_train_tokens is None where the recipe counts micro-batches in samples; slots and
-    cache_tokens are None until a rollout engine was made. reference: what names the frozen
-    reference's weights, None where there is none.
+    """micro_train_tokens is None where the recipe counts micro-batches in samples; rollout_dtype
+    where nothing is sampled; slots and cache_tokens until a rollout engine was made. frozen: by
+    role, what names weights that never change.
     """
 
     device: str
     threads: int
     deterministic: bool
     dtype: str
-    rollout_dtype: str
+    rollout_dtype: str | None
     micro_train_tokens: int | None
     slots: int | None = None
     cache_tokens: int | None = None
-    reference: str | None = None
+    frozen: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def to_json(self) -> dict[str, Any]:
         """For the run state and the first event of a run."""
@@ -60,16 +60,17 @@ def choose(recipe: Recipe, recorded: Mapping[str, Any]) -> Choices:
     probed = placing.choose(recipe.learner.threads, recipe.learner.deterministic)
     device = known("device") or probed.device
     dtype = _dtype(recipe.model.dtype, known("dtype"), device)
+    sampling = None if isinstance(recipe, Comparing) else recipe.rollout
     return Choices(
         device=device,
         threads=recipe.learner.threads or known("threads") or probed.threads,
         deterministic=recipe.learner.deterministic,
         dtype=dtype,
-        rollout_dtype=_dtype(recipe.rollout.dtype, known("rollout_dtype"), device, dtype),
+        rollout_dtype=sampling and _dtype(sampling.dtype, known("rollout_dtype"), device, dtype),
         micro_train_tokens=_micro_train_tokens(recipe, known("micro_train_tokens")),
-        slots=recipe.rollout.slots or known("slots"),
-        cache_tokens=recipe.rollout.cache_tokens or known("cache_tokens"),
-        reference=known("reference"),
+        slots=sampling and (sampling.slots or known("slots")),
+        cache_tokens=sampling and (sampling.cache_tokens or known("cache_tokens")),
+        frozen=known("frozen") or {},
     )
 
 
@@ -77,7 +78,8 @@ def _micro_train_tokens(recipe: Recipe, recorded: int | None) -> int | None:
     if recipe.batch.micro_train_batch_size is not None:
         return None
     stated = recipe.batch.micro_train_tokens or recorded
-    return stated or max(recipe.data.max_len, MICRO_TRAIN_TOKENS)
+    longest = recipe.data.max_len * (2 if isinstance(recipe, Comparing) else 1)  # a pair is whole
+    return stated or max(longest, MICRO_TRAIN_TOKENS)
 
 
 def _dtype(stated: str, recorded: str | None, device: str, otherwise: str | None = None) -> str:

@@ -6,7 +6,8 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.data.mixture import Draws
 from postgrad.data.settings import DataSettings, MixSettings
-from postgrad.recipe.recipe import Recipe
+from postgrad.jobs.learned import LearnedReward, by_component
+from postgrad.recipe.recipe import Answering
 from postgrad.recipe.scored import environment_weight
 from postgrad.rewards.registry import for_rollout
 from postgrad.rewards.scorer import Scorer
@@ -16,22 +17,23 @@ from postgrad.rollout.environments.registry import build
 AnyData = TypeVar("AnyData", DataSettings, MixSettings)
 
 
-def environment(recipe: Recipe, tokenizer: Any) -> Dialogue | None:
+def environment(recipe: Answering, tokenizer: Any) -> Dialogue | None:
     """What answers the policy; None where every answer is the last. See dialogue for errors."""
     if recipe.environment is None:
         return None
     return dialogue(recipe.environment, tokenizer, recipe.data.chat_template_kwargs)
 
 
-def scorer(recipe: Recipe) -> Scorer:
+def scorer(recipe: Answering, learned: LearnedReward | None = None) -> Scorer:
     """The recipe's scorer, with the environment's own rewards as one of its components. Raises
-    UsageError where its rewards are wrong.
+    UsageError where its rewards are wrong. learned: the run's own reward model.
     """
     rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
-    return Scorer(rewards, recipe.scoring, environment_weight(recipe))
+    own = by_component(recipe, learned)
+    return Scorer(rewards, recipe.scoring, environment_weight(recipe), own)
 
 
-def through(recipe: Recipe, data: AnyData) -> AnyData:
+def through(recipe: Answering, data: AnyData) -> AnyData:
     """`data` as the environment wants it rendered: with its tools in the prompt."""
     if recipe.environment is None:
         return data
@@ -45,7 +47,7 @@ def through(recipe: Recipe, data: AnyData) -> AnyData:
     return data.model_copy(update=update)
 
 
-def check_rows(recipe: Recipe, prompts: Draws[Prompt]) -> None:
+def check_rows(recipe: Answering, prompts: Draws[Prompt]) -> None:
     """Raises UsageError where the environment cannot start from a row."""
     if recipe.environment is None:
         return

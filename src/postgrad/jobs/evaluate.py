@@ -6,15 +6,17 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.jobs import environments, roles
-from postgrad.jobs.assemble import check_answers
 from postgrad.jobs.choices import choose
 from postgrad.jobs.comparison import Comparison, compare
+from postgrad.jobs.evaluate_pairs import evaluate_pairs
 from postgrad.jobs.evaluation import Evaluator
+from postgrad.jobs.learned import learned_reward
 from postgrad.jobs.results import Problem, Result, ends, plus_minus
+from postgrad.jobs.setup.common import check_answers
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.parallel import device as placing
-from postgrad.recipe.recipe import Recipe, RLRecipe
+from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
 
 SHOWN = 5  # rows where two models differ
 WIDTH = 60  # characters of a question or of the end of an answer
@@ -55,12 +57,19 @@ def evaluate(
 def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
     choices = choose(recipe, {})
     placing.apply(choices.placement)
+    if not isinstance(recipe, SFTRecipe | RLRecipe):
+        with console.phase(f"evaluate {path}"):
+            return evaluate_pairs(recipe, path, choices)
     tokenizer = load_tokenizer(path)
-    with environments.scorer(recipe) as scorer:
+    learned = learned_reward(recipe, tokenizer)
+    with environments.scorer(recipe, learned) as scorer:
         evaluator = Evaluator(recipe, tokenizer, scorer)
         for _, prompts in evaluator.sets:
             environments.check_rows(recipe, prompts)
             check_answers(scorer, prompts)
+        if learned is not None and isinstance(recipe, RLRecipe):
+            model = recipe.reward_model.model
+            learned.role = roles.frozen_reward_model(recipe, model, learned.path, choices)
         engine, _ = roles.engine(
             recipe, path, choices, sequences=evaluator.sequences, max_len=evaluator.max_len
         )

@@ -18,7 +18,7 @@ from postgrad.core.seeds import integer
 from postgrad.data.prompts import PromptSet, load_prompts
 from postgrad.jobs import environments
 from postgrad.jobs.results import Count, Problem, Result, by_dataset, rates
-from postgrad.recipe.recipe import Recipe
+from postgrad.recipe.recipe import Answering
 from postgrad.recipe.settings import EvalSettings
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
@@ -30,7 +30,7 @@ from postgrad.rollout.settings import SamplingSettings
 class Evaluator:
     """The evaluation sets of a recipe, read once."""
 
-    def __init__(self, recipe: Recipe, tokenizer: Any, scorer: Scorer) -> None:
+    def __init__(self, recipe: Answering, tokenizer: Any, scorer: Scorer) -> None:
         """Raises UsageError for data that cannot be read, see data.prompts, and for a row without
         the column that eval.by names.
         """

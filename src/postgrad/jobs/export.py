@@ -1,7 +1,9 @@
 """From a checkpoint to a Hugging Face directory, without the run's process."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,38 +11,82 @@ from torch import Tensor
 from postgrad.core.errors import UsageError
 from postgrad.jobs.checkpoints import open_store
 from postgrad.jobs.choices import Choices, choose
+from postgrad.jobs.reward import scale_of_state
 from postgrad.models.export import export_hf
+from postgrad.models.score import RewardScale
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.load import recipe_from_json
+from postgrad.recipe.recipe import Recipe, RewardRecipe, RLRecipe
 
-FILES = {"policy": "policy.weights", "ema": "policy.ema"}
 
-
-def export(run_dir: Path, which: str, to: Path, role: str = "policy") -> Path:
-    """Writes a checkpoint's policy, or its moving average (role "ema"), to `to`.
+def export(run_dir: Path, which: str, to: Path, name: str | None = None) -> Path:
+    """Writes a role of a checkpoint to `to`; see role_of. None: what the job trains.
 
     which: latest, best or a step. Raises UsageError where there is no such role, or `to` is there
     already, RunError where there is no such checkpoint.
     """
-    if role not in FILES:
-        raise UsageError(f"--role {role}: this run has {' and '.join(FILES)}")
     directory = RunDirectory.open(run_dir)
     recipe = recipe_from_json(directory.recipe())
-    checkpoint = open_store(run_dir).load(_which(which))
     base = recipe.model.path or str(directory.init)
+    role = role_of(recipe, name or own_role(recipe), base)
+    checkpoint = open_store(run_dir).load(_which(which))
     choices = choose(recipe, checkpoint.state.choices)
-    export_weights(checkpoint.tensors(FILES[role]), base, to, choices, overwrite=False)
+    state = checkpoint.state.algorithm
+    role.export(checkpoint.tensors(role.stem), state, to, choices, overwrite=False)
     return to
 
 
-def export_weights(
-    weights: Mapping[str, Tensor], base: str, to: Path, choices: Choices, *, overwrite: bool
-) -> None:
-    """Weights with the base model's config, tokenizer and template, in the dtype of the run."""
-    dtype = compute_dtype(choices.dtype, torch.device("cpu"))
-    on_cpu = {name: weight.detach().cpu() for name, weight in weights.items()}
-    export_hf(on_cpu, base, to, dtype=dtype, overwrite=overwrite)
+@dataclass(frozen=True, slots=True)
+class ExportedRole:
+    """stem: its file in a checkpoint. base: where it started from. scores: it has a score head."""
+
+    stem: str
+    base: str
+    scores: bool
+
+    def export(
+        self,
+        weights: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        to: Path,
+        choices: Choices,
+        *,
+        overwrite: bool,
+    ) -> None:
+        """Weights with the base model's config, tokenizer and template, in the dtype of the run.
+
+        state: the algorithm's, which holds the scale of a reward model's scores.
+        """
+        dtype = compute_dtype(choices.dtype, torch.device("cpu"))
+        on_cpu = {name: weight.detach().cpu() for name, weight in weights.items()}
+        scale = None
+        if self.scores:
+            trained = self.stem.startswith("reward_model.")
+            scale = scale_of_state(state) if trained else RewardScale()
+        export_hf(on_cpu, self.base, to, dtype=dtype, scale=scale, overwrite=overwrite)
+
+
+def own_role(recipe: Recipe) -> str:
+    """What a job trains first of all."""
+    return "reward" if isinstance(recipe, RewardRecipe) else "policy"
+
+
+def role_of(recipe: Recipe, name: str, base: str) -> ExportedRole:
+    """The role that `--role name` means: policy, critic, reward, or ema, the moving average of what
+    the job trains. base: of the policy. Raises UsageError where the run has none of that name.
+    """
+    own = "reward_model" if isinstance(recipe, RewardRecipe) else "policy"
+    scores = own != "policy"
+    found = {own_role(recipe): ExportedRole(f"{own}.weights", base, scores)}
+    if recipe.learner.ema_decay:
+        found["ema"] = ExportedRole(f"{own}.ema", base, scores)
+    if isinstance(recipe, RLRecipe) and recipe.algorithm.needs().critic:
+        start = recipe.critic.model.path or base
+        found["critic"] = ExportedRole("critic.weights", start, scores=True)
+    if name not in found:
+        raise UsageError(f"--role {name}: this run has {' and '.join(found)}")
+    return found[name]
 
 
 def _which(text: str) -> str | int:

@@ -13,7 +13,7 @@ from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import Saver
 from postgrad.jobs.stopping import Stop, Stopped
-from postgrad.recipe.settings import EvalSettings
+from postgrad.recipe.settings import EvalTimes
 
 
 class Job(Protocol):
@@ -80,7 +80,7 @@ def _early(run: Run, state: RunState) -> bool:
     return bool(patience) and state.best is not None and state.best.waited >= patience
 
 
-def _due(settings: EvalSettings, step: int, steps: int) -> bool:
+def _due(settings: EvalTimes, step: int, steps: int) -> bool:
     if step == steps:
         return settings.at_end or bool(settings.every and step % settings.every == 0)
     return bool(settings.every and step % settings.every == 0)

@@ -10,7 +10,7 @@ from postgrad.jobs.summary import PHASES
 from postgrad.jobs.train import train
 from postgrad.observe.console import Console
 from postgrad.recipe.pipeline import Pipeline, Stage, with_models
-from postgrad.recipe.recipe import Recipe
+from postgrad.recipe.recipe import Answering, Recipe
 
 
 def train_pipeline(
@@ -51,7 +51,7 @@ def _saving(recipe: Recipe) -> Recipe:
 
 def _answers(stage: Stage, model: str, count: int) -> list[Answer]:
     recipe = stage.recipe
-    if not count or not recipe.eval.sets:
+    if not count or not isinstance(recipe, Answering) or not recipe.eval.sets:
         return []
     limit = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
     return ask(model, recipe.eval.sets[0].data, count, limit)

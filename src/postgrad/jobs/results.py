@@ -40,7 +40,7 @@ class Result:
     metrics: accuracy (pass@1 at the evaluation's temperature), pass@k, greedy_accuracy where it was
     asked for, reward, response_length in tokens, truncated_fraction; reward/NAME, the mean score of
     each component; RATE/DATASET and rows/DATASET where the set has several. intervals: of the
-    rates.
+    rates. more: JSON values that are no rates, for eval.jsonl alone.
     """
 
     name: str | None
@@ -50,6 +50,7 @@ class Result:
     seconds: float
     intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
     problems: Sequence[Problem] = ()
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def to_json(self) -> dict[str, Any]:
         """A line of eval.jsonl, without its step."""
@@ -58,7 +59,7 @@ class Result:
             line[metric] = value
             if metric in self.intervals:
                 line |= ends(metric, self.intervals[metric])
-        return {**line, "evaluate_seconds": self.seconds}
+        return {**line, **self.more, "evaluate_seconds": self.seconds}
 
     def by_metric(self) -> dict[str, float]:
         """eval/NAME/METRIC -> value; eval/METRIC for a set without a name."""

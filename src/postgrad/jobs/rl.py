@@ -1,15 +1,17 @@
 """Reinforcement learning from verifiable rewards: sample, score, train, publish."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.algorithms.base import Credit, RolloutAlgorithm
+from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.state import RunState
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import RolloutBatch
@@ -18,29 +20,56 @@ from postgrad.jobs.publish import Publisher
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.learner.reference import MovingReference
-from postgrad.learner.role import Learner, Role, UpdateResult
+from postgrad.learner.role import Policy, PolicyLearner, UpdateResult
+from postgrad.learner.score import ScoreLearner
 from postgrad.learner.update import updates
 from postgrad.observe.samples import step_samples
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
+from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import Sampled, Source
 
-SUMMED = ("policy/computed_tokens", "policy/skipped_samples", "policy/bounded_exponents")
+SUMMED = ("computed_tokens", "skipped_samples", "bounded_exponents")
+
+
+class Changing(Protocol):
+    """A role whose weights a checkpoint holds."""
+
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]: ...
+
+    def state_bytes(self) -> int: ...
+
+    def load(self, read: Callable[[str], Mapping[str, Tensor]]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Who learns, and what is measured from. critic, reference: where the algorithm needs them."""
+
+    policy: PolicyLearner
+    critic: ScoreLearner | None
+    reference: Policy | None
+
+    @property
+    def changing(self) -> list[Changing]:
+        """Those that a checkpoint holds."""
+        follows = self.reference if isinstance(self.reference, MovingReference) else None
+        return [one for one in (self.policy, self.critic, follows) if one is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the loop calls. reference: where the algorithm needs one."""
+    """What the loop calls."""
 
+    roles: Roles
     algorithm: RolloutAlgorithm
-    policy: Learner
-    reference: Role | MovingReference | None
     engine: Engine
     publish: Publisher
     source: Source
     scorer: Scorer
     evaluator: Evaluator | None
     tokenizer: Any
+    sampling: RolloutSettings
 
 
 class RLJob:
@@ -56,27 +85,17 @@ class RLJob:
         sampled = self._sample(state)
         batch = RolloutBatch.of(sampled.groups)
         with run.phase("train", run.geometry.updates_per_step):
-            old, ref = self._logprobs(batch)
-            credit = parts.algorithm.credit(batch, old, ref, None, state.algorithm)
-            results: list[UpdateResult] = []
-            run.stop.hold()  # from here on the weights are no longer those of the last boundary
-            for update in updates(
-                credit.experience,
-                run.geometry.train_batch_size,
-                run.geometry.epochs_per_rollout,
-                run.recipe.seed,
-                state.step,
-            ):
-                results.append(parts.policy.update(update, parts.algorithm).result())
-                run.advance()
-        learned = _learner_logprobs(credit, old, results)
+            old, ref, values = self._columns(batch)
+            credit = parts.algorithm.credit(batch, old, ref, values, state.algorithm)
+            results = self._update(credit, state)
+        learned = _learner_logprobs(credit, old, results["policy"])
         mismatch = self._compare(batch, credit, learned)
         with run.phase("publish"):
             parts.publish.show(batch.sequences)
             published = parts.publish()
         number = state.step + 1
-        if isinstance(parts.reference, MovingReference):
-            parts.reference.after_step(number, parts.policy.weights())
+        if isinstance(parts.roles.reference, MovingReference):
+            parts.roles.reference.after_step(number, parts.roles.policy.weights())
         with run.phase("log"):
             decode = parts.tokenizer.decode
             run.logs.samples(
@@ -85,7 +104,7 @@ class RLJob:
         following = replace(
             state,
             step=number,
-            update=state.update + len(results),
+            update=state.update + len(results["policy"]),
             episodes=state.episodes + sum(len(group.rollouts) for group in sampled.all),
             cursor=sampled.cursor,
             algorithm=credit.state,
@@ -102,10 +121,7 @@ class RLJob:
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """Job.tensors."""
-        found = self._parts.policy.tensors()
-        if isinstance(self._parts.reference, MovingReference):
-            found |= self._parts.reference.tensors()
-        return found
+        return dict(ChainMap(*(one.tensors() for one in self._parts.roles.changing)))
 
     def _sample(self, state: RunState) -> Sampled:
         """The step's groups; a failed verifier is recorded with its cause."""
@@ -132,20 +148,47 @@ class RLJob:
                 )
         return sampled
 
-    def _logprobs(self, batch: RolloutBatch) -> tuple[Ragged | None, Ragged | None]:
-        """Of the policy before the step and of the reference, only where they are needed.
+    def _columns(self, batch: RolloutBatch) -> tuple[Ragged | None, Ragged | None, Ragged | None]:
+        """Logprobs of the policy before the step and of the reference, and the critic's values,
+        only where they are needed.
 
         A step of one update is exactly on-policy: its old logprobs are the current ones.
         """
-        needs = self._parts.algorithm.needs()
+        roles, needs = self._parts.roles, self._parts.algorithm.needs()
         several = self._run.geometry.updates_per_step > 1
-        old = ref = None
+        old = ref = values = None
         if needs.old_logprobs or several:
-            old = self._parts.policy.logprobs(batch.sequences).result()
+            old = roles.policy.logprobs(batch.sequences).result()
         if needs.reference:
-            assert self._parts.reference is not None
-            ref = self._parts.reference.logprobs(batch.sequences).result()
-        return old, ref
+            assert roles.reference is not None
+            ref = roles.reference.logprobs(batch.sequences).result()
+        if needs.critic:
+            assert roles.critic is not None
+            values = roles.critic.scores(batch.sequences).result()
+        return old, ref, values
+
+    def _update(self, credit: Credit, state: RunState) -> dict[str, list[UpdateResult]]:
+        """The step's updates: the critic learns from each, and so does the policy once the critic
+        is warm. Results by role.
+        """
+        run, roles, algorithm = self._run, self._parts.roles, self._parts.algorithm
+        results: dict[str, list[UpdateResult]] = {"policy": [], "critic": []}
+        warm = not isinstance(algorithm, Critic) or state.step >= algorithm.critic_warmup_steps
+        run.stop.hold()  # from here on the weights are no longer those of the last boundary
+        for update in updates(
+            credit.experience,
+            run.geometry.train_batch_size,
+            run.geometry.epochs_per_rollout,
+            run.recipe.seed,
+            state.step,
+        ):
+            if roles.critic is not None:
+                assert isinstance(algorithm, Critic)
+                results["critic"].append(roles.critic.update(update, algorithm).result())
+            if warm:
+                results["policy"].append(roles.policy.update(update, algorithm).result())
+            run.advance()
+        return results
 
     def _compare(
         self, batch: RolloutBatch, credit: Credit, learned: NDArray[np.float32]
@@ -154,7 +197,7 @@ class RLJob:
 
         With top-p, top-k or min-p the sampler drew from another distribution: nothing to compare.
         """
-        sampling = self._run.recipe.rollout
+        sampling = self._parts.sampling
         if sampling.top_p < 1.0 or sampling.top_k or sampling.min_p:
             return {}
         sampled = batch.sampled_logprobs.take(credit.rows).values
@@ -166,15 +209,17 @@ class RLJob:
         sampled: Sampled,
         batch: RolloutBatch,
         credit: Credit,
-        results: Sequence[UpdateResult],
+        results: Mapping[str, Sequence[UpdateResult]],
     ) -> dict[str, float]:
         groups = sampled.all
         clock = self._run.clock.step
         totals = sample_metrics(groups)
-        update = _over_updates([result.metrics for result in results])
+        update: dict[str, float] = {}
+        for several in results.values():
+            update |= _over_updates([result.metrics for result in several])
         samples = sum(len(group.rollouts) for group in groups)
         tokens = float(sum(r.policy_mask.sum() for g in groups for r in g.rollouts))
-        trained = update.get("policy/computed_tokens", 0.0)
+        trained = sum(update.get(f"{role}/computed_tokens", 0.0) for role in results)
         return {
             "loss": update.get("policy/loss", math.nan),
             "reward": totals.pop("reward"),
@@ -198,7 +243,7 @@ def _learner_logprobs(
     if old is not None:
         return old.take(credit.rows).values
     if results:  # without `old` the step is one update, computed before its weights moved
-        return results[0].logprobs
+        return results[0].outputs
     return np.full(len(credit.experience.sequences.tokens.values), np.nan, np.float32)
 
 
@@ -210,8 +255,9 @@ def _over_updates(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for one in metrics for name in one):
         values = [one[name] for one in metrics if name in one]
-        if name == "policy/lr":
+        _, _, what = name.partition("/")
+        if what == "lr":
             found[name] = values[-1]
         else:
-            found[name] = sum(values) / (1 if name in SUMMED else len(values))
+            found[name] = sum(values) / (1 if what in SUMMED else len(values))
     return found

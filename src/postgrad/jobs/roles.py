@@ -1,26 +1,35 @@
 """The roles and the engine of a run, made from its recipe and its choices."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import RunError
 from postgrad.core.seeds import integer
 from postgrad.data.texts import texts
 from postgrad.jobs.choices import Choices
+from postgrad.jobs.run import Run
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.reference import MovingReference
-from postgrad.learner.role import Learner, Role
+from postgrad.learner.role import Policy, PolicyLearner
+from postgrad.learner.score import ScoreLearner, ScoreRole
+from postgrad.models.adapters import add_adapter
 from postgrad.models.fresh import make_fresh
 from postgrad.models.hashes import directory_hash
 from postgrad.models.load import load_model
+from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelSettings
 from postgrad.parallel.device import compute_dtype
-from postgrad.recipe.recipe import Recipe, RLRecipe
+from postgrad.recipe.recipe import (
+    Answering,
+    PreferenceRecipe,
+    Recipe,
+    RewardRecipe,
+    RLRecipe,
+)
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.sizes import probe_sizes
 
@@ -40,25 +49,42 @@ def base_model(recipe: Recipe, init: Path) -> str:
     return str(init)
 
 
-def learner(
-    recipe: Recipe, path: str, choices: Choices, geometry: BatchGeometry, temperature: float
-) -> tuple[Learner, Any]:
-    """The policy with its optimizer, and its tokenizer."""
-    backbone, tokenizer = _backbone(recipe, recipe.model, path, choices)
-    assert geometry.total_updates is not None
-    role = Learner("policy", backbone, recipe.learner, geometry.total_updates, temperature)
-    return role, tokenizer
+def policy(run: Run, path: str, temperature: float = 1.0) -> PolicyLearner:
+    """The policy with its optimizer."""
+    recipe = run.recipe
+    backbone = _trained(run, "policy", recipe.model, path, _causal)
+    return PolicyLearner(backbone, recipe.learner, _updates(run), temperature)
+
+
+def reward_model(run: Run, path: str) -> ScoreLearner:
+    """The reward model that a job trains, with its optimizer."""
+    recipe = run.recipe
+    backbone = _trained(run, "reward_model", recipe.model, path, _scoring)
+    return ScoreLearner("reward_model", backbone, "at", recipe.learner, _updates(run))
+
+
+def critic(run: Run, recipe: RLRecipe, path: str) -> ScoreLearner:
+    """The critic with its optimizer, from a reward model or, with a fresh head, from a policy."""
+    settings = recipe.critic
+    backbone = _trained(run, "critic", settings.model, settings.model.path or path, _scoring)
+    return ScoreLearner("critic", backbone, "before", settings.learner, _updates(run))
 
 
 def reference(
-    recipe: RLRecipe, path: str, choices: Choices, policy: Learner
-) -> Role | MovingReference:
-    """The model that KL is measured from: the policy's own start `path` unless another is named."""
-    settings = recipe.reference.model
-    backbone, _ = _backbone(recipe, settings, settings.path or path, choices)
+    run: Run, recipe: RLRecipe | PreferenceRecipe, path: str, policy: PolicyLearner
+) -> Policy:
+    """The model that KL is measured from: the policy's own start `path` unless another is named.
+
+    The start of a policy with an adapter is there already, under the adapter.
+    """
+    start = recipe.reference.model.path or path
+    hold_to(run, "reference", start)
+    if start == path and policy.backbone.adapter is not None:
+        return Policy(policy.backbone, policy.temperature, base=True)
+    backbone = _causal(run.recipe, recipe.reference.model, start, run.choices)
     backbone.lm.requires_grad_(False)
     if not recipe.reference.moves:
-        return Role("reference", backbone, policy.temperature)
+        return Policy(backbone, policy.temperature)
     return MovingReference(
         backbone,
         policy.temperature,
@@ -68,14 +94,42 @@ def reference(
     )
 
 
+def scorer(run: Run, recipe: RLRecipe, path: str, critic: ScoreLearner | None) -> ScoreRole:
+    """The frozen reward model at `path`. Where the critic's adapter lies on the same weights the
+    two share them.
+    """
+    hold_to(run, "reward_model", path)
+    same = recipe.critic.model.path == path
+    if critic is not None and critic.backbone.adapter is not None and same:
+        return ScoreRole(critic.backbone, "at", base=True)
+    return frozen_reward_model(recipe, recipe.reward_model.model, path, run.choices)
+
+
+def frozen_policy(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Policy:
+    """A policy that only scores, at a temperature of 1."""
+    backbone = _causal(recipe, settings, path, choices)
+    backbone.lm.requires_grad_(False)
+    return Policy(backbone)
+
+
+def frozen_reward_model(
+    recipe: Recipe, settings: ModelSettings, path: str, choices: Choices
+) -> ScoreRole:
+    """A reward model that only scores."""
+    backbone = _scoring(recipe, settings, path, choices, fresh_head=False)
+    backbone.lm.requires_grad_(False)
+    return ScoreRole(backbone, "at")
+
+
 def engine(
-    recipe: Recipe, path: str, choices: Choices, *, sequences: int, max_len: int
+    recipe: Answering, path: str, choices: Choices, *, sequences: int, max_len: int
 ) -> tuple[LocalEngine, Choices]:
     """The built-in engine with its own copy of the model, and the choices with its sizes.
 
     sequences: how many a step or an evaluation samples; max_len: tokens of the longest.
     """
     device = torch.device(choices.device)
+    assert choices.rollout_dtype is not None  # of every job that answers
     dtype = compute_dtype(choices.rollout_dtype, device)
     model = load_model(path, dtype=dtype, device=device)
     sizes = choices.sizes or probe_sizes(
@@ -92,24 +146,73 @@ def frozen_hash(path: str) -> str:
     return directory_hash(Path(path)) if Path(path).is_dir() else path
 
 
-def check_frozen(path: str, recorded: str) -> None:
-    """Raises RunError where a frozen base is not the one that the run was started with."""
-    if frozen_hash(path) != recorded:
+def hold_to(run: Run, role: str, path: str) -> None:
+    """Frozen weights are named in checkpoints, not copied: a run goes on from the same ones only.
+
+    Raises RunError where those of `role` are not what the run was started with.
+    """
+    digest = frozen_hash(path)
+    if run.choices.frozen.get(role, digest) != digest:
         raise RunError(
-            f"the frozen model {path} is not the one that this run was started with: "
-            "its files have changed; put them back, or start a new run"
+            f"the frozen model {path} ({role}) is not the one that this run was started with: its "
+            "files have changed; put them back, or start a new run"
         )
+    run.choices = replace(run.choices, frozen={**run.choices.frozen, role: digest})
 
 
-def _backbone(
-    recipe: Recipe, settings: ModelSettings, path: str, choices: Choices
-) -> tuple[Backbone, Any]:
+def _updates(run: Run) -> int:
+    assert run.geometry.total_updates is not None  # known once the data is read
+    return run.geometry.total_updates
+
+
+Loaded = Callable[[Recipe, ModelSettings, str, Choices], Backbone]
+
+
+def _trained(run: Run, role: str, settings: ModelSettings, path: str, load: Loaded) -> Backbone:
+    """With an adapter where the settings say so: the weights under it never change."""
+    backbone = load(run.recipe, settings, path, run.choices)
+    if settings.lora is not None:
+        hold_to(run, role, path)
+        seed = integer(run.recipe.seed, "adapter")
+        backbone.adapter = add_adapter(backbone.lm, settings.lora, seed=seed, name=role)
+    return backbone
+
+
+def _causal(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Backbone:
     device = torch.device(choices.device)
     model = load_model(
         path,
         dtype=compute_dtype(choices.dtype, device),
         device=device,
         gradient_checkpointing=settings.gradient_checkpointing,
+        quantize=settings.quantize,
     )
-    micro = MicroBatch(choices.micro_train_tokens, recipe.batch.micro_train_batch_size)
-    return Backbone(model.lm, device, micro, settings.attention), model.tokenizer
+    return Backbone(model.lm, device, _micro(recipe, choices), settings.attention)
+
+
+def _scoring(
+    recipe: Recipe,
+    settings: ModelSettings,
+    path: str,
+    choices: Choices,
+    *,
+    fresh_head: bool = True,
+) -> Backbone:
+    device = torch.device(choices.device)
+    model = load_score_model(
+        path,
+        dtype=compute_dtype(choices.dtype, device),
+        device=device,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        quantize=settings.quantize,
+        seed=recipe.seed,
+        fresh_head=fresh_head,
+    )
+    return Backbone(model.lm, device, _micro(recipe, choices), settings.attention)
+
+
+def _micro(recipe: Recipe, choices: Choices) -> MicroBatch:
+    """A sample of a pair is two sequences."""
+    samples = recipe.batch.micro_train_batch_size
+    pairs = isinstance(recipe, RewardRecipe | PreferenceRecipe) and recipe.algorithm.level == "pair"
+    return MicroBatch(choices.micro_train_tokens, samples and samples * (2 if pairs else 1))

@@ -13,13 +13,13 @@ from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import Checkpoint, CheckpointStore, Untidy
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import UsageError
-from postgrad.jobs.assemble import assemble
 from postgrad.jobs.checkpoints import store_of
 from postgrad.jobs.choices import choose
-from postgrad.jobs.export import export_weights
+from postgrad.jobs.export import own_role, role_of
 from postgrad.jobs.loop import Job, loop
 from postgrad.jobs.profile import Profiled
 from postgrad.jobs.run import Run
+from postgrad.jobs.setup.job import assemble
 from postgrad.jobs.stopping import StopSignals
 from postgrad.jobs.summary import summarise, table
 from postgrad.observe.console import Console
@@ -111,8 +111,9 @@ def _execute(
         model = None
         if recipe.checkpoint.save_hf:
             with run.phase("export"):
-                weights = job.tensors()["policy.weights"]
-                export_weights(weights, base, directory.model, run.choices, overwrite=True)
+                role = role_of(recipe, own_role(recipe), base)
+                weights = job.tensors()[role.stem]
+                role.export(weights, state.algorithm, directory.model, run.choices, overwrite=True)
             model = str(directory.model)
         summary = summarise(run, state, model)
         directory.write_summary(summary)

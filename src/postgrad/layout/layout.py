@@ -5,12 +5,15 @@ other tokenizers re-cut the batch.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.records import Sequences
 from postgrad.layout.tree import MIN_SHARED, grow
+
+Reads = Literal["before", "at"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +26,9 @@ class Layout:
 
     hidden_row, target, sequence, column: [E]. Under sharing one hidden row predicts different
     tokens for different children, and a loss token may lie inside a shared prefix, so entries are a
-    list of their own: the hidden state at `hidden_row` predicts `target` for sequence number
-    `sequence` (0..n_sequences - 1); `column` is the token's index in the batch's flat columns.
+    list of their own: the hidden state at `hidden_row` is read for the token `target` of sequence
+    number `sequence` (0..n_sequences - 1); `column` is the token's index in the batch's flat
+    columns.
     """
 
     token_ids: NDArray[np.int64]
@@ -54,26 +58,34 @@ class Layout:
 
 
 def lay_out(
-    sequences: Sequences, rows: NDArray[np.int64], *, min_shared: int = MIN_SHARED
+    sequences: Sequences,
+    rows: NDArray[np.int64],
+    *,
+    reads: Reads = "before",
+    min_shared: int = MIN_SHARED,
 ) -> Layout:
     """The layout of the named sequences. Those of one group lie in one tree.
 
-    Every sequence in `rows` must have a token; loss at a first token is a ValueError, since nothing
-    predicts it.
+    reads: the hidden state that an entry takes: the one "before" its token, which predicts it (a
+    policy) or is worth something before it (a critic), or the one "at" it (a reward model's last
+    token). Every sequence in `rows` must have a token; a first token that has to be predicted is a
+    ValueError, since nothing is before it.
     """
     groups: dict[int, list[int]] = {}
     for row in rows.tolist():
         groups.setdefault(int(sequences.group[row]), []).append(row)
-    builder = _Builder(sequences, {row: number for number, row in enumerate(rows.tolist())})
+    numbers = {row: number for number, row in enumerate(rows.tolist())}
+    builder = _Builder(sequences, numbers, back=1 if reads == "before" else 0)
     for members in groups.values():
         builder.add_tree(members, min_shared)
     return builder.finish()
 
 
 class _Builder:
-    def __init__(self, sequences: Sequences, number: dict[int, int]) -> None:
+    def __init__(self, sequences: Sequences, number: dict[int, int], back: int) -> None:
         self.sequences = sequences
         self.number = number  # batch row -> number of the sequence in this layout
+        self.back = back  # rows from an entry's token back to the hidden state that it reads
         self.tokens: list[NDArray[np.int32]] = []
         self.positions: list[NDArray[np.int64]] = []
         self.starts = [0]
@@ -95,11 +107,11 @@ class _Builder:
 
     def _add_entries(self, row: int, hidden: NDArray[np.int64]) -> None:
         targets = np.flatnonzero(self.sequences.loss_mask.row(row))
-        if len(targets) and targets[0] == 0:
+        if len(targets) and targets[0] < self.back:
             raise ValueError(f"sequence {row} has loss on its first token, which nothing predicts")
         tokens = self.sequences.tokens
         self.entries.append((
-            hidden[targets - 1],
+            hidden[targets - self.back],
             tokens.row(row)[targets].astype(np.int64),
             np.full(len(targets), self.number[row]),
             tokens.offsets[row] + targets,

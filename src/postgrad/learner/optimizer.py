@@ -1,28 +1,51 @@
-"""Master weights and AdamW over them, with state that is nothing but named tensors."""
+"""Master weights and their optimizers, with state that is nothing but named tensors."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from postgrad.core.errors import RunError
+from postgrad.core.errors import RunError, UsageError
+from postgrad.learner.muon import Muon, is_hidden_matrix
 from postgrad.learner.settings import LearnerSettings
+
+UPDATES = "updates"  # the state's one tensor that belongs to no weight
+ADAMW = ("exp_avg", "exp_avg_sq")
+MUON = ("momentum_buffer",)
 
 
 class MasterOptimizer:
-    """AdamW on float32 weights, whatever the model computes in.
+    """AdamW on float32 weights, whatever the model computes in; Muon on those of `is_hidden_matrix`
+    where the settings say so.
 
     Where the model computes in float32 the master weights are the model's own. Otherwise each
     micro-batch's gradients are added to float32 ones as they appear, and after an update the
     model's weights are rounded from the master's: small steps are not lost to the narrow format.
+
+    `model` is a module or its weights by name; those that need a gradient are trained. Raises
+    UsageError where Muon is asked for and no weight is for it.
     """
 
-    def __init__(self, model: nn.Module, settings: LearnerSettings) -> None:
+    def __init__(
+        self, model: nn.Module | Mapping[str, nn.Parameter], settings: LearnerSettings
+    ) -> None:
         self._settings = settings
-        self._working = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        named = model.named_parameters() if isinstance(model, nn.Module) else model.items()
+        self._working = {name: p for name, p in named if p.requires_grad}
         self.master = {name: self._master_of(p) for name, p in self._working.items()}
-        decayed = [p for p in self.master.values() if p.ndim >= 2]
-        plain = [p for p in self.master.values() if p.ndim < 2]  # norms and biases
+        matrices = {name: p for name, p in self.master.items() if is_hidden_matrix(name, p)}
+        if settings.optimizer == "muon" and not matrices:
+            raise UsageError(
+                'learner.optimizer = "muon" finds no matrix in a decoder layer to train among '
+                f'{sorted(self.master)[:3]}...: take "adamw"'
+            )
+        self._muon = Muon(matrices if settings.optimizer == "muon" else {}, settings)
+        self._moments = {
+            name: MUON if name in self._muon.weights else ADAMW for name in self.master
+        }
+        rest = [p for name, p in self.master.items() if self._moments[name] == ADAMW]
+        decayed = [p for p in rest if p.ndim >= 2]
+        plain = [p for p in rest if p.ndim < 2]  # norms and biases
         self._adamw = torch.optim.AdamW(
             [
                 {"params": decayed, "weight_decay": settings.weight_decay},
@@ -53,6 +76,10 @@ class MasterOptimizer:
     def step(self, rate: float) -> float:
         """One update at `rate` from the gradients gathered so far; returns their norm before
         clipping. A norm that is not finite is a RunError and changes nothing.
+
+        Clipping divides all gradients alike, those of Muon's matrices too, before they enter a
+        momentum. The length of Muon's step does not depend on it; what does is how much of the
+        next twenty steps one outlier decides.
         """
         for master in self.master.values():
             if master.grad is None:  # an update without any gradient still decays and counts
@@ -67,7 +94,10 @@ class MasterOptimizer:
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
+        ratio = (self._settings.muon_lr or self._settings.lr) / self._settings.lr
+        self._muon.step(rate * ratio, moving=norm > 0.0)
+        for master in self.master.values():
+            master.grad = None
         self._publish()
         self.updates += 1
         return norm
@@ -83,41 +113,75 @@ class MasterOptimizer:
         return {name: p.detach() for name, p in self.master.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """AdamW's moments as NAME.exp_avg and NAME.exp_avg_sq; empty before the first update."""
-        return {
-            f"{name}.{moment}": self._adamw.state[p][moment]
-            for name, p in self.master.items()
-            for moment in ("exp_avg", "exp_avg_sq")
-            if p in self._adamw.state
-        }
+        """The number of updates (int64, "updates"), and after the first one the moments: AdamW's as
+        NAME.exp_avg and NAME.exp_avg_sq, Muon's as NAME.momentum_buffer.
+        """
+        found = {UPDATES: torch.tensor(self.updates)}
+        for name, master in self.master.items() if self.updates else ():
+            if self._moments[name] == MUON:
+                found[f"{name}.{MUON[0]}"] = self._muon.momentum[name]
+            else:
+                of = self._adamw.state[master]
+                found |= {f"{name}.{moment}": of[moment] for moment in ADAMW}
+        return found
+
+    def state_bytes(self) -> int:
+        """What weights() and state() will take once there were updates."""
+        kept = [p.nbytes * (1 + len(self._moments[name])) for name, p in self.master.items()]
+        return sum(kept) + torch.int64.itemsize
 
     @torch.no_grad()
-    def load(
-        self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], updates: int
-    ) -> None:
-        """Go on from saved weights and moments. Missing or unknown names are RunErrors."""
-        moments = ("exp_avg", "exp_avg_sq") if updates else ()
-        wanted = {f"{name}.{moment}" for name in self.master for moment in moments}
-        for what, have, want in (
-            ("weights", set(weights), set(self.master)),
-            ("optimizer state", set(state), wanted),
-        ):
-            if have != want:
-                raise RunError(
-                    f"the checkpoint's {what} are of another model: "
-                    f"missing {sorted(want - have)[:3]}, unknown {sorted(have - want)[:3]}"
-                )
+    def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        """Go on from what weights() and state() gave. Names and shapes of another model or another
+        optimizer are RunErrors, and change nothing.
+        """
+        shapes = {name: p.shape for name, p in self.master.items()}
+        _check("weights", weights, shapes)
+        updates = _updates_of(state)
+        moments = {
+            f"{name}.{moment}": shapes[name]
+            for name, all_of_it in self._moments.items()
+            for moment in all_of_it
+            if updates
+        }
+        _check("optimizer state", state, {UPDATES: torch.Size(()), **moments})
         for name, master in self.master.items():
-            if weights[name].shape != master.shape:
-                raise RunError(
-                    f"weight {name!r} of the checkpoint has shape {tuple(weights[name].shape)}, "
-                    f"the model's has {tuple(master.shape)}"
-                )
             master.copy_(weights[name])
-            if updates:
-                self._adamw.state[master] = {
-                    "step": torch.tensor(float(updates), device=master.device),
-                    **{m: state[f"{name}.{m}"].to(master.device).clone() for m in moments},
-                }
+            if not updates:
+                continue
+            saved = {
+                moment: torch.empty_like(master).copy_(state[f"{name}.{moment}"])
+                for moment in self._moments[name]
+            }
+            if self._moments[name] == MUON:
+                self._muon.momentum[name] = saved[MUON[0]]
+            else:
+                step = torch.tensor(float(updates), device=master.device)
+                self._adamw.state[master] = {"step": step, **saved}
         self._publish()
         self.updates = updates
+
+
+def _updates_of(state: Mapping[str, Tensor]) -> int:
+    saved = state.get(UPDATES)
+    if saved is None or saved.dtype != torch.int64 or saved.ndim or int(saved) < 0:
+        raise RunError(
+            f"the checkpoint's optimizer state has no number of {UPDATES!r}: it was written by "
+            "another version, or not by this program"
+        )
+    return int(saved)
+
+
+def _check(what: str, have: Mapping[str, Tensor], want: Mapping[str, torch.Size]) -> None:
+    if have.keys() != want.keys():
+        missing, unknown = sorted(want.keys() - have.keys()), sorted(have.keys() - want.keys())
+        raise RunError(
+            f"the checkpoint's {what} are of another model or optimizer: missing {missing[:3]}, "
+            f"unknown {unknown[:3]}"
+        )
+    for name, shape in want.items():
+        if have[name].shape != shape:
+            raise RunError(
+                f"{name!r} of the checkpoint's {what} has shape {tuple(have[name].shape)}, "
+                f"the model's has {tuple(shape)}"
+            )

@@ -8,10 +8,10 @@ from torch import Tensor
 from postgrad.core.errors import RunError
 from postgrad.learner.average import MovingAverage
 from postgrad.learner.backbone import Backbone
-from postgrad.learner.role import Role
+from postgrad.learner.role import Policy
 
 
-class MovingReference(Role):
+class MovingReference(Policy):
     """A role whose weights are the policy's of some steps ago (`refresh_steps` > 0), or their
     moving average, one step at a time (`ema_decay` > 0). Starts with the weights of its backbone.
     """
@@ -26,7 +26,7 @@ class MovingReference(Role):
         policy: Mapping[str, Tensor],
     ) -> None:
         """policy: the float32 weights by hub name, from which a moving average starts."""
-        super().__init__("reference", backbone, temperature)
+        super().__init__(backbone, temperature)
         self._refresh_steps = refresh_steps
         self._average = MovingAverage(policy, ema_decay) if ema_decay else None
 

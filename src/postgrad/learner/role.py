@@ -1,120 +1,139 @@
-"""Roles on a backbone: one that scores, and one that also learns."""
+"""Roles on a backbone: one that scores tokens, and one that also learns."""
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from postgrad.algorithms.base import Algorithm, LossInputs
+from postgrad.algorithms.base import Algorithm, LossInputs, LossOutput, PolicyAlgorithm
 from postgrad.core.handles import Handle, done
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.layout.layout import Layout
+from postgrad.layout.layout import Layout, Reads
 from postgrad.learner.average import MovingAverage
 from postgrad.learner.backbone import Backbone
+from postgrad.learner.columns import FlatColumns
 from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.schedule import rate
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 
+AnyAlgorithm = TypeVar("AnyAlgorithm", bound=Algorithm)
+
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What an update reports. logprobs: float32 over the experience's flat tokens, as the learner
-    had them before the step; NaN where nothing was computed.
+    """What an update reports. outputs: float32 over the experience's flat tokens, the logprobs or
+    scores that the role had before the step; NaN where nothing was computed.
     """
 
     metrics: Mapping[str, float]
-    logprobs: NDArray[np.float32]
+    outputs: NDArray[np.float32]
 
 
-class Role:
-    """Scores sequences with a backbone's weights. `temperature` is the sampling temperature, at
-    which all logprobs are taken.
+class Policy:
+    """Scores tokens with a backbone's weights. `temperature` is the sampling temperature, at which
+    all logprobs are taken. base: with the frozen weights under the backbone's adapter.
     """
 
-    def __init__(self, name: str, backbone: Backbone, temperature: float = 1.0) -> None:
-        self.name = name
+    def __init__(self, backbone: Backbone, temperature: float = 1.0, *, base: bool = False) -> None:
         self.backbone = backbone
         self.temperature = temperature
+        self._base = base
 
     def logprobs(self, sequences: Sequences) -> Handle[Ragged]:
         """The logprob of every loss token, float32; zeros elsewhere."""
-        return done(self.backbone.logprobs(sequences, self.temperature))
+
+        def read(layout: Layout) -> Tensor:
+            return self.backbone.logprobs(layout, self.temperature)[0]
+
+        with self.backbone.as_base() if self._base else nullcontext():
+            return done(self.backbone.column(sequences, read))
 
 
-class Learner(Role):
-    """A role with an optimizer. `total_updates` is the horizon of its learning-rate schedule."""
+class Learner(ABC, Generic[AnyAlgorithm]):
+    """A role with an optimizer. `total_updates` is the horizon of its learning-rate schedule.
+
+    name: what its metrics and its files in a checkpoint begin with. reads: the hidden state that
+    its loss entries take, see lay_out.
+    """
+
+    reads: Reads = "before"
 
     def __init__(
-        self,
-        name: str,
-        backbone: Backbone,
-        settings: LearnerSettings,
-        total_updates: int,
-        temperature: float = 1.0,
+        self, name: str, backbone: Backbone, settings: LearnerSettings, total_updates: int
     ) -> None:
-        super().__init__(name, backbone, temperature)
+        self.name = name
+        self.backbone = backbone
         self.settings = settings
         self.total_updates = total_updates
-        self.optimizer = MasterOptimizer(backbone.lm, settings)
+        adapter = backbone.adapter
+        trained = backbone.lm if adapter is None else adapter.parameters()
+        self.optimizer = MasterOptimizer(trained, settings)
         self.average = (
             MovingAverage(self.weights(), settings.ema_decay) if settings.ema_decay else None
         )
 
-    def update(self, update: Update, algorithm: Algorithm) -> Handle[UpdateResult]:
+    @abstractmethod
+    def _weights(self, update: Update, algorithm: AnyAlgorithm) -> Ragged:
+        """What every token counts for in the update's loss, see Algorithm.entry_weights."""
+
+    @abstractmethod
+    def _loss(
+        self, layout: Layout, flat: FlatColumns, algorithm: AnyAlgorithm
+    ) -> tuple[LossOutput, Tensor]:
+        """The loss of one layout, and the role's outputs [E] there."""
+
+    def update(self, update: Update, algorithm: AnyAlgorithm) -> Handle[UpdateResult]:
         """One optimizer step on `update`: its loss is the sum over micro-batches, each already
         divided by the denominators of the whole update.
         """
         experience = update.experience
-        flat = _FlatColumns(update, algorithm, self.backbone.device)
-        metrics = {"policy/loss": torch.zeros((), device=self.backbone.device)}
-        logprobs = np.full(len(experience.sequences.tokens.values), np.nan, np.float32)
+        flat = FlatColumns(update, self._weights(update, algorithm), self.backbone.device)
+        metrics = {f"{self.name}/loss": torch.zeros((), device=self.backbone.device)}
+        outputs = np.full(len(experience.sequences.tokens.values), np.nan, np.float32)
         computed = 0
         for layout in self.backbone.micro_batches(
             experience.sequences,
             update.rows_with_gradient,
+            reads=self.reads,
             whole_groups=algorithm.level in ("pair", "group"),
         ):
-            inputs = self._inputs(layout, flat, algorithm.needs().entropy)
-            output = algorithm.policy_loss(inputs)
-            output.loss.backward()
-            for name, value in {"policy/loss": output.loss.detach(), **output.metrics}.items():
+            with self.backbone.dropping(layout, self.optimizer.updates):
+                output, found = self._loss(layout, flat, algorithm)
+                output.loss.backward()
+            for name, value in {f"{self.name}/loss": output.loss, **output.metrics}.items():
+                value = value.detach()
                 metrics[name] = metrics[name] + value if name in metrics else value
-            logprobs[layout.column] = inputs.logprobs.detach().cpu().numpy()
+            outputs[layout.column] = found.detach().cpu().numpy()
             computed += layout.n_tokens
         learning_rate = rate(self.settings, self.optimizer.updates, self.total_updates)
         norm = self.optimizer.step(learning_rate)
         if self.average is not None:
             self.average.update(self.weights())
-        report = {name: float(value) for name, value in metrics.items()}
+        report = algorithm.report({name: float(value) for name, value in metrics.items()})
         report |= {
-            "policy/grad_norm": norm,
-            "policy/lr": learning_rate,
-            "policy/computed_tokens": computed,
-            "policy/skipped_samples": len(update.rows) - len(update.rows_with_gradient),
+            f"{self.name}/grad_norm": norm,
+            f"{self.name}/lr": learning_rate,
+            f"{self.name}/computed_tokens": computed,
+            f"{self.name}/skipped_samples": len(update.rows) - len(update.rows_with_gradient),
         }
-        return done(UpdateResult(report, logprobs))
-
-    def _inputs(self, layout: Layout, flat: "_FlatColumns", with_entropy: bool) -> LossInputs:
-        logprobs, entropy = self.backbone.forward(layout, self.temperature, with_entropy)
-        column = torch.from_numpy(layout.column).to(self.backbone.device)
-        return LossInputs(
-            logprobs=logprobs,
-            entropy=entropy,
-            columns={name: values.index_select(0, column) for name, values in flat.columns.items()},
-            sequence=torch.from_numpy(layout.sequence).to(self.backbone.device),
-            n_sequences=layout.n_sequences,
-            weight=flat.weight.index_select(0, column),
-            token_weight=flat.token_weight.expand(len(column)),
-        )
+        return done(UpdateResult(report, outputs))
 
     def weights(self) -> dict[str, Tensor]:
-        """The float32 master weights by hub name."""
+        """What is trained, float32, by hub name, or by PEFT's where it is an adapter."""
         return self.optimizer.weights()
+
+    def whole(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights by hub name, an adapter's merged into its base one matrix at a time."""
+        adapter = self.backbone.adapter
+        return iter(self.weights().items()) if adapter is None else adapter.hub_weights()
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """All state that a checkpoint has to hold, by file stem: "policy.weights"."""
@@ -127,33 +146,39 @@ class Learner(Role):
         return found
 
     def state_bytes(self) -> int:
-        """What `tensors` will take once there were updates: weights, AdamW's two moments, a moving
-        average, all float32.
-        """
-        weights = sum(weight.nbytes for weight in self.weights().values())
-        return weights * (3 if self.average is None else 4)
+        """What `tensors` will take once there were updates."""
+        average = 0 if self.average is None else sum(w.nbytes for w in self.weights().values())
+        return self.optimizer.state_bytes() + average
 
-    def load(self, read: Callable[[str], Mapping[str, Tensor]], updates: int) -> None:
-        """Go on from a checkpoint after so many updates. `read` gives the tensors of a file stem;
-        what is missing or of another model is a RunError, see MasterOptimizer.load.
+    def load(self, read: Callable[[str], Mapping[str, Tensor]]) -> None:
+        """Go on from a checkpoint. `read` gives the tensors of a file stem; what is missing or of
+        another model is a RunError, see MasterOptimizer.load.
         """
-        self.optimizer.load(read(f"{self.name}.weights"), read(f"{self.name}.optimizer"), updates)
+        self.optimizer.load(read(f"{self.name}.weights"), read(f"{self.name}.optimizer"))
         if self.average is not None:
             self.average.load(read(f"{self.name}.ema"))
 
 
-class _FlatColumns:
-    """An update's columns and weights on the device, indexed by flat token number."""
+class PolicyLearner(Policy, Learner[PolicyAlgorithm]):
+    """The policy with its optimizer."""
 
-    def __init__(self, update: Update, algorithm: Algorithm, device: torch.device) -> None:
-        experience = update.experience
-        self.columns = {
-            name: torch.from_numpy(column.values.astype(np.float32)).to(device)
-            for name, column in experience.columns.items()
-        }
-        weights = algorithm.entry_weights(experience.sequences, update.rows)
-        self.weight = torch.from_numpy(weights.values).to(device)
-        lengths = experience.sequences.loss_mask.sums()
-        # Means over the computed tokens: skipping does not dilute metrics.
-        tokens = max(1.0, float(lengths[update.rows_with_gradient].sum()))
-        self.token_weight = torch.tensor([1.0 / tokens], dtype=torch.float32, device=device)
+    def __init__(
+        self,
+        backbone: Backbone,
+        settings: LearnerSettings,
+        total_updates: int,
+        temperature: float = 1.0,
+    ) -> None:
+        Policy.__init__(self, backbone, temperature)
+        Learner.__init__(self, "policy", backbone, settings, total_updates)
+
+    def _weights(self, update: Update, algorithm: PolicyAlgorithm) -> Ragged:
+        return algorithm.entry_weights(update.experience.sequences, update.rows)
+
+    def _loss(
+        self, layout: Layout, flat: FlatColumns, algorithm: PolicyAlgorithm
+    ) -> tuple[LossOutput, Tensor]:
+        with_entropy = algorithm.needs().entropy
+        logprobs, entropy = self.backbone.logprobs(layout, self.temperature, with_entropy)
+        inputs = LossInputs(logprobs, entropy, **flat.at(layout))
+        return algorithm.policy_loss(inputs), logprobs

@@ -1,8 +1,8 @@
 """What a recipe says about training a role."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from postgrad.core.settings import Settings
 
@@ -12,8 +12,13 @@ class LearnerSettings(Settings):
 
     Warm-up: update u (from 0) of W uses (u + 1) / W of the rate; then the schedule goes down to
     min_lr_ratio at the last update. max_grad_norm 0 turns clipping off.
+
+    optimizer "muon": Muon for the matrices of the decoder's layers, AdamW for all else. Its steps
+    are as long as AdamW's, so that `lr` is the rate of both; `muon_lr` gives it another one, on the
+    same schedule.
     """
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
     lr: float = Field(default=1e-6, gt=0.0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_updates: int = Field(default=0, ge=0)
@@ -22,6 +27,10 @@ class LearnerSettings(Settings):
     eps: float = Field(default=1e-8, gt=0.0)
     weight_decay: float = Field(default=0.0, ge=0.0)
     max_grad_norm: float = Field(default=1.0, ge=0.0)
+    muon_lr: float | None = Field(default=None, gt=0.0)  # lr where left out
+    muon_momentum: float = Field(default=0.95, ge=0.0, lt=1.0)
+    muon_nesterov: bool = True
+    muon_ns_steps: int = Field(default=5, ge=1, le=20)  # of Newton-Schulz
     ema_decay: float = Field(default=0.0, ge=0.0, lt=1.0)  # 0: no moving average of the weights
     sharding: Literal["none", "zero1", "zero2", "zero3"] = "none"
     ranks: int = Field(default=1, ge=1)
@@ -29,3 +38,11 @@ class LearnerSettings(Settings):
     context_parallel: int = Field(default=1, ge=1)
     threads: int | None = Field(default=None, ge=1)  # CPU threads; chosen at start where left out
     deterministic: bool = True
+
+    @model_validator(mode="after")
+    def _read_by_muon(self) -> Self:
+        if self.optimizer != "muon":
+            for name, field in type(self).model_fields.items():
+                if name.startswith("muon_") and getattr(self, name) != field.default:
+                    raise ValueError(f'{name} is read by Muon only: set optimizer = "muon"')
+        return self

@@ -6,11 +6,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+)
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.save import save_model
+from postgrad.models.score import MEAN, STD, RewardScale, require_padding
 
 PROBE = "The quick brown fox jumps over the lazy dog."
 TOLERANCE = 1e-5  # of the same weights in the same dtype: only a wrong file differs by more
@@ -22,22 +28,28 @@ def export_hf(
     to: Path,
     *,
     dtype: torch.dtype,
+    scale: RewardScale | None = None,
     overwrite: bool = False,
 ) -> None:
     """Writes config, weights (safetensors), tokenizer, chat template and generation config.
 
     weights: by hub name, a tied one once. base: the directory or hub id of the model that they were
-    trained from. `to` is made only after a reload gave the same logits and the same
-    tokens. Raises UsageError where `to` is there already, RunError where it cannot be written or
-    the reload differs: nothing is left behind then.
+    trained from. scale: of a critic or reward model, which is written as a model for sequence
+    classification with one label; None for a policy. `to` is made only after a reload gave the same
+    logits and the same tokens. Raises UsageError where `to` is there already, RunError where it
+    cannot be written or the reload differs: nothing is left behind then.
     """
     if to.exists() and not (overwrite and to.is_dir()):
         raise UsageError(f"{to} is there already: choose another --to")
     tokenizer = load_tokenizer(base)
-    lm: Any = AutoModelForCausalLM.from_config(load_config(base), dtype=dtype)
+    config = load_config(base)
+    if scale is None:
+        lm: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        lm.generation_config = _generation_config(base, tokenizer)
+    else:
+        lm = _score_model(config, tokenizer, base, scale, dtype)
     _fill(lm, weights)
     lm.eval()
-    lm.generation_config = _generation_config(base, tokenizer)
     save_model(
         lm,
         tokenizer,
@@ -45,6 +57,17 @@ def export_hf(
         check=lambda folder: _compare(lm, tokenizer, folder),
         replace=overwrite,
     )
+
+
+def _score_model(
+    config: Any, tokenizer: Any, base: str, scale: RewardScale, dtype: torch.dtype
+) -> Any:
+    require_padding(tokenizer, base)
+    config.num_labels = 1
+    config.pad_token_id = tokenizer.pad_token_id  # what transformers finds the last token by
+    setattr(config, MEAN, scale.mean)
+    setattr(config, STD, scale.std)
+    return AutoModelForSequenceClassification.from_config(config, dtype=dtype)
 
 
 @torch.no_grad()
@@ -76,7 +99,8 @@ def _generation_config(base: str, tokenizer: Any) -> GenerationConfig:
 @torch.no_grad()
 def _compare(lm: Any, tokenizer: Any, written: Path) -> None:
     read_tokenizer: Any = AutoTokenizer.from_pretrained(written)
-    read: Any = AutoModelForCausalLM.from_pretrained(written, dtype=lm.dtype, use_safetensors=True)
+    kind: Any = AutoModelForSequenceClassification if hasattr(lm, "score") else AutoModelForCausalLM
+    read: Any = kind.from_pretrained(written, dtype=lm.dtype, use_safetensors=True)
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": PROBE}], tokenize=False, add_generation_prompt=True
     )

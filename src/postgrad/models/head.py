@@ -28,6 +28,14 @@ def full_logits(lm: nn.Module, hidden: Tensor) -> Tensor:
     return logits.float()
 
 
+def scores(lm: nn.Module, hidden: Tensor) -> Tensor:
+    """What the linear head `score` of a critic or reward model says: [N, hidden] -> [N] float32.
+
+    Only rows that are read come here: there is no [T, 1], and never a [T, V].
+    """
+    return lm.score(hidden)[:, 0]  # pyright: ignore[reportCallIssue]
+
+
 def _chunk(
     lm: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -14,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from postgrad.core.errors import UsageError
 from postgrad.models.attention import NAME
+from postgrad.models.quantize import Quantize, loading_arguments
 from postgrad.models.settings import ModelType
 
 TESTED = ", ".join(get_args(ModelType))
@@ -45,17 +47,27 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device | None = None,
     gradient_checkpointing: bool = False,
+    quantize: Quantize = "none",
 ) -> LoadedModel:
     """The model of a local directory or hub id, computing in `dtype`, dropout off.
 
     Its attention is ours: `models.packed.hidden_states` runs it over layouts. Gradient
     checkpointing acts only in train mode, so such a model is left in it; others are in eval mode.
-    Raises UsageError for a path that holds no model, no tokenizer or no template, and for a model
-    whose token mixers bypass the attention interface.
+    quantize: see models.quantize, for a model that an adapter is put on. Raises UsageError for a
+    path that holds no model, no tokenizer or no template, and for a model whose token mixers bypass
+    the attention interface.
     """
     config = load_config(path)
     tokenizer = load_tokenizer(path)
-    lm = _read_weights(path, config, dtype)
+    more = loading_arguments(quantize, device or torch.device("cpu"))
+    lm, missing = read_weights(path, config, dtype, AutoModelForCausalLM, more)
+    require_whole(path, missing=missing)
+    place(lm, path, device, gradient_checkpointing=gradient_checkpointing)
+    return LoadedModel(lm, tokenizer, config, path)
+
+
+def place(lm: Any, path: str, device: torch.device | None, *, gradient_checkpointing: bool) -> None:
+    """Puts a model that was read on its device, in the mode that load_model promises."""
     _refuse_foreign_attention(lm, path)
     lm.to(device or torch.device("cpu"))
     if gradient_checkpointing:
@@ -63,7 +75,6 @@ def load_model(
         lm.train()
     else:
         lm.eval()
-    return LoadedModel(lm, tokenizer, config, path)
 
 
 def load_config(path: str) -> Any:
@@ -72,6 +83,13 @@ def load_config(path: str) -> Any:
     """
     if looks_local(path) and not Path(path).is_dir():
         raise UsageError(f"no model at {path}: there is no such directory (model.path)")
+    if (Path(path) / "adapter_config.json").is_file() and not (
+        Path(path) / "config.json"
+    ).is_file():
+        raise UsageError(
+            f"{path} is an adapter, not a model: export the run without --adapter, which merges it "
+            "into its base"
+        )
     try:
         config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
@@ -126,9 +144,15 @@ def looks_local(path: str) -> bool:
     return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
 
 
-def _read_weights(path: str, config: Any, dtype: torch.dtype) -> Any:
+def read_weights(
+    path: str, config: Any, dtype: torch.dtype, kind: Any, more: Mapping[str, Any]
+) -> tuple[Any, list[str]]:
+    """The model of a directory as `kind`, an Auto class, and which weights were not there. more:
+    other arguments of from_pretrained. Raises UsageError where it cannot be read or a weight has
+    another shape.
+    """
     try:
-        read: Any = AutoModelForCausalLM.from_pretrained(
+        read: Any = kind.from_pretrained(
             path,
             config=config,
             dtype=dtype,
@@ -137,6 +161,7 @@ def _read_weights(path: str, config: Any, dtype: torch.dtype) -> Any:
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that they are named below
+            **more,
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise UsageError(
@@ -144,18 +169,21 @@ def _read_weights(path: str, config: Any, dtype: torch.dtype) -> Any:
             "safetensors in the layout of Hugging Face"
         ) from error
     lm, found = read
-    # transformers draws these at random and only warns
-    wrong = {
-        "missing": sorted(found["missing_keys"]),
-        "of another shape": sorted(name for name, *_ in found["mismatched_keys"]),
-    }
-    for what, names in wrong.items():
+    require_whole(path, mismatched=[name for name, *_ in found["mismatched_keys"]])
+    return lm, list(found["missing_keys"])
+
+
+def require_whole(
+    path: str, *, missing: Sequence[str] = (), mismatched: Sequence[str] = ()
+) -> None:
+    """Raises UsageError for weights that transformers would draw at random with only a warning."""
+    for what, names in {"missing": missing, "of another shape": mismatched}.items():
         if names:
             raise UsageError(
                 f"the model {path} is not whole: {len(names)} weights are {what} "
-                f"({', '.join(names[:3])}); its config.json and its weights have to be of one model"
+                f"({', '.join(sorted(names)[:3])}); its config.json and its weights have to be of "
+                "one model"
             )
-    return lm
 
 
 def _refuse_recurrent(config: Any, path: str) -> None:
@@ -168,7 +196,7 @@ def _refuse_recurrent(config: Any, path: str) -> None:
 
 def _refuse_foreign_attention(lm: Any, path: str) -> None:
     """Every token mixer has to look up the attention interface; the source says whether it does."""
-    decoder = inspect.getmodule(type(lm.get_decoder()))
+    decoder = inspect.getmodule(type(lm.get_decoder()))  # a score model has one too
     assert decoder is not None
     source = inspect.getsource(decoder)
     mixers = {

@@ -1,8 +1,9 @@
 """What a recipe says about one set of weights. Free of torch, so that plans read it quickly."""
 
+import re
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from postgrad.core.settings import Settings
 
@@ -37,11 +38,40 @@ class ModelInit(Settings):
     tokenizer: TokenizerInit = TokenizerInit()
 
 
+class LoraSettings(Settings):
+    """A low-rank adapter: W + (alpha / rank) B A on linear layers, the rest frozen (Hu et al. 2021,
+    arXiv:2106.09685).
+
+    dropout: the probability with which an input of A is zero in training. targets: the linear
+    layers by the ends of their names, as in PEFT ("q_proj", "mlp.down_proj"); none named: every one
+    of the decoder; the output head and embeddings stay as they are.
+    """
+
+    rank: int = Field(default=64, ge=1)
+    alpha: int = Field(default=64, ge=1)
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    targets: tuple[str, ...] = ()
+
+    @field_validator("targets")
+    @classmethod
+    def _are_names(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        for target in targets:
+            if not re.fullmatch(r"\w+(\.\w+)*", target, re.ASCII):
+                raise ValueError(
+                    f"{target!r} is no name of a layer; wanted are ends of names, q_proj"
+                )
+        twice = sorted({target for target in targets if targets.count(target) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)}: named twice")
+        return targets
+
+
 class ModelSettings(Settings):
     """Where weights come from and how they compute. `init` is used only where no `path` is given.
 
     dtype: "float32"; "bfloat16" computes in bfloat16 over float32 master weights; "auto" is
-    bfloat16 on CUDA and float32 elsewhere.
+    bfloat16 on CUDA and float32 elsewhere. quantize: "4bit" holds the frozen weights under an
+    adapter in four bits (QLoRA, arXiv:2305.14314), on CUDA.
     """
 
     path: str | None = None
@@ -49,3 +79,5 @@ class ModelSettings(Settings):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     attention: Literal["auto", "sdpa", "flex"] = "auto"
     gradient_checkpointing: bool = False
+    lora: LoraSettings | None = None
+    quantize: Literal["none", "4bit"] = "none"

@@ -74,15 +74,21 @@ def _extremes(rewards: Floats, group: Ints) -> tuple[Floats, Floats]:
     return lowest[place], highest[place]
 
 
-def to_go(rewards: Floats, charges: Ragged) -> Floats:
-    """What follows each token: the sequence's reward at its end, less the charges from there on.
+def to_go(rewards: Floats, charges: Ragged, turn_rewards: Ragged) -> Floats:
+    """What follows each token: the sequence's reward, less the turn rewards before the token and
+    the charges from it on.
 
-    rewards: [S]; charges: per token, such as beta * KL. Returns [N] over the tokens of `charges`.
+    rewards: [S], turn rewards included; charges: per token, such as beta * KL. Returns [N] over the
+    tokens of `charges`.
     """
-    until = np.cumsum(charges.values, dtype=np.float64)
-    ends = np.concatenate([[0.0], until])[charges.offsets[1:]]
-    from_here = charges.spread(ends).values - until + charges.values
-    return charges.spread(rewards).values - from_here
+    from_here = charges.spread(charges.sums()).values - _before(charges)
+    return charges.spread(rewards).values - _before(turn_rewards) - from_here
+
+
+def _before(column: Ragged) -> Floats:
+    """[N] the sum over the tokens of the sequence before each; exactly 0 where all of them are."""
+    running = np.concatenate([[0.0], np.cumsum(column.values, dtype=np.float64)])
+    return running[:-1] - column.spread(running[column.offsets[:-1]]).values
 
 
 def whitened(values: Floats, mask: NDArray[np.bool_]) -> Floats:

@@ -52,9 +52,13 @@ def cispo(ratio: Tensor, logprobs: Tensor, advantages: Tensor, high: float) -> T
     return -advantages * ratio.detach().clamp(max=1.0 + high) * logprobs
 
 
+def sequence_sums(values: Tensor, sequence: Tensor, n_sequences: int) -> Tensor:
+    """[n_sequences] the sum over the entries of each sequence; sequence: [E] int64."""
+    return values.new_zeros(n_sequences).index_add(0, sequence, values)
+
+
 def sequence_means(values: Tensor, sequence: Tensor, n_sequences: int) -> Tensor:
     """[E] the mean over the entries of each entry's sequence; sequence: [E] int64."""
-    zeros = values.new_zeros(n_sequences)
-    sums = zeros.index_add(0, sequence, values)
-    counts = zeros.index_add(0, sequence, values.detach().new_ones(len(values)))
+    sums = sequence_sums(values, sequence, n_sequences)
+    counts = sequence_sums(values.detach().new_ones(len(values)), sequence, n_sequences)
     return (sums / counts.clamp(min=1)).index_select(0, sequence)

@@ -12,15 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
-from postgrad.core.errors import UsageError
 from postgrad.core.geometry import derive
-from postgrad.core.names import nearest
-from postgrad.data.rows import dataset_name
 from postgrad.recipe import scored
-from postgrad.rewards.registry import build, component_names, for_rollout
 
 if TYPE_CHECKING:
-    from postgrad.recipe.recipe import RLRecipe, SFTRecipe
+    from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe
 
 Problem = tuple[tuple[str | int, ...], str]
 
@@ -30,27 +26,35 @@ def as_json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, default=str)
 
 
-def common(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
+def common(recipe: Recipe) -> Iterator[Problem]:
     """What holds for every job."""
     yield from _batch(recipe)
     yield from _model(recipe)
     yield from _ranks(recipe)
-    yield from _rewards(recipe)
-    yield from scored.problems(recipe)
     yield from _data(recipe)
+    yield from _evaluated(recipe)
     for place in _not_finite(recipe.model_dump()):
         yield place, "infinity and NaN are no values for a recipe"
-    budget = recipe.batch.micro_train_tokens
-    if budget is not None and budget < recipe.data.max_len:
+
+
+def comparisons(recipe: Comparing) -> Iterator[Problem]:
+    """What jobs on pairs need."""
+    yield from _budget(recipe, whole=2, what="a pair of sequences")
+
+
+def _budget(recipe: Recipe, whole: int, what: str) -> Iterator[Problem]:
+    """whole: how many sequences have to lie in one forward."""
+    budget, needed = recipe.batch.micro_train_tokens, whole * recipe.data.max_len
+    if budget is not None and budget < needed:
         yield (
             ("batch", "micro_train_tokens"),
-            f"{budget} tokens cannot hold a sequence of data.max_len = {recipe.data.max_len}: "
-            f"at least {recipe.data.max_len}",
+            f"{budget} tokens cannot hold {what} of data.max_len = {recipe.data.max_len}: "
+            f"at least {needed}",
         )
 
 
-def evaluation(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
-    """What an evaluation needs."""
+def _evaluated(recipe: Recipe) -> Iterator[Problem]:
+    """What any evaluation needs."""
     settings = recipe.eval
     if recipe.checkpoint.early_stop and recipe.checkpoint.best_metric is None:
         yield (
@@ -66,10 +70,6 @@ def evaluation(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
                 f"{recipe.checkpoint.best_metric!r} needs an evaluation: give [eval] a path",
             )
         return
-    names = scored.components(recipe)
-    if names == []:
-        yield ("eval",), "nothing says which answers are right: give [[rewards]] with a type"
-    new = settings.max_new_tokens or recipe.rollout.max_new_tokens
     init = recipe.model.init if recipe.model.path is None else None
     for place, one in enumerate(settings.sets):
         if init is not None and recipe.data.max_len < one.max_len > init.max_position_embeddings:
@@ -78,6 +78,20 @@ def evaluation(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
                 f"{one.max_len} tokens are more than the model's positions: "
                 f"max_position_embeddings = {init.max_position_embeddings}",
             )
+
+
+def answering(recipe: Answering) -> Iterator[Problem]:
+    """What jobs need whose policy answers questions."""
+    yield from _budget(recipe, whole=1, what="a sequence")
+    yield from scored.problems(recipe)
+    settings = recipe.eval
+    if not settings.sets:
+        return
+    names = scored.components(recipe)
+    if names == []:
+        yield ("eval",), "nothing says which answers are right: give [[rewards]] with a type"
+    new = settings.max_new_tokens or recipe.rollout.max_new_tokens
+    for place, one in enumerate(settings.sets):
         if new >= one.max_len:
             yield (
                 ("eval", "sets", place, "max_len"),
@@ -152,7 +166,7 @@ def _correction(recipe: RLRecipe) -> Iterator[Problem]:
         )
 
 
-def _batch(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
+def _batch(recipe: Recipe) -> Iterator[Problem]:
     found, problems = derive(recipe.batch, recipe.length(), recipe.parallel)
     for key, text in problems:
         yield tuple(key.split(".")), text
@@ -164,7 +178,7 @@ def _batch(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
         )
 
 
-def _data(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
+def _data(recipe: Recipe) -> Iterator[Problem]:
     data = recipe.data
     if not data.sets and not data.path:
         yield ("data", "path"), "nothing to train on: give path, or several [[data.sets]]"
@@ -179,7 +193,7 @@ def _data(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
             )
 
 
-def _model(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
+def _model(recipe: Recipe) -> Iterator[Problem]:
     model = recipe.model
     if model.path is not None:
         return
@@ -193,7 +207,7 @@ def _model(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
         )
 
 
-def _ranks(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
+def _ranks(recipe: Recipe) -> Iterator[Problem]:
     ranks = recipe.learner.ranks
     if recipe.cluster.type == "ray":
         yield ("cluster", "type"), 'clusters are not in this version yet: use "local", one process'
@@ -219,33 +233,3 @@ def _not_finite(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple
             yield from _not_finite(inner, (*place, number))
     elif isinstance(value, float) and not math.isfinite(value):
         yield place
-
-
-def _rewards(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
-    if not recipe.rewards:
-        return
-    try:
-        component_names(recipe.rewards)
-    except UsageError as error:
-        yield ("rewards",), str(error)
-    yield from _routes(recipe)
-    filled = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
-    for place, reward in enumerate(filled):
-        if ":" in reward.type:
-            continue  # a user's code is imported in the workers only
-        try:
-            build(reward)
-        except UsageError as error:
-            yield ("rewards", place), str(error)
-
-
-def _routes(recipe: SFTRecipe | RLRecipe) -> Iterator[Problem]:
-    """A reward for a dataset that nobody reads would never be asked, in silence."""
-    read = [*recipe.data.sources, *(one.data for one in recipe.eval.sets)]
-    known = sorted({dataset_name(one) for one in read})
-    for place, reward in enumerate(recipe.rewards):
-        for name in reward.datasets or ():
-            if name not in known:
-                close = nearest(name, known)
-                hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"
-                yield ("rewards", place, "datasets"), f"no dataset is called {name!r}; {hint}"

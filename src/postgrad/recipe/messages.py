@@ -13,7 +13,9 @@ from postgrad.core.names import nearest
 from postgrad.recipe.lines import Place, line_of
 from postgrad.recipe.overrides import Override
 from postgrad.recipe.resolve import in_file, is_inherited
-from postgrad.recipe.settings import EvalSet, EvalSettings
+from postgrad.recipe.settings import EvalSet, EvalSettings, PairEvalSet, PairEvalSettings
+
+DEFAULTS = {"reward": "bradley_terry", "preference": "dpo"}  # algorithms where a job says none
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +96,18 @@ def _fields(model: type[BaseModel], place: Place, raw: dict[str, Any]) -> Iterat
     if inner is None:
         return
     yield from inner.model_fields
-    if inner is EvalSettings:
-        yield from (key for key in EvalSet.model_fields if key not in EvalSettings.model_fields)
+    sets: dict[type[BaseModel], type[BaseModel]] = {
+        EvalSettings: EvalSet,
+        PairEvalSettings: PairEvalSet,
+    }
+    if inner in sets:  # one set is given by its own keys
+        yield from (key for key in sets[inner].model_fields if key not in inner.model_fields)
 
 
 def _algorithm(raw: dict[str, Any]) -> type[Algorithm]:
     table = raw.get("algorithm")
     known = cast(dict[str, Any], table) if isinstance(table, dict) else {}
-    return algorithm_class(str(known.get("type", "sft")))
+    return algorithm_class(str(known.get("type", DEFAULTS.get(str(raw.get("job")), "sft"))))
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -14,9 +14,10 @@ from postgrad.recipe.lines import key_lines
 from postgrad.recipe.load import load_with, read_text, read_toml, recipe_from_json
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.overrides import Override, apply_overrides, parse_overrides
-from postgrad.recipe.recipe import Recipe, RLRecipe
+from postgrad.recipe.recipe import Recipe
 
 FILE = "pipeline.toml"
+ROLES = ("", "reference", "critic", "reward_model")  # whose tables have a model; "": the policy
 
 
 class PipelineSettings(Settings):
@@ -88,7 +89,8 @@ def load_pipeline(directory: Path, overrides: Sequence[str] = ()) -> Pipeline:
 def with_models(recipe: Recipe, models: Mapping[str, str]) -> Recipe:
     """The recipe with every `@NAME` replaced by that stage's exported model."""
     data: dict[str, Any] = recipe.dump()
-    for table in (data["model"], data.get("reference", {}).get("model", {})):
+    for role in ROLES:
+        table = data.get(role, {}).get("model", {}) if role else data["model"]
         path = table.get("path")
         if path is not None and path.startswith("@"):
             table["path"] = models[path[1:]]
@@ -108,9 +110,12 @@ def _for(name: str, names: Sequence[str], overrides: Sequence[Override]) -> list
 
 def _names_used(recipe: Recipe) -> list[tuple[str, str]]:
     """(key, NAME) of every `@NAME`."""
-    paths = {"model.path": recipe.model.path}
-    if isinstance(recipe, RLRecipe):
-        paths["reference.model.path"] = recipe.reference.model.path
+    owners = {role: getattr(recipe, role, None) if role else recipe for role in ROLES}
+    paths = {
+        f"{role}.model.path".lstrip("."): owner.model.path
+        for role, owner in owners.items()
+        if owner is not None
+    }
     return [(key, path[1:]) for key, path in paths.items() if path and path.startswith("@")]
 
 

@@ -6,7 +6,14 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
-from postgrad.algorithms.base import Algorithm, RolloutAlgorithm
+from postgrad.algorithms.base import (
+    Algorithm,
+    PreferenceAlgorithm,
+    RewardAlgorithm,
+    RolloutAlgorithm,
+)
+from postgrad.algorithms.bradley_terry import BradleyTerry
+from postgrad.algorithms.dpo import DPO
 from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
 from postgrad.algorithms.sft import SFT
 from postgrad.checkpoint.settings import CheckpointSettings
@@ -20,12 +27,20 @@ from postgrad.core.batch import (
 from postgrad.core.errors import UsageError
 from postgrad.core.geometry import geometry
 from postgrad.core.settings import Settings
+from postgrad.data.pair_settings import PairMixSettings
 from postgrad.data.settings import MixSettings
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
 from postgrad.observe.settings import SentinelSettings
 from postgrad.recipe import checks
-from postgrad.recipe.settings import ClusterSettings, EvalSettings, ReferenceSettings
+from postgrad.recipe.settings import (
+    ClusterSettings,
+    CriticSettings,
+    EvalSettings,
+    PairEvalSettings,
+    ReferenceSettings,
+    RewardModelSettings,
+)
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
 from postgrad.rollout.environments.settings import EnvironmentSettings
 from postgrad.rollout.settings import RolloutSettings
@@ -90,13 +105,7 @@ class _Recipe(Settings):
     total_episodes: int | None = Field(default=None, ge=1)
     epochs: float | None = Field(default=None, gt=0.0)
     model: ModelSettings = ModelSettings()
-    data: MixSettings
-    eval: EvalSettings = EvalSettings()
-    rewards: tuple[RewardSettings, ...] = ()
-    scoring: ScoringSettings = ScoringSettings()
-    environment: EnvironmentSettings | None = None
     batch: BatchSettings = BatchSettings()
-    rollout: RolloutSettings = RolloutSettings()
     learner: LearnerSettings = LearnerSettings()
     cluster: ClusterSettings = ClusterSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
@@ -121,7 +130,25 @@ class _Recipe(Settings):
         return self.model_dump(mode="json")
 
 
-class SFTRecipe(_Recipe):
+class _Answering(_Recipe):
+    """Jobs whose policy answers questions: while it learns, or when it is evaluated."""
+
+    data: MixSettings
+    eval: EvalSettings = EvalSettings()
+    rewards: tuple[RewardSettings, ...] = ()
+    scoring: ScoringSettings = ScoringSettings()
+    environment: EnvironmentSettings | None = None
+    rollout: RolloutSettings = RolloutSettings()
+
+
+class _Comparing(_Recipe):
+    """Jobs that learn which of two answers is preferred: a sample is a pair."""
+
+    data: PairMixSettings
+    eval: PairEvalSettings = PairEvalSettings()
+
+
+class SFTRecipe(_Answering):
     """Supervised fine-tuning: a step is one update of `train_batch_size` conversations.
 
     Rewards and rollout are for the accuracy of [eval] only.
@@ -132,12 +159,12 @@ class SFTRecipe(_Recipe):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        problems_found("recipe", [*checks.common(self), *checks.evaluation(self)])
+        problems_found("recipe", [*checks.common(self), *checks.answering(self)])
         return self
 
 
-class RLRecipe(_Recipe):
-    """Reinforcement learning from verifiable rewards: sample, score, train."""
+class RLRecipe(_Answering):
+    """Reinforcement learning: sample, score, train."""
 
     job: Literal["rl"] = "rl"
     algorithm: Annotated[
@@ -147,13 +174,57 @@ class RLRecipe(_Recipe):
     ]
     batch: RolloutBatchSettings = RolloutBatchSettings()  # pyright: ignore[reportIncompatibleVariableOverride]
     reference: ReferenceSettings = ReferenceSettings()
+    critic: CriticSettings = CriticSettings()
+    reward_model: RewardModelSettings = RewardModelSettings()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        found = [*checks.common(self), *checks.evaluation(self), *checks.sampling(self)]
+        found = [*checks.common(self), *checks.answering(self), *checks.sampling(self)]
         problems_found("recipe", found)
         return self
 
 
-Recipe = SFTRecipe | RLRecipe
-JOBS: dict[str, type[SFTRecipe] | type[RLRecipe]] = {"sft": SFTRecipe, "rl": RLRecipe}
+class RewardRecipe(_Comparing):
+    """A reward model from pairs: a step is one update of `train_batch_size` pairs."""
+
+    job: Literal["reward"] = "reward"
+    algorithm: Annotated[
+        RewardAlgorithm,
+        PlainValidator(_algorithm(RewardAlgorithm)),
+        PlainSerializer(_with_type),
+    ] = BradleyTerry()  # pyright: ignore[reportCallIssue]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        problems_found("recipe", [*checks.common(self), *checks.comparisons(self)])
+        return self
+
+
+class PreferenceRecipe(_Comparing):
+    """A policy from pairs, without a reward model: a step is one update of `train_batch_size`
+    pairs, or labelled answers for an algorithm that reads one at a time (KTO).
+    """
+
+    job: Literal["preference"] = "preference"
+    algorithm: Annotated[
+        PreferenceAlgorithm,
+        PlainValidator(_algorithm(PreferenceAlgorithm)),
+        PlainSerializer(_with_type),
+    ] = DPO()  # pyright: ignore[reportCallIssue]
+    reference: ReferenceSettings = ReferenceSettings()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        problems_found("recipe", [*checks.common(self), *checks.comparisons(self)])
+        return self
+
+
+Answering = SFTRecipe | RLRecipe
+Comparing = RewardRecipe | PreferenceRecipe
+Recipe = Answering | Comparing
+JOBS: dict[str, type[Recipe]] = {
+    "sft": SFTRecipe,
+    "reward": RewardRecipe,
+    "preference": PreferenceRecipe,
+    "rl": RLRecipe,
+}

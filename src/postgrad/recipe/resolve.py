@@ -6,17 +6,26 @@ same recipe.
 
 from typing import Any, cast
 
+from postgrad.core.settings import Settings
+from postgrad.data.pair_settings import PairSettings
 from postgrad.data.settings import DataSettings
 from postgrad.recipe.lines import Place
-from postgrad.recipe.settings import EvalSet
+from postgrad.recipe.settings import EvalSet, PairEvalSet
 
 Table = dict[str, Any]
+COMPARING = ("reward", "preference")  # jobs that read pairs
 
 # How rows are read is the same for evaluation unless it says otherwise; which rows never is.
 _READING = (
     "path",
     "prompt",
     "answer",
+    "chosen",
+    "rejected",
+    "margin",
+    "completion",
+    "label",
+    "speakers",
     "system",
     "strip",
     "chat_template",
@@ -28,23 +37,53 @@ _SAME_PATH = ("task", "subset")
 
 
 def resolve(raw: Table) -> Table:
-    """The raw recipe with sets of data, [eval] and [reference] completed from [data] and [model].
+    """The raw recipe with sets of data and [eval] completed from [data], and roles from [model] and
+    [learner].
 
     A part that has the wrong shape is left as it is: validation says what is wrong with it.
     """
     result = dict(raw)
-    data, model = raw.get("data"), raw.get("model")
+    data = raw.get("data")
     if isinstance(data, dict):
-        result["data"] = _mixed(cast(Table, data))
+        result["data"] = _mixed(cast(Table, data), _kinds(raw)["data"])
     if isinstance(evaluation := raw.get("eval"), dict):
         given = cast(Table, data) if isinstance(data, dict) else {}
-        result["eval"] = _evaluation(cast(Table, evaluation), given)
-    if isinstance(reference := raw.get("reference"), dict):
-        given = cast(Table, model) if isinstance(model, dict) else {}
-        result["reference"] = _role(cast(Table, reference), {"model": given})
-    elif isinstance(model, dict) and raw.get("job") == "rl" and "reference" not in raw:
-        result["reference"] = {"model": model}
-    return result
+        result["eval"] = _evaluation(cast(Table, evaluation), given, _kinds(raw)["eval"])
+    return {**result, **_roles(raw)}
+
+
+def _kinds(raw: Table) -> dict[str | int, type[Settings]]:
+    """The settings of one set, in [data] and in [eval]."""
+    if raw.get("job") in COMPARING:
+        return {"data": PairSettings, "eval": PairEvalSet}
+    return {"data": DataSettings, "eval": EvalSet}
+
+
+def _roles(raw: Table) -> Table:
+    """The tables of roles other than the policy, with what they leave out: the policy's own, but
+    the weights of a critic are the reward model's where there is one.
+    """
+    model, learner = _table(raw, "model"), _table(raw, "learner")
+    trained = _table(_table(raw, "reward_model"), "model")
+    computing = {key: model[key] for key in ("dtype", "attention") if key in model}
+    scoring = {**model, "path": trained["path"]} if "path" in trained else model
+    given: dict[str, dict[str, Table]] = {"reference": {"model": model}}
+    if raw.get("job") == "rl":
+        given["critic"] = {"model": scoring, "learner": learner}
+        given["reward_model"] = {"model": computing}
+    elif raw.get("job") != "preference":
+        given = {}
+    found: Table = {}
+    for role, defaults in given.items():
+        own = raw.get(role, {})
+        if isinstance(own, dict) and (own or any(defaults.values())):
+            found[role] = _role(cast(Table, own), defaults)
+    return found
+
+
+def _table(raw: Table, key: str) -> Table:
+    value = raw.get(key)
+    return cast(Table, value) if isinstance(value, dict) else {}
 
 
 def in_file(raw: Table, place: Place) -> Place:
@@ -58,7 +97,7 @@ def in_file(raw: Table, place: Place) -> Place:
 
 def in_sets(resolved: Table, place: Place) -> list[Place]:
     """The places of a resolved recipe that a key of [eval] or [data] stands for."""
-    kinds: dict[str | int, type[DataSettings]] = {"eval": EvalSet, "data": DataSettings}
+    kinds = _kinds(resolved)
     section, key = place[0], place[1] if len(place) > 1 else None
     if section not in kinds or key not in kinds[section].model_fields:
         return [place]
@@ -69,7 +108,8 @@ def in_sets(resolved: Table, place: Place) -> list[Place]:
 
 def is_inherited(raw: Table, place: Place) -> bool:
     """True where a value at `place` came from another section, which is told of its own errors."""
-    if place[:1] not in (("eval",), ("reference",)) and place[:2] != ("data", "sets"):
+    roles = (("eval",), ("reference",), ("critic",), ("reward_model",))
+    if place[:1] not in roles and place[:2] != ("data", "sets"):
         return False
     node: Any = raw
     for part in in_file(raw, place):
@@ -82,12 +122,12 @@ def is_inherited(raw: Table, place: Place) -> bool:
     return False
 
 
-def _mixed(data: Table) -> Table:
+def _mixed(data: Table, kind: type[Settings]) -> Table:
     """Each of [[data.sets]] with what [data] says for all of them."""
     sets = data.get("sets")
     if not isinstance(sets, list):
         return data
-    shared = {key: value for key, value in data.items() if key in DataSettings.model_fields}
+    shared = {key: value for key, value in data.items() if key in kind.model_fields}
     completed = [
         {**shared, **cast(Table, one)} if isinstance(one, dict) else one
         for one in cast(list[Any], sets)
@@ -95,8 +135,8 @@ def _mixed(data: Table) -> Table:
     return {**data, "sets": completed}
 
 
-def _evaluation(evaluation: Table, data: Table) -> Table:
-    own = {key: value for key, value in evaluation.items() if key in EvalSet.model_fields}
+def _evaluation(evaluation: Table, data: Table, kind: type[Settings]) -> Table:
+    own = {key: value for key, value in evaluation.items() if key in kind.model_fields}
     rest = {key: value for key, value in evaluation.items() if key not in own}
     sets = rest.get("sets")
     if sets is None or sets == []:

@@ -6,36 +6,43 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from postgrad.core.errors import UsageError
+from postgrad.core.names import nearest
+from postgrad.data.rows import dataset_name
+from postgrad.rewards import registry as verifiers
 from postgrad.rewards.mixing import ENVIRONMENT
-from postgrad.rewards.registry import component_names
-from postgrad.rollout.environments.registry import build
+from postgrad.rollout.environments import registry as environments
 
 if TYPE_CHECKING:
-    from postgrad.recipe.recipe import RLRecipe, SFTRecipe
+    from postgrad.recipe.recipe import Answering
 
 
-def environment_weight(recipe: SFTRecipe | RLRecipe) -> float | None:
+def environment_weight(recipe: Answering) -> float | None:
     """The weight of the environment's rewards; None where there are none."""
     settings = recipe.environment
-    return settings.weight if settings is not None and build(settings).gives_rewards else None
+    return (
+        settings.weight
+        if settings is not None and environments.build(settings).gives_rewards
+        else None
+    )
 
 
-def components(recipe: SFTRecipe | RLRecipe) -> list[str] | None:
+def components(recipe: Answering) -> list[str] | None:
     """The names of a sample's rewards, the environment's last; None where they cannot be told."""
     try:
-        names = component_names(recipe.rewards) if recipe.rewards else []
+        names = verifiers.component_names(recipe.rewards) if recipe.rewards else []
         weight = environment_weight(recipe)
     except UsageError:
         return None
     return names if weight is None else [*names, ENVIRONMENT]
 
 
-def problems(recipe: SFTRecipe | RLRecipe) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """What is wrong with [environment], as recipe.checks says it."""
+def problems(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """What is wrong with [[rewards]] and [environment], as recipe.checks says it."""
+    yield from _rewards(recipe)
     if recipe.environment is None:
         return
     try:
-        build(recipe.environment)
+        environments.build(recipe.environment)
     except UsageError as error:
         yield ("environment",), str(error)
         return
@@ -50,3 +57,33 @@ def problems(recipe: SFTRecipe | RLRecipe) -> Iterator[tuple[tuple[str | int, ..
                 (section, "sets", number, "chat_template_kwargs"),
                 "with an [environment] all sets have those of [data]: it answers through them too",
             )
+
+
+def _rewards(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    if not recipe.rewards:
+        return
+    try:
+        verifiers.component_names(recipe.rewards)
+    except UsageError as error:
+        yield ("rewards",), str(error)
+    yield from _routes(recipe)
+    filled = verifiers.for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
+    for place, reward in enumerate(filled):
+        if ":" in reward.type:
+            continue  # a user's code is imported in the workers only
+        try:
+            verifiers.build(reward)
+        except UsageError as error:
+            yield ("rewards", place), str(error)
+
+
+def _routes(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """A reward for a dataset that nobody reads would never be asked, in silence."""
+    read = [*recipe.data.sources, *(one.data for one in recipe.eval.sets)]
+    known = sorted({dataset_name(one) for one in read})
+    for place, reward in enumerate(recipe.rewards):
+        for name in reward.datasets or ():
+            if name not in known:
+                close = nearest(name, known)
+                hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"
+                yield ("rewards", place, "datasets"), f"no dataset is called {name!r}; {hint}"

@@ -1,11 +1,14 @@
 """Sections of a recipe that put rooms together: evaluation, reference, cluster."""
 
-from typing import Literal, Self
+from collections.abc import Sequence
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from postgrad.core.settings import Settings
+from postgrad.data.pair_settings import PairSettings
 from postgrad.data.settings import DataSettings
+from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
 
 
@@ -38,32 +41,83 @@ class ReferenceSettings(Settings):
         return bool(self.refresh_steps or self.ema_decay)
 
 
-class EvalSet(DataSettings):
-    """One evaluation set. `name` is what it is called in metrics (eval/NAME/accuracy; without one
-    eval/accuracy), so the configuration of a hub dataset is `subset` here.
+class CriticSettings(Settings):
+    """The critic of PPO; what is left out is taken from the policy's, its weights from the reward
+    model where there is one.
     """
 
+    model: ModelSettings = ModelSettings()
+    learner: LearnerSettings = LearnerSettings()
+
+
+class RewardModelSettings(Settings):
+    """The model that [[rewards]] of type "reward_model" ask."""
+
+    model: ModelSettings = ModelSettings()
+
+
+class Named(Settings):
+    """What every evaluation set has. `name` is what it is called in metrics (eval/NAME/accuracy;
+    without one eval/accuracy), so the configuration of a hub dataset is `subset` here.
+    """
+
+    name: str | None = None
     subset: str | None = None
     by: str | None = None  # a column of the rows, "dataset" say: rates for each of its values too
+
+
+class EvalSet(Named, DataSettings):
+    """One evaluation set of questions."""
 
     @property
     def data(self) -> DataSettings:
         """What a reader needs: `subset` under its own name, rows in file order."""
-        own = {field: getattr(self, field) for field in DataSettings.model_fields}
-        return DataSettings.model_validate({**own, "name": self.subset, "shuffle": False})
+        return DataSettings.model_validate(_read(self, DataSettings))
 
 
-class EvalSettings(Settings):
-    """When to evaluate, on what, and how answers are sampled there.
+class PairEvalSet(Named, PairSettings):
+    """One evaluation set of preferences."""
 
-    In a file one set is given by its own keys in [eval], several as [[eval.sets]]. Counts are
-    in steps. An answer is right when the score of `component` reaches `correct_at`.
-    """
+    @property
+    def data(self) -> PairSettings:
+        """What a reader needs: `subset` under its own name, rows in file order."""
+        return PairSettings.model_validate(_read(self, PairSettings))
 
-    sets: tuple[EvalSet, ...] = ()
+
+def _read(one: Named, kind: type[Settings]) -> dict[str, Any]:
+    own = {field: getattr(one, field) for field in kind.model_fields}
+    return {**own, "name": one.subset, "shuffle": False}
+
+
+class EvalTimes(Settings):
+    """When to evaluate; counts are in steps."""
+
     every: int = Field(default=0, ge=0)  # 0: not during the run
     at_start: bool = False
     at_end: bool = True
+
+
+class PairEvalSettings(EvalTimes):
+    """When to evaluate a reward model or a preference, and on which pairs. In a file one set is
+    given by its own keys in [eval], several as [[eval.sets]].
+    """
+
+    sets: tuple[PairEvalSet, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        _require_names(self.sets)
+        return self
+
+
+class EvalSettings(EvalTimes):
+    """When to evaluate, on what, and how answers are sampled there.
+
+    In a file one set is given by its own keys in [eval], several as [[eval.sets]]. An answer is
+    right when the score of `component` reaches `correct_at`.
+    """
+
+    sets: tuple[EvalSet, ...] = ()
     n_samples: int = Field(default=1, ge=1)  # samples of a prompt, for pass@k
     pass_at: tuple[int, ...] = (1,)
     temperature: float = Field(default=1.0, gt=0.0)
@@ -74,11 +128,7 @@ class EvalSettings(Settings):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
-        names = [one.name for one in self.sets]
-        for name in names:
-            if names.count(name) > 1:
-                said = "have no name" if name is None else f"are called {name!r}"
-                raise ValueError(f"{names.count(name)} of [[eval.sets]] {said}: name each its own")
+        _require_names(self.sets)
         return self
 
     @model_validator(mode="after")
@@ -89,3 +139,11 @@ class EvalSettings(Settings):
                 f"{self.n_samples}"
             )
         return self
+
+
+def _require_names(sets: Sequence[Named]) -> None:
+    names = [one.name for one in sets]
+    for name in names:
+        if names.count(name) > 1:
+            said = "have no name" if name is None else f"are called {name!r}"
+            raise ValueError(f"{names.count(name)} of [[eval.sets]] {said}: name each its own")

@@ -71,11 +71,16 @@ def total(rewards: Sequence[RewardSettings], scores: Sequence[float]) -> float:
 
 
 def add_turn_rewards(group: ScoredGroup, weight: float) -> ScoredGroup:
-    """The group with what its environment gave, summed over each episode, as one more component."""
+    """The group with what its environment gave, summed over each episode, as one more component.
+
+    Which turn it was given for stays in the rollouts' column, and `turn_weight` says what it
+    counts for: some algorithms credit a turn with what came after it only.
+    """
     sums = [float(r.columns.get("turn_rewards", np.zeros(0)).sum()) for r in group.rollouts]
     earned = np.array(sums, np.float64)
     rewards = {**group.rewards, ENVIRONMENT: earned}
-    return replace(group, rewards=rewards, total=group.total + weight * earned)
+    total = group.total + weight * earned
+    return replace(group, rewards=rewards, total=total, turn_weight=weight)
 
 
 class Tally:

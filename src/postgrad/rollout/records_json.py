@@ -5,8 +5,9 @@ Keys: step, ticket, sample, dataset, row, question, answer, metadata, prompt_tok
 finish_reason, text, rewards {component: number, null where it failed}, total (null where not kept),
 kept, failures [{component, cause, message}], and, where the run has them, details {component: what
 its verifier noted}, last_text (what verifiers read of several turns), counts {name: number},
-columns {name: values}, and advantages and mask, one value a response token. Float32 values are
-written with nine digits, which name them exactly.
+columns {name: values}, turn_weight (of the column turn_rewards in the total), and advantages and
+mask, one value a response token. Float32 values are written with nine digits, which name them
+exactly.
 """
 
 import math
@@ -64,7 +65,7 @@ def sample_to_json(
         line["details"] = details
     if prompt.media:
         line["media"] = list(prompt.media)
-    line |= _of_environment(rollout)
+    line |= _of_environment(rollout, group.turn_weight)
     if advantages is not None:
         line["advantages"] = _floats(advantages)
     if mask is not None:
@@ -72,7 +73,7 @@ def sample_to_json(
     return line
 
 
-def _of_environment(rollout: Rollout) -> Json:
+def _of_environment(rollout: Rollout, turn_weight: float) -> Json:
     """What samples of one turn seldom have."""
     found: Json = {}
     if rollout.answer is not None:
@@ -81,6 +82,8 @@ def _of_environment(rollout: Rollout) -> Json:
         found["columns"] = {name: _floats(values) for name, values in rollout.columns.items()}
     if rollout.counts:
         found["counts"] = dict(rollout.counts)
+    if turn_weight:
+        found["turn_weight"] = turn_weight
     return found
 
 
@@ -140,6 +143,7 @@ def group_from_lines(lines: Sequence[Mapping[str, Any]]) -> ScoredGroup:
             for f in line["failures"]
         ),
         details=_details(lines),
+        turn_weight=first.get("turn_weight", 0.0),
     )
 
 

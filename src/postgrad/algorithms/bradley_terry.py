@@ -1,0 +1,79 @@
+"""Bradley-Terry reward model: which of two answers a person prefers (Ouyang et al. 2022)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from postgrad.algorithms.base import Level, LossOutput, RewardAlgorithm, ScoreInputs
+from postgrad.algorithms.preference import check_pairs
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Experience, Sequences
+from postgrad.ops.losses import sequence_sums
+from postgrad.ops.preferences import log_exp, logistic
+from postgrad.ops.weights import entry_weights
+
+
+class BradleyTerry(RewardAlgorithm):
+    """P(chosen is better) = sigmoid(r_chosen - r_rejected), with the score at the last token.
+
+    The loss knows differences only; `centre_coef` adds centre_coef * (r_chosen + r_rejected)^2,
+    which keeps scores around 0 (Eisenstein et al. 2023, arXiv:2312.09244). `margin` takes how much
+    better the data says it is from the difference (Llama 2, arXiv:2307.09288).
+    """
+
+    level: ClassVar[Level] = "pair"
+
+    loss: Literal["log_sigmoid", "log_exp"] = "log_sigmoid"
+    margin: bool = False
+    centre_coef: float = Field(0.0, ge=0.0)
+
+    @model_validator(mode="after")
+    def _margin_needs_log_sigmoid(self) -> Self:
+        if self.margin and self.loss == "log_exp":
+            raise ValueError("the log_exp loss knows no margin: set loss = 'log_sigmoid'")
+        return self
+
+    def experience(self, sequences: Sequences, margins: NDArray[np.float64]) -> Experience:
+        check_pairs(sequences)
+        if 2 * len(margins) != len(sequences) or not np.isfinite(margins).all():
+            raise ValueError("each pair has one margin, a finite number")
+        tokens, last = sequences.tokens, np.zeros(len(sequences.tokens.values), np.bool_)
+        last[tokens.offsets[1:] - 1] = True
+        scored = Sequences(tokens, tokens.like(last), sequences.group)
+        columns = {"margins": tokens.spread(np.repeat(margins, 2))}
+        return Experience(scored, columns, np.ones(len(tokens), np.bool_))
+
+    def entry_weights(self, sequences: Sequences, rows: NDArray[np.int64]) -> Ragged:
+        return entry_weights(sequences.loss_mask, rows, "pair")
+
+    def score_loss(self, inputs: ScoreInputs) -> LossOutput:
+        """Metrics are means over pairs; `report` makes the deviation of all rewards of two."""
+        scores, margins, weight = (
+            sequence_sums(each, inputs.sequence, inputs.n_sequences)
+            for each in (inputs.scores, inputs.columns["margins"], inputs.weight)
+        )
+        good, bad, weight = scores[0::2], scores[1::2], weight[0::2]
+        ahead = good - bad - margins[0::2] if self.margin else good - bad
+        loss = logistic(ahead) if self.loss == "log_sigmoid" else log_exp(good, bad)
+        if self.centre_coef > 0:
+            loss = loss + self.centre_coef * (good + bad).square()
+        c, r = good.detach().double(), bad.detach().double()
+        means = {
+            "accuracy": c > r, "margin": c - r, "reward_chosen": c, "reward_rejected": r,
+            "reward_mean": (c + r) / 2, "reward_square": (c.square() + r.square()) / 2,
+        }  # fmt: skip
+        metrics = {f"reward_model/{name}": (weight * x).sum() for name, x in means.items()}
+        return LossOutput((weight * loss).sum(), metrics)
+
+    def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        known = dict(metrics)
+        if (square := known.pop("reward_model/reward_square", None)) is not None:
+            variance = square - known["reward_model/reward_mean"] ** 2
+            known["reward_model/reward_std"] = math.sqrt(max(0.0, variance))
+        return known

@@ -1,0 +1,54 @@
+"""What algorithms with a critic share: its loss, and how well it knows the returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from postgrad.algorithms.base import LossOutput, ScoreAlgorithm, ScoreInputs
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.ops import values
+from postgrad.ops.weights import entry_weights
+
+
+class Critic(ScoreAlgorithm):
+    """Squared error to the returns, clipped around the values before the step, a mean over all loss
+    tokens of the update. Columns: "values" (from before the step) and "returns".
+    """
+
+    value_clip: float | None = Field(0.2, gt=0.0)  # None: off
+    critic_warmup_steps: int = Field(0, ge=0)  # steps in which the critic alone learns
+
+    def score_weights(self, sequences: Sequences, rows: NDArray[np.int64]) -> Ragged:
+        return entry_weights(sequences.loss_mask, rows, "token")
+
+    def score_loss(self, inputs: ScoreInputs) -> LossOutput:
+        """Metrics are means per token; `report` makes the explained variance of the last four."""
+        old, returns, clip = inputs.columns["values"], inputs.columns["returns"], self.value_clip
+        loss = values.value_loss(inputs.scores, old, returns, clip)
+        found = inputs.scores.detach()
+        error, target = (returns - found).double(), returns.double()
+        each = {
+            "value": found,
+            "clip_fraction": values.value_clipped(found, old, returns, clip),
+            "error": error,
+            "error_square": error.square(),
+            "return": target,
+            "return_square": target.square(),
+        }
+        weight = inputs.token_weight.double()
+        means = {f"critic/{name}": (weight * value).sum() for name, value in each.items()}
+        return LossOutput((inputs.weight * loss).sum(), means)
+
+    def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        known = dict(metrics)
+        names = ("error", "error_square", "return", "return_square")
+        if all(f"critic/{name}" in known for name in names):
+            found = [known[f"critic/{name}"] for name in names]
+            known["critic/explained_variance"] = values.explained_variance(*found)
+            del known["critic/error_square"], known["critic/return_square"]
+        return known

@@ -1,0 +1,29 @@
+"""IPO: identity preference optimisation (Azar et al. 2023, arXiv:2310.12036)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from postgrad.algorithms.preference import PairPreference
+from postgrad.ops.preferences import Answers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class IPO(PairPreference):
+    """(h - 1 / (2 beta))^2: the difference of log-ratios is drawn to a fixed margin.
+
+    Log-ratios are means over each answer's tokens, as its authors computed them. The implicit
+    reward is beta times that, so that its optimum is a margin of 1/2 whatever beta is.
+    """
+
+    beta: float = Field(0.1, gt=0.0)
+
+    def reward(self, answers: Answers) -> Tensor:
+        return self.beta * answers.log_ratio / answers.tokens
+
+    def pair_loss(self, margin: Tensor) -> Tensor:
+        return ((margin - 0.5) / self.beta).square()

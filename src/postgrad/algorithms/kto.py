@@ -1,0 +1,77 @@
+"""KTO: Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv:2402.01306)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from postgrad.algorithms.base import Level, LossInputs, LossOutput, Needs, PreferenceAlgorithm
+from postgrad.algorithms.preference import answers_of, distance, mean_of, with_reference
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Experience, Sequences
+from postgrad.ops.preferences import kto
+from postgrad.ops.weights import entry_weights
+
+LABELS = ("desirable", "undesirable")
+
+
+class KTO(PreferenceAlgorithm):
+    """Answers that are good or bad, without a partner, against a reference point z.
+
+    z = max(0, mean over the update of sum(logp - logp_ref) of prompts with another sample's answer)
+    is an estimate of the policy's KL from the reference. No gradient goes through it.
+    """
+
+    level: ClassVar[Level] = "sequence"
+
+    beta: float = Field(0.1, gt=0.0)
+    desirable_weight: float = Field(1.0, gt=0.0)
+    undesirable_weight: float = Field(1.0, gt=0.0)
+
+    def needs(self) -> Needs:
+        return Needs(reference=True, mismatched=True)
+
+    def experience(
+        self,
+        sequences: Sequences,
+        preferred: NDArray[np.bool_],
+        ref: Ragged | None,
+        mismatched: NDArray[np.float64] | None,
+    ) -> Experience:
+        """Columns: ref_logprobs, z, and 1 / answers of its label as desirable or undesirable."""
+        n, full, spread = len(sequences), sequences.loss_mask.sums() > 0, sequences.tokens.spread
+        if mismatched is None or len(mismatched) != n or not np.isfinite(mismatched).all():
+            raise ValueError("KTO needs a finite sum(logp - logp_ref) of each mismatched pair")
+        z = max(0.0, float(mismatched.sum()) / max(1, n))
+        columns = with_reference(sequences, ref) | {"z": spread(np.full(n, z))}
+        for name, own in zip(LABELS, (preferred & full, ~preferred & full), strict=True):
+            columns[name] = spread(own / max(1, own.sum()))
+        return Experience(sequences, columns, full)
+
+    def entry_weights(self, sequences: Sequences, rows: NDArray[np.int64]) -> Ragged:
+        return entry_weights(sequences.loss_mask, rows, "sequence")
+
+    def policy_loss(self, inputs: LossInputs) -> LossOutput:
+        """Metrics are means over the answers of a label, "policy/kl" over tokens."""
+        found, weight = answers_of(inputs)
+        z, good, bad = (mean_of(inputs, name) for name in ("z", *LABELS))
+        costs = self.desirable_weight, self.undesirable_weight
+        reward = self.beta * found.log_ratio
+        loss = kto(reward - self.beta * z, good > 0, costs)
+        metrics = distance(inputs) | {"policy/z": (weight * z).sum()}
+        metrics["policy/reward_margin"] = ((good - bad) * reward.detach()).sum()
+        for name, share in zip(LABELS, (good, bad), strict=True):
+            metrics[f"policy/{name}"] = (weight * (share > 0)).sum()
+            metrics[f"policy/reward_{name}"] = (share * reward.detach()).sum()
+            metrics[f"policy/logprob_{name}"] = (share * found.logprob.detach()).sum()
+        return LossOutput((weight * loss).sum(), metrics)
+
+    def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """A label that no answer of the update has is left out: its rewards are not 0."""
+        absent = [f"_{name}" for name in LABELS if metrics.get(f"policy/{name}") == 0]
+        left_out = (*absent, "_margin") if absent else ()
+        return {name: value for name, value in metrics.items() if not name.endswith(left_out)}

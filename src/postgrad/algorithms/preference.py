@@ -1,0 +1,124 @@
+"""What losses of pairs share: sums over each answer, implicit rewards, their difference, an NLL."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from postgrad.algorithms.base import Level, LossInputs, LossOutput, Needs, PreferenceAlgorithm
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Experience, Sequences
+from postgrad.ops import kl
+from postgrad.ops.losses import sequence_sums
+from postgrad.ops.preferences import Answers, answers
+from postgrad.ops.weights import entry_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PairPreference(PreferenceAlgorithm):
+    """A loss of how much more the policy rewards the chosen answer than the rejected one.
+
+    Subclasses say what the reward of an answer is and what a difference of two costs. The NLL term
+    is the mean over pairs of the mean over the chosen answer's tokens.
+    """
+
+    level: ClassVar[Level] = "pair"
+    with_reference: ClassVar[bool] = True
+
+    nll_coef: float = Field(0.0, ge=0.0)
+
+    @abstractmethod
+    def reward(self, answers: Answers) -> Tensor:
+        """[n] the implicit reward of each answer, with gradient."""
+
+    @abstractmethod
+    def pair_loss(self, margin: Tensor) -> Tensor:
+        """[P] of the reward of the chosen answer less that of the rejected one."""
+
+    def needs(self) -> Needs:
+        return Needs(reference=self.with_reference)
+
+    def experience(
+        self,
+        sequences: Sequences,
+        preferred: NDArray[np.bool_],
+        ref: Ragged | None,
+        mismatched: NDArray[np.float64] | None,
+    ) -> Experience:
+        """Pairs with a side without loss tokens have no gradient and are not counted."""
+        check_pairs(sequences)
+        if not np.array_equal(preferred, np.arange(len(sequences)) % 2 == 0):
+            raise ValueError("the preferred answer of a pair comes first: True, False, ...")
+        columns = with_reference(sequences, ref) if self.with_reference else {}
+        full = sequences.loss_mask.sums() > 0
+        return Experience(sequences, columns, np.repeat(full[0::2] & full[1::2], 2))
+
+    def entry_weights(self, sequences: Sequences, rows: NDArray[np.int64]) -> Ragged:
+        return entry_weights(sequences.loss_mask, rows, "pair")
+
+    def policy_loss(self, inputs: LossInputs) -> LossOutput:
+        """Metrics are means over pairs, except "policy/kl" over tokens."""
+        both, weights = answers_of(inputs)
+        (chosen, rejected), weight = both.sides(), weights[0::2]
+        good, bad = self.reward(chosen), self.reward(rejected)
+        nll = -chosen.logprob / chosen.tokens
+        loss = self.pair_loss(good - bad)
+        if self.nll_coef > 0:
+            loss = loss + self.nll_coef * nll
+        means = {
+            "reward_chosen": good, "reward_rejected": bad, "reward_margin": good - bad,
+            "accuracy": good > bad, "logprob_chosen": chosen.logprob,
+            "logprob_rejected": rejected.logprob, "nll": nll,
+        }  # fmt: skip
+        metrics = {f"policy/{name}": (weight * each.detach()).sum() for name, each in means.items()}
+        if self.with_reference:
+            metrics |= distance(inputs)
+        return LossOutput((weight * loss).sum(), metrics)
+
+
+def answers_of(inputs: LossInputs) -> tuple[Answers, Tensor]:
+    """The answers of a layout and the weight [n_sequences] of each, the sum over its entries."""
+    sequence, n = inputs.sequence, inputs.n_sequences
+    found = answers(inputs.logprobs, inputs.columns, sequence, n)
+    return found, sequence_sums(inputs.weight, sequence, n)
+
+
+def mean_of(inputs: LossInputs, column: str) -> Tensor:
+    """[n_sequences] of a column that is the same at all entries of a sequence."""
+    values = inputs.columns[column]
+    counts = sequence_sums(values.new_ones(len(values)), inputs.sequence, inputs.n_sequences)
+    return sequence_sums(values, inputs.sequence, inputs.n_sequences) / counts.clamp(min=1)
+
+
+def distance(inputs: LossInputs) -> dict[str, Tensor]:
+    """k3 per loss token, from answers that the policy did not write: a distance, not its KL."""
+    d = (inputs.logprobs - inputs.columns["ref_logprobs"]).detach()
+    return {
+        "policy/kl": (inputs.token_weight * kl.estimate("k3", d)).sum(),
+        "policy/bounded_exponents": kl.overflows("k3", d).sum().to(d.dtype),
+    }
+
+
+def with_reference(sequences: Sequences, ref: Ragged | None) -> dict[str, Ragged]:
+    """The column "ref_logprobs"; a ValueError where it is missing, not finite or of others."""
+    if ref is None:
+        raise ValueError("the loss needs the reference's logprobs, see needs()")
+    if not np.array_equal(ref.offsets, sequences.tokens.offsets):
+        raise ValueError("the reference's logprobs are not over these sequences")
+    if not np.isfinite(ref.values[sequences.loss_mask.values]).all():
+        raise ValueError("the reference gave a logprob that is not finite")
+    return {"ref_logprobs": ref}
+
+
+def check_pairs(sequences: Sequences) -> None:
+    """ValueError unless sequences 2k and 2k + 1 are of one group and none is empty."""
+    if len(sequences) % 2 or np.any(sequences.group[0::2] != sequences.group[1::2]):
+        raise ValueError("pairs come in twos, the two in one group")
+    if np.any(sequences.tokens.lengths == 0):
+        raise ValueError("a sequence without tokens")

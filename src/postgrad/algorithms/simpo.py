@@ -1,0 +1,30 @@
+"""SimPO: simple preference optimisation (Meng et al. 2024, arXiv:2405.14734)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from postgrad.algorithms.preference import PairPreference
+from postgrad.ops.preferences import Answers, logistic
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SimPO(PairPreference):
+    """The reward of an answer is beta times the mean logprob of its tokens, what decoding ranks by;
+    the chosen one is to win by `gamma`. There is no reference.
+    """
+
+    with_reference: ClassVar[bool] = False
+
+    beta: float = Field(2.0, gt=0.0)
+    gamma: float = Field(1.0, ge=0.0)
+
+    def reward(self, answers: Answers) -> Tensor:
+        return self.beta * answers.logprob / answers.tokens
+
+    def pair_loss(self, margin: Tensor) -> Tensor:
+        return logistic(margin - self.gamma)

@@ -1,0 +1,177 @@
+"""Tokens of preferences, and which rows of a dataset give any."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.core.errors import UsageError
+from postgrad.core.ragged import Ragged
+from postgrad.data.account import Bookkeeper, Fate, RowAccount
+from postgrad.data.answers import Answers
+from postgrad.data.cache import Columns, TokenCache
+from postgrad.data.conversations import marked, unmarkable
+from postgrad.data.functions import prepared_rows
+from postgrad.data.messages import Message
+from postgrad.data.pair_settings import PairSettings
+from postgrad.data.rows import Row, dataset_name
+from postgrad.data.selection import Selection
+from postgrad.data.templates import (
+    Rendered,
+    Unmarkable,
+    render_conversation,
+    template_call,
+    turn_ends,
+)
+
+Read = Callable[[Row, PairSettings], Answers]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """One conversation. ids: [T] int32; mask: [T] True at the answer's tokens."""
+
+    ids: NDArray[np.int32]
+    mask: NDArray[np.bool_]
+
+    def cut(self, limit: int) -> "Tokens":
+        """Its first `limit` tokens."""
+        return Tokens(self.ids[:limit], self.mask[:limit])
+
+
+def load_answers(
+    settings: PairSettings,
+    tokenizer: Any,
+    read: Read,
+    selection: Selection | None,
+    cache: TokenCache | None,
+) -> tuple[list[tuple[Answers, list[Tokens]]], RowAccount]:
+    """The rows that are kept, each with its conversations' tokens, and where every row went.
+
+    Raises UsageError that names the first row that cannot be read or marked.
+    """
+    selection = selection or Selection()
+    book = Bookkeeper(dataset_name(settings))
+    rows = _selected(settings, read, selection, book)
+    columns = _columns(settings, tokenizer, rows, cache, book.notes)
+    found = zip(columns["token_ids"], columns["loss_mask"], strict=True)
+    kept: list[tuple[Answers, list[Tokens]]] = []
+    for one in rows:
+        tokens = [Tokens(*next(found)) for _ in one.conversations]
+        fate = _fate(one.row, tokens, settings)
+        if fate == "truncated":
+            tokens = [each.cut(settings.max_len) for each in tokens]
+            if not _teaches(tokens):
+                fate = "no_loss"
+        if fate in ("kept", "truncated") and selection.repeats(_said(one)):
+            fate = "duplicate"
+        if fate in ("kept", "truncated"):
+            kept.append((one, tokens))
+        book.add(fate, one.row)
+    return kept, book.close(settings, f"{settings.max_len} tokens of a conversation")
+
+
+def _selected(
+    settings: PairSettings, read: Read, selection: Selection, book: Bookkeeper
+) -> list[Answers]:
+    """The rows that may be trained on."""
+    found: list[Answers] = []
+    shapes: Counter[str] = Counter()
+    inside = 0
+    for row in prepared_rows(settings, book):
+        one = read(row, settings)
+        shapes[one.shape] += 1
+        inside += one.parts_inside_a_turn
+        fate = _before_tokens(one, selection)
+        if fate is None:
+            found.append(one)
+        else:
+            book.add(fate, row)
+    book.notes.extend(f"{count} rows are {shape}" for shape, count in shapes.items())
+    if inside:
+        book.notes.append(f"{inside} pairs part within a turn: the loss covers all of that turn")
+    return found
+
+
+def _before_tokens(one: Answers, selection: Selection) -> Fate | None:
+    """Why a row is not tokenised."""
+    if one.equal:
+        return "equal"
+    if one.empty:
+        return "empty"
+    if not one.complete:
+        return "no_loss"
+    said = [turn["content"] for turn in one.messages if turn["role"] != "system"]
+    return selection.left_out(one.question, said)
+
+
+def _columns(
+    settings: PairSettings,
+    tokenizer: Any,
+    rows: Sequence[Answers],
+    cache: TokenCache | None,
+    notes: list[str],
+) -> Columns:
+    """token_ids and loss_mask of each conversation of each row, one after the other."""
+    call = template_call(settings)
+    each = [(one.row, messages, one.first) for one in rows for messages in one.conversations]
+
+    def make() -> Columns:
+        ends = turn_ends(tokenizer)
+        texts: list[Rendered] = []
+        for row, messages, first in each:
+            try:
+                texts.append(
+                    render_conversation(
+                        tokenizer, messages, ends=ends, turns="all", variables=call, first=first
+                    )
+                )
+            except Unmarkable as error:
+                raise unmarkable(row, error) from error
+        tokens = [_ended(*found) for found in marked(tokenizer, [row for row, *_ in each], texts)]
+        return {
+            "token_ids": Ragged.of([one.ids for one in tokens], np.int32),
+            "loss_mask": Ragged.of([one.mask for one in tokens], np.bool_),
+        }
+
+    if cache is None:
+        return make()
+    how = f"answers from messages {[first for *_, first in each]}"
+    return cache.columns([messages for _, messages, _ in each], call, how, make, notes)
+
+
+def _ended(ids: NDArray[np.int32], mask: NDArray[np.bool_]) -> Tokens:
+    """Without what the template writes after the last answer: a rollout ends there too."""
+    return Tokens(ids, mask).cut(int(np.flatnonzero(mask)[-1]) + 1 if mask.any() else 0)
+
+
+def _fate(row: Row, tokens: Sequence[Tokens], settings: PairSettings) -> Fate:
+    """What becomes of a row's tokens; whether a cut leaves enough is asked after it."""
+    if len(tokens) == 2 and np.array_equal(tokens[0].ids, tokens[1].ids):
+        return "equal"  # texts that the chat template writes alike
+    longest = max(len(one.ids) for one in tokens)
+    if longest <= settings.max_len:
+        return "kept" if _teaches(tokens) else "no_loss"
+    if settings.on_too_long == "error":
+        raise UsageError(
+            f"{row.place}: a conversation of row {row.index} has {longest} tokens, data.max_len "
+            f'is {settings.max_len}; raise it, or say data.on_too_long = "drop" or "truncate"'
+        )
+    return "truncated" if settings.on_too_long == "truncate" else "too_long"
+
+
+def _teaches(tokens: Sequence[Tokens]) -> bool:
+    """Every answer has a token that something predicts, and a pair's two are not the same."""
+    same = len(tokens) == 2 and np.array_equal(tokens[0].ids, tokens[1].ids)
+    return not same and all(one.mask[1:].any() for one in tokens)
+
+
+def _said(one: Answers) -> list[Message]:
+    """What two rows that are one have in common."""
+    label = "" if one.is_pair else str(one.desirable)
+    first, *others = one.conversations
+    parted = [[{"role": "or", "content": ""}, *other] for other in others]
+    return [{"role": "label", "content": label}, *first, *(turn for p in parted for turn in p)]

@@ -1,0 +1,225 @@
+"""A row of preferences as conversations: two answers of which one is preferred, or one answer with
+a label. What shape a row has is found from the row itself.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from postgrad.core.errors import UsageError
+from postgrad.data.messages import Message, chat_of, column, with_system
+from postgrad.data.pair_settings import PairSettings
+from postgrad.data.rows import Row
+from postgrad.data.transcripts import is_transcript, question_of, turns_of
+
+DEFAULT_PROMPT = "prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """conversations: the chosen and the rejected one, or one that has a label. first: the message
+    from which on the assistant's turns are the answer; in a pair, the first that differs.
+    shape: how the row was read, for the account.
+    """
+
+    row: Row
+    shape: str
+    conversations: tuple[list[Message], ...]
+    first: int
+    desirable: bool = True
+
+    @property
+    def is_pair(self) -> bool:
+        """Two conversations, not one with a label."""
+        return len(self.conversations) == 2
+
+    @property
+    def equal(self) -> bool:
+        """True for a pair that says the same twice."""
+        return self.is_pair and self.conversations[0] == self.conversations[1]
+
+    @property
+    def empty(self) -> bool:
+        """True where a conversation does not end with an answer, or an answer in it is empty."""
+        return any(
+            one[-1]["role"] != "assistant"
+            or any(
+                turn["role"] == "assistant" and not turn["content"].strip()
+                for turn in one[self.first :]
+            )
+            for one in self.conversations
+        )
+
+    @property
+    def complete(self) -> bool:
+        """False for a pair of which one conversation is the beginning of the other."""
+        return all(self.first < len(one) for one in self.conversations)
+
+    @property
+    def parts_inside_a_turn(self) -> bool:
+        """True for a pair whose first two texts that differ begin alike."""
+        if not self.is_pair or not self.complete:
+            return False
+        one, two = (messages[self.first]["content"] for messages in self.conversations)
+        return bool(one) and one[:1] == two[:1]
+
+    @property
+    def question(self) -> list[str]:
+        """All that the user said before the answer; none where that is nothing. The last message
+        alone would be "go on" in conversations that have nothing else in common.
+        """
+        before = self.conversations[0][: self.first]
+        said = [turn["content"] for turn in before if turn["role"] == "user"]
+        return ["\n".join(said)] if said else []
+
+    @property
+    def messages(self) -> list[Message]:
+        """Everything that is said, once: the messages of the first conversation, then how the other
+        one goes on.
+        """
+        first, *others = self.conversations
+        return [*first, *(turn for one in others for turn in one[self.first :])]
+
+
+def pair_of(row: Row, settings: PairSettings) -> Answers:
+    """A row's chosen and rejected conversation. Raises UsageError that names row and column."""
+    columns = {settings.chosen: "data.chosen", settings.rejected: "data.rejected"}
+    shape, (chosen, rejected), _ = _conversations(row, settings, columns)
+    parted = (i for i, (one, two) in enumerate(zip(chosen, rejected, strict=False)) if one != two)
+    first = next(parted, min(len(chosen), len(rejected)))
+    differing = [one[first]["role"] for one in (chosen, rejected) if first < len(one)]
+    if len(differing) == 2 and differing != ["assistant", "assistant"]:
+        raise UsageError(
+            f"{row.place}: chosen and rejected of row {row.index} part at message {first}, which "
+            f"is of the {differing[0]} and of the {differing[1]}: both have to answer the same "
+            "messages; mend the row or leave it out (data.filter)"
+        )
+    return Answers(row, f"pairs of {shape}", (chosen, rejected), first)
+
+
+def labelled_of(row: Row, settings: PairSettings) -> Answers:
+    """A row's answer with its label, or its pair. Raises UsageError that names row and column."""
+    if settings.chosen in row.values or settings.completion not in row.values:
+        return pair_of(row, settings)
+    label = column(row, settings.label, "data.label")
+    if not isinstance(label, bool) and label not in (0, 1):
+        raise UsageError(
+            f"{row.place}: column {settings.label!r} of row {row.index} is {label!r}; a label is "
+            "true for a desirable answer, false for another (data.label)"
+        )
+    columns = {settings.completion: "data.completion"}
+    shape, (messages,), first = _conversations(row, settings, columns)
+    if first is None:  # a whole conversation: its last message is the answer
+        first = len(messages) - 1
+    return Answers(row, f"labelled {shape}", (messages,), first, bool(label))
+
+
+def margin_of(row: Row, settings: PairSettings) -> float:
+    """How much better chosen is; 0 where no column says it."""
+    if not settings.margin:
+        return 0.0
+    value = column(row, settings.margin, "data.margin")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(
+            f"{row.place}: column {settings.margin!r} of row {row.index} is {value!r}, not a "
+            "number (data.margin)"
+        )
+    return float(value)
+
+
+def rest_of(row: Row, settings: PairSettings) -> dict[str, Any]:
+    """The columns that a pair is not made of, such as the subset of RewardBench."""
+    prompt = DEFAULT_PROMPT if settings.prompt is None else settings.prompt
+    read = {settings.chosen, settings.rejected, settings.margin, prompt}
+    return {name: value for name, value in row.values.items() if name not in read}
+
+
+def _conversations(
+    row: Row, settings: PairSettings, columns: dict[str, str]
+) -> tuple[str, list[list[Message]], int | None]:
+    """(shape, the conversation of each column, messages before the answers where they are apart).
+
+    columns: name -> the recipe's key.
+    """
+    values = {name: column(row, name, key) for name, key in columns.items()}
+    if all(isinstance(value, str) for value in values.values()):
+        shape, found, before = _of_texts(row, settings, values)
+    elif all(isinstance(value, list) for value in values.values()):
+        shape, found, before = _of_messages(row, settings, values, columns)
+    else:
+        kinds = ", ".join(f"{name!r} is {type(value).__name__}" for name, value in values.items())
+        raise UsageError(
+            f"{row.place}: row {row.index}: {kinds}; an answer is text or a list of messages, and "
+            f"both of a pair are the same ({', '.join(columns.values())})"
+        )
+    whole = [with_system(messages, settings) for messages in found]
+    more = len(whole[0]) - len(found[0])
+    return shape, whole, None if before is None else before + more
+
+
+def _of_texts(
+    row: Row, settings: PairSettings, texts: dict[str, str]
+) -> tuple[str, list[list[Message]], int | None]:
+    user, assistant = settings.speakers
+    if all(is_transcript(text, settings.speakers) for text in texts.values()):
+        found = [turns_of(text, settings.speakers) for text in texts.values()]
+        return f"transcripts ({user}:, {assistant}:)", found, None
+    prompt = _prompt(row, settings)
+    if prompt is None:
+        raise UsageError(
+            f"{row.place}: row {row.index}: {' and '.join(map(repr, texts))} are text that does "
+            f"not begin with {user + ':'!r} (data.speakers), and there is no column of what it "
+            "answers (data.prompt)"
+        )
+    before, name, stripped = prompt
+    found: list[list[Message]] = []
+    for text in texts.values():
+        said = text.strip() if settings.strip or stripped else text
+        found.append([*before, {"role": "assistant", "content": said}])
+    return f"texts that answer {name!r}", found, len(before)
+
+
+def _of_messages(
+    row: Row, settings: PairSettings, values: dict[str, Any], columns: dict[str, str]
+) -> tuple[str, list[list[Message]], int | None]:
+    chats = [
+        chat_of(value, row, name, columns[name], strip=settings.strip)
+        for name, value in values.items()
+    ]
+    alone = [chat[0]["role"] == "assistant" for chat in chats]
+    if not any(alone):
+        return "whole conversations", chats, None
+    if not all(alone):
+        raise UsageError(
+            f"{row.place}: row {row.index}: of {' and '.join(map(repr, values))} one begins with "
+            "the assistant, the other does not"
+        )
+    prompt = _prompt(row, settings)
+    if prompt is None:
+        raise UsageError(
+            f"{row.place}: row {row.index}: {' and '.join(map(repr, values))} begin with the "
+            "assistant, and there is no column of what it answers (data.prompt)"
+        )
+    before, name, _ = prompt
+    return f"messages that answer {name!r}", [[*before, *chat] for chat in chats], len(before)
+
+
+def _prompt(row: Row, settings: PairSettings) -> tuple[list[Message], str, bool] | None:
+    """(what is answered, its column, whether it is a transcript); None where no column has it."""
+    name = settings.prompt
+    if name is None and DEFAULT_PROMPT in row.values:
+        name = DEFAULT_PROMPT
+    if not name:
+        return None
+    value = column(row, name, "data.prompt")
+    if isinstance(value, str):
+        turns = question_of(value, settings.speakers)
+        if turns is not None:
+            return turns, name, True
+        said = value.strip() if settings.strip else value
+        return [{"role": "user", "content": said}], name, False
+    found = chat_of(value, row, name, "data.prompt", strip=settings.strip)
+    if found[-1]["role"] == "assistant" and not found[-1]["content"].strip():
+        found.pop()  # the place of the answer
+    if not found:
+        raise UsageError(f"{row.place}: row {row.index} has no message to answer (data.prompt)")
+    return found, name, False

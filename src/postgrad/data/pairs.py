@@ -1,0 +1,153 @@
+"""Preferences by ticket: pairs of answers, and answers with a label."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.data.account import RowAccount
+from postgrad.data.answer_tokens import load_answers
+from postgrad.data.answers import labelled_of, margin_of, pair_of, rest_of
+from postgrad.data.cache import TokenCache
+from postgrad.data.mixture import Drawn, Draws, mixed, together
+from postgrad.data.order import Order
+from postgrad.data.overlap import HeldOut
+from postgrad.data.pair_settings import PairMixSettings, PairSettings
+from postgrad.data.selection import Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two conversations, of which the first is preferred; they end with the token that ends the
+    last answer's turn.
+
+    chosen, rejected: [T] int32 token ids. chosen_mask, rejected_mask: [T] True at what the
+    assistant wrote from the first message on that differs; the tokens before it are the same in
+    both. margin: how much better chosen is, 0 where no column says it. metadata: the other columns.
+    """
+
+    ticket: int
+    row: int
+    chosen: NDArray[np.int32]
+    rejected: NDArray[np.int32]
+    chosen_mask: NDArray[np.bool_]
+    rejected_mask: NDArray[np.bool_]
+    margin: float
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A conversation whose answer is desirable or not. prompt_tokens: where the answer begins."""
+
+    ticket: int
+    row: int
+    token_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    desirable: bool
+    prompt_tokens: int
+
+
+class DrawnSet(Generic[Drawn]):
+    """The samples of a dataset that fit. account: where every row went."""
+
+    def __init__(self, entries: Sequence[Drawn], account: RowAccount, shuffle: bool) -> None:
+        """entries: in the order of the rows, each with its place as its ticket."""
+        self.account = account
+        self.accounts = (account,)
+        self._entries = entries
+        self._order = Order(len(entries), shuffle)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def draw(self, ticket: int, seed: int) -> Drawn:
+        """The sample of a ticket: its place in the permutation of its epoch."""
+        return dataclasses.replace(self._entries[self._order.place(ticket, seed)], ticket=ticket)
+
+    def all(self) -> list[Drawn]:
+        """Every sample once in the order of the rows; its ticket is its place."""
+        return list(self._entries)
+
+
+class PairSet(DrawnSet[Pair]):
+    """The pairs of a dataset."""
+
+
+class LabelledSet(DrawnSet[Labelled]):
+    """The labelled answers of a dataset; a row with a pair gives two, the desirable one first."""
+
+
+def load_pairs(
+    settings: PairSettings,
+    tokenizer: Any,
+    *,
+    selection: Selection | None = None,
+    cache: TokenCache | None = None,
+) -> PairSet:
+    """Reads, renders and tokenises a dataset of pairs. selection: what the run leaves out of all
+    its sets.
+
+    Pairs with a conversation over settings.max_len tokens are dropped, cut (both at that place), or
+    an error, as settings.on_too_long says. Raises UsageError that names the row and what is wrong
+    with it.
+    """
+    found, account = load_answers(settings, tokenizer, pair_of, selection, cache)
+    pairs = [
+        Pair(
+            place,
+            one.row.index,
+            chosen.ids,
+            rejected.ids,
+            chosen.mask,
+            rejected.mask,
+            margin_of(one.row, settings),
+            rest_of(one.row, settings),
+        )
+        for place, (one, (chosen, rejected)) in enumerate(found)
+    ]
+    return PairSet(pairs, account, settings.shuffle)
+
+
+def load_labelled(
+    settings: PairSettings,
+    tokenizer: Any,
+    *,
+    selection: Selection | None = None,
+    cache: TokenCache | None = None,
+) -> LabelledSet:
+    """The same of labelled answers: rows with a label, and pairs."""
+    found, account = load_answers(settings, tokenizer, labelled_of, selection, cache)
+    answers = [
+        (one.row.index, tokens, one.desirable if not one.is_pair else number == 0)
+        for one, conversations in found
+        for number, tokens in enumerate(conversations)
+    ]
+    labelled = [
+        Labelled(place, row, tokens.ids, tokens.mask, desirable, int(np.argmax(tokens.mask)))
+        for place, (row, tokens, desirable) in enumerate(answers)
+    ]
+    return LabelledSet(labelled, account, settings.shuffle)
+
+
+def training_pairs(settings: PairMixSettings, tokenizer: Any, *, exclude: HeldOut) -> Draws[Pair]:
+    """The pairs of [data]. Raises UsageError as load_pairs does."""
+    selection, cache = together(settings, tokenizer, exclude)
+    sets = [
+        load_pairs(one, tokenizer, selection=selection, cache=cache) for one in settings.sources
+    ]
+    return mixed(settings.sets, sets, settings.shuffle)
+
+
+def training_labelled(
+    settings: PairMixSettings, tokenizer: Any, *, exclude: HeldOut
+) -> Draws[Labelled]:
+    """The labelled answers of [data]. Raises UsageError as load_labelled does."""
+    selection, cache = together(settings, tokenizer, exclude)
+    sets = [
+        load_labelled(one, tokenizer, selection=selection, cache=cache) for one in settings.sources
+    ]
+    return mixed(settings.sets, sets, settings.shuffle)

@@ -1,0 +1,47 @@
+"""`postgrad eval` of recipes on preferences: which of two answers a model puts first."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.core.records import Sequences
+from postgrad.jobs import roles
+from postgrad.jobs.choices import Choices
+from postgrad.jobs.pairs import PairEvaluator
+from postgrad.jobs.results import Result
+from postgrad.jobs.reward import last_scores
+from postgrad.models.load import load_tokenizer
+from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
+
+
+def evaluate_pairs(recipe: Comparing, path: str, choices: Choices) -> list[Result]:
+    """The results of a reward model, or of a policy: by its logprobs less the reference's where the
+    recipe's loss has a reference, else by the mean logprob of an answer's tokens.
+    """
+    evaluator = PairEvaluator(recipe.eval, load_tokenizer(path))
+    if isinstance(recipe, RewardRecipe):
+        model = roles.frozen_reward_model(recipe, recipe.model, path, choices)
+        return evaluator(lambda sequences: last_scores(model, sequences))
+    return evaluator(_of_policy(recipe, path, choices))
+
+
+def _of_policy(
+    recipe: PreferenceRecipe, path: str, choices: Choices
+) -> Callable[[Sequences], NDArray[np.float64]]:
+    policy = roles.frozen_policy(recipe, recipe.model, path, choices)
+    base = recipe.reference.model.path or recipe.model.path
+    with_reference = recipe.algorithm.needs().reference and base is not None
+    reference = (
+        roles.frozen_policy(recipe, recipe.reference.model, base, choices)
+        if with_reference and base
+        else None
+    )
+
+    def score(sequences: Sequences) -> NDArray[np.float64]:
+        found = policy.logprobs(sequences).result().sums()
+        if reference is None:
+            return found / np.maximum(sequences.loss_mask.sums(), 1)
+        return found - reference.logprobs(sequences).result().sums()
+
+    return score

@@ -1,0 +1,124 @@
+"""Pairs as learners read them, and the evaluation of whatever scores them."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.core.errors import UsageError
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.data.account import RowAccount
+from postgrad.data.pairs import Pair, PairSet, load_pairs
+from postgrad.jobs.results import Problem, Result, by_dataset, rates
+from postgrad.ops.calibration import calibration_error, margin_histogram
+from postgrad.recipe.settings import PairEvalSettings
+
+Score = Callable[[Sequences], NDArray[np.float64]]  # [S], what a model thinks of each sequence
+
+
+def sequences_of(pairs: Sequence[Pair]) -> Sequences:
+    """Two sequences a pair, the chosen one first, in one group: their opening stands once."""
+    both = [one for pair in pairs for one in (pair.chosen, pair.rejected)]
+    masks = [one for pair in pairs for one in (pair.chosen_mask, pair.rejected_mask)]
+    return Sequences(
+        tokens=Ragged.of(both, np.int32),
+        loss_mask=Ragged.of(masks, np.bool_),
+        group=np.repeat(np.arange(len(pairs)), 2),
+    )
+
+
+def at_last(sequences: Sequences) -> Sequences:
+    """The same sequences with their last token alone marked: where a reward model is read."""
+    tokens = sequences.tokens
+    mask = np.zeros(len(tokens.values), np.bool_)
+    mask[tokens.offsets[1:] - 1] = True
+    return Sequences(tokens, tokens.like(mask), sequences.group)
+
+
+class PairEvaluator:
+    """The evaluation sets of a recipe, read once; a pair is right where its chosen answer scores
+    higher than its rejected one.
+    """
+
+    def __init__(self, settings: PairEvalSettings, tokenizer: Any) -> None:
+        """Raises UsageError for data that cannot be read, and for a row without the column that
+        eval.by names.
+        """
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._sets: list[PairSet] = [load_pairs(one.data, tokenizer) for one in settings.sets]
+        for one, pairs in zip(settings.sets, self._sets, strict=True):
+            for pair in pairs.all():
+                _dataset(pair, one.by, pairs.account.name)
+
+    @property
+    def accounts(self) -> list[RowAccount]:
+        """Where the rows of every set went."""
+        return [pairs.account for pairs in self._sets]
+
+    def sequences(self) -> list[Sequences]:
+        """Of every set."""
+        return [sequences_of(pairs.all()) for pairs in self._sets]
+
+    def __call__(self, score: Score) -> list[Result]:
+        """The results of every set, in the recipe's order."""
+        return [
+            self._one(one.name, one.by, pairs, score)
+            for one, pairs in zip(self._settings.sets, self._sets, strict=True)
+        ]
+
+    def _one(self, name: str | None, by: str | None, pairs: PairSet, score: Score) -> Result:
+        began = time.perf_counter()
+        rows = pairs.all()
+        scores = score(sequences_of(rows))
+        chosen, rejected = scores[0::2], scores[1::2]
+        margins = chosen - rejected
+        problems = [
+            Problem(
+                dataset=_dataset(pair, by, pairs.account.name),
+                row=pair.row,
+                question=self._tokenizer.decode(pair.chosen[: int(np.argmax(pair.chosen_mask))]),
+                samples=(int(np.isfinite(one).all()), int(one[0] > one[1])),
+                greedy=None,
+                text=f"chosen {one[0]:.3f}, rejected {one[1]:.3f}",
+            )
+            for pair, one in zip(rows, scores.reshape(-1, 2), strict=True)
+        ]
+        found, parts = rates(problems, (1,)), by_dataset(problems, (1,))
+        whole = found | parts
+        edges, counts = margin_histogram(margins)
+        return Result(
+            name=name,
+            rows=len(rows),
+            failed=sum(not problem.samples[0] for problem in problems),
+            metrics={
+                "accuracy": found["accuracy"][0],
+                "reward_mean": float(scores.mean()),
+                "reward_std": float(scores.std()),
+                "reward_chosen": float(chosen.mean()),
+                "reward_rejected": float(rejected.mean()),
+                "margin": float(margins.mean()),
+                "calibration_error": calibration_error(margins),
+                **{metric: rate for metric, (rate, _) in parts.items()},
+            },
+            seconds=time.perf_counter() - began,
+            intervals={metric: ends for metric, (_, ends) in whole.items() if ends},
+            problems=problems,
+            more={"margin_histogram": {"edges": edges, "counts": counts}},
+        )
+
+
+def _dataset(pair: Pair, by: str | None, otherwise: str) -> str:
+    """What a pair is counted under: the value of the column `by`, else its dataset's name."""
+    if by is None:
+        return otherwise
+    value = pair.metadata.get(by)
+    if not isinstance(value, str | int | float):
+        raise UsageError(
+            f"eval.by = {by!r}: row {pair.row} of {otherwise} has no name there, beside its "
+            f"answers it has {', '.join(pair.metadata) or 'no column'}"
+        )
+    return str(value)

@@ -1,0 +1,112 @@
+"""Preferences without a reward model: an update on the next pairs, or labelled answers."""
+
+from collections.abc import Callable, Sequence
+from typing import Generic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.algorithms.base import PreferenceAlgorithm
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Experience, Sequences
+from postgrad.data.mixture import Drawn, Draws
+from postgrad.data.pairs import Labelled, Pair
+from postgrad.jobs import pairs as paired
+from postgrad.jobs.pairs import PairEvaluator
+from postgrad.jobs.results import Result
+from postgrad.jobs.run import Run
+from postgrad.jobs.supervised import SupervisedJob
+from postgrad.learner.reference_logprobs import ReferenceLogprobs
+from postgrad.learner.role import PolicyLearner
+
+
+class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
+    """One policy and its preferences. reference: None where the loss reads none."""
+
+    def __init__(
+        self,
+        run: Run,
+        algorithm: PreferenceAlgorithm,
+        policy: PolicyLearner,
+        draws: Draws[Drawn],
+        read: Callable[[Sequence[Drawn]], tuple[Sequences, NDArray[np.bool_]]],
+        reference: ReferenceLogprobs | None,
+        evaluator: PairEvaluator | None,
+    ) -> None:
+        """read: the sequences of some samples, and which of them are preferred."""
+        super().__init__(run, policy, algorithm, draws)
+        self._preference = algorithm
+        self._policy = policy
+        self._read = read
+        self._reference = reference
+        self._evaluator = evaluator
+
+    def experience(self, drawn: list[Drawn]) -> Experience:
+        sequences, preferred = self._read(drawn)
+        return self._preference.experience(
+            sequences, preferred, self._of_reference(sequences), self._mismatched(sequences)
+        )
+
+    def evaluate(self) -> list[Result]:
+        """Job.evaluate: a sequence scores its implicit reward, before beta; without a reference the
+        mean logprob of its answer's tokens.
+        """
+        assert self._evaluator is not None
+        with self._run.phase("evaluate"):
+            return self._evaluator(self._score)
+
+    def _score(self, sequences: Sequences) -> NDArray[np.float64]:
+        found = self._policy.logprobs(sequences).result()
+        ref = self._of_reference(sequences)
+        if ref is None:
+            return found.sums() / np.maximum(sequences.loss_mask.sums(), 1)
+        return found.sums() - ref.sums()
+
+    def _of_reference(self, sequences: Sequences) -> Ragged | None:
+        return None if self._reference is None else self._reference.of(sequences)
+
+    def _mismatched(self, sequences: Sequences) -> NDArray[np.float64] | None:
+        if not self._preference.needs().mismatched:
+            return None
+        crossed = mismatched(sequences)
+        ref = self._of_reference(crossed)
+        assert ref is not None  # what needs a reference point needs a reference
+        return self._policy.logprobs(crossed).result().sums() - ref.sums()
+
+
+def of_pairs(pairs: Sequence[Pair]) -> tuple[Sequences, NDArray[np.bool_]]:
+    """Chosen and rejected by turns."""
+    return paired.sequences_of(pairs), np.tile([True, False], len(pairs))
+
+
+def of_labelled(samples: Sequence[Labelled]) -> tuple[Sequences, NDArray[np.bool_]]:
+    """Each answer a group of its own, and whether it is desirable."""
+    sequences = Sequences(
+        tokens=Ragged.of([one.token_ids for one in samples], np.int32),
+        loss_mask=Ragged.of([one.loss_mask for one in samples], np.bool_),
+        group=np.arange(len(samples), dtype=np.int64),
+    )
+    return sequences, np.array([one.desirable for one in samples], np.bool_)
+
+
+def mismatched(sequences: Sequences) -> Sequences:
+    """Each prompt with the answer of the next sample, the last with the first's (KTO,
+    arXiv:2402.01306). An answer begins at its first loss token. What is over the token limit in
+    its new place is no longer than the longest prompt and answer together.
+    """
+    tokens = list(sequences.tokens)
+    masks = list(sequences.loss_mask)
+    starts = [int(np.argmax(mask)) for mask in masks]
+    following = np.roll(np.arange(len(tokens)), -1).tolist()
+    crossed = [
+        (
+            np.concatenate([tokens[i][: starts[i]], tokens[j][starts[j] :]]),
+            np.concatenate([masks[i][: starts[i]], masks[j][starts[j] :]]),
+        )
+        for i, j in enumerate(following)
+    ]
+    return Sequences(
+        tokens=Ragged.of([one for one, _ in crossed], np.int32),
+        loss_mask=Ragged.of([mask for _, mask in crossed], np.bool_),
+        group=np.arange(len(tokens), dtype=np.int64),
+    )

@@ -1,0 +1,79 @@
+"""Reward models: an update on the next pairs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.algorithms.base import RewardAlgorithm
+from postgrad.core.records import Experience, Sequences
+from postgrad.data.mixture import Draws
+from postgrad.data.pairs import Pair
+from postgrad.jobs.pairs import PairEvaluator, at_last, sequences_of
+from postgrad.jobs.results import Result
+from postgrad.jobs.run import Run
+from postgrad.jobs.supervised import SupervisedJob
+from postgrad.learner.role import UpdateResult
+from postgrad.learner.score import ScoreLearner, ScoreRole
+from postgrad.models.score import RewardScale
+
+KEPT = 0.9  # of the running mean and mean square, at each step
+
+
+class RewardJob(SupervisedJob[Pair]):
+    """One reward model, its pairs, and, where it is evaluated, held-out ones.
+
+    Its state is the scale of its scores: running means over the last steps, so that any checkpoint
+    can be exported with it.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        algorithm: RewardAlgorithm,
+        model: ScoreLearner,
+        pairs: Draws[Pair],
+        evaluator: PairEvaluator | None,
+    ) -> None:
+        super().__init__(run, model, algorithm, pairs)
+        self._reward = algorithm
+        self._model = model
+        self._evaluator = evaluator
+
+    def experience(self, drawn: list[Pair]) -> Experience:
+        margins = np.array([pair.margin for pair in drawn], np.float64)
+        return self._reward.experience(sequences_of(drawn), margins)
+
+    def learned(
+        self, state: Mapping[str, Any], experience: Experience, result: UpdateResult
+    ) -> tuple[Mapping[str, Any], Mapping[str, float]]:
+        scores = result.outputs[experience.sequences.loss_mask.values].astype(np.float64)
+        following = {
+            "weight": KEPT * state.get("weight", 0.0) + 1.0,
+            "sum": KEPT * state.get("sum", 0.0) + float(scores.mean()),
+            "squares": KEPT * state.get("squares", 0.0) + float(np.square(scores).mean()),
+        }
+        scale = scale_of_state(following)
+        found = {"reward_model/scale_mean": scale.mean, "reward_model/scale_std": scale.std}
+        return following, found
+
+    def evaluate(self) -> list[Result]:
+        """Job.evaluate."""
+        assert self._evaluator is not None
+        with self._run.phase("evaluate"):
+            return self._evaluator(lambda sequences: last_scores(self._model, sequences))
+
+
+def scale_of_state(state: Mapping[str, Any]) -> RewardScale:
+    """The scale of a reward model's scores, from a checkpoint's algorithm state."""
+    if not state:
+        return RewardScale()
+    mean, square = state["sum"] / state["weight"], state["squares"] / state["weight"]
+    return RewardScale(mean, float(np.sqrt(max(0.0, square - mean * mean))) or 1.0)
+
+
+def last_scores(model: ScoreRole, sequences: Sequences) -> NDArray[np.float64]:
+    """[S] the score of each whole sequence: that of its last token."""
+    marked = at_last(sequences)
+    return model.scores(marked).result().values[marked.loss_mask.values].astype(np.float64)

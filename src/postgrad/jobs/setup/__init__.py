@@ -1,0 +1,1 @@
+"""Puts a run's parts together: data first, because wrong rows should cost seconds, then weights."""

@@ -1,0 +1,28 @@
+"""The job of a run."""
+
+from contextlib import ExitStack
+
+from postgrad.checkpoint.store import Checkpoint
+from postgrad.jobs import roles
+from postgrad.jobs.loop import Job
+from postgrad.jobs.run import Run
+from postgrad.jobs.setup import pairs, rl, sft
+from postgrad.recipe.recipe import PreferenceRecipe, RewardRecipe, SFTRecipe
+
+
+def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple[Job, str]:
+    """The job of a run, from a checkpoint where there is one, and its base model's path.
+
+    What has to be closed is put on `stack`. Raises UsageError for data, models or rewards that are
+    wrong: row, file or key.
+    """
+    recipe = run.recipe
+    with run.phase("load"):
+        path = roles.base_model(recipe, run.directory.init)
+        if isinstance(recipe, SFTRecipe):
+            return sft.assemble(run, recipe, path, stack, checkpoint), path
+        if isinstance(recipe, RewardRecipe):
+            return pairs.reward(run, recipe, path, checkpoint), path
+        if isinstance(recipe, PreferenceRecipe):
+            return pairs.preference(run, recipe, path, checkpoint), path
+        return rl.assemble(run, recipe, path, stack, checkpoint), path

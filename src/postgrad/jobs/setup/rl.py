@@ -1,0 +1,110 @@
+"""What an RL job is made of."""
+
+from contextlib import ExitStack
+
+from postgrad.checkpoint.store import Checkpoint
+from postgrad.core.records import Prompt
+from postgrad.data.mixture import Draws, training_prompts
+from postgrad.jobs import environments, roles
+from postgrad.jobs.learned import learned_reward
+from postgrad.jobs.publish import PROBES, Publisher
+from postgrad.jobs.rl import Parts, RLJob, Roles
+from postgrad.jobs.run import Run
+from postgrad.jobs.saving import foresee_disk
+from postgrad.jobs.setup import common
+from postgrad.models.load import load_tokenizer
+from postgrad.recipe.recipe import RLRecipe
+from postgrad.rewards.scorer import Scorer
+from postgrad.rollout.engine import Engine
+from postgrad.rollout.replay import ReplaySource
+from postgrad.rollout.source import LiveSource, Source
+
+
+def assemble(
+    run: Run, recipe: RLRecipe, path: str, stack: ExitStack, checkpoint: Checkpoint | None
+) -> RLJob:
+    """See setup.job.assemble."""
+    tokenizer = load_tokenizer(path)
+    prompts = training_prompts(
+        environments.through(recipe, recipe.data),
+        tokenizer,
+        max_new_tokens=recipe.rollout.max_new_tokens,
+        exclude=common.held_out(recipe),
+    )
+    common.show_rows(run, prompts.accounts)
+    environments.check_rows(recipe, prompts)
+    learned = learned_reward(recipe, tokenizer)
+    scorer = stack.enter_context(environments.scorer(recipe, learned))
+    common.check_answers(scorer, prompts)
+    evaluator = common.evaluator(run, recipe, tokenizer, scorer) if recipe.eval.sets else None
+    run.geometry = recipe.geometry(len(prompts))
+    parts = _roles(run, recipe, path, checkpoint)
+    if learned is not None:
+        learned.role = roles.scorer(run, recipe, learned.path, parts.critic)
+    engine, run.choices = roles.engine(
+        recipe,
+        path,
+        run.choices,
+        sequences=max(run.geometry.samples_per_step, evaluator.sequences if evaluator else 0),
+        max_len=max(recipe.data.max_len, evaluator.max_len if evaluator else 0),
+    )
+    first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
+    publish = Publisher(parts.policy, engine, run.sentinels, first)
+    publish()  # proves the weights of a resumed run too
+    source = _source(run, recipe, prompts, engine, scorer, tokenizer)
+    return RLJob(
+        run,
+        Parts(
+            roles=parts,
+            algorithm=recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens),
+            engine=engine,
+            publish=publish,
+            source=source,
+            scorer=scorer,
+            evaluator=evaluator,
+            tokenizer=tokenizer,
+            sampling=recipe.rollout,
+        ),
+    )
+
+
+def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None) -> Roles:
+    """What learns and what is measured from, from a checkpoint where there is one."""
+    policy = roles.policy(run, path, recipe.rollout.temperature)
+    needs = recipe.algorithm.needs()
+    found = Roles(
+        policy=policy,
+        critic=roles.critic(run, recipe, path) if needs.critic else None,
+        reference=roles.reference(run, recipe, path, policy) if needs.reference else None,
+    )
+    foresee_disk(run, sum(one.state_bytes() for one in found.changing))
+    if checkpoint is not None:
+        for one in found.changing:
+            one.load(checkpoint.tensors)
+    return found
+
+
+def _source(
+    run: Run,
+    recipe: RLRecipe,
+    prompts: Draws[Prompt],
+    engine: Engine,
+    scorer: Scorer,
+    tokenizer: object,
+) -> Source:
+    if recipe.rollout.source == "replay":
+        assert recipe.rollout.replay_path is not None  # a recipe without it is refused
+        return ReplaySource(recipe.rollout.replay_path)
+    return LiveSource(
+        engine,
+        prompts,
+        scorer,
+        seed=recipe.seed,
+        prompts_per_step=recipe.batch.rollout_batch_size,
+        samples_per_prompt=recipe.batch.n_samples_per_prompt,
+        sampling=recipe.rollout,
+        tokenizer=tokenizer,
+        environment=environments.environment(recipe, tokenizer),
+        max_len=recipe.data.max_len,
+        on_done=run.advance,
+    )

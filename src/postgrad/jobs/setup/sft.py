@@ -1,0 +1,37 @@
+"""What an SFT job is made of."""
+
+from contextlib import ExitStack
+
+from postgrad.checkpoint.store import Checkpoint
+from postgrad.data.mixture import training_conversations
+from postgrad.jobs import environments, roles
+from postgrad.jobs.run import Run
+from postgrad.jobs.saving import foresee_disk
+from postgrad.jobs.setup import common
+from postgrad.jobs.sft import SFTJob
+from postgrad.models.load import load_tokenizer
+from postgrad.recipe.recipe import SFTRecipe
+
+
+def assemble(
+    run: Run, recipe: SFTRecipe, path: str, stack: ExitStack, checkpoint: Checkpoint | None
+) -> SFTJob:
+    """See setup.job.assemble."""
+    tokenizer = load_tokenizer(path)
+    data = environments.through(recipe, recipe.data)
+    conversations = training_conversations(data, tokenizer, exclude=common.held_out(recipe))
+    common.show_rows(run, conversations.accounts)
+    evaluator = None
+    if recipe.eval.sets:
+        scorer = stack.enter_context(environments.scorer(recipe))
+        evaluator = common.evaluator(run, recipe, tokenizer, scorer)
+    run.geometry = recipe.geometry(len(conversations))
+    policy = roles.policy(run, path)
+    foresee_disk(run, policy.state_bytes())
+    common.restore(policy, checkpoint)
+    engine = None
+    if evaluator is not None:
+        engine, run.choices = roles.engine(
+            recipe, path, run.choices, sequences=evaluator.sequences, max_len=evaluator.max_len
+        )
+    return SFTJob(run, recipe.algorithm, policy, conversations, engine, evaluator)

@@ -1,0 +1,79 @@
+"""What SFT, reward models and preferences share: a step is one update on the next tickets."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Generic
+
+import numpy as np
+from torch import Tensor
+
+from postgrad.algorithms.base import Algorithm
+from postgrad.checkpoint.state import RunState
+from postgrad.core.records import Experience
+from postgrad.data.mixture import Drawn, Draws
+from postgrad.jobs.results import Result
+from postgrad.jobs.run import Run
+from postgrad.learner.role import Learner, UpdateResult
+from postgrad.learner.update import Update
+
+
+class SupervisedJob(ABC, Generic[Drawn]):
+    """One learner and the samples that it draws."""
+
+    def __init__(
+        self, run: Run, learner: Learner[Any], algorithm: Algorithm, draws: Draws[Drawn]
+    ) -> None:
+        self._run = run
+        self._learner = learner
+        self._algorithm = algorithm
+        self._draws = draws
+
+    @abstractmethod
+    def experience(self, drawn: list[Drawn]) -> Experience:
+        """What the algorithm makes of the samples of one update."""
+
+    @abstractmethod
+    def evaluate(self) -> list[Result]:
+        """Job.evaluate."""
+
+    def learned(
+        self, state: Mapping[str, Any], experience: Experience, result: UpdateResult
+    ) -> tuple[Mapping[str, Any], Mapping[str, float]]:
+        """The algorithm's next state, and what else to log, once an update was made."""
+        return state, {}
+
+    def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
+        """Job.step: the first open tickets are the update."""
+        run, name = self._run, self._learner.name
+        tickets = list(islice(state.cursor.open_tickets(), run.geometry.train_batch_size))
+        with run.phase("train"):
+            drawn = [self._draws.draw(ticket, run.recipe.seed) for ticket in tickets]
+            experience = self.experience(drawn)
+            update = Update(experience, np.arange(len(experience)))
+            run.stop.hold()  # from here on the weights are no longer those of the last boundary
+            result = self._learner.update(update, self._algorithm).result()
+        following, more = self.learned(state.algorithm, experience, result)
+        seconds = run.clock.step["train"]
+        metrics = {
+            "loss": result.metrics[f"{name}/loss"],
+            **result.metrics,
+            **more,
+            "samples": len(drawn),
+            "loss_tokens": update.loss_tokens,
+            "train_tokens_per_second": result.metrics[f"{name}/computed_tokens"] / seconds,
+        }
+        state = replace(
+            state,
+            step=state.step + 1,
+            update=state.update + 1,
+            episodes=state.episodes + len(drawn),
+            cursor=state.cursor.settle(tickets),
+            algorithm=following,
+        )
+        return state, metrics
+
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
+        """Job.tensors."""
+        return self._learner.tensors()

@@ -1,0 +1,59 @@
+"""Roles with a scalar head: a critic, which says what each token's state is worth, and a reward
+model, which says what a whole sequence is worth.
+"""
+
+from contextlib import nullcontext
+
+from torch import Tensor
+
+from postgrad.algorithms.base import LossOutput, ScoreAlgorithm, ScoreInputs
+from postgrad.core.handles import Handle, done
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.layout.layout import Layout, Reads
+from postgrad.learner.backbone import Backbone
+from postgrad.learner.columns import FlatColumns
+from postgrad.learner.role import Learner
+from postgrad.learner.settings import LearnerSettings
+from postgrad.learner.update import Update
+
+
+class ScoreRole:
+    """Scores tokens. reads: "before" for a critic, whose value is of the state in which a token is
+    written; "at" for a reward model, which reads the token itself, a sequence's last one. base:
+    with the frozen weights, and head, under the backbone's adapter.
+    """
+
+    def __init__(self, backbone: Backbone, reads: Reads, *, base: bool = False) -> None:
+        self.backbone = backbone
+        self.reads: Reads = reads
+        self._base = base
+
+    def scores(self, sequences: Sequences) -> Handle[Ragged]:
+        """The score at every loss token, float32; zeros elsewhere."""
+        with self.backbone.as_base() if self._base else nullcontext():
+            return done(self.backbone.column(sequences, self.backbone.scores, self.reads))
+
+
+class ScoreLearner(ScoreRole, Learner[ScoreAlgorithm]):
+    """A critic or reward model with its optimizer, called `name` in metrics and checkpoints."""
+
+    def __init__(
+        self,
+        name: str,
+        backbone: Backbone,
+        reads: Reads,
+        settings: LearnerSettings,
+        total_updates: int,
+    ) -> None:
+        ScoreRole.__init__(self, backbone, reads)
+        Learner.__init__(self, name, backbone, settings, total_updates)
+
+    def _weights(self, update: Update, algorithm: ScoreAlgorithm) -> Ragged:
+        return algorithm.score_weights(update.experience.sequences, update.rows)
+
+    def _loss(
+        self, layout: Layout, flat: FlatColumns, algorithm: ScoreAlgorithm
+    ) -> tuple[LossOutput, Tensor]:
+        scores = self.backbone.scores(layout)
+        return algorithm.score_loss(ScoreInputs(scores, **flat.at(layout))), scores

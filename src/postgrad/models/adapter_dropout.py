@@ -1,0 +1,87 @@
+"""Dropout in front of an adapter's A, with masks from counters instead of a generator.
+
+An input is zero where hash(seed, update, row key, layer, feature) falls under p; the others are
+divided by 1 - p (Srivastava et al. 2014). A row's key is a hash of the tokens up to it
+(layout/keys.py), so that a mask does not depend on how an update is packed, shared, ordered or cut,
+is the same when checkpointed activations are computed again, and needs no state to resume.
+"""
+
+import sys
+import zlib
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from postgrad.core import seeds
+
+LANES = 4  # features that share one 64-bit hash, 16 bits each: a quarter of the arithmetic
+STEPS = 2**16  # so p is a multiple of 2**-16
+
+
+class RowMasks:
+    """What the dropout layers of one adapter share: the rows of the forward at hand, or None."""
+
+    def __init__(self, seed: int, p: float) -> None:
+        self.seed = seed
+        self.dropped = min(round(p * STEPS), STEPS - 1)  # of STEPS
+        self.rows: Tensor | None = None
+
+    @contextmanager
+    def of(self, keys: Tensor, update: int) -> Generator[None]:
+        """Dropout acts, with the masks of these rows [T] int64 in this update."""
+        before = self.rows
+        self.rows = _mix(keys ^ _signed(int(seeds.bits(self.seed, "lora dropout", update))))
+        try:
+            yield
+        finally:
+            self.rows = before
+
+
+class CounterDropout(nn.Module):
+    """Takes the place of PEFT's nn.Dropout in front of one adapter of one layer."""
+
+    features: Tensor
+
+    def __init__(self, masks: RowMasks, layer: str, width: int, device: torch.device) -> None:
+        super().__init__()
+        self._masks = masks
+        lanes = np.arange(-(-width // LANES))
+        number = zlib.crc32(layer.encode())
+        hashes = seeds.bits(masks.seed, "lora dropout feature", number, lanes).view(np.int64)
+        self.register_buffer("features", torch.from_numpy(hashes).to(device), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., T, inputs] for the T rows whose keys were given; unchanged where none were."""
+        rows = self._masks.rows
+        if rows is None:
+            return x
+        if x.shape[-2] != len(rows):
+            raise ValueError(f"dropout keys name {len(rows)} rows, the forward has {x.shape[-2]}")
+        keep = 1.0 - self._masks.dropped / STEPS
+        return x.masked_fill(self._dropped(rows, x.shape[-1]), 0.0) * (1.0 / keep)
+
+    def _dropped(self, rows: Tensor, width: int) -> Tensor:
+        hashes = _mix(rows[:, None] ^ self.features)
+        # [T, width] numbers from -2**15, four to a hash. Which lane is which does not matter, but
+        # has to be the same everywhere: byte orders differ, and no machine of today's is big-endian
+        assert sys.byteorder == "little"
+        return hashes.view(torch.int16)[:, :width] < self._masks.dropped - STEPS // 2
+
+
+def _signed(number: int) -> int:
+    """The same 64 bits as a signed number, which is all that torch has."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser, as in core/seeds.py: products wrap, shifts fill with zeros."""
+    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, n: int) -> Tensor:
+    return (x >> n) & (2 ** (64 - n) - 1)

@@ -1,0 +1,108 @@
+"""Decoders with a linear head `score` in place of the output head: critics and reward models.
+
+They are transformers' models for sequence classification with one label, so that a reward model
+made here is read by plain transformers, and the other way round.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification
+
+from postgrad.core.errors import UsageError
+from postgrad.core.seeds import integer
+from postgrad.models.load import (
+    LoadedModel,
+    load_config,
+    load_tokenizer,
+    place,
+    read_weights,
+    require_whole,
+)
+from postgrad.models.quantize import Quantize, loading_arguments
+
+HEAD = "score.weight"
+MEAN, STD = "reward_mean", "reward_std"  # in config.json
+
+
+@dataclass(frozen=True, slots=True)
+class RewardScale:
+    """Mean and standard deviation of a reward model's scores on data like its training data."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+
+def load_score_model(
+    path: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+    gradient_checkpointing: bool = False,
+    seed: int = 0,
+    fresh_head: bool = True,
+    quantize: Quantize = "none",
+) -> LoadedModel:
+    """The body of a causal model or of a reward model, with its head; see load_model.
+
+    The head of a causal model is drawn from `seed` with a standard deviation of
+    1 / sqrt(hidden + 1), and without a bias (Stiennon et al. 2020, arXiv:2009.01325); where
+    `fresh_head` is False its absence is a UsageError: a model that was never trained to score. The
+    head is float32 whatever the body computes in: a bfloat16 score has two digits, and differences
+    of scores are what is learned.
+    """
+    config = load_config(path)
+    kind = (config.architectures or [""])[0]
+    if "SequenceClassification" in kind and config.num_labels != 1:
+        raise UsageError(
+            f"{path} gives {config.num_labels} labels: a reward model has one "
+            "(num_labels in config.json)"
+        )
+    config.num_labels = 1
+    tokenizer = load_tokenizer(path)
+    more = loading_arguments(quantize, device or torch.device("cpu"))
+    lm, missing = read_weights(path, config, dtype, AutoModelForSequenceClassification, more)
+    require_whole(path, missing=[name for name in missing if name != HEAD])
+    if missing and not fresh_head:
+        raise UsageError(
+            f'{path} has no {HEAD}: it is no reward model; train one with job = "reward"'
+        )
+    if missing:
+        _draw(lm.score, seed)
+    lm.score.float().register_forward_pre_hook(_to_float32)
+    place(lm, path, device, gradient_checkpointing=gradient_checkpointing)
+    return LoadedModel(lm, tokenizer, config, path)
+
+
+def require_padding(tokenizer: Any, path: str) -> None:
+    """Raises UsageError where padding is the end-of-sequence token, or no token.
+
+    transformers scores the last token that is no padding: with one token for both it would score
+    the one before the end, and that in silence.
+    """
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        raise UsageError(
+            f"the tokenizer at {path} has no padding token of its own, so a reward model could not "
+            "tell padding from the end of an answer: set pad_token in tokenizer_config.json to a "
+            "token that no text uses"
+        )
+
+
+def scale_of(config: Any) -> RewardScale | None:
+    """What a reward model's config says of its scores; None where it says nothing."""
+    mean, std = getattr(config, MEAN, None), getattr(config, STD, None)
+    return None if mean is None or std is None else RewardScale(float(mean), float(std))
+
+
+@torch.no_grad()
+def _draw(head: nn.Linear, seed: int) -> None:
+    generator = torch.Generator().manual_seed(integer(seed, "score head"))
+    drawn = torch.randn(head.weight.shape, generator=generator) / math.sqrt(head.in_features + 1)
+    head.weight.copy_(drawn)
+
+
+def _to_float32(head: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    return (inputs[0].float(),)

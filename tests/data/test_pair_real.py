@@ -1,0 +1,107 @@
+"""1 800 real human comparisons of hh-rlhf: every row accounted for."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from postgrad.data.answers import pair_of
+from postgrad.data.overlap import held_out
+from postgrad.data.pair_settings import PairSettings
+from postgrad.data.pairs import PairSet, load_pairs
+from postgrad.data.rows import read_rows
+from postgrad.data.texts import texts
+from postgrad.models.fresh import make_fresh
+from postgrad.models.load import load_tokenizer
+from postgrad.models.settings import ModelInit, TokenizerInit
+
+DATA = os.environ.get("POSTGRAD_TEST_DATA")
+pytestmark = pytest.mark.skipif(DATA is None, reason="POSTGRAD_TEST_DATA names no folder")
+ROWS = 1800
+PARTED_INSIDE = "331 pairs part within a turn: the loss covers all of that turn"
+
+
+@pytest.fixture(scope="module")
+def path() -> str:
+    return str(Path(DATA or "") / "hh-rlhf-harmless.jsonl.gz")
+
+
+@pytest.fixture(scope="module")
+def bpe(path: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A tokenizer made from the first 300 pairs."""
+    init = ModelInit(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        tokenizer=TokenizerInit(vocab_size=2000),
+    )
+    to = tmp_path_factory.mktemp("hh") / "model"
+    make_fresh(init, texts(PairSettings(path=path, limit=300)), 0, to)
+    return load_tokenizer(str(to))
+
+
+@pytest.fixture(scope="module")
+def whole(path: str, bpe: Any) -> PairSet:
+    return load_pairs(PairSettings(path=path, max_len=8192), bpe)
+
+
+def test_every_comparison_is_kept_but_four_with_an_empty_answer(whole: PairSet) -> None:
+    account = whole.account
+    assert account.rows == ROWS
+    assert account.fates == {"kept": ROWS - 4, "empty": 4}
+    assert account.examples["empty"].endswith(":87")
+    assert account.notes == (
+        "1800 rows are pairs of transcripts (Human:, Assistant:)",
+        PARTED_INSIDE,
+    )
+
+
+def test_rows_over_the_limit_are_lost_by_name_or_cut(path: str, bpe: Any) -> None:
+    for how in ("drop", "truncate"):
+        settings = PairSettings.model_validate(
+            {"path": path, "max_len": 256, "on_too_long": how, "limit": 300}
+        )
+        found = load_pairs(settings, bpe)
+        assert found.account.rows == sum(found.account.fates.values()) == 300
+        assert found.account.kept == len(found)
+        for one in found.all():
+            assert max(len(one.chosen), len(one.rejected)) <= 256
+            assert one.chosen.tolist() != one.rejected.tolist()
+            assert one.chosen_mask.any()
+            assert one.rejected_mask.any()
+
+
+def test_the_marked_tokens_are_the_answers_as_the_file_has_them(
+    whole: PairSet, path: str, bpe: Any
+) -> None:
+    """Read anew: the last "\\n\\nAssistant:" of each text begins its last answer."""
+    with gzip.open(path, "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    inside = 0
+    for one in whole.all():
+        start = int(np.argmax(one.chosen_mask))
+        assert one.chosen[:start].tolist() == one.rejected[:start].tolist()
+        assert not one.rejected_mask[:start].any()
+        inside += bool(one.chosen[start] == one.rejected[start])
+        if one.row % 10:
+            continue
+        for key in ("chosen", "rejected"):
+            ids, mask = getattr(one, key), getattr(one, f"{key}_mask")
+            answer = rows[one.row][key].rpartition("\n\nAssistant:")[2].strip()
+            assert bpe.decode(ids[mask].tolist()).endswith(f"{answer}<|im_end|>")
+            assert mask[-1]
+    assert 100 < inside <= 331  # a common letter is no common token
+
+
+def test_how_many_pairs_ask_what_a_held_out_pair_asks(path: str) -> None:
+    """The figure of docs/data.md: "yes", "go on." and the like, after other conversations."""
+    held = held_out([PairSettings(path=path, split="train[1500:]")])
+    settings = PairSettings(path=path, split="train[:1500]")
+    asked = [pair_of(row, settings).question for row in read_rows(settings)]
+    assert sum(map(held.has, asked)) == 24
