@@ -1,4 +1,4 @@
-"""Scores of a padded batch are those of plain transformers, one sequence at a time."""
+"""Scores of a packed batch are those of plain transformers, one sequence at a time."""
 
 import json
 import shutil
@@ -6,11 +6,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from postgrad.core.errors import UsageError
-from postgrad.jobs.serve.model import _padded, load_reward_model
+from postgrad.core.errors import RunError, UsageError
+from postgrad.jobs.serve.model import load_reward_model
+from postgrad.models.fresh import make_fresh
 from postgrad.models.hashes import directory_hash
+from postgrad.models.settings import ModelInit, TokenizerInit
 
 
 def sequences_of(lengths, vocabulary, seed=0):
@@ -37,14 +40,14 @@ def test_scores_are_those_of_plain_transformers(reward_dir):
     assert model.hash == directory_hash(reward_dir)
 
 
-def test_a_padded_batch_never_exceeds_its_tokens():
-    rng = np.random.default_rng(1)
-    for _ in range(200):
-        sequences = [np.zeros(n, np.int32) for n in rng.integers(1, 40, rng.integers(1, 30))]
-        cuts = _padded(sequences, 64)
-        assert sorted(place for cut in cuts for place in cut) == list(range(len(sequences)))
-        for cut in cuts:
-            assert len(cut) * max(len(sequences[place]) for place in cut) <= 64
+def test_scores_do_not_depend_on_what_shares_the_batch(reward_dir):
+    model = load_reward_model(reward_dir, "float32", batch_tokens=64)
+    opening = sequences_of([20], len(model.tokenizer))[0]
+    ends = sequences_of([3, 7, 1, 30], len(model.tokenizer), seed=1)
+    sequences = [opening, *[np.concatenate([opening, end]) for end in ends], *ends]
+    alone = [model.score([one])[0] for one in sequences]
+    np.testing.assert_allclose(model.score(sequences), alone, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(model.score(sequences[::-1])[::-1], alone, rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_no_reward_model_is_refused(reward_dir, tmp_path):
@@ -53,7 +56,24 @@ def test_what_is_no_reward_model_is_refused(reward_dir, tmp_path):
     config = json.loads((copy / "config.json").read_text())
     config["id2label"], config["label2id"] = {0: "a", 1: "b"}, {"a": 0, "b": 1}
     (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match="no reward model"):
+    with pytest.raises(UsageError, match="2 labels"):
         load_reward_model(copy, "float32", 64)
+    base = tmp_path / "base"
+    init = ModelInit(
+        hidden_size=16, num_hidden_layers=1, tokenizer=TokenizerInit(kind="characters")
+    )
+    make_fresh(init, [], 0, base)
+    with pytest.raises(UsageError, match="it is no reward model"):
+        load_reward_model(base, "float32", 64)
     with pytest.raises(UsageError, match="there is no such directory"):
         load_reward_model(tmp_path / "none", "float32", 64)
+
+
+def test_weights_that_give_no_number_are_told_at_the_start(reward_dir, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(reward_dir, copy)
+    weights = load_file(copy / "model.safetensors")
+    weights["score.weight"][0, 3] = float("nan")
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
+    with pytest.raises(RunError, match="gives nan for one token"):
+        load_reward_model(copy, "float32", 64)
