@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from postgrad.checkpoint.store import Checkpoint, CheckpointInfo, CheckpointStore
 from postgrad.core.errors import RunError
 from postgrad.jobs.checkpoints import store_of
+from postgrad.learner.optimizer import UPDATES
 from postgrad.models.load import load_config
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import RunDirectory
@@ -57,9 +58,13 @@ def _problem(
 def _check_tensors(checkpoint: Checkpoint, wanted: Shapes) -> None:
     """Weights, moments and average have the names and shapes of the model's parameters."""
     for path in sorted(checkpoint.path.glob("*.safetensors")):
-        tensors = checkpoint.tensors(path.stem)
+        tensors = dict(checkpoint.tensors(path.stem))
         names = set(tensors)
         if path.stem.endswith(".optimizer"):
+            if tensors.pop(UPDATES, None) is None:
+                raise RunError(
+                    f"{path} does not say how many updates there were: lacks {UPDATES!r}"
+                )
             names = {name.rpartition(".")[0] for name in tensors}
         shapes = {name: wanted[name] for name in names if name in wanted}
         if names != set(wanted) and tensors:
