@@ -9,6 +9,7 @@ can be held to what it was meant to learn, and a policy to what people wanted fr
 import math
 import re
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any
 
 from postgrad.core.errors import UsageError
@@ -16,22 +17,20 @@ from postgrad.core.seeds import permutation, uniform
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
 PEOPLE = (
-    "Ada", "Ben", "Carl", "Dora", "Emil", "Fay", "Gus", "Hana", "Ivan", "Jane", "Karl", "Lena",
-    "Mia", "Ned", "Olga", "Paul", "Rosa", "Sam", "Tess", "Uma", "Vera", "Will", "Yara", "Zoe",
+    "Ada", "Ben", "Carl", "Dora", "Emil", "Fay", "Gus", "Hana", "Ivan", "Jane", "Lena", "Mia",
+    "Olga", "Paul", "Rosa", "Sam", "Tess", "Vera", "Will", "Zoe",
 )  # fmt: skip
 THINGS = (
     "salt", "bread", "milk", "tea", "rope", "ladder", "hammer", "map", "key", "lamp", "book",
-    "pen", "chair", "tent", "bike", "boat", "drum", "flute", "paint", "brush", "glue", "soap",
-    "towel", "kettle", "spoon", "bowl", "clock", "radio", "camera", "shovel", "basket", "coat",
+    "pen", "chair", "tent", "bike", "boat", "drum", "flute", "paint", "brush",
 )  # fmt: skip
 POLITE = frozenset({"please", "thank", "thanks"})
 RUDE = frozenset({"now", "hurry", "lazy"})
-BRIEF = 10  # words that nobody minds
-LONG = 20  # words after which nobody reads on
-DRAWS = 16  # notes among which two differ in worth, but in one row of 10**8
-HELD_OUT = 8  # one question of so many is never trained on
+BRIEF = 9  # words that nobody minds
+LONG = 19  # words after which nobody reads on
+HELD_OUT = 5  # one question of so many is never trained on
 
-_OPENINGS = ("{person}, ", "Dear {person}, ", "Hello {person}, ")
+_OPENINGS = ("Hi {person}, ", "Dear {person}, ", "Hello {person}, ")
 _NOBODY = "Hey you, "
 _KIND = (
     "could you pass me the {thing}, please?",
@@ -46,16 +45,17 @@ _CURT = (
     "do not be lazy and get the {thing}!",
 )
 _RAMBLES = (
-    " I have been looking for it all day long and nobody here could tell me where it is.",
-    " It is raining, and on such days I like to sit by the window and look at the garden.",
-    " My uncle had one that was larger than this one but he lost it on his way to town.",
+    " I have looked for it all day long and nobody could help me.",
+    " It is raining, and I like to sit here and look at the garden.",
+    " My uncle had a larger one but he lost it on his way to town.",
 )
 
 
 def gold(person: str, thing: str, text: str) -> dict[str, float]:
-    """What people think of a note, each part from 0 to 1: "person" and "thing" where that one and
-    no other is named, "polite" where it asks kindly and is not rude, "brief" falls from 1 at `BRIEF`
-    words to 0 at `LONG`. An empty note is no note: it has 0 everywhere.
+    """What people think of a note, each part from 0 to 1.
+
+    "person" and "thing": that one is named and no other. "polite": kind words and no rude ones.
+    "brief": falls from 1 at `BRIEF` words to 0 at `LONG`. An empty note has 0 everywhere.
     """
     words = re.findall(r"[A-Za-z]+", text)
     low = {word.casefold() for word in words}
@@ -124,9 +124,10 @@ def pairs(
         raise UsageError(f"data.task: sharpness = {sharpness} is below 0, where 0 makes no mistake")
     for index, row in enumerate(questions(size, seed, held_out=held_out)):
         person, thing = row["person"], row["thing"]
-        first, *others = (_note(person, thing, seed, index, draw) for draw in range(DRAWS))
+        notes = (_note(person, thing, seed, index, draw) for draw in count())
+        first = next(notes)
         worth = worth_of(person, thing, first)
-        second = next(note for note in others if worth_of(person, thing, note) != worth)
+        second = next(note for note in notes if worth_of(person, thing, note) != worth)
         better, worse = sorted((first, second), key=lambda one: -worth_of(person, thing, one))
         ahead = worth_of(person, thing, better) - worth_of(person, thing, worse)
         slip = 1.0 / (1.0 + math.exp(sharpness * ahead)) if sharpness else 0.0
@@ -146,9 +147,9 @@ def _note(person: str, thing: str, seed: int, index: int, draw: int) -> str:
     third of the cases, and often too long.
     """
     chance = [float(one) for one in uniform(seed, "courtesy", index, 3, draw, range(8))]
-    named = person if chance[0] < 0.75 else _pick(PEOPLE, chance[1])
-    opening = _NOBODY if chance[0] > 0.88 else _pick(_OPENINGS, chance[2]).format(person=named)
-    meant = thing if chance[3] < 0.8 else _pick(THINGS, chance[4])
+    named = person if chance[0] < 0.8 else _pick(PEOPLE, chance[1])
+    opening = _NOBODY if chance[0] > 0.9 else _pick(_OPENINGS, chance[2]).format(person=named)
+    meant = thing if chance[3] < 0.85 else _pick(THINGS, chance[4])
     tone = _KIND if chance[5] < 0.35 else _PLAIN if chance[5] < 0.7 else _CURT
     ramble = _pick(_RAMBLES, chance[7] / 0.4) if chance[7] < 0.4 else ""
     return opening + _pick(tone, chance[6]).format(thing=meant) + ramble
