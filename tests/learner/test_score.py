@@ -161,9 +161,7 @@ def test_the_update_does_not_depend_on_sharing(pairs, whole, least, monkeypatch)
     assert (result.metrics["reward_model/computed_tokens"] < full) == (least < 10_000)
 
 
-@settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=6, deadline=None)
 @given(order=st.permutations(range(PAIRS)))
 def test_the_update_does_not_depend_on_the_order_of_pairs(pairs, whole, order):
     rows, margins = pairs
