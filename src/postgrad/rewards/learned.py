@@ -17,6 +17,7 @@ from postgrad.rewards.protocol import Outcome
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import Verifier
 
+REWARD_MODEL = "reward_model"  # its type in [[rewards]]
 _WORKERS = ("cpu_seconds", "wall_seconds", "waits")
 
 
