@@ -11,7 +11,7 @@ from postgrad.jobs.run import Run
 PHASES = ("load", "sample", "train", "publish", "log", "save", "evaluate", "export")
 TOKENS = {  # tokens of a step and the phase that made them
     "response_tokens_per_second": ("response_tokens", "sample_seconds"),
-    "train_tokens_per_second": ("policy/computed_tokens", "train_seconds"),
+    "train_tokens_per_second": ("/computed_tokens", "train_seconds"),  # of all roles
 }
 
 
@@ -102,7 +102,8 @@ def _phases(run: Run, lines: list[dict[str, Any]]) -> dict[str, float]:
 def _speeds(metrics: list[dict[str, Any]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, (tokens, seconds) in TOKENS.items():
-        written = sum(line.get(tokens, 0.0) for line in metrics)
+        made = [value for line in metrics for key, value in line.items() if key.endswith(tokens)]
+        written = sum(value for value in made if value is not None)
         spent = sum(line.get(seconds, 0.0) for line in metrics)
         if written and spent:
             found[name] = round(written / spent, 1)
