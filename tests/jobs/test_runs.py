@@ -130,6 +130,8 @@ def test_bfloat16_trains_over_float32_masters(make_recipe: Any, console: Console
     recipe = make_recipe("sft", model={"dtype": "bfloat16"})
     train(recipe, console)
     found = tensors(recipe.run_dir, 3)
+    counts = [name for name in found if name.endswith("/updates")]
+    assert [int(found.pop(name)) for name in counts] == [3]
     assert {tensor.dtype for tensor in found.values()} == {torch.float32}
 
 

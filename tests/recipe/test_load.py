@@ -145,6 +145,21 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
             'source = "replay" needs the run directory whose samples are read',
         ),
         (
+            (
+                "[batch]",
+                '[rollout]\nsource = "replay"\nreplay_path = "a"\ndynamic_sampling = true\n[batch]',
+            ),
+            "recipe.toml:25: rollout.dynamic_sampling: samples nothing in a replay",
+        ),
+        (
+            (
+                "[batch]",
+                '[rollout]\nsource = "replay"\nreplay_path = "a"\n'
+                "[rollout.curriculum]\nretire_at = 1.0\n[batch]",
+            ),
+            "rollout.curriculum: samples nothing in a replay",
+        ),
+        (
             ("[batch]", "[batch]\nmicro_train_tokens = 100"),
             "100 tokens cannot hold a sequence of data.max_len = 1024",
         ),

@@ -53,8 +53,7 @@ def _answers(stage: Stage, model: str, count: int) -> list[Answer]:
     recipe = stage.recipe
     if not count or not isinstance(recipe, Answering) or not recipe.eval.sets:
         return []
-    limit = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
-    return ask(model, recipe.eval.sets[0].data, count, limit)
+    return ask(model, recipe, count)
 
 
 def _summary(
@@ -75,9 +74,11 @@ def _show(
     pipeline: Pipeline, summary: dict[str, Any], answers: Sequence[Answer], console: Console
 ) -> None:
     if answers:
-        rows = [(one.question, one.answer, one.reference or "") for one in answers]
+        rows = [(one.question, " → ".join(one.written), one.reference or "") for one in answers]
         title = f"plain transformers with {summary['stages'][pipeline.stages[-1].name]['model']}"
-        console.table(title, ("question", "answer", "reference"), rows)
+        several = any(len(one.written) > 1 for one in answers)
+        said = "its turns, an answer of the environment after each" if several else "answer"
+        console.table(title, ("question", said, "reference"), rows)
     stages = summary["stages"]
     console.table(
         f"{pipeline.name}: {summary['seconds']:.0f} s, {_gib(summary)} at its peak",

@@ -61,14 +61,17 @@ def _problem(
 def _check_tensors(checkpoint: Checkpoint, by_role: Mapping[str, Shapes]) -> None:
     """Weights, moments and averages have the names and shapes of each role's parameters."""
     for path in sorted(checkpoint.path.glob("*.safetensors")):
-        tensors = checkpoint.tensors(path.stem)
+        tensors = dict(checkpoint.tensors(path.stem))
         names = set(tensors)
         role, _, what = path.stem.partition(".")
         if role not in by_role:
             raise RunError(f"{path} is of a role that this run has not")
         wanted = by_role[role]
         if what == "optimizer":
-            tensors.pop(UPDATES, None)
+            if tensors.pop(UPDATES, None) is None:
+                raise RunError(
+                    f"{path} does not say how many updates there were: lacks {UPDATES!r}"
+                )
             names = {name.rpartition(".")[0] for name in tensors}
         shapes = {name: wanted[name] for name in names if name in wanted}
         if names != set(wanted) and tensors:

@@ -17,6 +17,7 @@ from postgrad.recipe import scored
 
 if TYPE_CHECKING:
     from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe
+    from postgrad.rollout.settings import RolloutSettings
 
 Problem = tuple[tuple[str | int, ...], str]
 
@@ -134,6 +135,7 @@ def sampling(recipe: RLRecipe) -> Iterator[Problem]:
         )
     if rollout.source == "live" and rollout.replay_path is not None:
         yield ("rollout", "replay_path"), 'is read only where source = "replay"'
+    yield from _replay(rollout)
     yield from _correction(recipe)
     yield from _reference(recipe)
     least, n = recipe.algorithm.min_group_size, recipe.batch.n_samples_per_prompt
@@ -142,6 +144,19 @@ def sampling(recipe: RLRecipe) -> Iterator[Problem]:
             ("batch", "n_samples_per_prompt"),
             f"{n} is too few for a baseline among a prompt's samples: at least {least}",
         )
+
+
+def _replay(rollout: RolloutSettings) -> Iterator[Problem]:
+    """What chooses prompts or refills a step has nothing to choose from in a replay."""
+    if rollout.source != "replay":
+        return
+    for key in ("dynamic_sampling", "curriculum"):
+        if getattr(rollout, key) != type(rollout).model_fields[key].default:
+            yield (
+                ("rollout", key),
+                "samples nothing in a replay, which takes the groups that the recorded run kept: "
+                'leave this out, or take source = "live"',
+            )
 
 
 def _reference(recipe: RLRecipe) -> Iterator[Problem]:
