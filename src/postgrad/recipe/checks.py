@@ -41,13 +41,6 @@ def common(recipe: Recipe) -> Iterator[Problem]:
 def comparisons(recipe: Comparing) -> Iterator[Problem]:
     """What jobs on pairs need."""
     yield from _budget(recipe, whole=2, what="a pair of sequences")
-    reference = getattr(recipe, "reference", None)  # of preferences alone
-    if reference is not None and reference.moves:
-        yield (
-            ("reference",),
-            "does not follow the policy in this job, which computes its logprobs once: leave out "
-            "refresh_steps and ema_decay",
-        )
 
 
 def _budget(recipe: Recipe, whole: int, what: str) -> Iterator[Problem]:
@@ -166,12 +159,6 @@ def _reference(recipe: RLRecipe) -> Iterator[Problem]:
         return
     if not recipe.algorithm.needs().reference:
         yield ("reference",), "nothing reads it: give algorithm.kl_coef above 0"
-    if recipe.model.lora is not None:
-        yield (
-            ("reference",),
-            "cannot follow a policy with an adapter, whose frozen weights it is: leave out "
-            "refresh_steps and ema_decay",
-        )
     path = reference.model.path
     if path is not None and path != recipe.model.path:
         yield (
@@ -223,11 +210,6 @@ def _data(recipe: Recipe) -> Iterator[Problem]:
 
 def _model(recipe: Recipe) -> Iterator[Problem]:
     model = recipe.model
-    if model.quantize != "none" and model.lora is None:
-        yield (
-            ("model", "quantize"),
-            "weights in four bits are frozen: give [model.lora] too, an adapter that trains",
-        )
     if model.path is not None:
         return
     if model.init is None:

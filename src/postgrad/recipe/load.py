@@ -69,18 +69,11 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
 
 def require_resolved(recipe: Recipe) -> None:
     """Raises UsageError where the recipe names the model of a pipeline's stage (`@NAME`)."""
-    owners = {"": recipe} | {
-        f"{role}.": getattr(recipe, role)
-        for role in ("reward_model", "critic", "reference")  # the critic may start from it
-        if hasattr(recipe, role)
-    }
-    for role, owner in owners.items():
-        path = owner.model.path
-        if path is not None and path.startswith("@"):
-            raise UsageError(
-                f"{role}model.path = {path!r} is the model of an earlier recipe of a pipeline: "
-                f"run the folder with pipeline.toml, or give --{role}model.path DIR"
-            )
+    if recipe.model.path is not None and recipe.model.path.startswith("@"):
+        raise UsageError(
+            f"model.path = {recipe.model.path!r} is the model of an earlier recipe of a pipeline: "
+            "run the folder with pipeline.toml, or give --model.path DIR"
+        )
 
 
 def read_text(path: Path) -> str:
