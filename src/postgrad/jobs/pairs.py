@@ -73,8 +73,9 @@ class PairEvaluator:
     def _one(self, name: str | None, by: str | None, pairs: PairSet, score: Score) -> Result:
         began = time.perf_counter()
         rows = pairs.all()
-        scores = score(sequences_of(rows))
-        chosen, rejected = scores[0::2], scores[1::2]
+        scores = score(sequences_of(rows)).reshape(-1, 2)
+        scored = scores[np.isfinite(scores).all(axis=1)]  # the others have failed: in no mean
+        chosen, rejected = scored[:, 0], scored[:, 1]
         margins = chosen - rejected
         problems = [
             Problem(
@@ -85,7 +86,7 @@ class PairEvaluator:
                 greedy=None,
                 text=f"chosen {one[0]:.3f}, rejected {one[1]:.3f}",
             )
-            for pair, one in zip(rows, scores.reshape(-1, 2), strict=True)
+            for pair, one in zip(rows, scores, strict=True)
         ]
         found, parts = rates(problems, (1,)), by_dataset(problems, (1,))
         whole = found | parts
@@ -96,8 +97,8 @@ class PairEvaluator:
             failed=sum(not problem.samples[0] for problem in problems),
             metrics={
                 "accuracy": found["accuracy"][0],
-                "reward_mean": float(scores.mean()),
-                "reward_std": float(scores.std()),
+                "reward_mean": float(scored.mean()),
+                "reward_std": float(scored.std()),
                 "reward_chosen": float(chosen.mean()),
                 "reward_rejected": float(rejected.mean()),
                 "margin": float(margins.mean()),
