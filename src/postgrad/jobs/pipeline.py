@@ -45,7 +45,8 @@ def train_pipeline(
 
 def _saving(recipe: Recipe) -> Recipe:
     """Later stages start from exported models."""
-    checkpoint = recipe.checkpoint.model_copy(update={"save_hf": True})
+    saved = recipe.checkpoint.save_hf or True
+    checkpoint = recipe.checkpoint.model_copy(update={"save_hf": saved})
     return recipe.model_copy(update={"checkpoint": checkpoint})
 
 
