@@ -46,7 +46,8 @@ def section(curves: dict[str, dict[int, float]]) -> str:
     return (
         f"{HEADING}\n\n"
         "Held-out accuracy of sampled answers (temperature 1) on the quickstart's task, by step:\n"
-        f"`{COMMAND}`\nwith `--learner.threads 1`, from the model that SFT made of the same seed.\n\n"
+        f"`{COMMAND}`\n"
+        "with `--learner.threads 1`, from the model that SFT made with the same seed.\n\n"
         f"{first}\n|{rule}|\n{rest}\n"
     )
 
