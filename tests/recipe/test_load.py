@@ -123,7 +123,10 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
             "no verifier is called 'gms8k': did you mean 'gsm8k'?",
         ),
         (('job = "rl"', 'job = "rll"'), "recipe.toml:1: job = 'rll': did you mean 'rl'?"),
-        (('job = "rl"\n', ""), 'job is missing: say job = "sft" or "rl" at the top'),
+        (
+            ('job = "rl"\n', ""),
+            'job is missing: say job = "sft" or "reward" or "preference" or "rl" at the top',
+        ),
         (('path = "some/model"\n', ""), "no weights are named: give path, or [model.init]"),
         (
             ("[batch]", "[learner]\nranks = 4\n[batch]"),
