@@ -20,7 +20,7 @@ def test_the_moving_average_is_exported_as_a_model_of_its_own(
 ) -> None:
     recipe = make_recipe("sft", learner={"ema_decay": 0.5})
     train(recipe, console)
-    to = export(Path(recipe.run_dir), "latest", tmp_path / "ema", role="ema")
+    to = export(Path(recipe.run_dir), "latest", tmp_path / "ema", "ema")
     saved, wanted = load_file(to / "model.safetensors"), tensors(recipe.run_dir, 3)
     assert all(torch.equal(saved[name], wanted[f"policy.ema/{name}"]) for name in saved)
     name = "model.norm.weight"

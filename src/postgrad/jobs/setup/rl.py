@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 
+from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Prompt
 from postgrad.data.mixture import Draws, training_prompts
@@ -70,7 +71,9 @@ def assemble(
 
 def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None) -> Roles:
     """What learns and what is measured from, from a checkpoint where there is one."""
-    policy = roles.policy(run, path, recipe.rollout.temperature)
+    algorithm = recipe.algorithm
+    warmup = algorithm.critic_warmup_steps if isinstance(algorithm, Critic) else 0
+    policy = roles.policy(run, path, recipe.rollout.temperature, without_steps=warmup)
     needs = recipe.algorithm.needs()
     found = Roles(
         policy=policy,
