@@ -1,9 +1,14 @@
 """recipes/7b: what their comments say follows from their numbers."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
 
+from postgrad.models.adapters import target_layers
+from postgrad.models.settings import LoraSettings
 from postgrad.recipe.load import load_recipe
 from postgrad.recipe.recipe import RLRecipe
 
@@ -59,3 +64,30 @@ def test_the_critic_of_ppo_lies_on_the_weights_of_the_reward_model() -> None:
     numbers = recipe.geometry()
     assert (numbers.steps, numbers.total_updates) == (97, 776)
     assert recipe.data.max_len - recipe.rollout.max_new_tokens == 1024
+
+
+def test_the_sums_of_memory_are_those_of_the_model_s_shapes() -> None:
+    config = Qwen3Config(  # of Qwen/Qwen3-8B
+        vocab_size=151_936, hidden_size=4096, intermediate_size=12_288, num_hidden_layers=36,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=128, tie_word_embeddings=False,
+    )  # fmt: skip
+    with torch.device("meta"):
+        lm = cast(Any, AutoModelForCausalLM).from_config(config)
+    whole = sum(weight.numel() for weight in lm.parameters())
+    body = whole - lm.lm_head.weight.numel()
+    layers = [lm.get_submodule(name) for name in target_layers(lm, LoraSettings())]
+    width = sum(layer.in_features + layer.out_features for layer in layers)  # of rank 1
+    said = {path.stem: " ".join(path.read_text("utf-8").split()) for path in FOLDER.glob("*.toml")}
+    for name in ("sft", "dpo", "grpo"):
+        assert f"{18 * whole / 1e9:.0f} GB" in said[name].replace("# ", "")
+    assert f"{18 * body / 1e9:.0f} GB" in said["reward"].replace("# ", "")
+    for name in ("dpo_lora", "grpo_lora", "ppo_lora"):
+        assert f"{2 * whole / 1e9:.0f} GB the frozen" in said[name]
+    for name in ("reward_lora", "ppo_lora"):
+        assert f"{2 * body / 1e9:.0f} GB the" in said[name]
+    for name, rank, adapters in (("reward_lora", 64, 1), ("ppo_lora", 64, 2), ("grpo_lora", 32, 1)):
+        recipe = load_recipe(FOLDER / f"{name}.toml")
+        assert recipe.model.lora is not None
+        assert recipe.model.lora.rank == rank
+        assert f"{rank * width / 1e6:.0f}M" in said[name]
+        assert f"{adapters * 16 * rank * width / 1e9:.1f} GB" in said[name].replace("# ", "")
