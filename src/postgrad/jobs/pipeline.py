@@ -111,9 +111,9 @@ def _reached(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     rows.append(("greedy accuracy", *(change(one, "greedy_accuracy") for one in stages)))
     rows.append(("reward", *(change(one, "reward") for one in stages)))
     parts = [_components(one) for one in stages]
+    names = list(dict.fromkeys(name for one in parts for name in one))
     if any(len(one) > 1 for one in parts):
-        for name in dict.fromkeys(name for one in parts for name in one):
-            rows.append((f"  {name}", *(one.get(name, "") for one in parts)))
+        rows += [(f"  {name}", *(one.get(name, "") for one in parts)) for name in names]
     rows.append(("loss", *("" if (x := one["loss"]) is None else f"{x:.4f}" for one in stages)))
     rows.append(("KL per token", *map(_kl, stages)))
     rows.append(

@@ -48,10 +48,8 @@ def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
 
 def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What a person wants to know, as (name, value)."""
-    rows: list[tuple[str, str]] = []
-    for what in CHANGING:
-        if told := change(summary, what):
-            rows.append((what.replace("_", " "), told))
+    changes = ((what.replace("_", " "), change(summary, what)) for what in CHANGING)
+    rows = [(what, told) for what, told in changes if told]
     rows += [
         ("steps", f"{summary['steps']} ({summary['updates']} updates)"),
         ("samples", f"{summary['episodes']}"),
