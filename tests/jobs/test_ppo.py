@@ -1,6 +1,6 @@
 """PPO in the loop: a critic that starts first, from a policy or a reward model, and resumes."""
 
-import math
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,26 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.jobs.export import export
 from postgrad.jobs.rl import RLJob
 from postgrad.jobs.train import resume, train
+from postgrad.models.fresh import make_fresh
 from postgrad.models.load import load_model
 from postgrad.models.score import load_score_model
+from postgrad.models.settings import ModelInit
 from postgrad.observe.console import Console
 
+MODEL: dict[str, Any] = {
+    "init": {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 64,
+        "tokenizer": {
+            "kind": "characters",
+            "phrases": ["Spell this word backward (example: sun -> nus): "],
+        },
+    }
+}
 PPO: dict[str, Any] = {
     "algorithm": {
         "type": "ppo",
@@ -89,18 +105,14 @@ def test_the_policy_learns_from_the_step_after_the_warm_up_on(
 def test_a_schedule_ends_with_the_run_though_the_policy_starts_late(
     make_recipe: Any, console: Console
 ) -> None:
-    """Linear over the policy's own four updates: 1, 3/4, 1/2, 1/4 of the rate; the critic's eight."""
+    """Linear over the updates of each: four of the policy, eight of the critic."""
     learner = {"lr": 1e-2, "schedule": "linear", "threads": 1}
-    critic = {"critic": {"learner": {"lr": 2e-2}}}
-    recipe = make_recipe("rl", **{**PPO, **critic}, learner=learner, steps=4)
+    recipe = make_recipe("rl", **PPO, learner=learner, steps=4)
     train(recipe, console)
     found = metrics(recipe)
-    policy = [line["policy/lr"] for line in found[2:]]
-    values = [line["critic/lr"] for line in found]
-    assert policy[1] == pytest.approx(values[-1] / 2 * 2, rel=0.0, abs=math.inf)
-    assert policy[-1] < policy[0] < 1e-2
-    assert policy[-1] / 1e-2 < 0.3
-    assert values[-1] / 2e-2 < 0.15
+    assert [line["policy/lr"] for line in found[2:]] == pytest.approx([1e-2 * 2 / 3, 0.0])
+    wanted = [2e-2 * left / 7 for left in (6, 4, 2, 0)]  # of the last update in each step
+    assert [line["critic/lr"] for line in found] == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3], ids=["in warm-up", "at its end", "after it"])
@@ -154,36 +166,56 @@ def test_any_role_is_exported(make_recipe: Any, console: Console, tmp_path: Path
         export(run, "latest", tmp_path / "reward", "reward")
 
 
-def test_a_checkpoint_of_another_critic_is_refused(
-    make_recipe: Any, console: Console, models: Any
+@pytest.fixture
+def wider(tmp_path: Path) -> str:
+    """A model of another width with the tokenizer of `models`."""
+    width = {"hidden_size": 24, "initializer_range": 0.2}
+    make_fresh(ModelInit.model_validate({**MODEL["init"], **width}), [], 0, tmp_path / "wider")
+    return str(tmp_path / "wider")
+
+
+def test_a_critic_may_have_another_shape_than_the_policy(
+    make_recipe: Any, console: Console, models: Any, wider: str
 ) -> None:
-    """Its shapes do not fit: said by name, not learned from."""
+    critic = {"critic": {"model": {"path": wider}}}
+    recipe = make_recipe("rl", **{**PPO, **critic}, model={"path": models(0)}, steps=1)
+    train(recipe, console)
+    assert tensors(recipe.run_dir, 1)["critic.weights/score.weight"].shape == (1, 24)
+
+
+def test_a_critic_whose_config_is_not_of_its_weights_is_named(
+    make_recipe: Any, console: Console, models: Any, wider: str
+) -> None:
+    config = json.loads((Path(wider) / "config.json").read_text("utf-8"))
+    (Path(wider) / "config.json").write_text(json.dumps(config | {"hidden_size": 16}), "utf-8")
+    critic = {"critic": {"model": {"path": wider}}}
+    recipe = make_recipe("rl", **{**PPO, **critic}, model={"path": models(0)})
+    with pytest.raises(UsageError, match="weights are of another shape") as error:
+        train(recipe, console)
+    assert wider in str(error.value)
+
+
+def test_a_checkpoint_whose_critic_has_another_shape_is_refused(
+    make_recipe: Any, console: Console, models: Any, wider: str
+) -> None:
     recipe = make_recipe("rl", **PPO, model={"path": models(0)}, steps=1)
     train(recipe, console)
-    wider = make_recipe("rl", **PPO, steps=1)
-    small = {**PPO, "critic": {"model": {"path": _wider(models, Path(recipe.run_dir).parent)}}}
-    other = make_recipe("rl", **small, model={"path": models(0)}, steps=2)
-    del wider
-    with pytest.raises((RunError, UsageError)) as error:
-        train(other, console, allow_change=["critic", "steps", "critic.model.path"])
-    assert "critic" in str(error.value) or "checkpoint" in str(error.value)
+    critic = {"critic": {"model": {"path": wider}}}
+    other = make_recipe("rl", **{**PPO, **critic}, model={"path": models(0)}, steps=2)
+    with pytest.raises(
+        RunError, match=r"of the checkpoint's .* has shape \(\d+, 16\), the model's"
+    ):
+        train(other, console, allow_change=["critic"])
 
 
-def _wider(models: Any, to: Path) -> str:
-    """A model of another width with the same tokenizer."""
-    from postgrad.models.fresh import make_fresh
-    from postgrad.models.settings import ModelInit, TokenizerInit
-
-    init = ModelInit(
-        hidden_size=24,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        tokenizer=TokenizerInit(
-            kind="characters", phrases=("Spell this word backward (example: sun -> nus): ",)
-        ),
-    )
-    make_fresh(init, [], 0, to / "wider")
-    return str(to / "wider")
+@pytest.mark.parametrize("role", ["critic", "reference"])
+def test_a_role_that_reads_other_tokens_than_the_policys_is_refused(
+    role: str, make_recipe: Any, console: Console, models: Any, tmp_path: Path
+) -> None:
+    plain = {"kind": "characters", "phrases": []}
+    init = ModelInit.model_validate({**MODEL["init"], "tokenizer": plain})
+    make_fresh(init, [], 0, tmp_path / "other")
+    named = {role: {"model": {"path": str(tmp_path / "other")}}}
+    recipe = make_recipe("rl", **{**PPO, **named}, model={"path": models(0)})
+    with pytest.raises(UsageError, match=rf"{role}\.model\.path: .*another tokenizer"):
+        train(recipe, console)

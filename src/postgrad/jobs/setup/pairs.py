@@ -55,6 +55,9 @@ def preference(
         read = preferred.of_pairs
     common.show_rows(run, draws.accounts)
     evaluator = _evaluator(run, recipe, tokenizer)
+    other = recipe.reference.model.path
+    if algorithm.needs().reference and other is not None and other != path:
+        common.require_same_tokens(other, "reference", tokenizer)
     run.geometry = recipe.geometry(len(draws))
     policy = roles.policy(run, path)
     foresee_disk(run, policy.state_bytes())

@@ -34,6 +34,7 @@ def assemble(
     )
     common.show_rows(run, prompts.accounts)
     environments.check_rows(recipe, prompts)
+    _check_tokens(recipe, path, tokenizer)
     learned = learned_reward(recipe, tokenizer)
     scorer = stack.enter_context(environments.scorer(recipe, learned))
     common.check_answers(scorer, prompts)
@@ -67,6 +68,18 @@ def assemble(
             sampling=recipe.rollout,
         ),
     )
+
+
+def _check_tokens(recipe: RLRecipe, path: str, tokenizer: object) -> None:
+    """Whoever reads the policy's tokens has its tokenizer."""
+    needs = recipe.algorithm.needs()
+    others = {
+        "critic": recipe.critic.model.path if needs.critic else None,
+        "reference": recipe.reference.model.path if needs.reference else None,
+    }
+    for role, other in others.items():
+        if other is not None and other != path:
+            common.require_same_tokens(other, role, tokenizer)
 
 
 def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None) -> Roles:
