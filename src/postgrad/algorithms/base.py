@@ -25,6 +25,8 @@ from postgrad.core.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from postgrad.ops.preferences import Answers
+
 Level = Literal["token", "sequence", "pair", "group"]
 
 
@@ -181,6 +183,10 @@ class RolloutAlgorithm(PolicyAlgorithm):
 
 class PreferenceAlgorithm(PolicyAlgorithm):
     """An algorithm that learns which answers people prefer, without a reward model."""
+
+    @abstractmethod
+    def reward(self, answers: Answers) -> Tensor:
+        """[n] the implicit reward of each answer, with gradient where `answers` has one."""
 
     @abstractmethod
     def experience(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,11 @@ from postgrad.algorithms.base import Level, LossInputs, LossOutput, Needs, Prefe
 from postgrad.algorithms.preference import answers_of, distance, mean_of, with_reference
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
-from postgrad.ops.preferences import kto
+from postgrad.ops.preferences import Answers, kto
 from postgrad.ops.weights import entry_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LABELS = ("desirable", "undesirable")
 
@@ -34,6 +37,9 @@ class KTO(PreferenceAlgorithm):
 
     def needs(self) -> Needs:
         return Needs(reference=True, mismatched=True)
+
+    def reward(self, answers: Answers) -> Tensor:
+        return self.beta * answers.log_ratio
 
     def experience(
         self,
@@ -60,7 +66,7 @@ class KTO(PreferenceAlgorithm):
         found, weight = answers_of(inputs)
         z, good, bad = (mean_of(inputs, name) for name in ("z", *LABELS))
         costs = self.desirable_weight, self.undesirable_weight
-        reward = self.beta * found.log_ratio
+        reward = self.reward(found)
         loss = kto(reward - self.beta * z, good > 0, costs)
         metrics = distance(inputs) | {"policy/z": (weight * z).sum()}
         metrics["policy/reward_margin"] = ((good - bad) * reward.detach()).sum()

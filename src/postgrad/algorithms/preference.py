@@ -34,10 +34,6 @@ class PairPreference(PreferenceAlgorithm):
     nll_coef: float = Field(0.0, ge=0.0)
 
     @abstractmethod
-    def reward(self, answers: Answers) -> Tensor:
-        """[n] the implicit reward of each answer, with gradient."""
-
-    @abstractmethod
     def pair_loss(self, margin: Tensor) -> Tensor:
         """[P] of the reward of the chosen answer less that of the rejected one."""
 

@@ -9,6 +9,7 @@ from postgrad.core.records import Sequences
 from postgrad.jobs import roles
 from postgrad.jobs.choices import Choices
 from postgrad.jobs.pairs import PairEvaluator
+from postgrad.jobs.preference import implicit_rewards
 from postgrad.jobs.results import Result
 from postgrad.jobs.reward import last_scores
 from postgrad.models.load import load_tokenizer
@@ -16,9 +17,7 @@ from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
 
 
 def evaluate_pairs(recipe: Comparing, path: str, choices: Choices) -> list[Result]:
-    """The results of a reward model, or of a policy: by its logprobs less the reference's where the
-    recipe's loss has a reference, else by the mean logprob of an answer's tokens.
-    """
+    """The results of a reward model, or of a policy by the implicit rewards of its loss."""
     evaluator = PairEvaluator(recipe.eval, load_tokenizer(path))
     if isinstance(recipe, RewardRecipe):
         model = roles.frozen_reward_model(recipe, recipe.model, path, choices)
@@ -39,9 +38,8 @@ def _of_policy(
     )
 
     def score(sequences: Sequences) -> NDArray[np.float64]:
-        found = policy.logprobs(sequences).result().sums()
-        if reference is None:
-            return found / np.maximum(sequences.loss_mask.sums(), 1)
-        return found - reference.logprobs(sequences).result().sums()
+        found = policy.logprobs(sequences).result()
+        ref = None if reference is None else reference.logprobs(sequences).result()
+        return implicit_rewards(recipe.algorithm, sequences, found, ref)
 
     return score

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from postgrad.algorithms.base import PreferenceAlgorithm
@@ -18,6 +19,7 @@ from postgrad.jobs.run import Run
 from postgrad.jobs.supervised import SupervisedJob
 from postgrad.learner.reference_logprobs import ReferenceLogprobs
 from postgrad.learner.role import PolicyLearner
+from postgrad.ops.preferences import Answers
 
 
 class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
@@ -48,19 +50,14 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
         )
 
     def evaluate(self) -> list[Result]:
-        """Job.evaluate: a sequence scores its implicit reward, before beta; without a reference the
-        mean logprob of its answer's tokens.
-        """
+        """Job.evaluate: a sequence scores its implicit reward."""
         assert self._evaluator is not None
         with self._run.phase("evaluate"):
             return self._evaluator(self._score)
 
     def _score(self, sequences: Sequences) -> NDArray[np.float64]:
         found = self._policy.logprobs(sequences).result()
-        ref = self._of_reference(sequences)
-        if ref is None:
-            return found.sums() / np.maximum(sequences.loss_mask.sums(), 1)
-        return found.sums() - ref.sums()
+        return implicit_rewards(self._preference, sequences, found, self._of_reference(sequences))
 
     def _of_reference(self, sequences: Sequences) -> Ragged | None:
         return None if self._reference is None else self._reference.of(sequences)
@@ -72,6 +69,16 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
         ref = self._of_reference(crossed)
         assert ref is not None  # what needs a reference point needs a reference
         return self._policy.logprobs(crossed).result().sums() - ref.sums()
+
+
+def implicit_rewards(
+    algorithm: PreferenceAlgorithm, sequences: Sequences, logprobs: Ragged, ref: Ragged | None
+) -> NDArray[np.float64]:
+    """[S] what the loss takes each answer to be worth. logprobs, ref: over the tokens."""
+    ratio = logprobs.like(logprobs.values - (logprobs if ref is None else ref).values)
+    tokens = np.maximum(sequences.loss_mask.sums(), 1)
+    sums = [torch.as_tensor(one) for one in (logprobs.sums(), ratio.sums(), tokens)]
+    return algorithm.reward(Answers(*sums)).numpy()
 
 
 def of_pairs(pairs: Sequence[Pair]) -> tuple[Sequences, NDArray[np.bool_]]:

@@ -104,7 +104,8 @@ def scorer(run: Run, recipe: RLRecipe, path: str, critic: ScoreLearner | None) -
     two share them.
     """
     hold_to(run, "reward_model", path)
-    same = recipe.critic.model.path == path
+    start = recipe.critic.model.path
+    same = start is not None and frozen_hash(start) == frozen_hash(path)
     if critic is not None and critic.backbone.adapter is not None and same:
         return ScoreRole(critic.backbone, "at", base=True)
     return frozen_reward_model(recipe, recipe.reward_model.model, path, run.choices)
