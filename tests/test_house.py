@@ -168,7 +168,7 @@ def test_every_shipped_recipe_is_valid() -> None:
         for path in sorted((ROOT / "recipes").rglob("*.toml"))
         if not (path.parent / "pipeline.toml").exists()
     ]
-    assert [load_recipe(path).job for path in single] == ["rl", "sft"]
+    assert [load_recipe(path).job for path in single] == ["rl", "sft", "reward"]
     folders = [path.parent for path in sorted((ROOT / "recipes").rglob("pipeline.toml"))]
     assert {"algorithms", "quickstart"} <= {folder.name for folder in folders}
     for folder in folders:
