@@ -121,6 +121,7 @@ def _add_views(add: Callable[..., Any]) -> None:
     one.add_argument("run_dir", type=Path)
     one.add_argument("--checkpoint", default="latest", metavar="latest|best|STEP")
     one.add_argument("--role", metavar="policy|critic|reward|ema", help="what the job trains")
+    one.add_argument("--adapter", action="store_true", help="the adapter alone, as PEFT reads it")
     one.add_argument("--to", type=Path, required=True, metavar="DIR")
     one = add("checkpoints", _checkpoints, "list the checkpoints of a run")
     one.add_argument("run_dir", type=Path)
@@ -192,8 +193,9 @@ def _eval(known: argparse.Namespace, rest: list[str]) -> Any:
 def _export(known: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.jobs.export import export
 
-    to = export(known.run_dir, known.checkpoint, known.to, known.role)
-    _console(known).note(f"saved {to}, and read it again with plain transformers: the same logits")
+    to = export(known.run_dir, known.checkpoint, known.to, known.role, adapter=known.adapter)
+    reader = "PEFT" if known.adapter else "plain transformers"
+    _console(known).note(f"saved {to}, and read it again with {reader}: the same logits")
     return {"model": str(to)}
 
 

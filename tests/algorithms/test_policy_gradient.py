@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from postgrad.algorithms.dr_grpo import DrGRPO
 from postgrad.algorithms.grpo import GRPO
+from postgrad.algorithms.registry import algorithm_class
 from postgrad.algorithms.rloo import RLOO
 
 ALL = [GRPO, DrGRPO, RLOO]
@@ -216,6 +217,14 @@ def test_only_what_the_loss_reads_is_needed(settings, needed):
     needs = GRPO(**settings).needs()
     assert (needs.reference, needs.old_logprobs, needs.entropy) == needed
     assert not needs.critic
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp", "ppo"])
+def test_a_kl_in_the_loss_is_k3_unless_set(name):
+    kind = algorithm_class(name)
+    assert kind(kl_in="loss").kl_estimator == "k3"
+    assert kind(kl_in="loss", kl_estimator="k1").kl_estimator == "k1"
+    assert kind().kl_estimator == ("k3" if name == "grpo" else "k1")
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf])

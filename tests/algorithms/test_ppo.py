@@ -240,7 +240,7 @@ def test_a_critic_is_needed_and_learns_where_the_policy_has_nothing_to() -> None
     assert PPO(kl_coef=0.1).needs() == Needs(reference=True, old_logprobs=True, critic=True)
     batch = batch_of([(1.0, False, []), (1.0, False, [])])
     values = batch.sequences.tokens.like(np.zeros(4, np.float32))
-    with pytest.raises(ValueError, match="needs the critic's values"):
+    with pytest.raises(ValueError, match="needs 'values'"):
         PPO().credit(batch, None, None, None, {})
     experience = PPO().credit(batch, None, None, values, {}).experience
     assert not experience.columns["advantages"].values.any()  # equal rewards, whitened

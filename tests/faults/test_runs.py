@@ -79,9 +79,11 @@ def test_whatever_happens_the_run_that_goes_on_ends_with_the_same_bits(
     seconds = time.monotonic() - began
     assert whole.status == 0, whole.told
     wanted = fingerprint(run)
-    assert {"policy.weights.safetensors", "policy.optimizer.safetensors"} <= set(wanted)
+    roles = [JOBS[job].role, *(["critic"] if job == "ppo" else [])]
+    files = {f"{role}.{what}.safetensors" for role in roles for what in ("weights", "optimizer")}
+    assert files <= set(wanted)
     assert {"state.json", "metrics.jsonl", "eval.jsonl"} <= set(wanted)
-    assert ("policy.ema.safetensors" in wanted) == ("ema" in job)
+    assert (f"{JOBS[job].role}.ema.safetensors" in wanted) == ("ema" in job)
     killed = 0
     calls = len(whole.names)
     for fault in (*kills(points, calls, seconds, job), *other_faults(points, calls, job)):

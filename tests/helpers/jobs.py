@@ -1,6 +1,8 @@
 """Every job there is, so small that a run lasts a second. A new job joins with one line."""
 
+import json
 from pathlib import Path
+from typing import NamedTuple
 
 COMMON = """
 job = "{job}"
@@ -16,11 +18,20 @@ num_key_value_heads = 1
 [model.init.tokenizer]
 kind = "characters"
 phrases = ["Spell this word backward (example: sun -> nus): "]
+[checkpoint]
+save_steps = 1
+max_ckpt_num = 1
+[learner]
+lr = 1e-2
+threads = 1
+ema_decay = {ema_decay}
+"""
+WORDS = """
 [data]
 path = "reasoning-gym:spell_backward"
 size = 40
 max_len = 48
-task = {{ min_word_len = 3, max_word_len = 4 }}
+task = { min_word_len = 3, max_word_len = 4 }
 [eval]
 seed = 1
 size = 4
@@ -30,14 +41,17 @@ max_new_tokens = 6
 type = "reasoning_gym"
 [scoring]
 workers = 1
-[checkpoint]
-save_steps = 1
-max_ckpt_num = 1
-best_metric = "eval/reward"
-[learner]
-lr = 1e-2
-threads = 1
-ema_decay = {ema_decay}
+"""
+PAIRS = """
+[data]
+path = "{rows}"
+max_len = 64
+cache = {cache}
+[eval]
+path = "{held_out}"
+every = 2
+[batch]
+train_batch_size = 6
 """
 SFT = "[batch]\ntrain_batch_size = 8\n"
 BATCH = "[batch]\nrollout_batch_size = 4\nn_samples_per_prompt = 4\n"
@@ -53,19 +67,66 @@ kl_coef = 0.05
 [reference]
 ema_decay = 0.5
 """
+GRPO = f'{RL}[algorithm]\ntype = "grpo"\nkl_coef = 0.05\n'
+PPO = f"""{RL}epochs_per_rollout = 2
+train_batch_size = 8
+[algorithm]
+type = "ppo"
+critic_warmup_steps = 1
+reward_scaling = "running"
+kl_coef = 0.05
+kl_target = 0.01
+kl_horizon = 16
+[critic.learner]
+lr = 2e-2
+"""
+LORA = "[model.lora]\nrank = 4\nalpha = 8\ndropout = 0.2\n"
 
-JOBS = {  # name: job, ema_decay, sections
-    "sft": ("sft", 0.0, SFT),
-    "sft with ema": ("sft", 0.9, SFT),
-    "grpo with kl": ("rl", 0.0, f'{RL}[algorithm]\ntype = "grpo"\nkl_coef = 0.05\n'),
-    "dapo with a reference that follows": ("rl", 0.0, f"{BATCH}{DAPO}"),
-    "grpo with kl and ema": ("rl", 0.9, f'{RL}[algorithm]\ntype = "grpo"\nkl_coef = 0.05\n'),
+
+class Job(NamedTuple):
+    """role: what its files in a checkpoint begin with."""
+
+    job: str
+    ema_decay: float
+    sections: str
+    role: str = "policy"
+
+
+JOBS = {
+    "sft": Job("sft", 0.0, WORDS + SFT),
+    "sft with ema": Job("sft", 0.9, WORDS + SFT),
+    "grpo with kl": Job("rl", 0.0, WORDS + GRPO),
+    "dapo with a reference that follows": Job("rl", 0.0, WORDS + BATCH + DAPO),
+    "grpo with kl and ema": Job("rl", 0.9, WORDS + GRPO),
+    "grpo with lora": Job("rl", 0.0, WORDS + GRPO + LORA),
+    "ppo": Job("rl", 0.0, WORDS + PPO),
+    "reward model": Job("reward", 0.0, PAIRS, "reward_model"),
+    "reward model with ema": Job("reward", 0.9, PAIRS, "reward_model"),
+    "reward model with lora": Job("reward", 0.0, PAIRS + LORA, "reward_model"),
+    "dpo": Job("preference", 0.0, PAIRS),
+    "kto": Job("preference", 0.0, PAIRS + '[algorithm]\ntype = "kto"\n'),
 }
 
 
 def write_recipe(name: str, to: Path) -> Path:
     """The recipe of a job, as a file in the folder `to`."""
-    job, ema_decay, sections = JOBS[name]
+    job = JOBS[name]
     path = to / "recipe.toml"
-    path.write_text(COMMON.format(job=job, ema_decay=ema_decay) + sections, "utf-8")
+    text = COMMON.format(job=job.job, ema_decay=job.ema_decay) + job.sections
+    best = "eval/reward" if job.sections.startswith(WORDS) else "eval/accuracy"
+    text = text.replace("max_ckpt_num = 1", f'max_ckpt_num = 1\nbest_metric = "{best}"')
+    for place, (first, rows) in {"rows": (0, 30), "held_out": (30, 6)}.items():
+        text = text.replace(f"{{{place}}}", str(write_pairs(to / f"{place}.jsonl", first, rows)))
+    # One keeps its reference logprobs for the next process, the other computes them each time.
+    path.write_text(text.replace("{cache}", "false" if name == "kto" else "true"), "utf-8")
+    return path
+
+
+def write_pairs(path: Path, first: int = 0, rows: int = 30) -> Path:
+    """Preferences of numbers: what is preferred is one more, with a full stop."""
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(first, first + rows):
+            chosen, rejected = f"{number + 1}.", f"{number - 1}"
+            row = {"prompt": f"after {number}?", "chosen": chosen, "rejected": rejected}
+            file.write(json.dumps(row) + "\n")
     return path

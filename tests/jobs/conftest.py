@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from helpers.jobs import write_pairs
+from postgrad.models.fresh import make_fresh
+from postgrad.models.settings import ModelInit
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.recipe import Recipe
@@ -67,6 +70,16 @@ RL: dict[str, Any] = {
     "learner": {"lr": 1e-2, "threads": 1},
     "checkpoint": {"save_steps": 1, "max_ckpt_num": 2},
 }
+REWARD: dict[str, Any] = {
+    "model": MODEL,
+    "job": "reward",
+    "steps": 3,
+    "batch": {"train_batch_size": 6},
+    "data": {"max_len": 64},
+    "learner": {"lr": 1e-2, "threads": 1},
+    "checkpoint": {"save_steps": 1, "max_ckpt_num": 2},
+}
+JOBS = {"sft": SFT, "rl": RL, "reward": REWARD, "preference": {**REWARD, "job": "preference"}}
 
 
 @pytest.fixture(autouse=True)
@@ -84,13 +97,31 @@ def make_recipe(tmp_path: Path) -> MakeRecipe:
     """make_recipe("rl", run_dir="b", **sections): a table is merged into the section's."""
 
     def make(job: str, run_dir: str = "run", **changes: Any) -> Recipe:
-        raw = copy.deepcopy({"sft": SFT, "rl": RL}[job])
+        raw = copy.deepcopy(JOBS[job])
+        if job in ("reward", "preference"):
+            raw["data"]["path"] = str(write_pairs(tmp_path / "pairs.jsonl"))
         raw["run_dir"] = str(tmp_path / run_dir)
         for name, value in changes.items():
             raw[name] = {**raw.get(name, {}), **value} if isinstance(value, dict) else value
         return parse_recipe(raw)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]:
+    """models(seed): the directory of a fresh model with the tokenizer of all of them."""
+    made: dict[int, str] = {}
+
+    def model(seed: int) -> str:
+        if seed not in made:
+            path = tmp_path_factory.mktemp("fresh") / f"model-{seed}"
+            init = {**MODEL["init"], "initializer_range": 0.2}
+            make_fresh(ModelInit.model_validate(init), [], seed, path)
+            made[seed] = str(path)
+        return made[seed]
+
+    return model
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Whole runs in an environment: evaluation plays, rewards reach the update, resumes are exact."""
 
+import string
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,14 @@ import pytest
 from helpers.chat import HERMES, chat_tokenizer
 from helpers.runs import assert_same_run, lines
 from postgrad.core.errors import UsageError
-from postgrad.jobs import environments
+from postgrad.jobs import environments, roles
+from postgrad.jobs.answers import ask
+from postgrad.jobs.choices import choose
 from postgrad.jobs.evaluate import evaluate
+from postgrad.jobs.evaluation import Evaluator
 from postgrad.jobs.export import export
 from postgrad.jobs.train import train
+from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 
 ROWS = "postgrad.rollout.environments.guess_number:rows"
@@ -92,6 +97,40 @@ def test_sft_learns_from_a_games_conversations_and_is_evaluated_by_playing(
     report = evaluate(recipe, str(export(run, "latest", run / "exported")), console)
     assert report["rows"] == 3
     assert report["sets"][0]["environment/turns"] >= 1.0
+
+
+def test_plain_transformers_is_asked_in_the_game_and_plays_as_our_engine_does(
+    game: Any, console: Console
+) -> None:
+    recipe = game(
+        eval={"greedy": True, "size": 6, "at_start": False},
+        rollout={"stop": list(string.printable.strip())},  # else this model would never stop
+        steps=1,
+    )
+    train(recipe, console)
+    run = Path(recipe.run_dir)
+    model = str(export(run, "latest", run / "exported"))
+    answers = ask(model, recipe, 6)
+    tokenizer = load_tokenizer(model)
+    with environments.scorer(recipe) as scorer:
+        evaluator = Evaluator(recipe, tokenizer, scorer)
+        engine, _ = roles.engine(
+            recipe, model, choose(recipe, {}), sequences=6, max_len=evaluator.max_len
+        )
+        (result,) = evaluator(engine, lambda _: None)
+    assert [one.question for one in answers] == [one.question for one in result.problems]
+    for answer, problem in zip(answers, result.problems, strict=True):
+        assert [author for author, _ in answer.turns] == (["policy", "environment"] * 3)[
+            : len(answer.turns)
+        ]
+        said = "".join(text for _, text in answer.turns)
+        assert "".join(said.split()) == "".join(problem.text.split())
+        assert problem.greedy == (1, int(answer.answer == answer.reference))
+    several = [answer for answer in answers if len(answer.turns) > 1]
+    assert several
+    shown = several[0].to_json()
+    assert shown["answer"] == shown["turns"][-1]["text"] == several[0].written[-1]
+    assert shown["turns"][1]["author"] == "environment"
 
 
 def test_rows_that_cannot_be_played_are_told_before_a_weight_is_read(

@@ -160,7 +160,7 @@ def test_the_harness_gives_an_exported_model_the_accuracies_that_we_do(
     found = evaluate(recipe, model, console)
     greedy = found["sets"][0]["greedy_accuracy"]
     assert results["generate"]["exact_match,none"] == pytest.approx(greedy, abs=1e-12)
-    plain = ask(model, DataSettings(path=str(path)), ROWS, NEW)
+    plain = ask(model, recipe, ROWS)
     assert [one["resps"][0][0] for one in samples["generate"]] == [one.answer for one in plain]
 
     ours = torch.tensor(loglikelihoods(model, rows))

@@ -20,7 +20,7 @@ def test_the_moving_average_is_exported_as_a_model_of_its_own(
 ) -> None:
     recipe = make_recipe("sft", learner={"ema_decay": 0.5})
     train(recipe, console)
-    to = export(Path(recipe.run_dir), "latest", tmp_path / "ema", role="ema")
+    to = export(Path(recipe.run_dir), "latest", tmp_path / "ema", "ema")
     saved, wanted = load_file(to / "model.safetensors"), tensors(recipe.run_dir, 3)
     assert all(torch.equal(saved[name], wanted[f"policy.ema/{name}"]) for name in saved)
     name = "model.norm.weight"
@@ -130,6 +130,8 @@ def test_bfloat16_trains_over_float32_masters(make_recipe: Any, console: Console
     recipe = make_recipe("sft", model={"dtype": "bfloat16"})
     train(recipe, console)
     found = tensors(recipe.run_dir, 3)
+    counts = [name for name in found if name.endswith("/updates")]
+    assert [int(found.pop(name)) for name in counts] == [3]
     assert {tensor.dtype for tensor in found.values()} == {torch.float32}
 
 

@@ -23,7 +23,7 @@ def run_dir(make_recipe: Any, console: Console) -> Path:
     return Path(recipe.run_dir)
 
 
-def forge(file: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+def forge(file: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     """A changed file with a manifest that agrees with it."""
     tensors = load_file(file)
     change(tensors)
@@ -57,6 +57,16 @@ def test_tensors_of_another_shape_or_name_are_named_though_every_hash_is_right(
         verify(run_dir, console)
     forge(file, lambda tensors: tensors.update({"other.x": tensors.pop(name)}))
     with pytest.raises(RunError, match=rf"{stem}\.safetensors is of another model"):
+        verify(run_dir, console)
+
+
+def test_an_optimizer_that_does_not_say_how_far_it_is_is_named(
+    run_dir: Path, console: Console
+) -> None:
+    file = run_dir / "checkpoints" / "step-000003" / "policy.optimizer.safetensors"
+    assert int(load_file(file)["updates"]) == 3
+    forge(file, lambda tensors: tensors.pop("updates"))
+    with pytest.raises(RunError, match=r"policy\.optimizer\.safetensors does not say.*'updates'"):
         verify(run_dir, console)
 
 

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from postgrad.algorithms.grpo import GRPO
 from postgrad.core.errors import UsageError
+from postgrad.learner.backbone import MicroBatch
 from postgrad.learner.muon import Muon, orthogonalised
 from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.settings import LearnerSettings
+from postgrad.learner.update import Update
 from postgrad.models.settings import ModelType
 
 MATRICES = (
@@ -265,3 +268,18 @@ def test_muon_lr_follows_the_same_schedule():
     found = weights["model.layers.0.weight"].detach().numpy()
     np.testing.assert_allclose(found, want, atol=1e-6)
     torch.testing.assert_close(weights["norm.weight"].detach(), torch.full((4,), -0.05))
+
+
+def test_the_cut_into_micro_batches_changes_an_update_by_rounding_alone(make_learner, experience):
+    """Bfloat16 iterations would make a hundredth of the step of it."""
+    moved = []
+    for micro in (None, MicroBatch(max_sequences=1)):
+        learner = make_learner(micro, optimizer="muon")
+        before = {name: weight.clone() for name, weight in learner.weights().items()}
+        learner.update(Update(experience, np.arange(9)), GRPO()).result()
+        moved.append({name: w - before[name] for name, w in learner.weights().items()})
+    whole, cut = moved
+    matrices = [name for name in whole if name.endswith("_proj.weight")]
+    assert len(matrices) == 14
+    for name in matrices:
+        assert (cut[name] - whole[name]).norm() < 1e-3 * whole[name].norm(), name

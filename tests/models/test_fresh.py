@@ -7,14 +7,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.fresh import PRINTABLE, make_fresh
 from postgrad.models.hashes import directory_hash
 from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit, ModelType, TokenizerInit
+from postgrad.recipe.load import load_recipe
 
+ROOT = Path(__file__).parent.parent.parent
 PHRASE = "Spell this word backward: "
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEXTS = ["She sold 48 clips in April, then half as many in May.", "#### 72", "naïve café ≥ 10 €"]
@@ -128,3 +130,24 @@ def test_a_character_that_the_tokenizer_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="text 2 of the training data holds 'é'"):
         make_fresh(tiny("characters"), TEXTS, 0, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["quickstart", "game"])
+def test_a_shipped_recipes_prompt_keeps_its_tokens_without_the_white_space_at_its_end(
+    name: str, tmp_path: Path
+) -> None:
+    """Test harnesses for multiple choice move that white space over to the choice."""
+    recipe = load_recipe(ROOT / "recipes" / name / "sft.toml")
+    assert recipe.model.init is not None
+    small = {"hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 1}
+    make_fresh(recipe.model.init.model_copy(update=small), [], 0, tmp_path / "model")
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "model")
+    turn = [{"role": "user", "content": "users assist"}]
+    prompt = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    assert prompt != prompt.rstrip()
+    start = tokenizer(prompt.rstrip(), add_special_tokens=False)["input_ids"]
+    whole = tokenizer(prompt + "abc", add_special_tokens=False)["input_ids"]
+    assert whole[: len(start)] == start
+    assert tokenizer.convert_ids_to_tokens(whole[len(start) :]) == ["\n", "a", "b", "c"]
+    letters = tokenizer(turn[0]["content"], add_special_tokens=False)["input_ids"]
+    assert len(letters) == len(turn[0]["content"])  # roles are tokens at a turn's start only

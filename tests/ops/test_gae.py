@@ -87,6 +87,17 @@ def test_with_lambda_one_returns_are_discounted_sums_whatever_the_critic_says():
         assert returns.tolist() == pytest.approx([3.0, 4.0, 4.0])
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_value_that_is_not_finite_is_an_error_where_the_policy_wrote(wrong):
+    mask, cut = Ragged.of([[0, 1]], np.bool_), np.zeros(1, np.bool_)
+    zeros = mask.like(np.zeros(2))
+    gae(zeros, mask.like(np.array([wrong, 0.0])), mask, 1.0, 0.95, cut)
+    bad = zeros.like(np.array([0, wrong]))
+    for columns in ((zeros, bad), (bad, zeros)):
+        with pytest.raises(ValueError, match="not finite"):
+            gae(*columns, mask, 1.0, 0.95, cut)
+
+
 def test_no_sequences_have_no_advantages():
     empty = Ragged.of([], np.float64)
     advantages, returns = gae(empty, empty, empty, 1.0, 0.95, np.zeros(0, np.bool_))

@@ -123,7 +123,10 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
             "no verifier is called 'gms8k': did you mean 'gsm8k'?",
         ),
         (('job = "rl"', 'job = "rll"'), "recipe.toml:1: job = 'rll': did you mean 'rl'?"),
-        (('job = "rl"\n', ""), 'job is missing: say job = "sft" or "rl" at the top'),
+        (
+            ('job = "rl"\n', ""),
+            'job is missing: say job = "sft" or "reward" or "preference" or "rl" at the top',
+        ),
         (('path = "some/model"\n', ""), "no weights are named: give path, or [model.init]"),
         (
             ("[batch]", "[learner]\nranks = 4\n[batch]"),
@@ -140,6 +143,21 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
         (
             ("[batch]", '[rollout]\nsource = "replay"\n[batch]'),
             'source = "replay" needs the run directory whose samples are read',
+        ),
+        (
+            (
+                "[batch]",
+                '[rollout]\nsource = "replay"\nreplay_path = "a"\ndynamic_sampling = true\n[batch]',
+            ),
+            "recipe.toml:25: rollout.dynamic_sampling: samples nothing in a replay",
+        ),
+        (
+            (
+                "[batch]",
+                '[rollout]\nsource = "replay"\nreplay_path = "a"\n'
+                "[rollout.curriculum]\nretire_at = 1.0\n[batch]",
+            ),
+            "rollout.curriculum: samples nothing in a replay",
         ),
         (
             ("[batch]", "[batch]\nmicro_train_tokens = 100"),

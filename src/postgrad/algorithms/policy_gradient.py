@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,15 @@ class PolicyGradient(BehaviourCorrection):
     dual_clip: float | None = Field(None, gt=1.0)  # None: off
     aggregation: Aggregation = "sequence"
     constant_length: int | None = Field(None, ge=1)  # tokens; rollout.max_new_tokens if left out
+
+    @model_validator(mode="before")
+    @classmethod
+    def _k3_in_the_loss(cls, knobs: Any) -> Any:
+        """Some types have k1 as their default, which has no gradient on average."""
+        known = cast("dict[str, Any]", knobs)
+        if isinstance(knobs, dict) and known.get("kl_in") == "loss":
+            return {"kl_estimator": "k3", **known}
+        return known
 
     @model_validator(mode="after")
     def _target_needs_reward(self) -> Self:
@@ -144,7 +153,7 @@ class PolicyGradient(BehaviourCorrection):
         if self.correction != "off":
             columns["sampled_logprobs"] = batch.sampled_logprobs.take(rows)
         if self._kl_in_loss:
-            columns["ref_logprobs"] = required(ref, "the reference's logprobs")
+            columns["ref_logprobs"] = required(ref, "'ref' logprobs")
         experience = Experience(sequences, columns, self._moves(columns["advantages"]))
         return Credit(experience, rows, state, metrics | more)
 
@@ -171,8 +180,8 @@ class PolicyGradient(BehaviourCorrection):
         """beta * KL of each token, the next state, metrics."""
         beta = float(state.get("kl_coef", self.kl_coef))
         before, reference = (
-            required(column, f"the {name}'s logprobs").values
-            for column, name in ((old, "policy"), (ref, "reference"))
+            required(column, f"{name!r} logprobs").values
+            for column, name in ((old, "old"), (ref, "ref"))
         )
         d = (before.astype(np.float64) - reference) * loss_mask.values
         charges = loss_mask.like(beta * kl.estimate(self.kl_estimator, d))
@@ -180,6 +189,7 @@ class PolicyGradient(BehaviourCorrection):
         metrics = {
             "kl/coefficient": beta,
             "kl/token_mean": mean_k1,
+            "kl/sequence_mean": float(d.sum() / max(1, len(loss_mask))),
             "kl/bounded_exponents": float(kl.overflows(self.kl_estimator, d).sum()),
         }
         if self.kl_target is not None:

@@ -50,7 +50,7 @@ class PPO(PolicyGradient, Critic):
         self, earned: Earned, state: Mapping[str, Any]
     ) -> tuple[dict[str, NDArray[np.float64]], Mapping[str, Any], dict[str, float]]:
         """State, where rewards are scaled: {"rewards": [n, mean, squares]}."""
-        mask, values = earned.sequences.loss_mask, required(earned.values, "the critic's values")
+        mask, values = earned.sequences.loss_mask, required(earned.values, "'values'")
         scaled, turns, state, metrics = self._scaled(earned.rewards, earned.turn_rewards, state)
         rewards = token_rewards(scaled, turns, earned.charges, mask)
         if self.whiten_rewards:

@@ -1,52 +1,127 @@
-"""Plain transformers answers held-out questions with an exported model: no code of ours between."""
+"""Plain transformers answers held-out questions with an exported model: every token is its own.
 
-from collections.abc import Sequence
+Where the recipe has an environment, that answers the model's turns, as in an evaluation.
+"""
+
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from postgrad.core.records import Author, Prompt
 from postgrad.data.prompts import load_prompts
-from postgrad.data.settings import DataSettings
+from postgrad.jobs import environments
+from postgrad.recipe.recipe import Answering
+from postgrad.rollout.engine import Completion
+from postgrad.rollout.environment import Environment, SingleTurn
+from postgrad.rollout.local.stops import eos_token_ids
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model wrote for a question, beside the reference answer."""
+    """What was said after a question, beside the reference answer. turns: (author, text), the
+    model's and the environment's by turns, the model's first and last.
+    """
 
     question: str
     reference: str | None
-    answer: str
+    turns: tuple[tuple[Author, str], ...]
 
-    def to_json(self) -> dict[str, str | None]:
-        """For summary.json."""
-        return {"question": self.question, "reference": self.reference, "answer": self.answer}
+    @property
+    def answer(self) -> str:
+        """The model's last turn."""
+        return self.turns[-1][1]
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """All turns of the model."""
+        return tuple(text for author, text in self.turns if author == "policy")
+
+    def to_json(self) -> dict[str, Any]:
+        """For summary.json; turns only where there are several."""
+        said = [{"author": author, "text": text} for author, text in self.turns]
+        return {
+            "question": self.question,
+            "reference": self.reference,
+            "answer": self.answer,
+            **({"turns": said} if len(said) > 1 else {}),
+        }
 
 
-def ask(model: str, settings: DataSettings, count: int, max_new_tokens: int) -> list[Answer]:
-    """Greedy answers to the first `count` questions of a dataset by `transformers.generate`."""
+def ask(model: str, recipe: Answering, count: int) -> list[Answer]:
+    """Greedy answers to the first `count` questions of the recipe's first evaluation set by
+    `transformers.generate`.
+    """
     tokenizer = cast(Any, AutoTokenizer).from_pretrained(model)
     lm = cast(Any, AutoModelForCausalLM).from_pretrained(model, dtype=torch.float32)
-    few = settings.model_copy(update={"limit": count})
-    prompts = load_prompts(few, tokenizer, max_prompt_tokens=settings.max_len - max_new_tokens)
-    return [
-        Answer(
-            prompt.question,
-            prompt.answer,
-            _answer(lm, tokenizer, prompt.token_ids.tolist(), max_new_tokens),
-        )
-        for prompt in prompts.all()
-    ]
+    writer = _Writer(lm, tokenizer, recipe)
+    world = environments.environment(recipe, tokenizer) or SingleTurn()
+    first = recipe.eval.sets[0].data
+    prompts = load_prompts(
+        environments.through(recipe, first).model_copy(update={"limit": count}),
+        tokenizer,
+        max_prompt_tokens=first.max_len - writer.most,
+    )
+    return [_answer(writer, world, prompt) for prompt in prompts.all()]
 
 
-def _answer(lm: Any, tokenizer: Any, prompt: Sequence[int], max_new_tokens: int) -> str:
-    ids = torch.tensor([list(prompt)])
-    with torch.inference_mode():
-        written = lm.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
+def _answer(writer: "_Writer", world: Environment, prompt: Prompt) -> Answer:
+    episode = world.reset(prompt, 0)
+    ids: list[int] = prompt.token_ids.tolist()
+    turns: list[tuple[Author, str]] = []
+    while True:
+        written = writer.write(ids, prompt.ticket, len(turns) // 2)
+        turns.append(("policy", written.text.strip()))
+        seen = episode.step(written)
+        ids += [*written.token_ids.tolist(), *seen.token_ids.tolist()]
+        if seen.done or not writer.room(ids):
+            return Answer(prompt.question, prompt.answer, tuple(turns))
+        turns.append(("environment", writer.text(seen.token_ids.tolist()).strip()))
+
+
+class _Writer:
+    """The model's next turn, greedily, with the limits of the recipe's evaluation."""
+
+    def __init__(self, lm: Any, tokenizer: Any, recipe: Answering) -> None:
+        self._lm = lm
+        self._tokenizer = tokenizer
+        self._stop = recipe.rollout.stop
+        self._max_len = max(one.max_len for one in recipe.eval.sets)
+        self.most = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
+        self._ends = eos_token_ids(lm, tokenizer)
+
+    def room(self, ids: list[int]) -> int:
+        """Tokens that the next turn may have."""
+        return max(0, min(self.most, self._max_len - len(ids)))
+
+    def text(self, ids: list[int]) -> str:
+        """Without special tokens."""
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    @torch.inference_mode()
+    def write(self, ids: list[int], ticket: int, turn: int) -> Completion:
+        """What follows `ids`."""
+        prefix = torch.tensor([ids])
+        limits = {"stop_strings": list(self._stop), "tokenizer": self._tokenizer}
+        out = self._lm.generate(
+            input_ids=prefix,
+            attention_mask=torch.ones_like(prefix),
             do_sample=False,
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=self.room(ids),
+            **(limits if self._stop else {}),
         )
-    return tokenizer.decode(written[0, len(prompt) :], skip_special_tokens=True).strip()
+        new: list[int] = out[0, len(ids) :].tolist()
+        text = self.text(new)
+        ended = new[-1] in self._ends or any(stop in text for stop in self._stop)
+        return Completion(
+            ticket=ticket,
+            sample=0,
+            turn=turn,
+            token_ids=np.array(new, np.int32),
+            logprobs=np.zeros(len(new), np.float32),  # greedy; no environment reads them
+            finish_reason="stop" if ended else "length",
+            versions=((0, len(new)),),
+            text=text,
+        )

@@ -1,7 +1,7 @@
 """From a checkpoint to a Hugging Face directory, without the run's process."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,24 @@ from postgrad.core.errors import UsageError
 from postgrad.jobs.checkpoints import open_store
 from postgrad.jobs.choices import Choices, choose
 from postgrad.jobs.reward import scale_of_state
+from postgrad.models.adapter_files import merged_state, write_adapter
 from postgrad.models.export import export_hf
 from postgrad.models.score import RewardScale
+from postgrad.models.settings import LoraSettings
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe, RewardRecipe, RLRecipe
 
 
-def export(run_dir: Path, which: str, to: Path, name: str | None = None) -> Path:
+def export(
+    run_dir: Path, which: str, to: Path, name: str | None = None, *, adapter: bool = False
+) -> Path:
     """Writes a role of a checkpoint to `to`; see role_of. None: what the job trains.
 
-    which: latest, best or a step. Raises UsageError where there is no such role, or `to` is there
-    already, RunError where there is no such checkpoint.
+    which: latest, best or a step. adapter: as PEFT's directory, not merged into its base. Raises
+    UsageError where there is no such role, or `to` is there already, RunError where there is no
+    such checkpoint.
     """
     directory = RunDirectory.open(run_dir)
     recipe = recipe_from_json(directory.recipe())
@@ -33,16 +38,23 @@ def export(run_dir: Path, which: str, to: Path, name: str | None = None) -> Path
     checkpoint = open_store(run_dir).load(_which(which))
     choices = choose(recipe, checkpoint.state.choices)
     state = checkpoint.state.algorithm
-    role.export(checkpoint.tensors(role.stem), state, to, choices, overwrite=False)
+    weights = checkpoint.tensors(role.stem)
+    if adapter:
+        role.export_adapter(weights, to)
+    else:
+        role.export(weights, state, to, choices, overwrite=False)
     return to
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedRole:
-    """stem: its file in a checkpoint. base: where it started from. scores: it has a score head."""
+    """stem: its file in a checkpoint. base: where it started from. lora: of its adapter, where the
+    file holds one. scores: it has a score head.
+    """
 
     stem: str
     base: str
+    lora: LoraSettings | None
     scores: bool
 
     def export(
@@ -60,11 +72,19 @@ class ExportedRole:
         """
         dtype = compute_dtype(choices.dtype, torch.device("cpu"))
         on_cpu = {name: weight.detach().cpu() for name, weight in weights.items()}
+        if self.lora is not None:
+            on_cpu = merged_state(self.base, on_cpu, self.lora)
         scale = None
         if self.scores:
             trained = self.stem.startswith("reward_model.")
             scale = scale_of_state(state) if trained else RewardScale()
         export_hf(on_cpu, self.base, to, dtype=dtype, scale=scale, overwrite=overwrite)
+
+    def export_adapter(self, weights: Mapping[str, Tensor], to: Path) -> None:
+        """The adapter alone. Raises UsageError where the role has none."""
+        if self.lora is None:
+            raise UsageError("--adapter: this role was trained whole, without [model.lora]")
+        write_adapter(weights, self.lora, self.base, to)
 
 
 def own_role(recipe: Recipe) -> str:
@@ -76,17 +96,32 @@ def role_of(recipe: Recipe, name: str, base: str) -> ExportedRole:
     """The role that `--role name` means: policy, critic, reward, or ema, the moving average of what
     the job trains. base: of the policy. Raises UsageError where the run has none of that name.
     """
+    stems = roles_of(recipe, base)
     own = "reward_model" if isinstance(recipe, RewardRecipe) else "policy"
-    scores = own != "policy"
-    found = {own_role(recipe): ExportedRole(f"{own}.weights", base, scores)}
+    found = {own_role(recipe): stems[own]}
     if recipe.learner.ema_decay:
-        found["ema"] = ExportedRole(f"{own}.ema", base, scores)
-    if isinstance(recipe, RLRecipe) and recipe.algorithm.needs().critic:
-        start = recipe.critic.model.path or base
-        found["critic"] = ExportedRole("critic.weights", start, scores=True)
+        found["ema"] = replace(stems[own], stem=f"{own}.ema")
+    if "critic" in stems:
+        found["critic"] = stems["critic"]
     if name not in found:
         raise UsageError(f"--role {name}: this run has {' and '.join(found)}")
     return found[name]
+
+
+def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
+    """What a checkpoint's files begin with, and whose weights they are. base: of the policy."""
+    lora = recipe.model.lora
+    if isinstance(recipe, RewardRecipe):
+        return {"reward_model": ExportedRole("reward_model.weights", base, lora, scores=True)}
+    found = {"policy": ExportedRole("policy.weights", base, lora, scores=False)}
+    if isinstance(recipe, RLRecipe):
+        if recipe.reference.moves:
+            found["reference"] = ExportedRole("reference.weights", base, None, scores=False)
+        if recipe.algorithm.needs().critic:
+            model = recipe.critic.model
+            start = model.path or base
+            found["critic"] = ExportedRole("critic.weights", start, model.lora, scores=True)
+    return found
 
 
 def _which(text: str) -> str | int:

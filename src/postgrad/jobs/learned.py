@@ -14,9 +14,8 @@ from postgrad.learner.score import ScoreRole
 from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.score import scale_of
 from postgrad.recipe.recipe import Answering, RLRecipe
+from postgrad.rewards.learned import REWARD_MODEL
 from postgrad.rewards.registry import component_names
-
-TYPE = "reward_model"
 
 
 class LearnedReward:
@@ -58,7 +57,7 @@ class LearnedReward:
 
 def learned_reward(recipe: Answering, tokenizer: Any) -> LearnedReward | None:
     """The reward model that the recipe's [[rewards]] ask; None where none of them does."""
-    if all(reward.type != TYPE for reward in recipe.rewards):
+    if all(reward.type != REWARD_MODEL for reward in recipe.rewards):
         return None
     path = recipe.reward_model.model.path if isinstance(recipe, RLRecipe) else None
     if path is None:
@@ -74,4 +73,4 @@ def by_component(recipe: Answering, learned: LearnedReward | None) -> dict[str, 
     if learned is None:
         return {}
     names = zip(component_names(recipe.rewards), recipe.rewards, strict=True)
-    return {name: learned for name, reward in names if reward.type == TYPE}
+    return {name: learned for name, reward in names if reward.type == REWARD_MODEL}

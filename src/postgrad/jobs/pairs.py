@@ -1,5 +1,6 @@
 """Pairs as learners read them, and the evaluation of whatever scores them."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,34 +75,30 @@ class PairEvaluator:
         began = time.perf_counter()
         rows = pairs.all()
         scores = score(sequences_of(rows))
-        chosen, rejected = scores[0::2], scores[1::2]
-        margins = chosen - rejected
+        known: NDArray[np.bool_] = np.isfinite(scores[0::2]) & np.isfinite(scores[1::2])
+        told = scores.reshape(-1, 2)[known]  # a pair without a score has failed: it is in no mean
+        margins = told[:, 0] - told[:, 1]
         problems = [
             Problem(
                 dataset=_dataset(pair, by, pairs.account.name),
                 row=pair.row,
                 question=self._tokenizer.decode(pair.chosen[: int(np.argmax(pair.chosen_mask))]),
-                samples=(int(np.isfinite(one).all()), int(one[0] > one[1])),
+                samples=(int(is_known), int(is_known and one[0] > one[1])),
                 greedy=None,
                 text=f"chosen {one[0]:.3f}, rejected {one[1]:.3f}",
             )
-            for pair, one in zip(rows, scores.reshape(-1, 2), strict=True)
+            for pair, one, is_known in zip(rows, scores.reshape(-1, 2), known, strict=True)
         ]
         found, parts = rates(problems, (1,)), by_dataset(problems, (1,))
         whole = found | parts
-        edges, counts = margin_histogram(margins)
+        edges, counts = margin_histogram(margins) if len(margins) else ([], [])
         return Result(
             name=name,
             rows=len(rows),
-            failed=sum(not problem.samples[0] for problem in problems),
+            failed=int((~known).sum()),
             metrics={
                 "accuracy": found["accuracy"][0],
-                "reward_mean": float(scores.mean()),
-                "reward_std": float(scores.std()),
-                "reward_chosen": float(chosen.mean()),
-                "reward_rejected": float(rejected.mean()),
-                "margin": float(margins.mean()),
-                "calibration_error": calibration_error(margins),
+                **_of_scores(told),
                 **{metric: rate for metric, (rate, _) in parts.items()},
             },
             seconds=time.perf_counter() - began,
@@ -109,6 +106,22 @@ class PairEvaluator:
             problems=problems,
             more={"margin_histogram": {"edges": edges, "counts": counts}},
         )
+
+
+def _of_scores(scores: NDArray[np.float64]) -> dict[str, float]:
+    """Of [pairs, 2]; all NaN where there is none."""
+    names = ("mean", "std", "chosen", "rejected")
+    if not len(scores):
+        return {f"reward_{n}": math.nan for n in names} | {
+            "margin": math.nan,
+            "calibration_error": math.nan,
+        }
+    chosen, rejected = scores.T
+    means = scores.mean(), scores.std(), chosen.mean(), rejected.mean()
+    return {f"reward_{n}": float(mean) for n, mean in zip(names, means, strict=True)} | {
+        "margin": float((chosen - rejected).mean()),
+        "calibration_error": calibration_error(chosen - rejected),
+    }
 
 
 def _dataset(pair: Pair, by: str | None, otherwise: str) -> str:

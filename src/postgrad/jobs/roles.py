@@ -49,11 +49,16 @@ def base_model(recipe: Recipe, init: Path) -> str:
     return str(init)
 
 
-def policy(run: Run, path: str, temperature: float = 1.0) -> PolicyLearner:
-    """The policy with its optimizer."""
+def policy(
+    run: Run, path: str, temperature: float = 1.0, *, without_steps: int = 0
+) -> PolicyLearner:
+    """The policy with its optimizer. without_steps: in which it does not learn, so that its rate
+    does not end above where it should.
+    """
     recipe = run.recipe
     backbone = _trained(run, "policy", recipe.model, path, _causal)
-    return PolicyLearner(backbone, recipe.learner, _updates(run), temperature)
+    updates = max(1, _updates(run) - without_steps * run.geometry.updates_per_step)
+    return PolicyLearner(backbone, recipe.learner, updates, temperature)
 
 
 def reward_model(run: Run, path: str) -> ScoreLearner:

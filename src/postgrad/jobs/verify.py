@@ -6,11 +6,14 @@ from typing import Any, cast
 
 import torch
 from torch import Size
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from postgrad.checkpoint.store import Checkpoint, CheckpointInfo, CheckpointStore
 from postgrad.core.errors import RunError
 from postgrad.jobs.checkpoints import store_of
+from postgrad.jobs.export import ExportedRole, roles_of
+from postgrad.learner.optimizer import UPDATES
+from postgrad.models.adapters import add_adapter
 from postgrad.models.load import load_config
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import RunDirectory
@@ -26,7 +29,8 @@ def verify(run_dir: Path, console: Console) -> list[dict[str, Any]]:
     directory = RunDirectory.open(run_dir)
     recipe = recipe_from_json(directory.recipe())
     store = store_of(recipe, directory)
-    wanted = _shapes(recipe.model.path or str(directory.init))
+    base = recipe.model.path or str(directory.init)
+    wanted = {stem: _shapes(role) for stem, role in roles_of(recipe, base).items()}
     found = [(one, _problem(store, one, wanted, run_dir)) for one in store.infos()]
     rows = [(str(one.step), problem or "good") for one, problem in found]
     console.table(f"checkpoints in {store.root}", ("step", ""), rows)
@@ -37,7 +41,7 @@ def verify(run_dir: Path, console: Console) -> list[dict[str, Any]]:
 
 
 def _problem(
-    store: CheckpointStore, one: CheckpointInfo, wanted: Shapes, run_dir: Path
+    store: CheckpointStore, one: CheckpointInfo, wanted: Mapping[str, Shapes], run_dir: Path
 ) -> str | None:
     if one.problem is not None:
         return one.problem
@@ -54,12 +58,20 @@ def _problem(
     return None
 
 
-def _check_tensors(checkpoint: Checkpoint, wanted: Shapes) -> None:
-    """Weights, moments and average have the names and shapes of the model's parameters."""
+def _check_tensors(checkpoint: Checkpoint, by_role: Mapping[str, Shapes]) -> None:
+    """Weights, moments and averages have the names and shapes of each role's parameters."""
     for path in sorted(checkpoint.path.glob("*.safetensors")):
-        tensors = checkpoint.tensors(path.stem)
+        tensors = dict(checkpoint.tensors(path.stem))
         names = set(tensors)
-        if path.stem.endswith(".optimizer"):
+        role, _, what = path.stem.partition(".")
+        if role not in by_role:
+            raise RunError(f"{path} is of a role that this run has not")
+        wanted = by_role[role]
+        if what == "optimizer":
+            if tensors.pop(UPDATES, None) is None:
+                raise RunError(
+                    f"{path} does not say how many updates there were: lacks {UPDATES!r}"
+                )
             names = {name.rpartition(".")[0] for name in tensors}
         shapes = {name: wanted[name] for name in names if name in wanted}
         if names != set(wanted) and tensors:
@@ -76,8 +88,15 @@ def _check_tensors(checkpoint: Checkpoint, wanted: Shapes) -> None:
                 )
 
 
-def _shapes(base: str) -> Shapes:
+def _shapes(role: ExportedRole) -> Shapes:
     """Of every parameter, without a weight: the model is made on the meta device."""
+    config = load_config(role.base)
+    kind = AutoModelForCausalLM
+    if role.scores:
+        config.num_labels, kind = 1, AutoModelForSequenceClassification
     with torch.device("meta"):
-        lm = cast(Any, AutoModelForCausalLM).from_config(load_config(base))
-    return {name: parameter.shape for name, parameter in lm.named_parameters()}
+        lm = cast(Any, kind).from_config(config)
+    named = lm.named_parameters()
+    if role.lora is not None:
+        named = add_adapter(lm, role.lora, seed=0).parameters().items()
+    return {name: parameter.shape for name, parameter in named}

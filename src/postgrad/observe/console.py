@@ -1,5 +1,6 @@
 """What a person sees: a live line in a terminal, plain lines in a file, nothing where asked."""
 
+import math
 import re
 import sys
 import threading
@@ -31,9 +32,16 @@ SHORT_SECONDS = 0.2  # one that is over sooner is not shown at all: it would onl
 SHOWN = (
     ("reward", "reward", "{:.3f}"),
     ("loss", "loss", "{:.4f}"),
+    ("reward_model/accuracy", "right", "{:.0%}"),
+    ("policy/accuracy", "right", "{:.0%}"),
+    ("reward_model/margin", "margin", "{:.3f}"),
+    ("policy/reward_margin", "margin", "{:.3f}"),
+    ("critic/loss", "critic", "{:.4f}"),
     ("policy/entropy", "entropy", "{:.3f}"),
     ("policy/kl", "kl", "{:.4f}"),
+    ("kl/token_mean", "kl", "{:.4f}"),
     ("policy/grad_norm", "grad", "{:.3f}"),
+    ("reward_model/grad_norm", "grad", "{:.3f}"),
     ("response_length", "length", "{:.1f}"),
     ("groups/equal_fraction", "equal", "{:.0%}"),
     ("truncated_fraction", "cut", "{:.0%}"),
@@ -46,10 +54,17 @@ LEAST_FIRST = (  # what a narrow terminal does without
     "groups/equal_fraction",
     "truncated_fraction",
     "policy/grad_norm",
+    "reward_model/grad_norm",
     "policy/entropy",
+    "critic/loss",
     "response_length",
     "policy/kl",
+    "kl/token_mean",
+    "reward_model/margin",
+    "policy/reward_margin",
     "loss",
+    "reward_model/accuracy",
+    "policy/accuracy",
     "reward",
 )
 
@@ -113,7 +128,7 @@ class Console:
         parts = {
             key: f"{label} {form.format(round(metrics[key], 6) + 0.0)}"  # never -0.0000
             for key, label, form in SHOWN
-            if key in metrics
+            if math.isfinite(metrics.get(key, math.nan))
         }
         width = len(str(total))
         seconds = sum(value for key, value in metrics.items() if key.endswith("_seconds"))

@@ -39,11 +39,13 @@ def gae(
 
     values: V of the state before each policy token. bootstrap: [S] sequences that did not end but
     were cut: nobody computed a value behind their last token, so its own stands there; elsewhere
-    the value behind the last token is 0.
+    the value behind the last token is 0. A value or reward that is not finite is a ValueError.
     """
     here = np.flatnonzero(mask.values)
     counts = mask.sums().astype(np.int64)
     r, v = rewards.values[here].astype(np.float64), values.values[here].astype(np.float64)
+    if not (np.isfinite(r).all() and np.isfinite(v).all()):
+        raise ValueError("a token's reward or the critic's value of it is not finite")
     ends = _ends(mask)[counts > 0]
     following = np.append(v[1:], 0.0)[: len(v)]
     following[ends] = np.where(bootstrap[counts > 0], v[ends], 0.0)

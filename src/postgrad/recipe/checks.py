@@ -17,6 +17,8 @@ from postgrad.recipe import scored
 
 if TYPE_CHECKING:
     from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe
+    from postgrad.recipe.settings import ReferenceSettings
+    from postgrad.rollout.settings import RolloutSettings
 
 Problem = tuple[tuple[str | int, ...], str]
 
@@ -40,6 +42,13 @@ def common(recipe: Recipe) -> Iterator[Problem]:
 def comparisons(recipe: Comparing) -> Iterator[Problem]:
     """What jobs on pairs need."""
     yield from _budget(recipe, whole=2, what="a pair of sequences")
+    reference = getattr(recipe, "reference", None)
+    if reference is not None and reference.moves:
+        yield (
+            _following(reference),
+            "the reference's logprobs are computed once, before the first step: only that of an RL "
+            "job can follow the policy",
+        )
 
 
 def _budget(recipe: Recipe, whole: int, what: str) -> Iterator[Problem]:
@@ -127,6 +136,7 @@ def sampling(recipe: RLRecipe) -> Iterator[Problem]:
         )
     if rollout.source == "live" and rollout.replay_path is not None:
         yield ("rollout", "replay_path"), 'is read only where source = "replay"'
+    yield from _replay(rollout)
     yield from _correction(recipe)
     yield from _reference(recipe)
     least, n = recipe.algorithm.min_group_size, recipe.batch.n_samples_per_prompt
@@ -137,11 +147,35 @@ def sampling(recipe: RLRecipe) -> Iterator[Problem]:
         )
 
 
+def _replay(rollout: RolloutSettings) -> Iterator[Problem]:
+    """What chooses prompts or refills a step has nothing to choose from in a replay."""
+    if rollout.source != "replay":
+        return
+    for key in ("dynamic_sampling", "curriculum"):
+        if getattr(rollout, key) != type(rollout).model_fields[key].default:
+            yield (
+                ("rollout", key),
+                "samples nothing in a replay, which takes the groups that the recorded run kept: "
+                'leave this out, or take source = "live"',
+            )
+
+
+def _following(reference: ReferenceSettings) -> tuple[str | int, ...]:
+    """The key that lets a reference follow the policy."""
+    return "reference", "refresh_steps" if reference.refresh_steps else "ema_decay"
+
+
 def _reference(recipe: RLRecipe) -> Iterator[Problem]:
     """A reference that follows the policy has to be used, and to be the same model."""
     reference = recipe.reference
     if not reference.moves:
         return
+    if recipe.model.lora is not None:
+        yield (
+            _following(reference),
+            "a reference that follows takes whole weights, and [model.lora] trains an adapter: "
+            "leave one of them out",
+        )
     if not recipe.algorithm.needs().reference:
         yield ("reference",), "nothing reads it: give algorithm.kl_coef above 0"
     path = reference.model.path
@@ -195,6 +229,16 @@ def _data(recipe: Recipe) -> Iterator[Problem]:
 
 def _model(recipe: Recipe) -> Iterator[Problem]:
     model = recipe.model
+    critic = getattr(recipe, "critic", None)
+    trained = {("model",): model, ("critic", "model"): critic.model if critic else model}
+    for place, one in trained.items():
+        if one.quantize != "none" and one.lora is None:
+            yield (
+                (*place, "quantize"),
+                f'"{one.quantize}" weights are frozen, so there has to be an adapter that trains: '
+                f"give [{'.'.join(place)}.lora]",
+            )
+            break  # what a critic leaves out is the policy's
     if model.path is not None:
         return
     if model.init is None:

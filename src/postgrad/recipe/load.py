@@ -16,6 +16,8 @@ from postgrad.recipe.overrides import Override, apply_overrides, parse_overrides
 from postgrad.recipe.recipe import JOBS, Recipe
 from postgrad.recipe.resolve import in_sets, resolve
 
+ROLES = ("", "reference", "reward_model", "critic")  # whose tables have a model; "": the policy
+
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a TOML file with `--section.key value` overrides.
@@ -69,11 +71,22 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
 
 def require_resolved(recipe: Recipe) -> None:
     """Raises UsageError where the recipe names the model of a pipeline's stage (`@NAME`)."""
-    if recipe.model.path is not None and recipe.model.path.startswith("@"):
+    for key, name in names_used(recipe):
         raise UsageError(
-            f"model.path = {recipe.model.path!r} is the model of an earlier recipe of a pipeline: "
-            "run the folder with pipeline.toml, or give --model.path DIR"
+            f"{key} = '@{name}' is the model of an earlier recipe of a pipeline: run the folder "
+            f"with pipeline.toml, or give --{key} DIR"
         )
+
+
+def names_used(recipe: Recipe) -> list[tuple[str, str]]:
+    """(key, NAME) of every `@NAME`, the exported model of a pipeline's stage."""
+    owners = {role: getattr(recipe, role, None) if role else recipe for role in ROLES}
+    paths = {
+        f"{role}.model.path".lstrip("."): owner.model.path
+        for role, owner in owners.items()
+        if owner is not None
+    }
+    return [(key, path[1:]) for key, path in paths.items() if path and path.startswith("@")]
 
 
 def read_text(path: Path) -> str:

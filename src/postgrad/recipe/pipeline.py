@@ -11,13 +11,19 @@ from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
 from postgrad.core.settings import Settings
 from postgrad.recipe.lines import key_lines
-from postgrad.recipe.load import load_with, read_text, read_toml, recipe_from_json
+from postgrad.recipe.load import (
+    ROLES,
+    load_with,
+    names_used,
+    read_text,
+    read_toml,
+    recipe_from_json,
+)
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.overrides import Override, apply_overrides, parse_overrides
 from postgrad.recipe.recipe import Recipe
 
 FILE = "pipeline.toml"
-ROLES = ("", "reference", "critic", "reward_model")  # whose tables have a model; "": the policy
 
 
 class PipelineSettings(Settings):
@@ -80,7 +86,7 @@ def load_pipeline(directory: Path, overrides: Sequence[str] = ()) -> Pipeline:
             *_for(name, names, rest),
         ]
         recipe = load_with(directory / file, given)
-        for key, named in _names_used(recipe):
+        for key, named in names_used(recipe):
             _check_earlier(key, named, [stage.name for stage in stages], directory / file)
         stages.append(Stage(name, directory / file, recipe))
     return Pipeline(directory.name, Path(settings.run_dir), tuple(stages), settings.ask)
@@ -106,17 +112,6 @@ def _for(name: str, names: Sequence[str], overrides: Sequence[Override]) -> list
         elif one.place[:1] not in [(other,) for other in names]:
             found.append(one)
     return found
-
-
-def _names_used(recipe: Recipe) -> list[tuple[str, str]]:
-    """(key, NAME) of every `@NAME`."""
-    owners = {role: getattr(recipe, role, None) if role else recipe for role in ROLES}
-    paths = {
-        f"{role}.model.path".lstrip("."): owner.model.path
-        for role, owner in owners.items()
-        if owner is not None
-    }
-    return [(key, path[1:]) for key, path in paths.items() if path and path.startswith("@")]
 
 
 def _check_earlier(key: str, name: str, earlier: Sequence[str], path: Path) -> None:

@@ -9,6 +9,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
 from postgrad.data.rows import dataset_name
 from postgrad.rewards import registry as verifiers
+from postgrad.rewards.learned import REWARD_MODEL
 from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rollout.environments import registry as environments
 
@@ -39,6 +40,7 @@ def components(recipe: Answering) -> list[str] | None:
 def problems(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """What is wrong with [[rewards]] and [environment], as recipe.checks says it."""
     yield from _rewards(recipe)
+    yield from _learned(recipe)
     if recipe.environment is None:
         return
     try:
@@ -75,6 +77,25 @@ def _rewards(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:
             verifiers.build(reward)
         except UsageError as error:
             yield ("rewards", place), str(error)
+
+
+def _learned(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Who asks a reward model has to have one: known here, not after the rows are read."""
+    for place, reward in enumerate(recipe.rewards):
+        if reward.type != REWARD_MODEL:
+            continue
+        if recipe.job != "rl":
+            yield (
+                ("rewards", place, "type"),
+                f'"{REWARD_MODEL}" is the reward model of an RL job; leave it out, or serve the '
+                'model and ask it with type = "remote"',
+            )
+        elif recipe.reward_model.model.path is None:
+            yield (
+                ("reward_model", "model", "path"),
+                f'[[rewards]] of type "{REWARD_MODEL}" ask this model: give its directory or hub '
+                "id",
+            )
 
 
 def _routes(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:

@@ -17,6 +17,7 @@ from postgrad.rewards.protocol import Outcome
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import Verifier
 
+REWARD_MODEL = "reward_model"  # its type in [[rewards]]
 _WORKERS = ("cpu_seconds", "wall_seconds", "waits")
 
 
@@ -68,8 +69,8 @@ class Component:
         self, name: str, reward: RewardSettings, settings: RewardModel, learned: Learned | None
     ) -> None:
         """learned: None where the run has no such model. Raises UsageError for what cannot be."""
-        for key in _WORKERS:
-            if key in reward.model_fields_set:
+        for key in _WORKERS:  # a recipe that was written down says every default
+            if getattr(reward, key) != RewardSettings.model_fields[key].default:
                 raise UsageError(f"rewards.{key}: {name!r} runs in no worker, leave it out")
         if learned is None:
             raise UsageError(

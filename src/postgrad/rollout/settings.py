@@ -46,7 +46,8 @@ class RolloutSettings(SamplingSettings):
 
     dynamic_sampling: groups that teach nothing are replaced by new prompts, in up to `max_rounds`
     rounds of sampling: those whose rewards are all equal, and those whose mean reward is not above
-    `keep_above` or not below `keep_below`.
+    `keep_above` or not below `keep_below`. A replay, which samples nothing, refuses both this and a
+    curriculum.
 
     `slots`: sequences decoded together; `cache_tokens`: token places in the key-value cache. Both
     are chosen at start where they are left out, and kept as run state.

@@ -7,6 +7,7 @@ import logging
 import math
 import signal
 import socket
+import threading
 from collections.abc import Callable, Generator
 from typing import Any, cast
 
@@ -21,10 +22,13 @@ from postgrad.jobs.serve.metrics import Metrics
 
 _GRACE = 1.0  # seconds by which a page's own answer comes before the protocol's
 _KEEP_ALIVE = 30  # seconds
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises UsageError where the address is not to be had."""
+    """A socket that is bound. Raises UsageError where the address is not to be had."""
+    if not 0 <= port < 1 << 16:
+        raise UsageError(f"--port {port}: a number from 0 to 65535 is wanted")
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -76,10 +80,15 @@ class Server(uvicorn.Server):
         """As uvicorn's, but an orderly end is not told to the process as a signal once more: the
         command has results to show.
         """
-        with contextlib.suppress(ValueError):  # not in the main thread: who runs it there ends it
-            for one in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(one, self.handle_exit)
-        yield
+        if threading.current_thread() is not threading.main_thread():
+            yield  # whoever started the thread ends it
+            return
+        before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
 
 
 def _protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]:

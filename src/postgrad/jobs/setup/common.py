@@ -13,6 +13,7 @@ from postgrad.jobs import environments
 from postgrad.jobs.evaluation import Evaluator
 from postgrad.jobs.run import Run
 from postgrad.learner.role import Learner
+from postgrad.models.load import load_tokenizer
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rewards.scorer import Scorer
 
@@ -46,6 +47,19 @@ def evaluator(run: Run, recipe: Answering, tokenizer: object, scorer: Scorer) ->
         environments.check_rows(recipe, prompts)
         check_answers(scorer, prompts)
     return found
+
+
+def require_same_tokens(path: str, role: str, tokenizer: Any) -> None:
+    """tokenizer: the policy's. Raises UsageError where the model of `role` at `path`, which reads
+    the policy's token ids, has another.
+    """
+    own = load_tokenizer(path)
+    if own.get_vocab() != tokenizer.get_vocab():
+        raise UsageError(
+            f"{role}.model.path: {path} has another tokenizer than the policy ({len(own)} and "
+            f"{len(tokenizer)} tokens): the policy's token ids mean other text to it; take a model "
+            "of the same family"
+        )
 
 
 def restore(learner: Learner[Any], checkpoint: Checkpoint | None) -> None:

@@ -55,6 +55,9 @@ def preference(
         read = preferred.of_pairs
     common.show_rows(run, draws.accounts)
     evaluator = _evaluator(run, recipe, tokenizer)
+    other = recipe.reference.model.path
+    if algorithm.needs().reference and other is not None and other != path:
+        common.require_same_tokens(other, "reference", tokenizer)
     run.geometry = recipe.geometry(len(draws))
     policy = roles.policy(run, path)
     foresee_disk(run, policy.state_bytes())
@@ -106,13 +109,16 @@ def _reference(
         reference = Policy(policy.backbone, base=True)
     else:
         reference = roles.frozen_policy(recipe, recipe.reference.model, start, run.choices)
-    one = run.choices
+    one, quantize = run.choices, recipe.reference.model.quantize
+    if start == path:
+        quantize = recipe.model.quantize
     name = {
         "model": run.choices.frozen["reference"],
         "versions": [torch.__version__],
         "choices": [one.device, one.threads, one.dtype, one.micro_train_tokens],
         "micro_train_batch_size": recipe.batch.micro_train_batch_size,
         "attention": recipe.model.attention,
+        "quantize": quantize,
     }
     cache = cache_folder() if recipe.data.cache else None
     folder = cache and cache.parent / "reference"

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 
+from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Prompt
 from postgrad.data.mixture import Draws, training_prompts
@@ -33,6 +34,7 @@ def assemble(
     )
     common.show_rows(run, prompts.accounts)
     environments.check_rows(recipe, prompts)
+    _check_tokens(recipe, path, tokenizer)
     learned = learned_reward(recipe, tokenizer)
     scorer = stack.enter_context(environments.scorer(recipe, learned))
     common.check_answers(scorer, prompts)
@@ -68,9 +70,23 @@ def assemble(
     )
 
 
+def _check_tokens(recipe: RLRecipe, path: str, tokenizer: object) -> None:
+    """Whoever reads the policy's tokens has its tokenizer."""
+    needs = recipe.algorithm.needs()
+    others = {
+        "critic": recipe.critic.model.path if needs.critic else None,
+        "reference": recipe.reference.model.path if needs.reference else None,
+    }
+    for role, other in others.items():
+        if other is not None and other != path:
+            common.require_same_tokens(other, role, tokenizer)
+
+
 def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None) -> Roles:
     """What learns and what is measured from, from a checkpoint where there is one."""
-    policy = roles.policy(run, path, recipe.rollout.temperature)
+    algorithm = recipe.algorithm
+    warmup = algorithm.critic_warmup_steps if isinstance(algorithm, Critic) else 0
+    policy = roles.policy(run, path, recipe.rollout.temperature, without_steps=warmup)
     needs = recipe.algorithm.needs()
     found = Roles(
         policy=policy,

@@ -1,0 +1,190 @@
+"""Recipes of several roles and of preferences: what is wrong is said before a row is read."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from postgrad.core.errors import UsageError
+from postgrad.recipe.load import load_recipe, require_resolved
+
+PAIRS = """job = "{job}"
+run_dir = "runs/a"
+steps = 10
+
+[model]
+path = "some/model"
+
+[data]
+path = "pairs.jsonl"
+
+[batch]
+train_batch_size = 16
+"""
+PPO = """job = "rl"
+run_dir = "runs/a"
+steps = 10
+
+[model]
+path = "some/model"
+
+[data]
+path = "rows.jsonl"
+
+[[rewards]]
+type = "reward_model"
+
+[reward_model.model]
+path = "a/reward-model"
+
+[algorithm]
+type = "ppo"
+kl_coef = 0.1
+"""
+SFT = """job = "sft"
+run_dir = "runs/a"
+steps = 10
+
+[model]
+path = "some/model"
+
+[data]
+path = "rows.jsonl"
+[batch]
+train_batch_size = 16
+"""
+LORA = "\n[model.lora]\nrank = 8\n"
+
+REFUSED = {
+    "a key of the critic": (
+        PPO + "\n[critic.learner]\nlrr = 1e-3\n",
+        "recipe.toml:22: unknown key 'critic.learner.lrr': did you mean 'lr'?",
+    ),
+    "a table of the critic": (
+        PPO + "\n[critic.modell]\npath = 'x'\n",
+        "unknown key 'critic.modell': did you mean 'model'?",
+    ),
+    "a key of the adapter": (
+        PPO + "\n[model.lora]\nrnk = 8\n",
+        "recipe.toml:22: unknown key 'model.lora.rnk': did you mean 'rank'?",
+    ),
+    "a key of the reward model": (
+        PPO.replace('path = "a/reward-model"', 'pth = "a/reward-model"'),
+        "unknown key 'reward_model.model.pth': did you mean 'path'?",
+    ),
+    "a knob of PPO": (
+        PPO + "lamb = 0.9\n",
+        "unknown key 'algorithm.lamb': did you mean 'lam'?",
+    ),
+    "a knob of DPO": (
+        PAIRS.format(job="preference") + '[algorithm]\ntype = "dpo"\nbta = 0.2\n',
+        "unknown key 'algorithm.bta': did you mean 'beta'?",
+    ),
+    "a column of pairs": (
+        PAIRS.format(job="reward").replace('jsonl"', 'jsonl"\nchosn = "good"'),
+        "recipe.toml:10: unknown key 'data.chosn': did you mean 'chosen'?",
+    ),
+    "a reward model that is not named": (
+        PPO.replace('[reward_model.model]\npath = "a/reward-model"\n', ""),
+        'reward_model.model.path: [[rewards]] of type "reward_model" ask this model: give its',
+    ),
+    "a reward model in SFT": (
+        SFT + '[[rewards]]\ntype = "reward_model"\n',
+        'rewards.0.type: "reward_model" is the reward model of an RL job',
+    ),
+    "rollouts in a reward job": (
+        PAIRS.format(job="reward") + "\n[rollout]\nmax_new_tokens = 8\n",
+        "recipe.toml:14: unknown key 'rollout': ",
+    ),
+    "an algorithm of RL in a reward job": (
+        PAIRS.format(job="reward") + '[algorithm]\ntype = "dpo"\n',
+        "algorithm.type: 'dpo' is not for this job; known: bradley_terry",
+    ),
+    "an algorithm that needs samples in a preference job": (
+        PAIRS.format(job="preference") + '[algorithm]\ntype = "ppo"\n',
+        "algorithm.type: 'ppo' is not for this job; known: dpo, ipo, simpo, kto, orpo",
+    ),
+    "a forward too small for a pair": (
+        PAIRS.format(job="reward").replace('jsonl"', 'jsonl"\nmax_len = 512')
+        + "micro_train_tokens = 1000\n",
+        "recipe.toml:14: batch.micro_train_tokens: 1000 tokens cannot hold a pair of sequences of "
+        "data.max_len = 512: at least 1024",
+    ),
+    "a reference that follows adapters": (
+        PPO + LORA + "\n[reference]\nrefresh_steps = 5\n",
+        "recipe.toml:25: reference.refresh_steps: a reference that follows takes whole weights",
+    ),
+    "an average that follows adapters": (
+        PPO + LORA + "\n[reference]\nema_decay = 0.5\n",
+        "recipe.toml:25: reference.ema_decay: a reference that follows takes whole weights",
+    ),
+    "a reference that follows in a preference job": (
+        PAIRS.format(job="preference") + "\n[reference]\nema_decay = 0.5\n",
+        "recipe.toml:15: reference.ema_decay: the reference's logprobs are computed once",
+    ),
+    "four bits that would have to train": (
+        PAIRS.format(job="reward").replace('model"\n', 'model"\nquantize = "4bit"\n'),
+        'recipe.toml:7: model.quantize: "4bit" weights are frozen, so there has to be an adapter '
+        "that trains: give [model.lora]",
+    ),
+    "four bits of a critic that would have to train": (
+        PPO + '\n[critic.model]\nquantize = "4bit"\n',
+        'recipe.toml:22: critic.model.quantize: "4bit" weights are frozen, so there has to be an '
+        "adapter that trains: give [critic.model.lora]",
+    ),
+    "a target that cannot be a layer's name": (
+        PPO + '\n[model.lora]\ntargets = [".*proj"]\n',
+        "model.lora.targets: '.*proj' is no name of a layer",
+    ),
+    "a margin that the loss does not know": (
+        PAIRS.format(job="reward")
+        + '[algorithm]\ntype = "bradley_terry"\nloss = "log_exp"\nmargin = true\n',
+        "the log_exp loss knows no margin: set loss = 'log_sigmoid'",
+    ),
+    "one column that is both answers": (
+        PAIRS.format(job="reward").replace('jsonl"', 'jsonl"\nchosen = "rejected"'),
+        "two of its columns have one name",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_named_with_its_place_and_the_way_out(
+    case: str, write: Callable[..., Path]
+) -> None:
+    text, expected = REFUSED[case]
+    path = write(text=text)
+    with pytest.raises(UsageError) as error:
+        load_recipe(path)
+    found = str(error.value).replace(f"{path.parent}/", "").splitlines()
+    assert len(found) == 1, found
+    assert expected in found[0]
+
+
+def test_a_critic_takes_what_it_leaves_out_from_policy_and_reward_model(
+    write: Callable[..., Path],
+) -> None:
+    text = PPO + LORA + "\n[learner]\nlr = 1e-5\n[critic.learner]\nwarmup_updates = 3\n"
+    recipe = load_recipe(write(text=text))
+    critic = recipe.critic  # pyright: ignore[reportAttributeAccessIssue]
+    assert critic.model.path == "a/reward-model"
+    assert critic.model.lora.rank == 8
+    assert (critic.learner.lr, critic.learner.warmup_updates) == (1e-5, 3)
+    assert recipe.learner.warmup_updates == 0
+    reference = recipe.reference  # pyright: ignore[reportAttributeAccessIssue]
+    assert reference.model.path == "some/model"
+
+
+def test_four_bits_under_an_adapter_are_taken_over_by_a_critic(write: Callable[..., Path]) -> None:
+    text = PPO.replace('some/model"\n', 'some/model"\nquantize = "4bit"\n') + LORA
+    recipe = load_recipe(write(text=text))
+    assert recipe.critic.model.quantize == "4bit"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("role", ["reference", "critic", "reward_model"])
+def test_the_model_of_another_stage_cannot_be_trained_from_alone(
+    role: str, write: Callable[..., Path]
+) -> None:
+    recipe = load_recipe(write(text=PPO), [f"--{role}.model.path", "@earlier"])
+    with pytest.raises(UsageError, match=rf"{role}\.model\.path = '@earlier'.*pipeline\.toml"):
+        require_resolved(recipe)

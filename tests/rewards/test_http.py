@@ -1,0 +1,188 @@
+"""Several servers, a deadline, a circuit breaker: who is asked when, and what is told."""
+
+import json
+import time
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+
+from helpers.chat_server import Answer, chat_server
+from postgrad.rewards import http
+from postgrad.rewards.http import Breaker, ServerError, Servers
+
+DOWN = "http://127.0.0.1:9"
+
+
+class Clock:
+    """A clock that only sleeping moves."""
+
+    def __init__(self):
+        self.now, self.waits = 100.0, []
+
+    def sleep(self, seconds):
+        self.waits.append(seconds)
+        self.now += seconds
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    one = Clock()
+    monkeypatch.setattr(http, "time", SimpleNamespace(sleep=one.sleep, monotonic=one.monotonic))
+    return one
+
+
+@pytest.fixture
+def serving():
+    """serving(script): a server that does so until the test ends."""
+    with ExitStack() as stack:
+        yield lambda script: stack.enter_context(chat_server(script))
+
+
+def answering(raw=b"1", **more):
+    return lambda what, times: Answer(raw=raw, **more)
+
+
+def number(reply):
+    try:
+        return int(reply)
+    except ValueError as error:
+        raise ServerError("no number") from error
+
+
+def servers(*urls, breaker=None, **settings):
+    given = {"key": None, "timeout": 5.0, "retries": 3, "backoff": 0.0} | settings
+    return Servers(tuple(urls), breaker=breaker or Breaker(100, 30.0), **given)
+
+
+def ask(one, text="x"):
+    return one.ask("/score", {"text": text}, number)
+
+
+def error_of(one, text="x"):
+    with pytest.raises(ServerError) as error:
+        ask(one, text)
+    return str(error.value)
+
+
+def test_servers_share_the_work_and_the_same_request_goes_to_the_same_one(serving):
+    both = [serving(answering()), serving(answering())]
+    one = servers(both[0].url, both[1].url)
+    for i in range(40):
+        assert ask(one, str(i)) == 1
+    counts = [len(server.requests) for server in both]
+    assert sum(counts) == 40
+    assert min(counts) >= 8
+    ask(one, "7")
+    ask(one, "7")
+    again = [[body["text"] for _, _, body in s.requests].count("7") for s in both]
+    assert sorted(again) == [0, 3]
+
+
+def test_a_server_that_is_down_or_talks_nonsense_is_passed_over_without_a_wait(serving, clock):
+    good, mad = serving(answering()), serving(answering(b"?"))
+    refusing = serving(answering(b"no", status=401))
+    one = servers(DOWN, mad.url, refusing.url, good.url)
+    assert [ask(one, str(i)) for i in range(20)] == [1] * 20
+    assert clock.waits == []
+    assert len(good.requests) == 20
+
+
+def test_each_try_goes_to_the_next_server_and_waits_are_of_each_server(serving, clock):
+    a, b = serving(answering(status=500)), serving(answering(status=500))
+    text = error_of(servers(a.url, b.url, retries=5, backoff=1.0))
+    assert text.endswith(": HTTP 500 Internal Server Error: 1 (6 tries)")
+    assert text.startswith((f"{a.url}: ", f"{b.url}: "))
+    assert (len(a.requests), len(b.requests)) == (3, 3)
+    assert clock.waits == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_a_deadline_ends_the_tries(serving, clock):
+    busy = serving(answering(status=503, headers={"Retry-After": "4"}))
+    text = error_of(servers(busy.url, retries=10, deadline=10.0))
+    assert text == "HTTP 503 Service Unavailable: 1 (3 tries in 10 s)"
+    assert clock.waits == [4.0, 4.0]
+
+
+def test_a_try_lasts_no_longer_than_what_is_left_of_the_deadline(serving):
+    slow = serving(answering(delay=2.0))
+    began = time.monotonic()
+    text = error_of(servers(slow.url, timeout=30.0, deadline=0.4))
+    assert text.startswith("TimeoutError")
+    assert time.monotonic() - began < 1.5
+
+
+def test_a_server_that_fails_in_a_row_is_left_alone_for_a_while(serving, clock):
+    state = {"status": 500}
+    ill = serving(lambda what, times: Answer(raw=b"1", status=state["status"]))
+    one = servers(ill.url, retries=0, breaker=Breaker(3, 30.0))
+    for _ in range(3):
+        assert "HTTP 500" in error_of(one)
+    text = error_of(one)
+    assert text == (
+        f"{ill.url} is left alone for another 30 s: 3 tries in a row failed, the last with "
+        "HTTP 500 Internal Server Error: 1"
+    )
+    assert len(ill.requests) == 3
+    clock.now += 31
+    assert "HTTP 500" in error_of(one)  # one try is let through, and fails
+    assert "is left alone" in error_of(one)
+    assert len(ill.requests) == 4
+    clock.now += 31
+    state["status"] = 200
+    assert ask(one) == 1
+    state["status"] = 500
+    for _ in range(3):  # it begins to count anew
+        assert "HTTP 500" in error_of(one)
+
+
+def test_a_request_under_way_goes_on_with_its_tries(serving, clock):
+    """A short outage is what retries are for: the breaker spares only later requests."""
+    ill = serving(lambda what, times: Answer(raw=b"1", status=500 if times < 4 else 200))
+    assert ask(servers(ill.url, retries=4, breaker=Breaker(2, 30.0))) == 1
+
+
+def test_a_server_that_is_left_alone_is_not_asked_while_others_work(serving, clock):
+    ill, good = serving(answering(status=500)), serving(answering())
+    one = servers(ill.url, good.url, breaker=Breaker(2, 1000.0))
+    assert [ask(one, str(i)) for i in range(30)] == [1] * 30
+    assert len(ill.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"status": 400},
+        {"status": 413},
+        {"status": 422},
+        {"status": 429},
+        {"status": 503, "headers": {"Retry-After": "1"}},
+        {"status": 500, "raw": json.dumps({"error": {"code": "not_finite"}}).encode()},
+    ],
+)
+def test_what_a_server_is_not_to_blame_for_is_not_counted_against_it(serving, clock, answer):
+    well = serving(lambda what, times: Answer(**answer))
+    breaker = Breaker(1, 1000.0)
+    final = frozenset({"not_finite"})
+    one = servers(well.url, retries=2, breaker=breaker, final_codes=final)
+    for _ in range(3):
+        assert f"HTTP {answer['status']}" in error_of(one)
+    busy = answer["status"] in (429, 503)
+    assert len(well.requests) == (9 if busy else 3)  # what the request is to blame for is final
+
+
+@pytest.mark.parametrize("raw", [b"?", b"", b"\xff"])
+def test_nonsense_counts_against_a_server(serving, clock, raw):
+    mad = serving(answering(raw))
+    one = servers(mad.url, breaker=Breaker(1, 1000.0))
+    assert error_of(one) == "no number"
+    assert "is left alone" in error_of(one)
+
+
+def test_the_key_is_told_to_nobody(serving):
+    echo = serving(answering(b"bad key s3cret", status=403))
+    assert error_of(servers(echo.url, key="s3cret")) == "HTTP 403 Forbidden: bad key ***"
+    assert echo.requests[0][1]["Authorization"] == "Bearer s3cret"
