@@ -24,7 +24,7 @@ from postgrad.recipe.recipe import RLRecipe, SFTRecipe
 
 Write = Callable[..., Path]
 ROOT = Path(__file__).parent.parent.parent
-NAMES = ("gsm8k_sft", "gsm8k_grpo", "quickstart/sft", "quickstart/rl")
+NAMES = ("gsm8k_sft", "gsm8k_grpo", "hh_reward", "quickstart/sft", "quickstart/rl")
 SHIPPED = [ROOT / "recipes" / f"{name}.toml" for name in NAMES]
 
 
