@@ -186,6 +186,15 @@ def test_kl_is_charged_only_for_tokens_that_bear_loss(make_batch, over_responses
     assert credit.metrics["kl/token_mean"] == 1.0
 
 
+def test_the_kl_of_a_response_is_the_sum_over_its_tokens(make_batch, over_responses):
+    batch = make_batch([0, 0], [1.0, 0.0], lengths=[1, 3])
+    old = over_responses([[-1.0], [-1.0, -1.0, -1.0]])
+    ref = over_responses([[-1.0], [-2.0, -2.0, -1.5]])
+    credit = RLOO(kl_coef=0.5).credit(batch, old, ref, None, {})
+    assert credit.metrics["kl/token_mean"] == 2.5 / 4
+    assert credit.metrics["kl/sequence_mean"] == 2.5 / 2
+
+
 def test_an_adaptive_coefficient_is_state_that_the_next_step_uses(make_batch, over_responses):
     batch = make_batch([0, 0], [1.0, 0.0], lengths=[1, 1])
     old, ref = over_responses([[-1.0], [-1.0]]), over_responses([[-1.0], [-1.2]])

@@ -165,6 +165,12 @@ def test_settings_of_workers_are_refused(key):
         scorer_of(FakeLearned(), **{key: value})
 
 
+def test_a_recipe_that_was_written_down_says_every_default(make_prompt, ending):
+    given = RewardSettings(type="reward_model").model_dump(mode="json", exclude={"type"})
+    with scorer_of(FakeLearned(), **given) as scorer:
+        assert scorer.score([(make_prompt(), ending(3))])[0].total.tolist() == [3.0]
+
+
 def test_without_a_model_it_is_refused():
     with pytest.raises(UsageError, match="'reward_model' needs a reward model and there is none"):
         Scorer([RewardSettings(type="reward_model")], ScoringSettings())
