@@ -70,7 +70,8 @@ class Component:
     ) -> None:
         """learned: None where the run has no such model. Raises UsageError for what cannot be."""
         for key in _WORKERS:
-            if key in reward.model_fields_set:
+            # a resolved recipe states every key: what was meant is a value of one's own
+            if getattr(reward, key) != RewardSettings.model_fields[key].default:
                 raise UsageError(f"rewards.{key}: {name!r} runs in no worker, leave it out")
         if learned is None:
             raise UsageError(
