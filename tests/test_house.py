@@ -168,7 +168,10 @@ def test_every_shipped_recipe_is_valid() -> None:
         for path in sorted((ROOT / "recipes").rglob("*.toml"))
         if not (path.parent / "pipeline.toml").exists()
     ]
-    assert [load_recipe(path).job for path in single] == ["rl", "sft"]
+    jobs = {str(path.relative_to(ROOT / "recipes")): load_recipe(path).job for path in single}
+    assert (jobs["gsm8k_sft.toml"], jobs["gsm8k_grpo.toml"]) == ("sft", "rl")
+    full_size = {job for name, job in jobs.items() if name.startswith("7b/")}
+    assert full_size == {"sft", "reward", "preference", "rl"}
     folders = [path.parent for path in sorted((ROOT / "recipes").rglob("pipeline.toml"))]
     assert {"algorithms", "quickstart"} <= {folder.name for folder in folders}
     for folder in folders:
@@ -176,12 +179,12 @@ def test_every_shipped_recipe_is_valid() -> None:
 
 
 def test_every_setting_is_named_in_the_docs() -> None:
-    from postgrad.recipe.recipe import RLRecipe, SFTRecipe
+    from postgrad.recipe.recipe import JOBS
 
     text = "\n".join(path.read_text("utf-8") for path in (ROOT / "docs").rglob("*.md"))
     missing = [
         f"{section}.{key}"
-        for kind in (SFTRecipe, RLRecipe)
+        for kind in JOBS.values()
         for section, field in kind.model_fields.items()
         if hasattr(field.annotation, "model_fields")
         for key in field.annotation.model_fields

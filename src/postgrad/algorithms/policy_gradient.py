@@ -189,6 +189,7 @@ class PolicyGradient(BehaviourCorrection):
         metrics = {
             "kl/coefficient": beta,
             "kl/token_mean": mean_k1,
+            "kl/sequence_mean": float(d.sum() / max(1, len(loss_mask))),
             "kl/bounded_exponents": float(kl.overflows(self.kl_estimator, d).sum()),
         }
         if self.kl_target is not None:

@@ -22,4 +22,6 @@ class CheckpointSettings(Settings):
     best_mode: Literal["max", "min"] = "max"
     early_stop: int = Field(default=0, ge=0)  # evaluations without a better one; 0: never
     grace_seconds: float = Field(default=30.0, ge=0.0)  # to end a step after SIGTERM or SIGINT
-    save_hf: bool = False  # also write the Hugging Face directory run_dir/model at the end
+    # Also write what is trained as a Hugging Face directory: run_dir/model at the end, and with
+    # "each" run_dir/hf/step-000010 beside every checkpoint.
+    save_hf: bool | Literal["each"] = False

@@ -6,7 +6,7 @@ from typing import Any
 
 from postgrad.core.files import finite, write_json
 from postgrad.jobs.answers import Answer, ask
-from postgrad.jobs.summary import PHASES
+from postgrad.jobs.summary import PHASES, change
 from postgrad.jobs.train import train
 from postgrad.observe.console import Console
 from postgrad.recipe.pipeline import Pipeline, Stage, with_models
@@ -45,7 +45,8 @@ def train_pipeline(
 
 def _saving(recipe: Recipe) -> Recipe:
     """Later stages start from exported models."""
-    checkpoint = recipe.checkpoint.model_copy(update={"save_hf": True})
+    saved = recipe.checkpoint.save_hf or True
+    checkpoint = recipe.checkpoint.model_copy(update={"save_hf": saved})
     return recipe.model_copy(update={"checkpoint": checkpoint})
 
 
@@ -91,11 +92,7 @@ def _show(
 def _rows(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     """A line for each figure, a column for each stage."""
     phases = [phase for phase in PHASES if any(phase in one["phase_seconds"] for one in stages)]
-    rows = [
-        ("accuracy", *(_change(one, "accuracy") for one in stages)),
-        ("greedy accuracy", *(_change(one, "greedy_accuracy") for one in stages)),
-        ("time", *(f"{one['seconds']:.1f} s" for one in stages)),
-    ]
+    rows = [*_reached(stages), ("time", *(f"{one['seconds']:.1f} s" for one in stages))]
     for phase in phases:
         known = (one["phase_seconds"].get(phase) for one in stages)
         rows.append((f"  {phase}", *("" if t is None else f"{t:.1f} s" for t in known)))
@@ -105,13 +102,52 @@ def _rows(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     return [*rows, ("peak memory", *map(_gib, stages))]
 
 
+def _reached(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """What the evaluations say, the loss, and how far a policy went from its reference."""
+    rows = [("accuracy", *(change(one, "accuracy") for one in stages))]
+    for name in _sets(stages):
+        known = (one["evaluations"].get(f"eval/{name}/accuracy") for one in stages)
+        rows.append((f"  {name}", *("" if x is None else f"{x:.3f}" for x in known)))
+    rows.append(("greedy accuracy", *(change(one, "greedy_accuracy") for one in stages)))
+    rows.append(("reward", *(change(one, "reward") for one in stages)))
+    parts = [_components(one) for one in stages]
+    names = list(dict.fromkeys(name for one in parts for name in one))
+    if any(len(one) > 1 for one in parts):
+        rows += [(f"  {name}", *(one.get(name, "") for one in parts)) for name in names]
+    rows.append(("loss", *("" if (x := one["loss"]) is None else f"{x:.4f}" for one in stages)))
+    rows.append(("KL per token", *map(_kl, stages)))
+    rows.append(
+        ("KL per response", *(f"{x['kl']['sequence']:.2f}" if "kl" in x else "" for x in stages))
+    )
+    return [row for row in rows if any(row[1:])]
+
+
+def _sets(stages: Sequence[dict[str, Any]]) -> list[str]:
+    """The names of evaluation sets that have one."""
+    keys = [key for one in stages for key in one["evaluations"]]
+    named = [key.split("/")[1] for key in keys if key.count("/") == 2 and key.endswith("/accuracy")]
+    return list(dict.fromkeys(named))
+
+
+def _components(one: dict[str, Any]) -> dict[str, str]:
+    """Of the reward, each with how it changed."""
+    flat = {
+        name: {"_before": found["before"], "_after": found["after"]}
+        for name, found in one.get("rewards", {}).items()
+    }
+    return {name: change(found, "") for name, found in flat.items()}
+
+
+def _kl(one: dict[str, Any]) -> str:
+    """Nats at the end, what they were held to, and the most of any step."""
+    if "kl" not in one:
+        return ""
+    found = one["kl"]
+    told = [f"most {found['token_most']:.3f}"]
+    if found["target"] is not None:
+        told.insert(0, f"target {found['target']:g}")
+    return f"{found['token']:.3f} ({', '.join(told)})"
+
+
 def _gib(one: dict[str, Any]) -> str:
     return f"{one['peak_memory_bytes'] / 2**30:.2f} GiB"
-
-
-def _change(one: dict[str, Any], what: str) -> str:
-    after = one.get(f"{what}_after")
-    if after is None:
-        return ""
-    before = one.get(f"{what}_before")
-    return f"{after:.3f}" if before is None else f"{before:.3f} → {after:.3f}"

@@ -12,6 +12,7 @@ from torch import Tensor
 from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import CheckpointStore, SaveFailed, Untidy, size_of
 from postgrad.core.errors import DiskFull, RunError
+from postgrad.jobs.copies import HFCopies
 from postgrad.jobs.run import Run
 
 Tensors = Mapping[str, Mapping[str, Tensor]]  # by file stem, then by name
@@ -95,6 +96,7 @@ class Saver:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: _Writing | None = None
         self._told = False
+        self._copies = HFCopies(run) if run.recipe.checkpoint.save_hf == "each" else None
 
     def due(self, state: RunState) -> bool:
         """True where save_steps or save_minutes ask for one."""
@@ -131,6 +133,8 @@ class Saver:
                 self.wait(must)
             else:
                 self._writing.pause = time.perf_counter() - began
+            if self._copies is not None:
+                self._copies.write(state, tensors)
 
     def wait(self, must: bool = False) -> None:
         """Until the save under way, if any, has ended. must: a failure is raised."""

@@ -1,7 +1,7 @@
 """The end of a run in numbers: summary.json, and the table a person sees."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,8 @@ from postgrad.checkpoint.state import RunState
 from postgrad.jobs.run import Run
 
 PHASES = ("load", "sample", "train", "publish", "log", "save", "evaluate", "export")
+CHANGING = ("accuracy", "greedy_accuracy", "reward")  # what evaluations say, before and after
+LAST = 10  # steps at the end of a run over which a noisy number is averaged
 TOKENS = {  # tokens of a step and the phase that made them
     "response_tokens_per_second": ("response_tokens", "sample_seconds"),
     "train_tokens_per_second": ("/computed_tokens", "train_seconds"),  # of all roles
@@ -20,7 +22,7 @@ def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
 
     seconds: of this process; accuracies, tokens per second and phase_seconds: of the whole run,
     also before it was resumed, but for load, save and export. accuracy_before is that of step 0,
-    None where nothing was asked.
+    None where nothing was asked. loss and kl: means over the last `LAST` steps.
     """
     directory = run.directory.path
     metrics = list(read_lines(directory / "metrics.jsonl"))
@@ -31,7 +33,9 @@ def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
         "steps": state.step,
         "updates": state.update,
         "episodes": state.episodes,
-        **_accuracies(evaluations),
+        **_changes(evaluations),
+        "loss": _mean(line["loss"] for line in metrics[-LAST:]),
+        **_kl(metrics, getattr(run.recipe.algorithm, "kl_target", None)),
         "evaluations": dict(state.evaluations),
         "best": state.best and state.best.to_json(),
         "seconds": round(run.clock.seconds, 3),
@@ -44,12 +48,8 @@ def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
 
 def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What a person wants to know, as (name, value)."""
-    rows: list[tuple[str, str]] = []
-    for what in ("accuracy", "greedy_accuracy"):
-        before, after = summary.get(f"{what}_before"), summary.get(f"{what}_after")
-        if after is not None:
-            change = f"{after:.3f}" if before is None else f"{before:.3f} → {after:.3f}"
-            rows.append((what.replace("_", " "), change))
+    changes = ((what.replace("_", " "), change(summary, what)) for what in CHANGING)
+    rows = [(what, told) for what, told in changes if told]
     rows += [
         ("steps", f"{summary['steps']} ({summary['updates']} updates)"),
         ("samples", f"{summary['episodes']}"),
@@ -73,17 +73,57 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield from (json.loads(line) for line in lines)
 
 
-def _accuracies(evaluations: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the first set: at step 0 and at the end."""
+def change(summary: Mapping[str, Any], what: str) -> str:
+    """ "0.120 → 0.870" of what was evaluated before and after, one number where it was not before,
+    "" where it was not after.
+    """
+    before, after = summary.get(f"{what}_before"), summary.get(f"{what}_after")
+    if after is None:
+        return ""
+    return f"{after:.3f}" if before is None else f"{before:.3f} → {after:.3f}"
+
+
+def _changes(evaluations: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the first set: at step 0 and at the end. Under "rewards" that of each component."""
     if not evaluations:
         return {}
     own = [line for line in evaluations if line["set"] == evaluations[0]["set"]]
+    first, last = own[0] if own[0]["step"] == 0 else {}, own[-1]
     found: dict[str, Any] = {}
-    for what in ("accuracy", "greedy_accuracy"):
-        if what in own[-1]:
-            found[f"{what}_before"] = own[0][what] if own[0]["step"] == 0 else None
-            found[f"{what}_after"] = own[-1][what]
+    for what in CHANGING:
+        if what in last:
+            found |= {f"{what}_before": first.get(what), f"{what}_after": last[what]}
+    components = [name for name in last if name.startswith("reward/")]
+    if components:
+        found["rewards"] = {
+            name.removeprefix("reward/"): {"before": first.get(name), "after": last[name]}
+            for name in components
+        }
     return found
+
+
+def _kl(metrics: list[dict[str, Any]], target: float | None) -> dict[str, Any]:
+    """Of a KL in the reward, in nats: how far the policies that sampled were from the reference.
+    token_most: of any step. target: what the coefficient was adapted to, None where it is fixed.
+    """
+    lines = [line for line in metrics if "kl/token_mean" in line]
+    if not lines:
+        return {}
+    return {
+        "kl": {
+            "token": _mean(line["kl/token_mean"] for line in lines[-LAST:]),
+            "token_most": max(line["kl/token_mean"] for line in lines),
+            "sequence": _mean(line.get("kl/sequence_mean") for line in lines[-LAST:]),
+            "coefficient": lines[-1]["kl/coefficient"],
+            "target": target,
+        }
+    }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Of those that are known: steps in which the policy waits for its critic have no loss."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _phases(run: Run, lines: list[dict[str, Any]]) -> dict[str, float]:

@@ -69,7 +69,8 @@ def load_model(
 def place(lm: Any, path: str, device: torch.device | None, *, gradient_checkpointing: bool) -> None:
     """Puts a model that was read on its device, in the mode that load_model promises."""
     _refuse_foreign_attention(lm, path)
-    lm.to(device or torch.device("cpu"))
+    if not getattr(lm, "is_quantized", False):  # in four bits it is where it was read to
+        lm.to(device or torch.device("cpu"))
     if gradient_checkpointing:
         _checkpoint_activations(lm)
         lm.train()

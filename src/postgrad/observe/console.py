@@ -59,7 +59,12 @@ LEAST_FIRST = (  # what a narrow terminal does without
     "critic/loss",
     "response_length",
     "policy/kl",
+    "kl/token_mean",
+    "reward_model/margin",
+    "policy/reward_margin",
     "loss",
+    "reward_model/accuracy",
+    "policy/accuracy",
     "reward",
 )
 

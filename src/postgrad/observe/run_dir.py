@@ -14,12 +14,13 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import finite, is_full, left_behind, remove, write_json
 
 RECIPE, SUMMARY = "recipe.json", "summary.json"
-INIT, MODEL, CHECKPOINTS = "init", "model", "checkpoints"
+INIT, MODEL, COPIES, CHECKPOINTS = "init", "model", "hf", "checkpoints"
 OURS = (  # what a run writes, and --overwrite true removes
     RECIPE,
     SUMMARY,
     INIT,
     MODEL,
+    COPIES,
     CHECKPOINTS,
     "metrics.jsonl",
     "eval.jsonl",
@@ -39,6 +40,7 @@ class RunDirectory:
         self.path = path
         self.init = path / INIT  # the fresh model, where the recipe asks for one
         self.model = path / MODEL  # the exported model
+        self.copies = path / COPIES  # one of each checkpoint, where the recipe asks for them
         self.checkpoints = path / CHECKPOINTS
 
     @classmethod

@@ -69,8 +69,7 @@ class Component:
         self, name: str, reward: RewardSettings, settings: RewardModel, learned: Learned | None
     ) -> None:
         """learned: None where the run has no such model. Raises UsageError for what cannot be."""
-        for key in _WORKERS:
-            # a resolved recipe states every key: what was meant is a value of one's own
+        for key in _WORKERS:  # a recipe that was written down says every default
             if getattr(reward, key) != RewardSettings.model_fields[key].default:
                 raise UsageError(f"rewards.{key}: {name!r} runs in no worker, leave it out")
         if learned is None:

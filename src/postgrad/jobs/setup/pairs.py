@@ -109,13 +109,16 @@ def _reference(
         reference = Policy(policy.backbone, base=True)
     else:
         reference = roles.frozen_policy(recipe, recipe.reference.model, start, run.choices)
-    one = run.choices
+    one, quantize = run.choices, recipe.reference.model.quantize
+    if start == path:
+        quantize = recipe.model.quantize
     name = {
         "model": run.choices.frozen["reference"],
         "versions": [torch.__version__],
         "choices": [one.device, one.threads, one.dtype, one.micro_train_tokens],
         "micro_train_batch_size": recipe.batch.micro_train_batch_size,
         "attention": recipe.model.attention,
+        "quantize": quantize,
     }
     cache = cache_folder() if recipe.data.cache else None
     folder = cache and cache.parent / "reference"
