@@ -1,6 +1,7 @@
 """Reward models in the loop: a step in float64, the scale of their scores, export and resume."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def test_what_is_exported_scores_the_same_in_plain_transformers(
     assert line["reward_std"] == pytest.approx(scores.std(), rel=1e-3)
     config = json.loads((to / "config.json").read_text("utf-8"))
     last = metrics(recipe)[-1]
-    assert config["num_labels"] if "num_labels" in config else len(config["id2label"]) == 1
+    assert lm.config.num_labels == 1
     assert config["reward_mean"] == pytest.approx(last["reward_model/scale_mean"])
     assert config["reward_std"] == pytest.approx(last["reward_model/scale_std"])
 
@@ -174,8 +175,6 @@ def test_it_learns_what_the_pairs_say(make_recipe: Any, console: Console, tmp_pa
 def test_a_tokenizer_without_padding_of_its_own_is_refused_before_training(
     make_recipe: Any, console: Console, models: Models, tmp_path: Path
 ) -> None:
-    import shutil
-
     to = shutil.copytree(models(1), tmp_path / "model")
     tokenizer: Any = AutoTokenizer.from_pretrained(to)
     tokenizer.pad_token = tokenizer.eos_token

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from postgrad.core.errors import UsageError
@@ -177,8 +178,6 @@ def test_padding_equal_to_the_end_would_score_another_token(fresh: Fresh, tmp_pa
 
 def test_a_damaged_body_is_not_filled_up(copied: Path) -> None:
     """Only the head may be missing."""
-    from safetensors.torch import load_file, save_file
-
     file = copied / "model.safetensors"
     weights = load_file(file)
     del weights["model.layers.1.mlp.up_proj.weight"]
