@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from postgrad.algorithms import preference as shared
 from postgrad.algorithms.base import Level, LossInputs, LossOutput, Needs, PreferenceAlgorithm
-from postgrad.algorithms.preference import answers_of, distance, mean_of, with_reference
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.ops.preferences import Answers, kto
@@ -30,7 +30,6 @@ class KTO(PreferenceAlgorithm):
     """
 
     level: ClassVar[Level] = "sequence"
-
     beta: float = Field(0.1, gt=0.0)
     desirable_weight: float = Field(1.0, gt=0.0)
     undesirable_weight: float = Field(1.0, gt=0.0)
@@ -53,7 +52,7 @@ class KTO(PreferenceAlgorithm):
         if mismatched is None or len(mismatched) != n or not np.isfinite(mismatched).all():
             raise ValueError("KTO needs a finite sum(logp - logp_ref) of each mismatched pair")
         z = max(0.0, float(mismatched.sum()) / max(1, n))
-        columns = with_reference(sequences, ref) | {"z": spread(np.full(n, z))}
+        columns = shared.with_reference(sequences, ref) | {"z": spread(np.full(n, z))}
         for name, own in zip(LABELS, (preferred & full, ~preferred & full), strict=True):
             columns[name] = spread(own / max(1, own.sum()))
         return Experience(sequences, columns, full)
@@ -63,12 +62,11 @@ class KTO(PreferenceAlgorithm):
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
         """Metrics are means over the answers of a label, "policy/kl" over tokens."""
-        found, weight = answers_of(inputs)
-        z, good, bad = (mean_of(inputs, name) for name in ("z", *LABELS))
-        costs = self.desirable_weight, self.undesirable_weight
-        reward = self.reward(found)
+        found, weight = shared.answers_of(inputs)
+        z, good, bad = (shared.mean_of(inputs, name) for name in ("z", *LABELS))
+        reward, costs = self.reward(found), (self.desirable_weight, self.undesirable_weight)
         loss = kto(reward - self.beta * z, good > 0, costs)
-        metrics = distance(inputs) | {"policy/z": (weight * z).sum()}
+        metrics = shared.distance(inputs) | {"policy/z": (weight * z).sum()}
         metrics["policy/reward_margin"] = ((good - bad) * reward.detach()).sum()
         for name, share in zip(LABELS, (good, bad), strict=True):
             metrics[f"policy/{name}"] = (weight * (share > 0)).sum()
@@ -78,6 +76,4 @@ class KTO(PreferenceAlgorithm):
 
     def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """A label that no answer of the update has is left out: its rewards are not 0."""
-        absent = [f"_{name}" for name in LABELS if metrics.get(f"policy/{name}") == 0]
-        left_out = (*absent, "_margin") if absent else ()
-        return {name: value for name, value in metrics.items() if not name.endswith(left_out)}
+        return shared.without_absent(metrics, LABELS)

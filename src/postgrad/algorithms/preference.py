@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -118,3 +119,10 @@ def check_pairs(sequences: Sequences) -> None:
         raise ValueError("pairs come in twos, the two in one group")
     if np.any(sequences.tokens.lengths == 0):
         raise ValueError("a sequence without tokens")
+
+
+def without_absent(metrics: Mapping[str, float], labels: Sequence[str]) -> dict[str, float]:
+    """Metrics without those of a label whose share, "policy/LABEL", is 0, and their difference."""
+    absent = [f"_{label}" for label in labels if metrics.get(f"policy/{label}") == 0]
+    left_out = (*absent, "_margin") if absent else ()
+    return {name: value for name, value in metrics.items() if not name.endswith(left_out)}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from postgrad.core.errors import UsageError
 from postgrad.core.records import Sequences
 from postgrad.jobs import roles
 from postgrad.jobs.choices import Choices
@@ -29,13 +30,15 @@ def _of_policy(
     recipe: PreferenceRecipe, path: str, choices: Choices
 ) -> Callable[[Sequences], NDArray[np.float64]]:
     policy = roles.frozen_policy(recipe, recipe.model, path, choices)
-    base = recipe.reference.model.path or recipe.model.path
-    with_reference = recipe.algorithm.needs().reference and base is not None
-    reference = (
-        roles.frozen_policy(recipe, recipe.reference.model, base, choices)
-        if with_reference and base
-        else None
-    )
+    reference = None
+    if recipe.algorithm.needs().reference:
+        start = recipe.reference.model.path or recipe.model.path
+        if start is None:
+            raise UsageError(
+                "the recipe's loss measures from a reference, which here was a fresh model: name "
+                "it with --reference.model.path RUN_DIR/init"
+            )
+        reference = roles.frozen_policy(recipe, recipe.reference.model, start, choices)
 
     def score(sequences: Sequences) -> NDArray[np.float64]:
         found = policy.logprobs(sequences).result()
