@@ -104,9 +104,8 @@ def scorer(run: Run, recipe: RLRecipe, path: str, critic: ScoreLearner | None) -
     two share them.
     """
     hold_to(run, "reward_model", path)
-    start = recipe.critic.model.path
-    same = start is not None and frozen_hash(start) == frozen_hash(path)
-    if critic is not None and critic.backbone.adapter is not None and same:
+    frozen = run.choices.frozen  # has the critic's base where that is under an adapter
+    if critic is not None and frozen.get("critic") == frozen["reward_model"]:
         return ScoreRole(critic.backbone, "at", base=True)
     return frozen_reward_model(recipe, recipe.reward_model.model, path, run.choices)
 
