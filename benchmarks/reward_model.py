@@ -194,7 +194,7 @@ def accuracy(model: str, sequences: Conversations) -> float:
         ids = pad_sequence(parts, batch_first=True, padding_value=lm.config.pad_token_id)
         mask = pad_sequence([torch.ones_like(part) for part in parts], batch_first=True)
         found[rows] = lm(ids, attention_mask=mask).logits[:, 0]
-    return float((found[0::2] > found[1::2]).float().mean())
+    return float((found[0::2] > found[1::2]).double().mean())
 
 
 def peak() -> int:
