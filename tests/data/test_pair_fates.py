@@ -162,7 +162,7 @@ def test_several_sets_of_pairs_are_drawn_by_their_shares(
     assert [pair.ticket for pair in found.all()] == list(range(10))
 
 
-def test_what_is_held_out_of_pairs_is_what_the_user_last_said_before_they_part(
+def test_what_is_held_out_of_pairs_is_all_that_the_user_said_before_they_part(
     write_rows: WriteRows, tokenizer: Any
 ) -> None:
     evaluation = write_rows(
@@ -175,19 +175,22 @@ def test_what_is_held_out_of_pairs_is_what_the_user_last_said_before_they_part(
         "eval.jsonl",
     )
     held = held_out([PairSettings(path=evaluation)])
-    assert held.questions == {"held out?"}
+    assert held.questions == {"first held out?"}
     rows = [
         FINE,
-        {**FINE, "prompt": "HELD  out?"},
-        {**FINE, "prompt": "first"},
-        {"chosen": chat("Held out?", "a", "q", "b"), "rejected": chat("Held out?", "a", "q", "c")},
+        {**FINE, "prompt": "FIRST  held out?"},
+        {**FINE, "prompt": "held out?"},
+        {
+            "chosen": chat("First", "z", "held out?", "b"),
+            "rejected": chat("First", "z", "held out?", "c"),
+        },
     ]
     mix = PairMixSettings(path=write_rows(rows))
     found = training_pairs(mix, tokenizer, exclude=held)
-    assert found.accounts[0].fates == {"kept": 3, "excluded": 1}
+    assert found.accounts[0].fates == {"kept": 2, "excluded": 2}
     questions = write_rows([{"question": "q", "answer": "1"}], "questions.jsonl")
     found = training_pairs(mix, tokenizer, exclude=held_out([DataSettings(path=questions)]))
-    assert found.accounts[0].fates == {"kept": 2, "excluded": 2}
+    assert found.accounts[0].fates == {"kept": 3, "excluded": 1}
 
 
 def test_shared_words_are_looked_for_in_all_that_is_said(

@@ -58,27 +58,27 @@ def by_plain_transformers(path: str, recipe: Any) -> tuple[list[float], list[int
     return sums, sequences.loss_mask.sums().tolist()
 
 
-def test_a_policy_scores_what_it_moved_from_the_reference(
+def test_a_policy_scores_beta_times_what_it_moved_from_the_reference(
     make_recipe: Any, console: Console, models: Any, held: str
 ) -> None:
     recipe = make_recipe("preference", model={"path": models(1), "init": None}, eval={"path": held})
     (found,) = evaluate(recipe, models(2), console)["sets"]
     one, _ = by_plain_transformers(models(2), recipe)
     two, _ = by_plain_transformers(models(1), recipe)
-    scores = np.array(one) - np.array(two)
+    scores = recipe.algorithm.beta * (np.array(one) - np.array(two))
     assert found["reward_mean"] == pytest.approx(scores.mean(), abs=1e-4)
     assert found["margin"] == pytest.approx((scores[0::2] - scores[1::2]).mean(), abs=1e-4)
     assert found["accuracy"] == pytest.approx((scores[0::2] > scores[1::2]).mean())
 
 
-def test_without_a_reference_it_scores_the_mean_logprob_of_an_answers_tokens(
+def test_without_a_reference_simpo_scores_beta_times_the_mean_logprob_of_an_answer(
     make_recipe: Any, console: Console, models: Any, held: str
 ) -> None:
     own = {"model": {"path": models(1), "init": None}, "algorithm": {"type": "simpo"}}
     recipe = make_recipe("preference", **own, eval={"path": held})
     (found,) = evaluate(recipe, models(2), console)["sets"]
     sums, counts = by_plain_transformers(models(2), recipe)
-    scores = np.array(sums) / np.array(counts)
+    scores = recipe.algorithm.beta * np.array(sums) / np.array(counts)
     assert found["reward_mean"] == pytest.approx(scores.mean(), abs=1e-5)
     assert found["margin"] == pytest.approx((scores[0::2] - scores[1::2]).mean(), abs=1e-5)
 
@@ -106,3 +106,11 @@ def test_a_recipe_without_an_evaluation_set_says_so(
 ) -> None:
     with pytest.raises(UsageError, match=r"give \[eval\] a path"):
         evaluate(make_recipe("reward"), models(1), console)
+
+
+def test_a_policy_is_not_measured_from_a_reference_that_nobody_names(
+    make_recipe: Any, console: Console, models: Any, held: str
+) -> None:
+    recipe = make_recipe("preference", eval={"path": held})
+    with pytest.raises(UsageError, match=r"--reference.model.path"):
+        evaluate(recipe, models(1), console)
