@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from helpers.runs import assert_same_run, lines, tensors
 from postgrad.core.errors import UsageError
 from postgrad.jobs.export import export
-from postgrad.jobs.train import dry_run, train
+from postgrad.jobs.train import dry_run, resume, train
+from postgrad.observe.claim import claimed
 from postgrad.observe.console import Console
 
 
@@ -204,3 +205,21 @@ def test_routed_rewards_and_failures_stand_apart_in_metrics_and_samples(
     again = lines(Path(replayed.run_dir) / "samples.jsonl")
     keys = ("rewards", "total", "details", "failures", "kept")
     assert [[a[key] for key in keys] for a in again] == [[s[key] for key in keys] for s in samples]
+
+
+def test_a_run_of_another_process_is_neither_continued_nor_replaced(
+    make_recipe: Any, console: Console
+) -> None:
+    recipe = make_recipe("sft", steps=1)
+    train(recipe, console)
+    run = Path(recipe.run_dir)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    with claimed(run):
+        for start in (
+            lambda: train(recipe, console),
+            lambda: train(recipe, console, overwrite=True),
+            lambda: resume(run, ["--steps", "2"], [], console),
+        ):
+            with pytest.raises(UsageError, match="another process is running"):
+                start()
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before

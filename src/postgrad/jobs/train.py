@@ -22,6 +22,7 @@ from postgrad.jobs.run import Run
 from postgrad.jobs.setup.job import assemble
 from postgrad.jobs.stopping import StopSignals
 from postgrad.jobs.summary import summarise, table
+from postgrad.observe.claim import claimed, require_unclaimed
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.observe.sentinels import Sentinels
@@ -48,6 +49,7 @@ def train(
     """
     require_resolved(recipe)
     path = Path(recipe.run_dir)
+    require_unclaimed(path)
     if RunDirectory.holds_results(path) and not overwrite:
         if not recipe.checkpoint.load_checkpoint:
             raise UsageError(
@@ -72,6 +74,7 @@ def resume(
 ) -> dict[str, Any]:
     """Continues the run in `run_dir` with its own recipe, changed by `overrides`."""
     directory = RunDirectory.open(run_dir)
+    require_unclaimed(run_dir)
     before = recipe_from_json(directory.recipe())
     recipe = with_overrides(before, overrides)
     compare(before, recipe, allow_change, run_dir, ways_out="")
@@ -104,6 +107,7 @@ def _execute(
     profile: bool = False,
 ) -> dict[str, Any]:
     with ExitStack() as stack:
+        stack.enter_context(claimed(directory.path))
         run, job, base, state = _prepare(recipe, directory, console, stack, allow_change)
         if profile:
             job = Profiled(job, directory.path / "profile.json", console)
