@@ -47,7 +47,7 @@ class FakeModel:
         self.batches.append([one.tolist() for one in sequences])
         self.entered.set()
         if self.gate is not None:
-            assert self.gate.wait(20)
+            assert self.gate.wait(100)
         time.sleep(self.seconds)
         if any(one[0] == POISON for one in sequences):
             raise RuntimeError("secret text of a request")
