@@ -22,7 +22,9 @@ def a_set(number: int, rows: int) -> ConversationSet:
     account = RowAccount(f"set{number}", rows, {"kept": rows}, {})
     nothing: Any = None
     return ConversationSet(
-        [(100 * number + row, nothing, nothing) for row in range(rows)], account, shuffle=True
+        [Conversation(row, 100 * number + row, nothing, nothing) for row in range(rows)],
+        account,
+        shuffle=True,
     )
 
 

@@ -13,7 +13,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Sequences
 from postgrad.data.pair_settings import PairSettings
 from postgrad.data.pairs import load_pairs
-from postgrad.jobs.pairs import PairEvaluator, at_last, sequences_of
+from postgrad.jobs.pairs import PairEvaluator, sequences_of
 from postgrad.jobs.train import train
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
@@ -55,7 +55,7 @@ def test_a_pair_is_two_sequences_in_one_group_the_chosen_first(
     ]
     end = tokenizer.eos_token
     assert marked == [f"1.{end}", f"-1{end}", f"2.{end}", f"0{end}", f"3.{end}", f"1{end}"]
-    last = at_last(sequences)
+    last = sequences.at_last()
     assert last.loss_mask.sums().tolist() == [1] * 6
     assert all(mask[-1] for mask in last.loss_mask)
 

@@ -43,11 +43,8 @@ class BradleyTerry(RewardAlgorithm):
         check_pairs(sequences)
         if 2 * len(margins) != len(sequences) or not np.isfinite(margins).all():
             raise ValueError("each pair has one margin, a finite number")
-        tokens, last = sequences.tokens, np.zeros(len(sequences.tokens.values), np.bool_)
-        last[tokens.offsets[1:] - 1] = True
-        scored = Sequences(tokens, tokens.like(last), sequences.group)
-        columns = {"margins": tokens.spread(np.repeat(margins, 2))}
-        return Experience(scored, columns, np.ones(len(tokens), np.bool_))
+        columns = {"margins": sequences.tokens.spread(np.repeat(margins, 2))}
+        return Experience(sequences.at_last(), columns, np.ones(len(sequences), np.bool_))
 
     def entry_weights(self, sequences: Sequences, rows: NDArray[np.int64]) -> Ragged:
         return entry_weights(sequences.loss_mask, rows, "pair")

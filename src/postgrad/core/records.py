@@ -132,6 +132,12 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def at_last(self) -> "Sequences":
+        """The same with their last token alone marked: where a reward model is read."""
+        mask = np.zeros(len(self.tokens.values), np.bool_)
+        mask[self.tokens.offsets[1:] - 1] = True
+        return Sequences(self.tokens, self.tokens.like(mask), self.group)
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import postgrad
-from postgrad.core.files import beside, sync_directory, sync_file
+from postgrad.core.files import whole_file
 from postgrad.core.ragged import Ragged
 from postgrad.data import templates
 from postgrad.data.messages import Message
@@ -114,18 +114,10 @@ def cache_folder() -> Path | None:
 
 
 def _write(path: Path, columns: Columns) -> None:
-    """Another run may be writing the same entry: each writes its own file, the last name wins."""
     tensors = {"lengths": columns["token_ids"].lengths}
     tensors |= {name: column.values for name, column in columns.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written = beside(path)
-    try:
+    with whole_file(path) as written:
         save_file(tensors, written, {"sha256": _digest(tensors)})
-        sync_file(written)
-        written.replace(path)
-    finally:
-        written.unlink(missing_ok=True)
-    sync_directory(path.parent)
 
 
 def _read(path: Path, rows: int) -> Columns:

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.data.account import Bookkeeper, Fate, RowAccount
+from postgrad.data.account import Bookkeeper, Fate
 from postgrad.data.cache import Columns, TokenCache
+from postgrad.data.draws import DrawnSet
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import Message, answers_in, asked_in, conversation_of
-from postgrad.data.order import Order
 from postgrad.data.prompts import unencodable
 from postgrad.data.rows import Row, dataset_name
 from postgrad.data.selection import Selection
@@ -39,30 +39,8 @@ class Conversation:
     loss_mask: NDArray[np.bool_]
 
 
-class ConversationSet:
-    """The conversations of a dataset that fit. account: where every row went."""
-
-    def __init__(
-        self,
-        entries: list[tuple[int, NDArray[np.int32], NDArray[np.bool_]]],
-        account: RowAccount,
-        shuffle: bool,
-    ) -> None:
-        self.account = account
-        self.accounts = (account,)
-        self._entries = entries
-        self._order = Order(len(entries), shuffle)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def draw(self, ticket: int, seed: int) -> Conversation:
-        """The conversation of a ticket: its place in the permutation of its epoch."""
-        return Conversation(ticket, *self._entries[self._order.place(ticket, seed)])
-
-    def all(self) -> list[Conversation]:
-        """Every conversation once in the order of the rows; its ticket is its place."""
-        return [Conversation(place, *entry) for place, entry in enumerate(self._entries)]
+class ConversationSet(DrawnSet[Conversation]):
+    """The conversations of a dataset that fit."""
 
 
 def load_conversations(
@@ -82,7 +60,7 @@ def load_conversations(
     book = Bookkeeper(dataset_name(settings))
     rows, messages = _selected(settings, selection, book)
     columns = _columns(settings, tokenizer, rows, messages, cache, book.notes)
-    entries: list[tuple[int, NDArray[np.int32], NDArray[np.bool_]]] = []
+    entries: list[Conversation] = []
     found = zip(rows, messages, columns["token_ids"], columns["loss_mask"], strict=True)
     for row, said, ids, mask in found:
         fate = _fate(row, len(ids), settings)
@@ -94,7 +72,7 @@ def load_conversations(
             if selection.repeats(said):
                 fate = "duplicate"
             else:
-                entries.append((row.index, ids, mask))
+                entries.append(Conversation(len(entries), row.index, ids, mask))
         book.add(fate, row)
     account = book.close(settings, f"{settings.max_len} tokens of a conversation")
     return ConversationSet(entries, account, settings.shuffle)

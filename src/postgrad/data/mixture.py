@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 
@@ -11,46 +11,12 @@ from postgrad.core.seeds import integer
 from postgrad.data.account import RowAccount
 from postgrad.data.cache import TokenCache
 from postgrad.data.conversations import Conversation, load_conversations
+from postgrad.data.draws import Drawn, Draws
 from postgrad.data.order import Order
 from postgrad.data.overlap import HeldOut
 from postgrad.data.prompts import load_prompts
 from postgrad.data.selection import Selection
 from postgrad.data.settings import MixSettings, Share, Together
-
-
-class Ticketed(Protocol):
-    """A record that a ticket draws: a frozen dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def ticket(self) -> int:
-        """The global number of the draw."""
-        ...
-
-
-Drawn = TypeVar("Drawn", bound=Ticketed)
-
-
-class Draws(Protocol[Drawn]):
-    """What a job draws from: one dataset or a mixture."""
-
-    @property
-    def accounts(self) -> Sequence[RowAccount]:
-        """Where the rows of each dataset went."""
-        ...
-
-    def __len__(self) -> int:
-        """Draws in one epoch."""
-        ...
-
-    def draw(self, ticket: int, seed: int) -> Drawn:
-        """What a ticket stands for."""
-        ...
-
-    def all(self) -> list[Drawn]:
-        """Every row once; its ticket is its place."""
-        ...
 
 
 class Mixture(Generic[Drawn]):

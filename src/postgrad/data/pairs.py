@@ -1,19 +1,17 @@
 """Preferences by ticket: pairs of answers, and answers with a label."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.data.account import RowAccount
 from postgrad.data.answer_tokens import load_answers
 from postgrad.data.answers import labelled_of, margin_of, pair_of, rest_of
 from postgrad.data.cache import TokenCache
-from postgrad.data.mixture import Drawn, Draws, mixed, together
-from postgrad.data.order import Order
+from postgrad.data.draws import DrawnSet, Draws
+from postgrad.data.mixture import mixed, together
 from postgrad.data.overlap import HeldOut
 from postgrad.data.pair_settings import PairMixSettings, PairSettings
 from postgrad.data.selection import Selection
@@ -49,28 +47,6 @@ class Labelled:
     loss_mask: NDArray[np.bool_]
     desirable: bool
     prompt_tokens: int
-
-
-class DrawnSet(Generic[Drawn]):
-    """The samples of a dataset that fit. account: where every row went."""
-
-    def __init__(self, entries: Sequence[Drawn], account: RowAccount, shuffle: bool) -> None:
-        """entries: in the order of the rows, each with its place as its ticket."""
-        self.account = account
-        self.accounts = (account,)
-        self._entries = entries
-        self._order = Order(len(entries), shuffle)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def draw(self, ticket: int, seed: int) -> Drawn:
-        """The sample of a ticket: its place in the permutation of its epoch."""
-        return dataclasses.replace(self._entries[self._order.place(ticket, seed)], ticket=ticket)
-
-    def all(self) -> list[Drawn]:
-        """Every sample once in the order of the rows; its ticket is its place."""
-        return list(self._entries)
 
 
 class PairSet(DrawnSet[Pair]):

@@ -1,63 +1,26 @@
 """Prompts by ticket: what the policy reads, with the reference answer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Prompt
-from postgrad.data.account import Bookkeeper, Fate, RowAccount
+from postgrad.data.account import Bookkeeper, Fate
 from postgrad.data.cache import Columns, TokenCache
+from postgrad.data.draws import DrawnSet
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import Message, answer_of, answers_in, asked_in, prompt_of
-from postgrad.data.order import Order
 from postgrad.data.rows import Row, dataset_name
 from postgrad.data.selection import Selection
 from postgrad.data.settings import DataSettings, template_parts
 from postgrad.data.templates import Unencodable, Unmarkable, encode, render, template_call
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    row: int
-    token_ids: NDArray[np.int32]
-    question: str
-    answer: str | None
-    metadata: Mapping[str, Any]
-
-
-class PromptSet:
-    """The prompts of a dataset that fit. account: where every row went."""
-
-    def __init__(
-        self, name: str, entries: list[_Entry], account: RowAccount, shuffle: bool
-    ) -> None:
-        self.account = account
-        self.accounts = (account,)
-        self._name = name
-        self._entries = entries
-        self._order = Order(len(entries), shuffle)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def draw(self, ticket: int, seed: int) -> Prompt:
-        """The prompt of a ticket: its place in the permutation of its epoch."""
-        return self._prompt(ticket, self._order.place(ticket, seed))
-
-    def all(self) -> list[Prompt]:
-        """Every prompt once in the order of the rows; a prompt's ticket is its place."""
-        return [self._prompt(place, place) for place in range(len(self))]
-
-    def _prompt(self, ticket: int, place: int) -> Prompt:
-        one = self._entries[place]
-        return Prompt(
-            ticket, one.token_ids, one.question, one.answer, self._name, one.row, one.metadata
-        )
+class PromptSet(DrawnSet[Prompt]):
+    """The prompts of a dataset that fit."""
 
 
 def load_prompts(
@@ -80,19 +43,26 @@ def load_prompts(
     book = Bookkeeper(dataset_name(settings))
     asked = _asked(settings, selection, book)
     tokens = _tokens(settings, tokenizer, asked, cache, book.notes)
-    entries: list[_Entry] = []
+    entries: list[Prompt] = []
     for (row, messages, question), ids in zip(asked, tokens, strict=True):
         fate = _fate(row, len(ids), max_prompt_tokens, settings)
         if fate != "too_long" and selection.repeats(messages):
             fate = "duplicate"
         book.add(fate, row)
         if fate in ("kept", "truncated"):
-            kept = ids[-max_prompt_tokens:]
             entries.append(
-                _Entry(row.index, kept, question, answer_of(row, settings), _rest(row, settings))
+                Prompt(
+                    len(entries),
+                    ids[-max_prompt_tokens:],
+                    question,
+                    answer_of(row, settings),
+                    book.name,
+                    row.index,
+                    _rest(row, settings),
+                )
             )
     account = book.close(settings, f"{max_prompt_tokens} tokens of a prompt")
-    return PromptSet(book.name, entries, account, settings.shuffle)
+    return PromptSet(entries, account, settings.shuffle)
 
 
 def _asked(

@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
-from postgrad.data.mixture import Draws
+from postgrad.data.draws import Draws
 from postgrad.data.settings import DataSettings, MixSettings
 from postgrad.jobs.learned import LearnedReward, by_component
 from postgrad.recipe.recipe import Answering

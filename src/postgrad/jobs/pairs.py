@@ -31,14 +31,6 @@ def sequences_of(pairs: Sequence[Pair]) -> Sequences:
     )
 
 
-def at_last(sequences: Sequences) -> Sequences:
-    """The same sequences with their last token alone marked: where a reward model is read."""
-    tokens = sequences.tokens
-    mask = np.zeros(len(tokens.values), np.bool_)
-    mask[tokens.offsets[1:] - 1] = True
-    return Sequences(tokens, tokens.like(mask), sequences.group)
-
-
 class PairEvaluator:
     """The evaluation sets of a recipe, read once; a pair is right where its chosen answer scores
     higher than its rejected one.

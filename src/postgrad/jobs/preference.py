@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from postgrad.algorithms.base import PreferenceAlgorithm
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
-from postgrad.data.mixture import Drawn, Draws
+from postgrad.data.draws import Drawn, Draws
 from postgrad.data.pairs import Labelled, Pair
 from postgrad.jobs import pairs as paired
 from postgrad.jobs.pairs import PairEvaluator

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from postgrad.algorithms.base import RewardAlgorithm
 from postgrad.core.records import Experience, Sequences
-from postgrad.data.mixture import Draws
+from postgrad.data.draws import Draws
 from postgrad.data.pairs import Pair
-from postgrad.jobs.pairs import PairEvaluator, at_last, sequences_of
+from postgrad.jobs.pairs import PairEvaluator, sequences_of
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.jobs.supervised import SupervisedJob
@@ -75,5 +75,5 @@ def scale_of_state(state: Mapping[str, Any]) -> RewardScale:
 
 def last_scores(model: ScoreRole, sequences: Sequences) -> NDArray[np.float64]:
     """[S] the score of each whole sequence: that of its last token."""
-    marked = at_last(sequences)
+    marked = sequences.at_last()
     return model.scores(marked).result().values[marked.loss_mask.values].astype(np.float64)

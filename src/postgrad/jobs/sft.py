@@ -6,7 +6,7 @@ from postgrad.algorithms.sft import SFT
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.data.conversations import Conversation
-from postgrad.data.mixture import Draws
+from postgrad.data.draws import Draws
 from postgrad.jobs.evaluation import Evaluator
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run

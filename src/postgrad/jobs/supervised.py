@@ -12,7 +12,7 @@ from torch import Tensor
 from postgrad.algorithms.base import Algorithm
 from postgrad.checkpoint.state import RunState
 from postgrad.core.records import Experience
-from postgrad.data.mixture import Drawn, Draws
+from postgrad.data.draws import Drawn, Draws
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.learner.role import Learner, UpdateResult

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from postgrad.core import seeds
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
+from postgrad.models.score import in_float32
 from postgrad.models.settings import LoraSettings
 
 # Every layer of a model that holds adapters: looking for them takes longer than switching them.
@@ -246,7 +247,7 @@ def _give_weights(lm: nn.Module, name: str, rank: int, seed: int) -> None:
         if name not in _names(layer):
             continue
         if isinstance(head := getattr(layer, "modules_to_save", None), nn.ModuleDict):
-            head[name].float().register_forward_pre_hook(_to_float32)
+            in_float32(head[name])
             continue
         layer: Any = layer
         device = layer.get_base_layer().weight.device
@@ -270,7 +271,3 @@ def _give_dropout(lm: nn.Module, name: str, p: float, seed: int) -> RowMasks | N
                 masks, f"{name} {own}", layer.in_features, device
             )
     return masks
-
-
-def _to_float32(head: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-    return (inputs[0].float(),)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 from postgrad.core.errors import UsageError
@@ -72,9 +72,14 @@ def load_score_model(
         )
     if missing:
         _draw(lm.score, seed)
-    lm.score.float().register_forward_pre_hook(_to_float32)
+    in_float32(lm.score)
     place(lm, path, device, gradient_checkpointing=gradient_checkpointing)
     return LoadedModel(lm, tokenizer, config, path)
+
+
+def in_float32(head: nn.Module) -> None:
+    """Makes a head hold and compute float32, whatever its body gives it."""
+    head.float().register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
 
 
 def require_padding(tokenizer: Any, path: str) -> None:
@@ -102,7 +107,3 @@ def _draw(head: nn.Linear, seed: int) -> None:
     generator = torch.Generator().manual_seed(integer(seed, "score head"))
     drawn = torch.randn(head.weight.shape, generator=generator) / math.sqrt(head.in_features + 1)
     head.weight.copy_(drawn)
-
-
-def _to_float32(head: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-    return (inputs[0].float(),)

@@ -8,7 +8,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.data import account, overlap
 from postgrad.data.account import RowAccount
-from postgrad.data.mixture import Draws
+from postgrad.data.draws import Draws
 from postgrad.jobs import environments
 from postgrad.jobs.evaluation import Evaluator
 from postgrad.jobs.run import Run

@@ -5,7 +5,8 @@ from contextlib import ExitStack
 from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Prompt
-from postgrad.data.mixture import Draws, training_prompts
+from postgrad.data.draws import Draws
+from postgrad.data.mixture import training_prompts
 from postgrad.jobs import environments, roles
 from postgrad.jobs.learned import learned_reward
 from postgrad.jobs.publish import PROBES, Publisher
