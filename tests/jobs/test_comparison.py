@@ -111,6 +111,8 @@ def test_two_models_are_evaluated_side_by_side(
     text = stream.getvalue()
     one = compared["metrics"]["accuracy"]
     assert f"model    {paths[0]}\nagainst  {paths[1]}\n" in text
+    for path in paths:  # another tokenizer may lose other rows
+        assert f"rows of the evaluation data, read by {path}" in " ".join(text.split())
     value = one["difference"]
     farther = max(one["high"] - value, value - one["low"])
     assert f"{value:+.3f} ± {farther:.3f}" in text

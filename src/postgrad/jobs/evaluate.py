@@ -12,7 +12,7 @@ from postgrad.jobs.evaluate_pairs import evaluate_pairs
 from postgrad.jobs.evaluation import Evaluator
 from postgrad.jobs.learned import learned_reward
 from postgrad.jobs.results import Problem, Result, ends, plus_minus
-from postgrad.jobs.setup.common import check_answers
+from postgrad.jobs.setup.common import check_answers, print_rows
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.parallel import device as placing
@@ -58,12 +58,13 @@ def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
     choices = choose(recipe, {})
     placing.apply(choices.placement)
     if not isinstance(recipe, SFTRecipe | RLRecipe):
-        with console.phase(f"evaluate {path}"):
-            return evaluate_pairs(recipe, path, choices)
+        return evaluate_pairs(recipe, path, choices, console)
     tokenizer = load_tokenizer(path)
     learned = learned_reward(recipe, tokenizer)
     with environments.scorer(recipe, learned) as scorer:
         evaluator = Evaluator(recipe, tokenizer, scorer)
+        accounts = [prompts.account for _, prompts in evaluator.sets]
+        print_rows(console, accounts, f"rows of the evaluation data, read by {path}")
         for _, prompts in evaluator.sets:
             environments.check_rows(recipe, prompts)
             check_answers(scorer, prompts)

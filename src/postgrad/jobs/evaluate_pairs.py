@@ -13,17 +13,23 @@ from postgrad.jobs.pairs import PairEvaluator
 from postgrad.jobs.preference import implicit_rewards
 from postgrad.jobs.results import Result
 from postgrad.jobs.reward import last_scores
+from postgrad.jobs.setup.common import print_rows
 from postgrad.models.load import load_tokenizer
+from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
 
 
-def evaluate_pairs(recipe: Comparing, path: str, choices: Choices) -> list[Result]:
+def evaluate_pairs(
+    recipe: Comparing, path: str, choices: Choices, console: Console
+) -> list[Result]:
     """The results of a reward model, or of a policy by the implicit rewards of its loss."""
     evaluator = PairEvaluator(recipe.eval, load_tokenizer(path))
-    if isinstance(recipe, RewardRecipe):
-        model = roles.frozen_reward_model(recipe, recipe.model, path, choices)
-        return evaluator(lambda sequences: last_scores(model, sequences))
-    return evaluator(_of_policy(recipe, path, choices))
+    print_rows(console, evaluator.accounts, f"rows of the evaluation data, read by {path}")
+    with console.phase(f"evaluate {path}"):
+        if isinstance(recipe, RewardRecipe):
+            model = roles.frozen_reward_model(recipe, recipe.model, path, choices)
+            return evaluator(lambda sequences: last_scores(model, sequences))
+        return evaluator(_of_policy(recipe, path, choices))
 
 
 def _of_policy(

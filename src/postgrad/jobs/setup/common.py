@@ -14,6 +14,7 @@ from postgrad.jobs.evaluation import Evaluator
 from postgrad.jobs.run import Run
 from postgrad.learner.role import Learner
 from postgrad.models.load import load_tokenizer
+from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rewards.scorer import Scorer
 
@@ -71,8 +72,14 @@ def restore(learner: Learner[Any], checkpoint: Checkpoint | None) -> None:
 def show_rows(run: Run, accounts: Sequence[RowAccount], what: str = "training") -> None:
     """One table that accounts for every row, and an event for each dataset."""
     title = f"rows of the {what} data"
-    run.console.table(title, *account.table(accounts))
+    print_rows(run.console, accounts, title)
+    for one in accounts:
+        run.logs.event("data", title, **one.to_json())
+
+
+def print_rows(console: Console, accounts: Sequence[RowAccount], title: str) -> None:
+    """The table, and below it where to look and what else to know."""
+    console.table(title, *account.table(accounts))
     for one in accounts:
         if remarks := one.remarks():
-            run.console.note("\n".join([one.name, *remarks]))
-        run.logs.event("data", title, **one.to_json())
+            console.note("\n".join([one.name, *remarks]))
