@@ -16,7 +16,7 @@ from postgrad.recipe.load import (
     load_recipe,
     parse_recipe,
     recipe_from_json,
-    require_resolved,
+    require_runnable,
     with_overrides,
 )
 from postgrad.recipe.overrides import Override
@@ -329,7 +329,7 @@ def test_data_without_a_path_says_so(write: Write) -> None:
 def test_a_stages_model_is_refused_outside_its_pipeline(write: Write) -> None:
     recipe = load_recipe(write(("some/model", "@sft")))
     with pytest.raises(UsageError, match=r"run the folder with pipeline\.toml"):
-        require_resolved(recipe)
+        require_runnable(recipe)
 
 
 def test_an_algorithm_of_another_job_is_refused(write: Write) -> None:
@@ -404,3 +404,11 @@ def test_gates_and_routes_come_back_from_a_resolved_recipe(write: Write) -> None
     recipe = load_recipe(write(('type = "gsm8k"\n', f'type = "gsm8k"\n{routed}')))
     assert recipe.rewards[0].when == {"level": (1, 2), "kind": "sum"}
     assert recipe_from_json(json.loads(json.dumps(recipe.dump()))) == recipe
+
+
+def test_a_recipe_for_a_cluster_can_be_read_and_planned_but_not_run_yet(write: Write) -> None:
+    ranks = ("--cluster.type", "ray", "--learner.ranks", "8", "--learner.sharding", "zero2")
+    recipe = load_recipe(write(), ranks)
+    assert recipe.parallel.ranks == 8
+    with pytest.raises(UsageError, match="postgrad plan"):
+        require_runnable(recipe)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.recipe.load import load_recipe, require_resolved
+from postgrad.recipe.load import load_recipe, require_runnable
 
 PAIRS = """job = "{job}"
 run_dir = "runs/a"
@@ -187,4 +187,4 @@ def test_the_model_of_another_stage_cannot_be_trained_from_alone(
 ) -> None:
     recipe = load_recipe(write(text=PPO), [f"--{role}.model.path", "@earlier"])
     with pytest.raises(UsageError, match=rf"{role}\.model\.path = '@earlier'.*pipeline\.toml"):
-        require_resolved(recipe)
+        require_runnable(recipe)

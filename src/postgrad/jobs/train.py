@@ -30,7 +30,7 @@ from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
 from postgrad.parallel import device as placing
 from postgrad.recipe.compare import compare
-from postgrad.recipe.load import recipe_from_json, require_resolved, with_overrides
+from postgrad.recipe.load import recipe_from_json, require_runnable, with_overrides
 from postgrad.recipe.recipe import Recipe
 
 
@@ -47,7 +47,7 @@ def train(
     Raises UsageError where run_dir holds another run, or the recipe, data or model is wrong, and
     RunError where the run cannot go on.
     """
-    require_resolved(recipe)
+    require_runnable(recipe)
     path = Path(recipe.run_dir)
     require_unclaimed(path)
     if RunDirectory.holds_results(path) and not overwrite:
@@ -86,7 +86,7 @@ def dry_run(recipe: Recipe, console: Console) -> dict[str, Any]:
     """Everything up to the first step, in a directory that is thrown away: data, rewards, model,
     batch numbers. Returns {"dry_run": True, "batch": numbers}.
     """
-    require_resolved(recipe)
+    require_runnable(recipe)
     own = recipe.checkpoint.model_copy(update={"ckpt_path": None})  # nobody's checkpoints are read
     recipe = recipe.model_copy(update={"checkpoint": own})
     with TemporaryDirectory(prefix="postgrad-") as folder:

@@ -253,14 +253,12 @@ def _model(recipe: Recipe) -> Iterator[Problem]:
 
 def _ranks(recipe: Recipe) -> Iterator[Problem]:
     ranks = recipe.learner.ranks
-    if recipe.cluster.type == "ray":
-        yield ("cluster", "type"), 'clusters are not in this version yet: use "local", one process'
-    elif ranks > 1:
+    if ranks > 1 and recipe.cluster.type == "local":
         yield (
             ("learner", "ranks"),
             f"{ranks} ranks need a cluster, on one machine too: --cluster.type ray",
         )
-    elif recipe.learner.sharding != "none":
+    elif ranks == 1 and recipe.learner.sharding != "none":
         yield (
             ("learner", "sharding"),
             f'"{recipe.learner.sharding}" divides state over ranks, and there is one: use "none"',

@@ -69,8 +69,15 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     return recipe_from_json(data, given)
 
 
-def require_resolved(recipe: Recipe) -> None:
-    """Raises UsageError where the recipe names the model of a pipeline's stage (`@NAME`)."""
+def require_runnable(recipe: Recipe) -> None:
+    """Raises UsageError where a recipe can be planned and not run: it names the model of a
+    pipeline's stage (`@NAME`), or wants a cluster.
+    """
+    if recipe.cluster.type != "local":
+        raise UsageError(
+            'cluster.type = "ray": this version plans clusters (postgrad plan) and does not run '
+            'them yet; use "local", one process'
+        )
     for key, name in names_used(recipe):
         raise UsageError(
             f"{key} = '@{name}' is the model of an earlier recipe of a pipeline: run the folder "
