@@ -13,6 +13,8 @@ from pydantic import Field
 
 from postgrad.core.settings import Settings
 
+MICRO_TRAIN_TOKENS = 8192  # tokens in one forward where the recipe names no micro-batch
+
 
 class BatchSettings(Settings):
     """Batch numbers of a job whose step is one update: SFT.
@@ -85,9 +87,13 @@ class BatchGeometry:
         """Name -> number, for plan.json and summary.json."""
         return asdict(self)
 
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Name, number, and unit with its formula."""
+        return [(name, _number(name, getattr(self, name)), text) for name, text in self._texts()]
+
     def lines(self) -> list[str]:
-        """The table that a run prints at its start: name, number, unit, formula."""
-        rows = [(name, _number(name, getattr(self, name)), text) for name, text in self._texts()]
+        """The table that a run prints at its start."""
+        rows = self.rows()
         width = max(len(number) for _, number, _ in rows)
         return [f"{name:<22} {number:>{width}}  {text}" for name, number, text in rows]
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
+from postgrad.core.batch import MICRO_TRAIN_TOKENS
 from postgrad.parallel import device as placing
 from postgrad.parallel.device import Placement
 from postgrad.recipe.recipe import Comparing, Recipe
 from postgrad.rollout.local.sizes import EngineSizes
-
-MICRO_TRAIN_TOKENS = 8192  # tokens in one forward where the recipe names no micro-batch
 
 
 @dataclass(frozen=True, slots=True)

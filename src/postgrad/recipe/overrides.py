@@ -57,14 +57,19 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
 def apply_overrides(raw: dict[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
     """A new raw recipe with the overrides set; the last of two for one key wins."""
     result = _copy(raw)
+    change(result, overrides)
+    return result
+
+
+def change(raw: Any, overrides: Sequence[Override]) -> None:
+    """`apply_overrides` in place, on tables that behave as dicts and lists do."""
     for override in overrides:
         for ways in ALTERNATIVES:
             if override.place in ways:
                 for way in ways:
-                    _remove(result, way)
+                    _remove(raw, way)
     for override in overrides:
-        _set(result, override)
-    return result
+        _set(raw, override)
 
 
 def _value(text: str) -> Any:
