@@ -4,6 +4,7 @@ model/            transformers model (random weights, the same every time) and t
 work.json         prompts as token ids, samples, new tokens, the length of every sample, seed
 questions.jsonl   GSM8K rows: question, answer
 pairs.jsonl       HH-RLHF rows: chosen, rejected
+tokens.json       both as token ids, see tokens.py
 """
 
 import gzip
@@ -17,6 +18,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+
+from benchmarks.speed.tokens import write_tokens
 
 SEED, VOCABULARY, QUESTIONS, PAIRS = 0, 4096, 1024, 1024
 TEMPLATE = (
@@ -49,7 +52,7 @@ class Work:
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-GRPO = ("samples", "sampled_tokens", "trained_tokens")
+GRPO = ("samples", "sampled_tokens", "trained_tokens", "groups_without_gradient")
 WORKS = {
     "rollout": Work("rollout", ("samples", "sampled_tokens")),
     "grpo": Work("grpo", GRPO),
@@ -79,6 +82,7 @@ def make(folder: Path, data: Path, shape: str, vocabulary: int, *, prompts: int 
         "lengths": lengths(prompts, samples, longest),
     }
     (folder / "work.json").write_text(json.dumps(work), "utf-8")
+    write_tokens(folder)
 
 
 def rows(path: Path) -> Iterator[dict[str, str]]:
