@@ -82,7 +82,7 @@ def _add_runs(add: Callable[..., Any]) -> None:
     one = add("train", _train, "run a recipe, or the recipes of a folder with pipeline.toml", True)
     one.add_argument("recipe", type=Path, metavar="RECIPE.toml|DIR")
     one.add_argument("--dry-run", action="store_true", help="everything up to the first step")
-    one.add_argument("--profile", action="store_true", help="trace one step")
+    one.add_argument("--profile", action="store_true", help="where the time of a step goes")
     one.add_argument("--overwrite", choices=("true", "false"), default="false")
     _changes(one)
     one.add_argument("--quiet", action="store_true", help="only warnings and errors")
