@@ -127,6 +127,11 @@ def _add_views(add: Callable[..., Any]) -> None:
     one.add_argument("run_dir", type=Path)
     one = add("verify", _verify, "hash and load every checkpoint of a run")
     one.add_argument("run_dir", type=Path)
+    one = add("plan", _plan, "what a recipe needs and how long it takes, before it runs", True)
+    one.add_argument("recipe", type=Path, metavar="RECIPE.toml")
+    one.add_argument("--hardware", metavar="8xA100-80G", help="this machine where left out")
+    one.add_argument("--fit", type=Path, metavar="OUT.toml", help="write the recipe as advised")
+    one.add_argument("--search", action="store_true", help="which hardware would do")
     one = add("config", _config, "check a recipe and show it resolved", True)
     one.add_argument("recipe", type=Path, metavar="RECIPE.toml|DIR")
     add("doctor", _doctor, "what this machine has, and what a run would choose on it")
@@ -248,6 +253,19 @@ def _config(known: argparse.Namespace, rest: list[str]) -> Any:
     if not known.json:
         print(json.dumps(resolved, indent=2, ensure_ascii=False))
     return resolved
+
+
+def _plan(known: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.plan.command import plan
+
+    return plan(
+        known.recipe,
+        rest,
+        _console(known),
+        hardware=known.hardware,
+        fit=known.fit,
+        searching=known.search,
+    )
 
 
 def _doctor(known: argparse.Namespace, rest: list[str]) -> Any:

@@ -1,0 +1,114 @@
+"""A plan as tables for people and as JSON for programs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from postgrad.plan.advice import Advice, gigabytes
+from postgrad.plan.memory import PHASES, state_bytes
+from postgrad.plan.plan import Outlook, full_logits_bytes
+
+Rows = list[list[str]]
+LARGE = 4e9  # logits that are worth a line though nobody makes them
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What `postgrad plan` says of a recipe."""
+
+    outlook: Outlook
+    advice: tuple[Advice, ...]
+
+    def verdict(self) -> str:
+        """Whether it fits, and by how much, in a line or two."""
+        of = self.outlook
+        where = f"{of.hardware.count} x {of.hardware.device.name}"
+        if of.missing_devices:
+            ranks = of.recipe.learner.ranks
+            return f"does not fit: {ranks} ranks need a device each, there are {where}"
+        peak = f"{gigabytes(of.memory.peak_bytes)} of {gigabytes(of.memory.capacity)}"
+        word = "fits" if of.fits else "does not fit"
+        hours = of.timing.hours
+        long = (
+            ""
+            if hours is None
+            else f"; {hours:.2f} h, {hours * of.timing.devices:.2f} device-hours"
+        )
+        return f"{word}: {peak} at the peak ({of.memory.peak}) on {where}{long}"
+
+    def batch_rows(self) -> Rows:
+        """Name, number, unit and formula."""
+        return [list(row) for row in self.outlook.geometry.rows()]
+
+    def memory_rows(self) -> Rows:
+        """A line for each thing that a role holds, a column for each phase, and the sums."""
+        memory = self.outlook.memory
+        rows = [
+            [line.role, line.what, *(_bytes(line.bytes.get(phase, 0)) for phase in PHASES)]
+            for line in memory.lines
+        ]
+        return [*rows, ["sum", "", *(_bytes(memory.at(phase)) for phase in PHASES)]]
+
+    def time_rows(self) -> Rows:
+        """Seconds of a step by phase, with their share."""
+        timing = self.outlook.timing
+        whole = timing.step_seconds or 1.0
+        rows = [
+            [f"{name}, each step", f"{seconds:.3g}", f"{seconds / whole:.0%}"]
+            for name, seconds in timing.step.items()
+        ]
+        rows += [[f"{name}, once", f"{seconds:.3g}", ""] for name, seconds in timing.once.items()]
+        return rows
+
+    def notes(self) -> Iterator[str]:
+        """What else a person should know."""
+        of = self.outlook
+        yield f"lengths: {of.lengths.source}"
+        logits = full_logits_bytes(of)
+        if logits > LARGE:
+            yield (
+                f"all logits of {of.sizes.micro_tokens} tokens over a vocabulary of "
+                f"{of.roles[0].shape.vocab_size} would take {gigabytes(logits)} with their "
+                "gradient; they are made a chunk at a time and never kept"
+            )
+        if (saved := _checkpoint_bytes(of)) is not None:
+            count = of.recipe.checkpoint.max_ckpt_num
+            yield f"a checkpoint: {gigabytes(saved)}; {count} newest are kept, and best and latest"
+
+    def to_json(self) -> dict[str, Any]:
+        """fits, hours, devices, memory, batch, advice, and what they were made from."""
+        of = self.outlook
+        return {
+            "fits": of.fits,
+            "hours": of.timing.hours,
+            "devices": of.recipe.learner.ranks,
+            "hardware": {"device": of.hardware.device.name, "count": of.hardware.count},
+            "memory": of.memory.to_json(),
+            "time": of.timing.to_json(),
+            "batch": of.geometry.to_json(),
+            "sizes": _sizes(of),
+            "advice": [one.to_json() for one in self.advice],
+            "notes": list(self.notes()),
+        }
+
+
+def advice_rows(advice: Sequence[Advice]) -> Rows:
+    """Number, change and effect."""
+    return [[str(n), one.change, one.effect] for n, one in enumerate(advice, 1)]
+
+
+def _sizes(of: Outlook) -> dict[str, Any]:
+    engine = of.sizes.engine
+    return {
+        "micro_tokens": of.sizes.micro_tokens,
+        **({} if engine is None else engine.to_json()),
+    }
+
+
+def _checkpoint_bytes(of: Outlook) -> int | None:
+    """Of all ranks together."""
+    return sum(state_bytes(role) for role in of.roles) or None
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e9:.2f}" if count else ""

@@ -1,0 +1,102 @@
+"""The whole plan of a run on some hardware: batches, memory, time; nothing is run or loaded."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from postgrad.core.batch import BatchGeometry
+from postgrad.models.settings import ModelSettings
+from postgrad.plan import activations
+from postgrad.plan.efficiency import Efficiency, efficiency_of
+from postgrad.plan.hardware import Hardware
+from postgrad.plan.lengths import Lengths, longest
+from postgrad.plan.memory import Memory, engine_width, memory
+from postgrad.plan.roles import Find, PlannedRole, planned_roles
+from postgrad.plan.sharing import Sharing
+from postgrad.plan.sizes import Sizes, sizes
+from postgrad.plan.timing import Machine, Timing, timing
+from postgrad.recipe.recipe import Answering, Recipe
+
+FREE = 0.8  # of what is left when weights are loaded: what the engine finds free on a GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a recipe will do on some hardware. advice is made from several of these."""
+
+    recipe: Recipe
+    hardware: Hardware
+    geometry: BatchGeometry
+    roles: tuple[PlannedRole, ...]
+    sizes: Sizes
+    lengths: Lengths
+    memory: Memory
+    timing: Timing
+
+    @property
+    def missing_devices(self) -> int:
+        """Devices that the recipe's ranks need and the hardware lacks."""
+        return max(0, self.recipe.learner.ranks - self.hardware.count)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank has a device, and the fullest one has room."""
+        return self.memory.fits and not self.missing_devices
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a plan is made from beside the recipe. rows: of the training data, where it is known."""
+
+    find: Find
+    hardware: Hardware
+    lengths: Lengths | None = None
+    rows: int | None = None
+    efficiency: Efficiency | None = None
+    shapes: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def shape(self, model: ModelSettings) -> Any:
+        """`find`, each model once."""
+        key = model.model_dump_json(include={"path", "init"})
+        if key not in self.shapes:
+            self.shapes[key] = self.find(model)
+        return self.shapes[key]
+
+
+def outlook(recipe: Recipe, facts: Facts) -> Outlook:
+    """Plans `recipe`. Raises UsageError where the shape of one of its models is not to be had."""
+    device = facts.hardware.device
+    geometry, sharing = recipe.geometry(facts.rows), Sharing.of(recipe.learner)
+    roles = planned_roles(recipe, facts.shape)
+    policy = roles[0]
+    b = engine_width(recipe, policy, cpu=device.is_cpu) if isinstance(recipe, Answering) else 0
+    before = memory(recipe, roles, Sizes(0, 0, None, 0), sharing, device).at("load")
+    free = int((device.memory_bytes - before - policy.shape.parameters() * b) * FREE)
+    found = sizes(
+        recipe,
+        geometry,
+        sharing,
+        token_bytes=policy.shape.cache_bytes_per_token(b),
+        free_bytes=max(0, free),
+    )
+    lengths = facts.lengths or longest(recipe)
+    machine = Machine(device, facts.efficiency or efficiency_of(device), sharing)
+    return Outlook(
+        recipe=recipe,
+        hardware=facts.hardware,
+        geometry=geometry,
+        roles=roles,
+        sizes=found,
+        lengths=lengths,
+        memory=memory(recipe, roles, found, sharing, device),
+        timing=timing(recipe, geometry, roles, found, lengths, machine),
+    )
+
+
+def full_logits_bytes(of: Outlook) -> int:
+    """What all logits of a micro-batch would take, forward and backward, in a trainer that makes
+    them; 0 for a job that has none.
+    """
+    policy = of.roles[0]
+    if policy.scores:
+        return 0
+    return activations.full_logits(policy.shape, of.sizes.micro_tokens)

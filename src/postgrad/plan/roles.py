@@ -1,0 +1,113 @@
+"""Which sets of weights a run will hold: from its recipe and the shapes of its models alone."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from postgrad.learner.settings import LearnerSettings
+from postgrad.models.settings import LoraSettings, ModelSettings
+from postgrad.models.shapes import ModelShape
+from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RewardRecipe, RLRecipe
+
+Find = Callable[[ModelSettings], ModelShape]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRole:
+    """A role and the weights that it holds.
+
+    learner: None where it is frozen. scores: it has a `score` head in place of the output head.
+    on: the role on whose frozen weights it lies, so that it has none of its own but an adapter.
+    follows: it holds a float32 average of the policy's weights too.
+    """
+
+    name: str
+    shape: ModelShape
+    model: ModelSettings
+    learner: LearnerSettings | None = None
+    scores: bool = False
+    on: str | None = None
+    follows: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the model itself, its own or the ones that it shares."""
+        whole = self.shape.parameters()
+        if not self.scores:
+            return whole
+        return whole - self.shape.head_parameters + self.shape.hidden_size
+
+    @property
+    def trained(self) -> int:
+        """Weights that an optimizer moves."""
+        if self.learner is None:
+            return 0
+        if self.model.lora is None:
+            return self.parameters
+        own = adapter_parameters(self.shape, self.model.lora)
+        return own + (self.shape.hidden_size if self.scores else 0)  # a score head trains whole
+
+
+def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
+    """The roles of a run, the one it is about first. find: the shape that a [model] table names."""
+    if isinstance(recipe, RewardRecipe):
+        shape = find(recipe.model)
+        return (PlannedRole("reward_model", shape, recipe.model, recipe.learner, scores=True),)
+    policy = PlannedRole("policy", find(recipe.model), recipe.model, recipe.learner)
+    if isinstance(recipe, RLRecipe):
+        return policy, *_beside(recipe, policy, find)
+    if isinstance(recipe, PreferenceRecipe) and _is_another(recipe, recipe.reference.model):
+        reference = recipe.reference.model
+        return policy, PlannedRole("reference", find(reference), reference)
+    return (policy,)
+
+
+def _beside(recipe: RLRecipe, policy: PlannedRole, find: Find) -> list[PlannedRole]:
+    """What stands beside the policy while it learns from rewards."""
+    needs, found = recipe.algorithm.needs(), list[PlannedRole]()
+    if needs.critic:
+        critic = recipe.critic
+        found.append(PlannedRole("critic", find(critic.model), critic.model, critic.learner, True))
+    if needs.reference:
+        model, moves = recipe.reference.model, recipe.reference.moves
+        shared = policy.model.lora is not None and not _is_another(recipe, model)
+        on = policy.name if shared else None
+        found.append(PlannedRole("reference", find(model), model, on=on, follows=moves))
+    if any(reward.type == "reward_model" for reward in recipe.rewards):
+        model, critic = recipe.reward_model.model, recipe.critic.model
+        shared = needs.critic and critic.lora is not None and critic.path == model.path
+        on = "critic" if shared else None
+        found.append(PlannedRole("reward_model", find(model), model, scores=True, on=on))
+    return found
+
+
+def _is_another(recipe: RLRecipe | PreferenceRecipe, reference: ModelSettings) -> bool:
+    """Whether the reference is not what the policy starts from."""
+    if not recipe.algorithm.needs().reference:
+        return False
+    return reference.path is not None and reference.path != recipe.model.path
+
+
+def linear_layers(shape: ModelShape) -> Mapping[str, tuple[int, int]]:
+    """(inputs, outputs) of each linear layer of one decoder layer, by the name it has there."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    return {
+        "self_attn.q_proj": (hidden, queries),
+        "self_attn.k_proj": (hidden, keys),
+        "self_attn.v_proj": (hidden, keys),
+        "self_attn.o_proj": (queries, hidden),
+        "mlp.gate_proj": (hidden, inner),
+        "mlp.up_proj": (hidden, inner),
+        "mlp.down_proj": (inner, hidden),
+    }
+
+
+def adapted_layers(shape: ModelShape, lora: LoraSettings) -> list[tuple[int, int]]:
+    """(inputs, outputs) of the linear layers of one decoder layer that an adapter stands on."""
+    ends = tuple(f".{target}" for target in lora.targets) or ("",)
+    return [size for name, size in linear_layers(shape).items() if f".{name}".endswith(ends)]
+
+
+def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
+    """A [rank, inputs] and B [outputs, rank] of every adapted layer."""
+    return shape.layers * sum(lora.rank * (a + b) for a, b in adapted_layers(shape, lora))

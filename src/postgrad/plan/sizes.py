@@ -1,0 +1,70 @@
+"""How much a run computes at once: tokens of a forward pass, places of the engine's cache."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from postgrad.core.batch import MICRO_TRAIN_TOKENS, BatchGeometry
+from postgrad.plan.sharing import Sharing
+from postgrad.recipe.recipe import Answering, Comparing, Recipe
+from postgrad.rollout.local.cache import align as aligned
+from postgrad.rollout.local.engine import PREFILL_TOKENS
+from postgrad.rollout.local.sizes import EngineSizes, choose_sizes
+
+DType = Literal["auto", "float32", "bfloat16"]
+
+
+def width(dtype: DType, *, cpu: bool) -> int:
+    """Bytes of a number in what computes."""
+    if dtype == "auto":
+        return 4 if cpu else 2
+    return 4 if dtype == "float32" else 2
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """micro_tokens: of one forward of the learner on one rank, at most. longest: tokens of the
+    longest sequence. engine: None where nothing is sampled.
+    """
+
+    micro_tokens: int
+    longest: int
+    engine: EngineSizes | None
+    prefill_tokens: int
+
+
+def sizes(
+    recipe: Recipe, geometry: BatchGeometry, sharing: Sharing, *, token_bytes: int, free_bytes: int
+) -> Sizes:
+    """What the recipe states, else what would be chosen at the start of the run.
+
+    token_bytes: of one place of the engine's cache; free_bytes: of the device when the engine is
+    made.
+    """
+    comparing = isinstance(recipe, Comparing)
+    longest = recipe.data.max_len
+    sample = longest * (2 if comparing and recipe.algorithm.level == "pair" else 1)
+    share = -(-geometry.train_batch_size // sharing.replicas) * sample
+    if recipe.batch.micro_train_batch_size is not None:
+        stated = recipe.batch.micro_train_batch_size * sample
+    else:
+        stated = recipe.batch.micro_train_tokens or max(
+            longest * (2 if comparing else 1), MICRO_TRAIN_TOKENS
+        )
+    tokens = -(-min(stated, share) // sharing.context)
+    if not isinstance(recipe, Answering) or not (recipe.job == "rl" or recipe.eval.sets):
+        return Sizes(tokens, longest, None, 0)
+    evaluated = max((one.max_len for one in recipe.eval.sets), default=0)
+    places = max(longest, evaluated)
+    engine = choose_sizes(
+        recipe.rollout,
+        sequences=-(-_sequences(recipe, geometry) // sharing.replicas),
+        max_len=places,
+        token_bytes=token_bytes,
+        free_bytes=max(free_bytes, aligned(places) * token_bytes),
+    )
+    return Sizes(tokens, longest, engine, max(PREFILL_TOKENS, places))
+
+
+def _sequences(recipe: Answering, geometry: BatchGeometry) -> int:
+    """Sequences of a step or an evaluation; how many rows that reads is not known here."""
+    return geometry.samples_per_step if recipe.job == "rl" else 512

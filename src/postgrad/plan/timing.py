@@ -1,0 +1,235 @@
+"""Time of a step, phase by phase, from FLOPs, bytes and the speed of links.
+
+A matrix product runs at a share of the device's peak, decoding reads weights and cache at a share
+of its bandwidth, ranks exchange at a share of their link's: the shares are `Efficiency`, guesses
+with a stated origin until `postgrad plan --calibrate` learns a machine's own.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from postgrad.core.batch import BatchGeometry
+from postgrad.plan.efficiency import Efficiency
+from postgrad.plan.hardware import Device
+from postgrad.plan.lengths import Lengths
+from postgrad.plan.memory import engine_width
+from postgrad.plan.roles import PlannedRole
+from postgrad.plan.sharing import Sharing
+from postgrad.plan.sizes import Sizes, width
+from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RLRecipe
+
+GRADIENT = 4  # bytes: ranks add gradients in float32
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one step by phase, of the whole run, and of what comes once, before it."""
+
+    step: Mapping[str, float]
+    steps: int | None
+    once: Mapping[str, float]
+    devices: int
+
+    @property
+    def step_seconds(self) -> float:
+        """One pass of the loop."""
+        return sum(self.step.values())
+
+    @property
+    def hours(self) -> float | None:
+        """The whole run; None where its steps are not known."""
+        if self.steps is None:
+            return None
+        return (self.steps * self.step_seconds + sum(self.once.values())) / 3600
+
+    def to_json(self) -> dict[str, Any]:
+        """Seconds, hours and device-hours."""
+        hours = self.hours
+        return {
+            "step_seconds": {name: round(value, 6) for name, value in self.step.items()},
+            "once_seconds": {name: round(value, 6) for name, value in self.once.items()},
+            "hours": hours,
+            "device_hours": None if hours is None else hours * self.devices,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What computes, how well, and how it is divided."""
+
+    device: Device
+    efficiency: Efficiency
+    sharing: Sharing
+
+    def products(self, flops: float, b: int) -> float:
+        """Seconds of matrix products that all ranks share; b: bytes of a number."""
+        peak = self.device.bf16_flops if b == 2 else self.device.float32_flops
+        ranks = self.sharing.replicas * self.sharing.context * self.sharing.tensor
+        return flops / (peak * self.efficiency.products * ranks)
+
+    def reads(self, count: float) -> float:
+        """Seconds in which one device reads or writes that many bytes."""
+        return count / (self.device.bandwidth * self.efficiency.decoding)
+
+    def sends(self, count: float) -> float:
+        """Seconds in which every rank hands on that many bytes."""
+        link = self.device.link_bytes_per_second * self.efficiency.link
+        return count / link if link else 0.0
+
+
+def timing(
+    recipe: Recipe,
+    geometry: BatchGeometry,
+    roles: tuple[PlannedRole, ...],
+    sizes: Sizes,
+    lengths: Lengths,
+    machine: Machine,
+) -> Timing:
+    """Of a run that has the machine to itself. Evaluations are left out, and saves, which are
+    written behind the next step.
+    """
+    step: dict[str, float] = {}
+    once: dict[str, float] = {}
+    samples = Samples.of(recipe, geometry, lengths)
+    if isinstance(recipe, RLRecipe):
+        step["sample"] = _sampling(recipe, geometry, roles[0], sizes, lengths, machine)
+        readers = list(_readers(recipe, geometry, roles))
+        step["score"] = sum(_forward(role, samples, sizes, machine) for role in readers)
+    elif isinstance(recipe, PreferenceRecipe) and recipe.algorithm.needs().reference:
+        reference = roles[-1] if roles[-1].name == "reference" else roles[0]
+        once["reference"] = (geometry.steps or 0) * _forward(reference, samples, sizes, machine)
+    step["update"] = sum(
+        _updating(role, samples, geometry, sizes, machine)
+        for role in roles
+        if role.learner is not None
+    )
+    devices = machine.sharing.replicas * machine.sharing.context * machine.sharing.tensor
+    return Timing(step, geometry.steps, once, devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What a step's samples are to a forward pass, over all ranks."""
+
+    tokens: float
+    squares: float
+    learned: float
+
+    @classmethod
+    def of(cls, recipe: Recipe, geometry: BatchGeometry, lengths: Lengths) -> "Samples":
+        """Prompts stand once for their answers, and for the two of a pair."""
+        answers = geometry.n_samples_per_prompt or 1
+        if not isinstance(recipe, RLRecipe) and recipe.algorithm.level == "pair":
+            answers = 2
+        of_a_sample = geometry.n_samples_per_prompt or 1
+        groups = geometry.samples_per_step / of_a_sample
+        return cls(
+            groups * lengths.computed(answers),
+            groups * lengths.squares(answers),
+            groups * answers * lengths.answer,
+        )
+
+
+def _readers(
+    recipe: RLRecipe, geometry: BatchGeometry, roles: tuple[PlannedRole, ...]
+) -> Iterator[PlannedRole]:
+    """Who reads a step's samples before anybody learns from them."""
+    for role in roles:
+        needed = recipe.algorithm.needs().old_logprobs or geometry.updates_per_step > 1
+        if role.name != "policy" or needed:
+            yield role
+
+
+def _flops(role: PlannedRole, samples: Samples) -> float:
+    """Of one forward pass over a step's samples."""
+    found = role.shape.flops(samples.tokens, samples.squares, samples.learned)
+    return found.body + found.attention + (0 if role.scores else found.head)
+
+
+def _forward(role: PlannedRole, samples: Samples, sizes: Sizes, machine: Machine) -> float:
+    b = width(role.model.dtype, cpu=machine.device.is_cpu)
+    passes = _passes(samples, sizes, machine)
+    seconds = machine.products(_flops(role, samples), b) + passes * machine.efficiency.overhead
+    return seconds + passes * _gathering(role, b, machine)
+
+
+def _passes(samples: Samples, sizes: Sizes, machine: Machine) -> float:
+    """Micro-batches that one rank computes of a step's samples."""
+    return max(1.0, samples.tokens / machine.sharing.replicas / sizes.micro_tokens)
+
+
+def _gathering(role: PlannedRole, b: int, machine: Machine) -> float:
+    """Seconds in which divided weights come together for one pass."""
+    sharing = machine.sharing
+    if not sharing.gathers:
+        return 0.0
+    others = 1 - sharing.tensor / sharing.weights
+    return machine.sends(role.parameters * b / sharing.tensor * others)
+
+
+def _updating(
+    role: PlannedRole,
+    samples: Samples,
+    geometry: BatchGeometry,
+    sizes: Sizes,
+    machine: Machine,
+) -> float:
+    """Of all updates of a step: products, gathers, sums over ranks, the optimizer's step.
+
+    Backward costs twice the forward, once where the weights are frozen under an adapter; the
+    activations that were not kept cost the forward again.
+    """
+    b = width(role.model.dtype, cpu=machine.device.is_cpu)
+    sharing, model = machine.sharing, role.model
+    times = (2 if model.lora else 3) + (1 if model.gradient_checkpointing else 0)
+    passes = _passes(samples, sizes, machine)
+    seconds = machine.products(times * _flops(role, samples), b)
+    seconds += passes * (2 * machine.efficiency.overhead + 2 * _gathering(role, b, machine))
+    seconds *= geometry.epochs_per_rollout
+    return seconds + geometry.updates_per_step * _stepping(
+        role, passes * geometry.epochs_per_rollout / geometry.updates_per_step, machine
+    ) * (1 if sharing.replicas else 0)
+
+
+def _stepping(role: PlannedRole, micro_batches: float, machine: Machine) -> float:
+    """One optimizer step: gradients are added over ranks, weights and moments read and written."""
+    sharing, trained = machine.sharing, role.trained
+    seconds = machine.reads(trained * (3 * 4 + 4 * 4) / sharing.optimizer)
+    if sharing.replicas == 1:
+        return seconds
+    others = 1 - 1 / sharing.replicas
+    gradients = machine.sends(trained * GRADIENT / sharing.tensor * others)
+    if sharing.optimizer == sharing.tensor:  # nothing is divided: gradients are summed, and spread
+        return seconds + 2 * gradients
+    scattered = micro_batches if sharing.gradients > sharing.tensor else 1.0
+    weights = 0.0 if sharing.gathers else machine.sends(trained * 2 / sharing.tensor * others)
+    return seconds + scattered * gradients + weights
+
+
+def _sampling(
+    recipe: RLRecipe,
+    geometry: BatchGeometry,
+    policy: PlannedRole,
+    sizes: Sizes,
+    lengths: Lengths,
+    machine: Machine,
+) -> float:
+    """Prompts once each; then one pass a token for as many sequences as there are slots."""
+    assert sizes.engine is not None
+    shape = policy.shape
+    b = engine_width(recipe, policy, cpu=machine.device.is_cpu)
+    prompts = geometry.rollout_batch_size or 0
+    read = shape.flops(prompts * lengths.prompt, prompts * lengths.prompt**2, prompts)
+    seconds = machine.products(read.body + read.attention + read.head, b)
+    sequences = geometry.samples_per_step / machine.sharing.replicas
+    together = min(sequences, sizes.engine.slots)
+    passes = lengths.answer * max(1.0, sequences / together)
+    held = together * (lengths.prompt + lengths.answer / 2) * shape.cache_bytes_per_token(b)
+    weights = shape.parameters() * b
+    reading = (held + weights) / machine.sharing.tensor
+    reading /= machine.device.bandwidth * machine.efficiency.decoding
+    one = shape.flops(together, together * 2 * (lengths.prompt + lengths.answer / 2), together)
+    alone = machine.products(one.body + one.attention + one.head, b)
+    alone *= machine.sharing.replicas * machine.sharing.context
+    return seconds + passes * (max(reading, alone) + machine.efficiency.overhead)
