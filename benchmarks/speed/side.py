@@ -39,7 +39,8 @@ class Side(Protocol):
 
         folder: made by workload.py, the same for all sides. The function that is returned does one
         round and says how much: "sampled_tokens", "trained_tokens", "prompt_tokens", "samples",
-        "pairs", ... Those that the work names must be the same on all sides.
+        "pairs", ... Those that the work names must be the same on all sides. Where it has a
+        method `clear`, that is called after each round, unmeasured.
         """
         ...
 

@@ -86,12 +86,14 @@ def measure(one_round: Round) -> dict[str, Any]:
     if torch := cuda():
         torch.cuda.synchronize()
     seconds = time.perf_counter() - began
-    return {
+    measured = {
         "seconds": seconds,
         "cpu_seconds": cpu_seconds() - cpu,
         "counts": counts,
         "peak_bytes": peak_bytes(),
     }
+    getattr(one_round, "clear", lambda: None)()
+    return measured
 
 
 def own_output() -> TextIO:
