@@ -1,0 +1,141 @@
+"""Questions that people asked, answered as experience answered them."""
+
+from typing import Any
+
+import pytest
+
+from postgrad.models.known_shapes import shape_of_model
+from postgrad.plan.advice import advise
+from postgrad.plan.hardware import parse_hardware
+from postgrad.plan.page import Page
+from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.recipe.load import parse_recipe, with_overrides
+from postgrad.recipe.recipe import Recipe
+
+LORA = {"rank": 64, "alpha": 64}
+
+
+def planned(recipe: Recipe, hardware: str) -> Outlook:
+    return outlook(recipe, Facts(shape_of_model, parse_hardware(hardware)))
+
+
+def ranks(count: int, stage: str) -> dict[str, Any]:
+    return {
+        "learner": {"ranks": count, "sharding": stage if count > 1 else "none"},
+        "cluster": {"type": "ray" if count > 1 else "local"},
+    }
+
+
+def reward_model(max_len: int, stage: str) -> Recipe:
+    """Llama 3 8B with an adapter on six cards, one pair in a forward."""
+    return parse_recipe(
+        {
+            "job": "reward",
+            "run_dir": "run",
+            "epochs": 1,
+            "model": {
+                "path": "meta-llama/Meta-Llama-3-8B",
+                "gradient_checkpointing": True,
+                "lora": LORA,
+            },
+            "data": {"path": "rows.jsonl", "max_len": max_len},
+            "batch": {"train_batch_size": 48, "micro_train_batch_size": 1},
+            **ranks(6, stage),
+        }
+    )
+
+
+def rl(path: str, max_len: int, count: int = 1, stage: str = "none", lora: bool = False) -> Recipe:
+    model: dict[str, Any] = {"path": path, "gradient_checkpointing": True}
+    return parse_recipe(
+        {
+            "job": "rl",
+            "run_dir": "run",
+            "steps": 100,
+            "model": model | ({"lora": LORA} if lora else {}),
+            "data": {"path": "rows.jsonl", "max_len": max_len},
+            "rewards": [{"type": "gsm8k"}],
+            "algorithm": {"type": "grpo"},
+            "batch": {"rollout_batch_size": 64, "n_samples_per_prompt": 8},
+            "rollout": {"max_new_tokens": max_len // 2},
+            **ranks(count, stage),
+        }
+    )
+
+
+def test_an_8b_reward_model_with_rows_of_8192_does_not_fit_six_4090s_with_zero2() -> None:
+    assert not planned(reward_model(8192, "zero2"), "6xRTX-4090").fits
+
+
+def test_with_zero3_it_is_slower_because_weights_are_gathered_across_pcie() -> None:
+    divided, whole = (
+        planned(reward_model(8192, stage), "6xRTX-4090") for stage in ("zero3", "zero2")
+    )
+    assert divided.timing.step_seconds > 1.3 * whole.timing.step_seconds
+    assert divided.memory.peak_bytes < whole.memory.peak_bytes
+
+
+def test_with_rows_of_4096_it_fits_with_zero2() -> None:
+    assert planned(reward_model(4096, "zero2"), "6xRTX-4090").fits
+
+
+def test_rl_of_7b_fits_two_a100_of_40g_with_an_adapter_only() -> None:
+    path = "Qwen/Qwen2.5-7B"
+    assert planned(rl(path, 2048, 2, "zero2", lora=True), "2xA100-40G").fits
+    whole = rl(path, 2048, 2, "zero2")
+    facts = Facts(shape_of_model, parse_hardware("2xA100-40G"))
+    start = outlook(whole, facts)
+    assert not start.fits
+    advice = advise(start, facts)
+    assert advice[-1].after.fits
+    assert any("--model.lora" in one.overrides for one in advice)
+
+
+def test_8b_with_all_weights_fits_eight_a100_of_80g_at_long_sequences() -> None:
+    recipe = rl("meta-llama/Meta-Llama-3-8B", 16_384, 8, "zero3")
+    assert planned(recipe, "8xA100-80G").fits
+    divided = with_overrides(recipe, ["--learner.tensor_parallel", "2"])
+    assert planned(divided, "8xA100-80G").fits
+
+
+def test_below_7b_an_adapter_fits_one_4090_at_2048() -> None:
+    assert planned(rl("Qwen/Qwen2.5-3B", 2048, lora=True), "RTX-4090").fits
+    assert not planned(rl("Qwen/Qwen2.5-7B", 2048, lora=True), "RTX-4090").fits
+
+
+def test_all_logits_of_a_large_vocabulary_are_named_and_not_counted() -> None:
+    recipe = with_overrides(
+        rl("Qwen/Qwen2.5-0.5B", 16_384), ["--batch.micro_train_tokens", "16384"]
+    )
+    found = planned(recipe, "H100")
+    logits = 2 * 16_384 * 151_936 * 4
+    (note,) = [note for note in Page(found, ()).notes() if "151936" in note]
+    assert f"{logits / 1e9:.1f} GB" in note
+    chunk = next(line for line in found.memory.lines if line.what == "logits of a chunk")
+    assert chunk.bytes["update"] < logits / 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "train", "updates"),
+    [
+        # open-instruct: 7 learner GPUs with 32 each, the eighth samples; 10M episodes
+        ({"local_mini_batch_size": 32, "rollout_batch_size": 28}, 224, 1),
+        ({"num_mini_batches": 2, "rollout_batch_size": 56}, 224, 2),
+    ],
+)
+def test_open_instructs_batch_numbers_come_out_right(
+    settings: dict[str, int], train: int, updates: int
+) -> None:
+    recipe = parse_recipe(
+        {
+            **rl("Qwen/Qwen2.5-7B", 2048, 7, "zero2").dump(),
+            "batch": {"n_samples_per_prompt": 8, **settings},
+            "steps": None,
+            "total_episodes": 10_000_000,
+        }
+    )
+    found = planned(recipe, "8xH100").geometry
+    assert (found.train_batch_size, found.updates_per_step) == (train, updates)
+    assert found.data_parallel_size == 7
+    if updates == 1:
+        assert (found.steps, found.left_over) == (44_642, 192)

@@ -1,0 +1,120 @@
+"""What holds for every recipe: more never takes less, and advice that is followed fits."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from postgrad.models.known_shapes import shape_of_model
+from postgrad.plan.advice import advise
+from postgrad.plan.hardware import parse_hardware
+from postgrad.plan.plan import Facts, outlook
+from postgrad.recipe.load import parse_recipe, with_overrides
+from postgrad.recipe.recipe import Recipe
+
+MODELS = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-7B")
+STAGES = ("none", "zero1", "zero2", "zero3")
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> dict[str, Any]:
+    """A recipe in which everything that a plan reads is stated."""
+    job = draw(st.sampled_from(["sft", "reward", "rl"]))
+    max_len = draw(st.sampled_from([256, 1024, 4096]))
+    ranks = draw(st.sampled_from([1, 2, 4, 8]))
+    sharding = draw(st.sampled_from(STAGES)) if ranks > 1 else "none"
+    found: dict[str, Any] = {
+        "job": job,
+        "run_dir": "run",
+        "steps": 10,
+        "model": {
+            "path": draw(st.sampled_from(MODELS)),
+            "gradient_checkpointing": draw(st.booleans()),
+        },
+        "data": {"path": "rows.jsonl", "max_len": max_len},
+        "batch": {"micro_train_tokens": 2 * max_len * draw(st.sampled_from([1, 4]))},
+        "learner": {"ranks": ranks, "sharding": sharding},
+        "cluster": {"type": "ray" if ranks > 1 else "local"},
+    }
+    if draw(st.booleans()):
+        found["model"]["lora"] = {"rank": draw(st.sampled_from([8, 64])), "alpha": 64}
+    if job == "rl":
+        found["rewards"] = [{"type": "gsm8k"}]
+        found["algorithm"] = {"type": "grpo", "kl_coef": draw(st.sampled_from([0.0, 0.1]))}
+        found["rollout"] = {"max_new_tokens": max_len // 2, "slots": 16, "cache_tokens": 131072}
+        found["batch"] |= {"rollout_batch_size": 64, "n_samples_per_prompt": 8}
+    else:
+        found["batch"] |= {"train_batch_size": 512}
+    return found
+
+
+def peak(recipe: Recipe, hardware: str = "8xH200") -> int:
+    return outlook(recipe, Facts(shape_of_model, parse_hardware(hardware))).memory.peak_bytes
+
+
+@settings(max_examples=40)
+@given(tables())
+def test_a_larger_micro_batch_never_takes_less(table: dict[str, Any]) -> None:
+    recipe = parse_recipe(table)
+    tokens = recipe.batch.micro_train_tokens
+    assert tokens is not None
+    larger = with_overrides(recipe, ["--batch.micro_train_tokens", str(2 * tokens)])
+    assert peak(larger) >= peak(recipe)
+
+
+@settings(max_examples=40)
+@given(tables())
+def test_longer_sequences_never_take_less(table: dict[str, Any]) -> None:
+    recipe = parse_recipe(table)
+    longer = ["--data.max_len", str(2 * recipe.data.max_len)]
+    longer += ["--batch.micro_train_tokens", str(8 * recipe.data.max_len)]
+    same = ["--batch.micro_train_tokens", str(8 * recipe.data.max_len)]
+    assert peak(with_overrides(recipe, longer)) >= peak(with_overrides(recipe, same))
+
+
+@settings(max_examples=40)
+@given(tables(), st.integers(0, len(MODELS) - 2))
+def test_a_bigger_model_never_takes_less(table: dict[str, Any], place: int) -> None:
+    small, big = (
+        parse_recipe({**table, "model": {**table["model"], "path": MODELS[n]}})
+        for n in (place, place + 1)
+    )
+    assert peak(big) >= peak(small)
+
+
+@settings(max_examples=40)
+@given(tables())
+def test_fewer_ranks_never_take_less(table: dict[str, Any]) -> None:
+    recipe = parse_recipe(table)
+    ranks = recipe.learner.ranks
+    if ranks <= 2:  # one rank has no sharding to keep
+        return
+    fewer = with_overrides(recipe, ["--learner.ranks", str(ranks // 2)])
+    assert peak(fewer) >= peak(recipe)
+
+
+@settings(max_examples=40)
+@given(tables())
+def test_a_further_stage_of_sharding_never_takes_more(table: dict[str, Any]) -> None:
+    recipe = parse_recipe(table)
+    if recipe.learner.ranks == 1:
+        return
+    peaks = [peak(with_overrides(recipe, ["--learner.sharding", stage])) for stage in STAGES[:3]]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+@settings(max_examples=40)
+@given(tables(), st.sampled_from(["RTX-4090", "2xA100-40G", "8xA100-80G"]))
+def test_advice_that_is_followed_fits_and_is_a_recipe(table: dict[str, Any], hardware: str) -> None:
+    recipe, facts = parse_recipe(table), Facts(shape_of_model, parse_hardware(hardware))
+    start = outlook(recipe, facts)
+    advice = advise(start, facts)
+    flags = [flag for one in advice for flag in one.overrides]
+    after = outlook(with_overrides(recipe, flags), facts)
+    if start.fits:
+        assert after.fits
+        assert after.timing.step_seconds <= start.timing.step_seconds
+    elif advice and advice[-1].after.fits:
+        assert after.fits
+    else:  # nothing helps, and it is not claimed
+        assert not after.fits
