@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 
 class OneDNNLinear(nn.Linear):
-    """nn.Linear, forward and backward in oneDNN. What is not float32 on a CPU, or has no rows, takes
+    """nn.Linear, forward and backward in oneDNN. What is not float32 on a CPU, or has no rows, goes
     torch's way.
     """
 
@@ -29,7 +29,8 @@ def speed_up(model: nn.Module, device: torch.device) -> None:
     """The model's plain linear layers become OneDNNLinear where that is faster. Parameters, their
     names and what the layers compute stay, up to rounding.
     """
-    if device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512":
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    if device.type == "cpu" and wide and torch.backends.mkldnn.is_available():
         for module in model.modules():
             if type(module) is nn.Linear:  # a subclass has a forward of its own
                 module.__class__ = OneDNNLinear
