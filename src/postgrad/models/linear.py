@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 
 
 class OneDNNLinear(nn.Linear):
-    """nn.Linear, forward and backward in oneDNN. What is not float32 on a CPU, or has no rows, takes
-    torch's way.
+    """nn.Linear in oneDNN, forward and backward. Without rows, or other than float32 on a CPU, it
+    is torch's.
     """
 
     def forward(self, input: Tensor) -> Tensor:
