@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from postgrad.models.attention import AttentionContext
 from postgrad.models.head import full_logits
+from postgrad.models.linear import OneDNNLinear, project
 from postgrad.models.packed import hidden_states
-from postgrad.models.products import project
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -225,7 +225,7 @@ def _is_known(lm: Any) -> bool:
         three = {getattr(attention, name).bias is None for name in PROJECTIONS[:3]}
         if len(three) > 1:
             return False
-    return all(type(module) is nn.Linear for module in linear)
+    return all(type(module) in (nn.Linear, OneDNNLinear) for module in linear)
 
 
 def decoder_of(lm: nn.Module) -> Decoder:
