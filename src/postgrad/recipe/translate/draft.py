@@ -59,6 +59,8 @@ class Draft:
         number = len({place[1] for place in self.values if place[0] == "rewards"})
         self.put(f"rewards.{number}.type", type, comment)
         for key, value in settings.items():
+            if (key, value) == ("weight", 1.0):
+                continue
             self.put(f"rewards.{number}.{key}", value)
 
     def miss(self, name: str, value: Any, why: str) -> None:

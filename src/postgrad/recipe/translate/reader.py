@@ -118,7 +118,10 @@ def flags(words: Sequence[str]) -> dict[str, Any]:
             found[name] = True if not read else read[0] if len(read) == 1 else read
 
     for word in words:
-        if word.startswith("--") and len(word) > 2:
+        if word == "--":  # a launcher's own options end
+            close()
+            name = None
+        elif word.startswith("--"):
             close()
             key, equals, value = word[2:].partition("=")
             name, values = key.replace("-", "_"), [value] if equals else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from postgrad.core.names import nearest
 from postgrad.recipe.translate.draft import Draft
@@ -80,6 +80,11 @@ def decimal(value: Any) -> float:
 def flag(value: Any) -> bool:
     """A switch: given, or given with a truth value."""
     return value if isinstance(value, bool) else str(value).lower() not in ("false", "0", "no")
+
+
+def texts(value: Any) -> list[str]:
+    """One text or several."""
+    return [str(one) for one in cast(list[Any], value)] if isinstance(value, list) else [str(value)]
 
 
 def on(value: Any) -> bool | None:

@@ -131,7 +131,9 @@ def _filled(text: str, variables: Variables, quoted: bool = False) -> str:
 
     text = _QUOTED.sub(keep, text) if '"' not in text else text
     text = _LIST.sub(lambda found: _as_list(found.group(1), variables), text)
-    text = _VARIABLE.sub(lambda found: _value(found, variables), text)
+    before = ""
+    while text != before:  # a default may have variables of its own
+        before, text = text, _VARIABLE.sub(lambda found: _value(found, variables), text)
     text = re.sub("\ue001(\\d+)\ue001", lambda found: kept[int(found.group(1))], text)
     return shlex.quote(text) if quoted and not re.search(r"[\"']", text) else text
 
