@@ -1,7 +1,7 @@
 """What the three systems have in common: processes, micro-batches, schedules, warm-up, adapters."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from postgrad.recipe.translate.draft import Draft
@@ -23,6 +23,15 @@ _SCHEDULES = {
     "cosine_with_min_lr": ("cosine", 0.1),
     "cosine_warmup_with_min_lr": ("cosine", 0.1),
 }
+
+
+def positive(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with `--no_NAME` as NAME = false, as transformers' parser has them."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        negated = name.startswith("no_") and value is True
+        found[name[3:] if negated else name] = False if negated else value
+    return found
 
 
 def processes(draft: Draft, name: str, devices: int | None) -> int:

@@ -51,7 +51,8 @@ def program_of(word: str, after: str | None) -> str | None:
 
 def draft(source: Source) -> Draft:
     """The recipe of one of Open-Instruct's commands or configs."""
-    given = {RENAMED.get(name, name): value for name, value in source.options.items()}
+    said = common.positive(source.options)
+    given = {RENAMED.get(name, name): value for name, value in said.items()}
     program = source.program or _guessed(given)
     if program not in JOBS:
         raise UsageError(

@@ -116,7 +116,7 @@ RULES: dict[str, Rule] = {
              "wandb_entity wandb_project verbose save_traces record_entropy "
              "rollouts_save_path", needless(common.LOGGING)),
     **family("", "try_launch_beaker_eval_jobs try_launch_beaker_eval_jobs_on_weka "
-             "no_try_launch_beaker_eval_jobs try_auto_save_to_beaker oe_eval_tasks "
+             "try_auto_save_to_beaker oe_eval_tasks "
              "oe_eval_max_length oe_eval_gpu_multiplier eval_priority eval_workspace "
              "hf_metadata_dataset gs_bucket_path send_slack_alerts hf_entity hf_repo_id "
              "save_to_hub oe_eval_beaker_image do_not_randomize_output_dir", needless(_AI2)),

@@ -53,7 +53,7 @@ def draft(source: Source) -> Draft:
         )
     job, algorithm = JOBS[program]
     made = Draft(job, "TRL")
-    options = Options(source.options, {**SHARED, **UNSAID[program]})
+    options = Options(common.positive(source.options), {**SHARED, **UNSAID[program]})
     common.run_dir(made, options.take("output_dir"))
     made.put("algorithm.type", algorithm)
     _model(made, options)
