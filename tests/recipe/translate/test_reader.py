@@ -28,7 +28,8 @@ def test_variables_arrays_and_defaults_are_filled_in() -> None:
     (words,) = commands(SCRIPT)
     assert words == [
         "uv", "run", "python", "x.py", "--four", "4", "--model", "Qwen/Qwen3-0.6B", "--name",
-        f"run-0.6B-{UNKNOWN}", "--one", "1", "--two", "a b", "--three", *words[-3:],
+        f"run-0.6B-{UNKNOWN}", "--one", "1", "--two", "a b", "--three",
+        "--raw=$SIZE", ">", "log.txt",
     ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ _SET = re.compile(r"^\s*(?:(?:export|local|readonly)\s+)?(\w+)=(.*)$", re.S)
 _READ = re.compile(r"^\s*read\b.*?(\w+)\s*<<")
 _LIST = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
 _VARIABLE = re.compile(r"\$\{(\w+|[@*#])(?::?[-=]([^{}]*))?\}|\$(\w+|[@*#])")
-_QUOTED = re.compile(r"'[^']*'")
+_PARTS = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'|[^\"']+|[\"']")
 
 Variables = dict[str, str | list[str]]
 
@@ -123,19 +123,19 @@ def _filled(text: str, variables: Variables, quoted: bool = False) -> str:
     """Variables in place of their names, but not within single quotes. quoted: keeps the value of
     an assignment one word.
     """
-    kept: list[str] = []
+    parts = _PARTS.findall(text)
+    text = "".join(
+        part if len(part) > 1 and part[0] == "'" else _expanded(part, variables) for part in parts
+    )
+    return shlex.quote(text) if quoted and not re.search(r"[\"']", text) else text
 
-    def keep(match: re.Match[str]) -> str:
-        kept.append(match.group())
-        return f"\ue001{len(kept) - 1}\ue001"
 
-    text = _QUOTED.sub(keep, text) if '"' not in text else text
+def _expanded(text: str, variables: Variables) -> str:
     text = _LIST.sub(lambda found: _as_list(found.group(1), variables), text)
     before = ""
     while text != before:  # a default may have variables of its own
         before, text = text, _VARIABLE.sub(lambda found: _value(found, variables), text)
-    text = re.sub("\ue001(\\d+)\ue001", lambda found: kept[int(found.group(1))], text)
-    return shlex.quote(text) if quoted and not re.search(r"[\"']", text) else text
+    return text
 
 
 def _as_list(name: str, variables: Variables) -> str:
