@@ -104,6 +104,14 @@ RULES: dict[str, Rule] = {
              missing(f"{common.ONE_PROCESS}: nothing is divided over ranks")),
     **family("", "deepspeed_offload_param deepspeed_offload_optimizer offload_optimizer "
              "offload_param", missing("nothing is offloaded in this version")),
+    **family("", "max_steps tool_parser_type tool_configs tool_call_names pool_size "
+             "per_turn_max_tokens pass_tools_to_chat_template",
+             missing("tools are an environment: docs/environments.md")),
+    **family("", "add_r1_style_format_reward code_pass_rate_reward_threshold "
+             "code_max_execution_time reward_aggregator apply_evolving_rubric_reward "
+             "max_active_rubrics llm_judge_max_tokens llm_judge_max_context_length",
+             missing("verifiers and judges have settings of their own: docs/rewards.md")),
+    "masked_mean_axis": missing("algorithm.aggregation says what divides the loss"),
     **family("", "packing padding_free", needless(common.PACKED)),
     **family("", "use_flash_attn attn_implementation use_liger_kernel fused_optimizer "
              "low_cpu_mem_usage gather_whole_model deepspeed_zpg compile_model "
@@ -126,6 +134,7 @@ RULES: dict[str, Rule] = {
              "max_prompt_token_length cache_dataset_only hf_repo_revision timeout "
              "per_device_eval_batch_size num_nodes checkpoint_state_freq checkpoint_state_dir "
              "eval_batch_size max_possible_score llm_judge_model llm_judge_timeout code_api_url "
+             "trust_remote_code zero_hpz_partition_size profiling config_name beaker_eval_freq "
              "clean_checkpoints_at_end get_tokenizer_fn local_cache_dir skip_cache",
              needless("it is so here, or has no place here")),
 }  # fmt: skip

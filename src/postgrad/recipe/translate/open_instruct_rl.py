@@ -172,7 +172,11 @@ def _times(made: Draft, options: Options) -> None:
     if len(sets) == 1:
         common.sources(made, sets, "eval")
     else:
-        named = [{"name": one["path"].rpartition("/")[2], **one} for one in sets]
+        names = [one["path"].rpartition("/")[2] for one in sets]
+        named = [
+            {"name": name if names.index(name) == number else f"{name}-{number + 1}", **one}
+            for number, (name, one) in enumerate(zip(names, sets, strict=True))
+        ]
         common.sources(made, named, "eval")
     made.put("eval.every", every if every > 0 else None)
     made.put("eval.at_start", at_start or None)

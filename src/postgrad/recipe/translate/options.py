@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+from postgrad.core.errors import UsageError
+
 
 class Options:
     """Options by name. `defaults` are what the source's system does where nothing is said."""
@@ -25,9 +27,12 @@ class Options:
         return default if value is None else value
 
     def number(self, name: str, default: int = 1) -> int:
-        """`take` as a whole number."""
+        """`take` as a whole number. Raises UsageError for what is none."""
         value = self.take(name, default)
-        return int(float(value)) if isinstance(value, int | float | str) else default
+        try:
+            return int(float(value))
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{name}: a number is wanted, not {value!r}") from error
 
     def texts(self, name: str) -> list[str]:
         """`take` as a list of words; a single one is a list, and commas part several."""
@@ -39,7 +44,10 @@ class Options:
 
     def numbers(self, name: str) -> list[float]:
         """`take` as numbers; none for nothing."""
-        return [float(text) for text in self.texts(name)]
+        try:
+            return [float(text) for text in self.texts(name)]
+        except ValueError as error:
+            raise UsageError(f"{name}: numbers are wanted, not {self.take(name)!r}") from error
 
     def table(self, name: str) -> dict[str, Any]:
         """`take` as a table; an empty one for anything else."""

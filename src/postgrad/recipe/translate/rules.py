@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
 from postgrad.recipe.translate.draft import Draft
 from postgrad.recipe.translate.options import Options
@@ -59,7 +60,10 @@ def apply(rules: Mapping[str, Rule], options: Options, draft: Draft) -> None:
     """Every option that nobody has taken, by its rule; one without a rule is listed as missing."""
     for name, value, given in list(options.rest()):
         if (rule := rules.get(name)) is not None:
-            rule(draft, name, value, "" if given else f"{draft.system}'s default")
+            try:
+                rule(draft, name, value, "" if given else f"{draft.system}'s default")
+            except (UsageError, TypeError, ValueError):
+                draft.unknown(name, value, "its value cannot be read")
         elif given:
             close = nearest(name, rules)
             hint = f"; did you mean {close}?" if close else ""
@@ -68,13 +72,16 @@ def apply(rules: Mapping[str, Rule], options: Options, draft: Draft) -> None:
 
 def whole(value: Any) -> int | None:
     """A count; None and what is below 0 stand for nothing."""
-    count = int(float(value))
+    count = int(decimal(value))
     return count if count >= 0 else None
 
 
 def decimal(value: Any) -> float:
-    """A number with a decimal point."""
-    return float(value)
+    """A number with a decimal point. Raises UsageError for what is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"a number is wanted, not {value!r}") from error
 
 
 def flag(value: Any) -> bool:

@@ -2,7 +2,8 @@
 
 Read are line continuations, comments, variables (`NAME=value`, `${NAME}`, `${NAME:-default}`),
 arrays, and here-documents that `read` puts into a variable. What only a running shell knows is
-marked: the output of a command with UNKNOWN, a variable that the script never sets by its own name.
+marked or taken as its first way: the output of a command with UNKNOWN, a variable that the
+script never sets by its own name, a loop by its first value.
 """
 
 import re
@@ -18,6 +19,7 @@ _ARRAY = re.compile(
     r"^\s*(?:(?:export|local|declare|readonly)\s+(?:-\w+\s+)*)?(\w+)(\+?)=\((.*)$", re.S
 )
 _SET = re.compile(r"^\s*(?:(?:export|local|readonly)\s+)?(\w+)=(.*)$", re.S)
+_FOR = re.compile(r"^\s*for\s+(\w+)\s+in\s+(.*?)\s*(?:;\s*do\b.*)?$", re.S)
 _READ = re.compile(r"^\s*read\b.*?(\w+)\s*<<")
 _LIST = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
 _VARIABLE = re.compile(r"\$\{(\w+|[@*#])(?::?[-=]([^{}]*))?\}|\$(\w+|[@*#])")
@@ -39,6 +41,9 @@ def commands(text: str) -> list[list[str]]:
             words = _words(_filled(body.rstrip().removesuffix(")"), variables))
             before = variables.get(name, []) if more else []
             variables[name] = [*([before] if isinstance(before, str) else before), *words]
+        elif (loop := _FOR.match(statement)) is not None:
+            values = _words(_filled(loop.group(2), variables)) or [""]
+            variables[loop.group(1)] = values[0].rstrip(";")
         elif (here := _READ.match(statement)) is not None:
             body = statement.partition("\n")[2].rpartition("\n")[0]
             variables[here.group(1)] = _filled(_joined(body), variables)
