@@ -67,3 +67,25 @@ def test_an_unknown_system_is_told_the_nearest() -> None:
 def test_what_it_trains_has_to_be_said() -> None:
     with pytest.raises(UsageError, match="put the command before it"):
         translate("trl", ["--model_name_or_path", "m"])
+
+
+def test_local_numbers_of_open_instruct_are_one_learners() -> None:
+    flags = (
+        "--model_name_or_path m --dataset_mixer_list d 1.0 --local_rollout_batch_size 4 "
+        "--number_samples_per_prompt 8 --local_mini_batch_size 16 --actor_num_gpus_per_node 4 8"
+    )
+    found = translate("open-instruct", ["grpo_vllm_thread_ray_gtrl", *flags.split()])
+    assert found.problem is None
+    batch = found.recipe["batch"]
+    assert batch["rollout_batch_size"] == 4 * 12
+    assert batch["n_samples_per_prompt"] == 8
+    assert batch["train_batch_size"] == 16 * 12
+
+
+def test_a_value_that_is_no_number_is_named() -> None:
+    with pytest.raises(UsageError, match=r"total_episodes: a number is wanted, not 'many'"):
+        translate("open-instruct", ["grpo", "--total_episodes", "many"])
+    found = translate("trl", [*DPO, "--weight_decay", "some"])
+    assert [(one.name, one.why) for one in found.draft.missing] == [
+        ("weight_decay", "its value cannot be read")
+    ]

@@ -20,15 +20,17 @@ ARGS=(--one 1  # isn't two
 ARGS+=(--three)
 LAUNCH="python x.py \\
     --four 4"
-uv run $LAUNCH --model ${MODEL} --name "$NAME" "${ARGS[@]}" '--raw=$SIZE' > log.txt
+for LOOP in 7 8; do
+uv run $LAUNCH --loop $LOOP --model ${MODEL} --name "$NAME" "${ARGS[@]}" '--raw=$SIZE' > log.txt
 """
 
 
 def test_variables_arrays_and_defaults_are_filled_in() -> None:
     (words,) = commands(SCRIPT)
     assert words == [
-        "uv", "run", "python", "x.py", "--four", "4", "--model", "Qwen/Qwen3-0.6B", "--name",
-        f"run-0.6B-{UNKNOWN}", "--one", "1", "--two", "a b", "--three",
+        "uv", "run", "python", "x.py", "--four", "4", "--loop", "7",
+        "--model", "Qwen/Qwen3-0.6B", "--name", f"run-0.6B-{UNKNOWN}",
+        "--one", "1", "--two", "a b", "--three",
         "--raw=$SIZE", ">", "log.txt",
     ]  # fmt: skip
 

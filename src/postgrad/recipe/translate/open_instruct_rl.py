@@ -21,21 +21,26 @@ def answers(made: Draft, options: Options, program: str) -> None:
     prompt, new = options.number("max_prompt_token_length"), options.number("response_length")
     made.put("rollout.max_new_tokens", new)
     made.put("data.max_len", prompt + new, f"prompts of {prompt}, answers of {new}")
-    gpus = "actor_num_gpus_per_node" if program == "ppo" else "num_learners_per_node"
+    local = program == "ppo" or options.said("local_rollout_batch_size")
+    gpus = "actor_num_gpus_per_node" if local else "num_learners_per_node"
     learners = options.texts(gpus)
     count = sum(int(word) for text in learners for word in text.split()) or 1
     common.processes(made, "learner GPUs", count)
     episodes = options.number("total_episodes")
     made.put("total_episodes", episodes, "samples, as there")
+    if local:
+        _local_batch(made, options, count)
+    else:
+        _global_batch(made, options)
     if program == "ppo":
-        _ppo(made, options, count)
+        _ppo(made, options)
     else:
         _grpo(made, options)
     _rewards(made, options, program)
     _times(made, options)
 
 
-def _grpo(made: Draft, options: Options) -> None:
+def _global_batch(made: Draft, options: Options) -> None:
     prompts = options.number("num_unique_prompts_rollout")
     samples = options.number("num_samples_per_prompt_rollout")
     made.put("batch.rollout_batch_size", prompts, "prompts")
@@ -47,6 +52,9 @@ def _grpo(made: Draft, options: Options) -> None:
     made.put("batch.num_mini_batches", fitting, said)
     packs, tokens = options.number("per_device_train_batch_size"), options.number("pack_length")
     common.micro_tokens(made, packs * tokens, f"{packs} packs of {tokens} tokens a device")
+
+
+def _grpo(made: Draft, options: Options) -> None:
     centred = str(options.take("advantage_normalization_type")) == "centered"
     cispo = str(options.take("loss_fn")) == "cispo"
     name = "cispo" if cispo else "dr_grpo" if centred else "grpo"
@@ -104,7 +112,7 @@ def _correction(made: Draft, options: Options) -> None:
         made.put("algorithm.correction_high", high)
 
 
-def _ppo(made: Draft, options: Options, learners: int) -> None:
+def _local_batch(made: Draft, options: Options, learners: int) -> None:
     """`local_` numbers are one learner GPU's; GPUs that only sample do not count."""
     prompts = options.number("local_rollout_batch_size")
     update = options.number("local_mini_batch_size")
@@ -115,6 +123,16 @@ def _ppo(made: Draft, options: Options, learners: int) -> None:
     common.update_size(made, update * learners,
                        f"local_mini_batch_size {update} * {learners} learner GPUs")  # fmt: skip
     common.micro_batch(made, options.number("per_device_train_batch_size"))
+    for name in (
+        "num_unique_prompts_rollout",
+        "num_samples_per_prompt_rollout",
+        "num_mini_batches",
+    ):
+        options.take(name)
+    options.take("pack_length")
+
+
+def _ppo(made: Draft, options: Options) -> None:
     clip = decimal(options.take("cliprange"))
     made.put("algorithm.clip_low", clip)
     made.put("algorithm.clip_high", clip)
