@@ -15,8 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from postgrad.core.errors import UsageError
 from postgrad.models.attention import NAME
+from postgrad.models.linear import speed_up
 from postgrad.models.quantize import Quantize, loading_arguments
-from postgrad.models.settings import ModelType
+from postgrad.models.settings import ModelType, looks_local
 
 TESTED = ", ".join(get_args(ModelType))
 # Token mixers other than attention, by what their config is called or says: they keep a state along
@@ -71,6 +72,7 @@ def place(lm: Any, path: str, device: torch.device | None, *, gradient_checkpoin
     _refuse_foreign_attention(lm, path)
     if not getattr(lm, "is_quantized", False):  # in four bits it is where it was read to
         lm.to(device or torch.device("cpu"))
+    speed_up(lm, device or torch.device("cpu"))
     if gradient_checkpointing:
         _checkpoint_activations(lm)
         lm.train()
@@ -138,11 +140,6 @@ def load_tokenizer(path: str) -> Any:
             "eos_token in tokenizer_config.json"
         )
     return tokenizer
-
-
-def looks_local(path: str) -> bool:
-    """True where a path cannot be a hub id ("name" or "owner/name")."""
-    return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
 
 
 def read_weights(

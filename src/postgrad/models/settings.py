@@ -1,6 +1,7 @@
 """What a recipe says about one set of weights. Free of torch, so that plans read it quickly."""
 
 import re
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -81,3 +82,8 @@ class ModelSettings(Settings):
     gradient_checkpointing: bool = False
     lora: LoraSettings | None = None
     quantize: Literal["none", "4bit"] = "none"
+
+
+def looks_local(path: str) -> bool:
+    """True where a path cannot be a hub id ("name" or "owner/name")."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()

@@ -1,0 +1,130 @@
+"""Where a model's shape is read: its directory, the table of common models, or the hub."""
+
+import json
+import threading
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from postgrad.core.errors import UsageError
+from postgrad.core.names import nearest
+from postgrad.models.settings import ModelSettings, looks_local
+from postgrad.models.shapes import ModelShape, shape_of, shape_of_init
+
+HUB_SECONDS = 2.0  # a plan is made in five
+VARIANTS = ("instruct", "base", "chat", "it", "pt", "meta")  # parts of names that change no shape
+
+
+def find_shape(path: str) -> ModelShape:
+    """The shape of the model in a directory or of a hub id, without a weight or a tokenizer.
+
+    Known ids are read from a table (case does not matter, nor -Instruct and -Base), others from the
+    hub where it answers within two seconds. Raises UsageError where there is no config to be had,
+    and for models that are not trained here (shape_of).
+    """
+    if looks_local(path):
+        return shape_of(_local(Path(path)), path)
+    if row := _rows().get(_plain(path)):
+        return shape_of(row, path)
+    config, why = _from_hub(path)
+    if config is None:
+        near = nearest(_plain(path), _rows())
+        hint = f"did you mean {_rows()[near]['id']}? " if near else ""
+        raise UsageError(
+            f"the shape of {path} is not known: it is not in the table of common models, and the "
+            f"hub gave no config.json ({why}). {hint}A directory with the model's config.json "
+            "works too (model.path)"
+        )
+    return shape_of(config, path)
+
+
+def shape_of_model(model: ModelSettings) -> ModelShape:
+    """The shape of what a [model] table names: its path, or the fresh model of its init.
+
+    Raises UsageError as find_shape does, and where the table names neither.
+    """
+    if model.path is not None:
+        return find_shape(model.path)
+    if model.init is None:
+        raise UsageError("no model is named: set model.path, or [model.init] for a fresh one")
+    return shape_of_init(model.init)
+
+
+def known_models() -> list[str]:
+    """The hub ids in the table, in its order."""
+    return list(dict.fromkeys(row["id"] for row in _rows().values()))
+
+
+@cache
+def _rows() -> Mapping[str, Mapping[str, Any]]:
+    """The table by plain names; each row holds its first id too."""
+    text = files("postgrad.models").joinpath("shapes.toml").read_text("utf-8")
+    table = tomllib.loads(text)
+    return {
+        _plain(name): row | {"id": id}
+        for id, row in table.items()
+        for name in (id, *row.get("also", ()))
+    }
+
+
+def _plain(path: str) -> str:
+    """An id in small letters, without the parts that tell variants of one shape apart."""
+    owner, _, name = path.lower().rpartition("/")
+    return f"{owner}/{'-'.join(part for part in name.split('-') if part not in VARIANTS)}"
+
+
+def _local(folder: Path) -> Mapping[str, Any]:
+    path = folder / "config.json"
+    if not path.is_file():
+        what = "is an adapter without its base" if _is_adapter(folder) else "has no config.json"
+        if not folder.is_dir():
+            what = "is not there"
+        raise UsageError(f"no model at {folder}: the directory {what} (model.path)")
+    return _config(path)
+
+
+def _is_adapter(folder: Path) -> bool:
+    return (folder / "adapter_config.json").is_file()
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} holds no object: it is no config.json of a model")
+    return found
+
+
+def _from_hub(path: str) -> tuple[Mapping[str, Any] | None, str]:
+    """The hub's config.json, or None and why not. Nobody waits for a slow network: the thread is
+    left behind.
+    """
+    # these imports take a while, and only ids that the table lacks need them
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    found: list[str] = []
+    why = [f"no answer in {HUB_SECONDS:g} seconds"]
+
+    def fetch() -> None:
+        try:
+            # asks once, where a download would try again and again, and say so on the console
+            get_hf_file_metadata(hf_hub_url(path, "config.json"), timeout=HUB_SECONDS)
+            found.append(hf_hub_download(path, "config.json"))
+        except Exception as error:  # noqa: BLE001  # each network client has its own
+            why[0] = str(error).strip().partition("\n")[0].rstrip(".")
+
+    try:
+        found.append(hf_hub_download(path, "config.json", local_files_only=True))
+    except LocalEntryNotFoundError:
+        thread = threading.Thread(target=fetch, daemon=True)
+        thread.start()
+        thread.join(HUB_SECONDS)
+    except ValueError as error:  # no hub id
+        why[0] = str(error).rstrip(".")
+    return (_config(Path(found[0])), "") if found else (None, why[0])

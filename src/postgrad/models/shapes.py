@@ -1,0 +1,230 @@
+"""What a decoder's config alone says: how many weights, how much arithmetic, how much cache.
+
+Free of torch and transformers, so that a plan reads it at once. The formulas are those of the
+tested model types; a test counts the weights of the real models against them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from postgrad.core.errors import UsageError
+from postgrad.models.settings import ModelInit, ModelType
+
+TYPES = tuple("gemma3_text" if name == "gemma3" else name for name in get_args(ModelType))
+QK_NORM = ("qwen3", "gemma3_text")  # a norm on every head's query and on every head's key
+FOUR_NORMS = ("gemma2", "gemma3_text")  # before and after attention and feed-forward
+WINDOWED = ("mistral", "gemma2", "gemma3_text")  # the others have a window only when told
+# What a config.json may leave out, as transformers fills it in.
+KV_HEADS = {"qwen2": 32, "qwen3": 32, "mistral": 8, "gemma": 16, "gemma2": 4, "gemma3_text": 4}
+HEAD_DIM = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256}
+MULTIPLY_ADD = 2  # FLOPs
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardFlops:
+    """Floating-point operations of one forward pass, a multiplication and an addition each one.
+
+    body: products with the weights of the decoder layers. attention: queries with keys and weights
+    with values. head: hidden states with the output matrix. Norms, rotations and activations, under
+    a hundredth of it, are left out.
+    """
+
+    body: float
+    attention: float
+    head: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes of a causal language model; names are those of Hugging Face's configs, shortened.
+
+    tied: the output head is the embedding matrix. norms: of one layer, each as wide as the hidden
+    state; qk_norm: two more, as wide as a head. sliding_window: of the layers that have one; the
+    engine and the learner keep and compute what lies outside it too, masked.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tied: bool
+    max_positions: int | None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    norms: int = 2
+    sliding_window: int | None = None
+
+    @property
+    def query_size(self) -> int:
+        """Numbers in all heads' queries of one token."""
+        return self.heads * self.head_dim
+
+    @property
+    def key_size(self) -> int:
+        """Numbers in all heads' keys of one token, and in their values."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of the embedding matrix."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def head_parameters(self) -> int:
+        """Weights of an output head of its own: none where it is tied to the embedding."""
+        return 0 if self.tied else self.vocab_size * self.hidden_size
+
+    @property
+    def attention_parameters(self) -> int:
+        """Weights and biases of the four projections of one layer's attention."""
+        outputs = self.query_size + 2 * self.key_size
+        matrices = self.hidden_size * (outputs + self.query_size)
+        return matrices + self.qkv_bias * outputs + self.o_bias * self.hidden_size
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Weights and biases of the three projections of one layer's feed-forward."""
+        biases = 2 * self.intermediate_size + self.hidden_size
+        return 3 * self.hidden_size * self.intermediate_size + self.mlp_bias * biases
+
+    @property
+    def norm_parameters(self) -> int:
+        """Weights of the norms of one layer."""
+        return self.norms * self.hidden_size + self.qk_norm * 2 * self.head_dim
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one decoder layer."""
+        return self.attention_parameters + self.mlp_parameters + self.norm_parameters
+
+    @property
+    def layer_matrix_parameters(self) -> int:
+        """Weights of one decoder layer that stand in matrix products: no biases, no norms."""
+        attention = 2 * self.hidden_size * (self.query_size + self.key_size)
+        return attention + 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def matrix_parameters(self) -> int:
+        """Weights in matrix products of a token that reaches the output head, tied or not."""
+        return self.layers * self.layer_matrix_parameters + self.embedding_parameters
+
+    def parameters(self) -> int:
+        """All weights of the causal language model, a shared matrix once."""
+        body = self.layers * self.layer_parameters + self.hidden_size  # the last norm
+        return self.embedding_parameters + body + self.head_parameters
+
+    def flops(
+        self, tokens: float, squares: float, head_tokens: float | None = None
+    ) -> ForwardFlops:
+        """Of one forward pass over sequences with `tokens` tokens in all.
+
+        squares: the sum of the sequences' squared lengths. A token attends to those before it and
+        to itself, half of its row, so attention costs two products with squares / 2 pairs:
+        2 x 2 x squares / 2 x heads x head_dim a layer. Kernels that compute the masked half too do
+        twice that. head_tokens: how many reach the output head; None: all.
+        """
+        reach = tokens if head_tokens is None else head_tokens
+        return ForwardFlops(
+            body=MULTIPLY_ADD * tokens * self.layers * self.layer_matrix_parameters,
+            attention=2 * MULTIPLY_ADD * squares / 2 * self.query_size * self.layers,
+            head=MULTIPLY_ADD * reach * self.embedding_parameters,
+        )
+
+    def cache_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Bytes that keys and values of one token take in all layers."""
+        return 2 * self.layers * self.key_size * dtype_bytes
+
+
+def shape_of(config: Mapping[str, Any], source: str = "this config") -> ModelShape:
+    """The shape of a model whose config.json says `config`. source: what messages call it.
+
+    Raises UsageError for a type that is not trained here, for one whose formulas are not known, and
+    for a config without its sizes.
+    """
+    kind = _trained_type(config, source)
+    heads = _size(config, "num_attention_heads", source)
+    hidden = _size(config, "hidden_size", source)
+    bias = bool(config.get("attention_bias")) and kind not in ("qwen2", "mistral")
+    return ModelShape(
+        model_type=kind,
+        vocab_size=_size(config, "vocab_size", source),
+        hidden_size=hidden,
+        intermediate_size=_size(config, "intermediate_size", source),
+        layers=_size(config, "num_hidden_layers", source),
+        heads=heads,
+        kv_heads=_optional(config, "num_key_value_heads", KV_HEADS.get(kind, heads)) or heads,
+        head_dim=_optional(config, "head_dim", HEAD_DIM.get(kind)) or hidden // heads,
+        tied=bool(config.get("tie_word_embeddings", kind.startswith("gemma"))),
+        max_positions=config.get("max_position_embeddings"),
+        qkv_bias=bias or kind == "qwen2",
+        o_bias=bias,
+        mlp_bias=kind == "llama" and bool(config.get("mlp_bias")),
+        qk_norm=kind in QK_NORM,
+        norms=4 if kind in FOUR_NORMS else 2,
+        sliding_window=_window(config, kind),
+    )
+
+
+def shape_of_init(init: ModelInit) -> ModelShape:
+    """The shape of the fresh model that `init` makes (models.fresh).
+
+    A tokenizer of "bpe" may find fewer tokens than it may have in a small text: the vocabulary is
+    then smaller than said here.
+    """
+    tokenizer = init.tokenizer
+    config = init.model_dump(exclude={"type", "tokenizer"}) | {
+        "model_type": init.type,
+        "head_dim": init.hidden_size // init.num_attention_heads,
+        "vocab_size": tokenizer.vocab_size if tokenizer.kind == "bpe" else _characters(init),
+    }
+    if init.type == "gemma3":
+        config |= {"model_type": "gemma3_text", "layer_types": ["full_attention"]}
+    return shape_of(config, "model.init")
+
+
+def _characters(init: ModelInit) -> int:
+    """Printable ASCII, the new line, three special tokens, and phrases that are none of them."""
+    printable = {"\n", *map(chr, range(32, 127))}
+    return 3 + len(printable | set(init.tokenizer.phrases))
+
+
+def _trained_type(config: Mapping[str, Any], source: str) -> str:
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise UsageError(f"{source} names no model_type: it is no config.json of a model")
+    if kind in TYPES and "text_config" not in config:
+        return kind
+    what = "no plan can be made of it"
+    if "text_config" in config or "vision_config" in config:
+        what = "which reads more than text: take the text model of the family"
+    elif config.get("is_encoder_decoder"):
+        what = "an encoder with a decoder: only decoders that predict the next token are trained"
+    raise UsageError(f"{source} is a {kind} model, {what}. Known shapes: {', '.join(TYPES)}")
+
+
+def _size(config: Mapping[str, Any], key: str, source: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{source}: {key} is {value!r}; wanted is a whole number, 1 or more")
+    return value
+
+
+def _optional(config: Mapping[str, Any], key: str, default: int | None) -> int | None:
+    """A key that is not there takes the type's default; null, what transformers makes of it."""
+    return config.get(key, default)
+
+
+def _window(config: Mapping[str, Any], kind: str) -> int | None:
+    kinds = config.get("layer_types")
+    if kinds is not None and "sliding_attention" not in kinds:
+        return None
+    if kind in WINDOWED or config.get("use_sliding_window"):
+        return config.get("sliding_window", 4096)
+    return None

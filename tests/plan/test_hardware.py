@@ -1,0 +1,238 @@
+"""Devices: the table, a user's own rows, names as people write them, what this machine has."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from postgrad.core.errors import UsageError
+from postgrad.plan import hardware
+from postgrad.plan.hardware import catalogue, parse_hardware, this_machine
+
+BUILTIN = catalogue({"POSTGRAD_HARDWARE": "/dev/null"})
+ROW = """
+[Mine-48G]
+memory_bytes = 48_000_000_000
+bandwidth = 1e12
+bf16_flops = 2e14
+float32_flops = 5e13
+link = "nvlink"
+link_bytes_per_second = 5e10
+price_per_hour = 1.25
+"""
+
+
+def test_every_row_has_figures_of_the_size_that_devices_have() -> None:
+    for device in BUILTIN.values():
+        gpu = not device.is_cpu
+        assert device.source, device.name
+        assert (10e9 < device.memory_bytes < 300e9) == gpu
+        assert device.bf16_flops >= device.float32_flops
+        assert (device.link == "none") == (not device.link_bytes_per_second) == device.is_cpu
+        assert device.price_per_hour is None  # prices go out of date
+        named = [part for part in device.name.split("-") if part[:-1].isdigit() and part[-1] == "G"]
+        for part in named:
+            assert 0.9 < device.memory_bytes / (int(part[:-1]) * 2**30) < 1.0
+
+
+def test_flops_are_the_dense_ones() -> None:
+    """Half of what datasheets print with an asterisk."""
+    sparse = {"A100-80G": 624e12, "H100": 1979e12, "H200": 1979e12, "B200": 4500e12, "L40S": 733e12}
+    for name, figure in sparse.items():
+        assert BUILTIN[name].bf16_flops == pytest.approx(figure / 2, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "name"),
+    [
+        ("8xA100-80G", 8, "A100-80G"),
+        ("8 x a100-80gb", 8, "A100-80G"),
+        ("6 x RTX 4090", 6, "RTX-4090"),
+        ("4x4090", 4, "RTX-4090"),
+        ("H200", 1, "H200"),
+        ("2*h100_pcie", 2, "H100-PCIe"),
+        ("NVIDIA A100-SXM4-40GB", 1, "A100-40G"),
+        ("NVIDIA A100-PCIE-40GB", 1, "A100-40G-PCIe"),
+        ("NVIDIA A100 80GB PCIe", 1, "A100-80G-PCIe"),
+        ("NVIDIA H100 80GB HBM3", 1, "H100"),
+        ("AMD Instinct MI300X", 1, "MI300X"),
+    ],
+)
+def test_a_device_is_found_as_people_and_drivers_write_it(text: str, count: int, name: str) -> None:
+    found = parse_hardware(text, BUILTIN)
+    assert (found.count, found.device) == (count, BUILTIN[name])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("8xV100", "did you mean H100"),
+        ("RTX 3090", "did you mean RTX-4090"),
+        ("A100", "which one: A100-40G, A100-40G-PCIe, A100-80G, A100-80G-PCIe"),
+        ("toaster", "Known are RTX-4090"),
+        ("0xH100", "wanted is a count and a device"),
+        ("", "wanted is a count and a device"),
+    ],
+)
+def test_a_device_that_is_not_known_is_refused_with_the_nearest(text: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        parse_hardware(text, BUILTIN)
+
+
+@pytest.mark.parametrize("folder", ["POSTGRAD_HARDWARE", "XDG_CONFIG_HOME", "HOME"])
+def test_rows_of_a_users_own_file_are_added(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"XDG_CONFIG_HOME": "postgrad", "HOME": ".config/postgrad"}.get(folder, "")
+    path = tmp_path / place / "hardware.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(ROW, "utf-8")
+    value = str(path) if folder == "POSTGRAD_HARDWARE" else str(tmp_path)
+    monkeypatch.setenv("HOME", value)
+    known = catalogue({folder: value})
+    assert list(known) == [*BUILTIN, "Mine-48G"]
+    mine = parse_hardware("2xmine-48gb", known)
+    assert (mine.count, mine.device.price_per_hour) == (2, 1.25)
+    assert mine.device.source == str(path)
+
+
+def test_a_row_of_ones_own_stands_in_place_of_a_known_one(tmp_path: Path) -> None:
+    path = tmp_path / "hardware.toml"
+    path.write_text(ROW.replace("Mine-48G", "H200"), "utf-8")
+    known = catalogue({"POSTGRAD_HARDWARE": str(path)})
+    assert parse_hardware("H200", known).device.memory_bytes == 48_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (ROW.replace("bandwidth", "bandwith"), r"\[Mine-48G\] bandwith is no figure .*'bandwidth'"),
+        (ROW.replace("bandwidth = 1e12", ""), r"\[Mine-48G\] lacks bandwidth"),
+        (ROW.replace("1e12", "-1.0"), r"\[Mine-48G\] bandwidth = -1.0: input should be greater"),
+        (ROW.replace("1e12", '"fast"'), r"\[Mine-48G\] bandwidth = 'fast'"),
+        (ROW.replace("1e12", "inf"), r"\[Mine-48G\] bandwidth = "),
+        (ROW.replace('"nvlink"', '"wire"'), r"\[Mine-48G\] link = 'wire'"),
+        ("memory_bytes = 3", "memory_bytes = 3 stands outside a device's table"),
+        ("[A", "is not TOML"),
+    ],
+)
+def test_a_row_that_says_what_it_may_not_is_named(text: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "hardware.toml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(UsageError, match=reason) as refused:
+        catalogue({"POSTGRAD_HARDWARE": str(path)})
+    assert str(path) in str(refused.value)
+
+
+def test_a_file_that_is_named_and_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        catalogue({"POSTGRAD_HARDWARE": str(tmp_path / "none.toml")})
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | Exception], None]:
+    """driver(answer): what nvidia-smi says on this machine."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def put(answer: str | Exception) -> None:
+        def run(command: list[str], **more: Any) -> Any:
+            assert command[0] == "nvidia-smi"
+            if isinstance(answer, Exception):
+                raise answer
+            return subprocess.CompletedProcess(command, 0, stdout=answer)
+
+        monkeypatch.setattr(hardware.subprocess, "run", run)
+
+    return put
+
+
+def test_the_gpus_of_this_machine_are_found_in_the_table(
+    driver: Callable[[str | Exception], None],
+) -> None:
+    driver("NVIDIA H200, 143771\nNVIDIA H200, 143771\n")
+    found = this_machine(BUILTIN)
+    assert (found.count, found.device) == (2, BUILTIN["H200"])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "count"),
+    [("1", 1), ("0,2", 2), ("0,7,1", 1), ("GPU-1a,GPU-2b", 2), ("", 0), ("-1", 0)],
+)
+def test_only_visible_gpus_count(
+    allowed: str,
+    count: int,
+    driver: Callable[[str | Exception], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver("NVIDIA L40S, 46068\n" * 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
+    found = this_machine(BUILTIN)
+    assert found.device.is_cpu == (not count)
+    assert found.count == max(1, count)
+
+
+def test_a_part_of_a_gpu_has_the_memory_that_its_driver_says(
+    driver: Callable[[str | Exception], None],
+) -> None:
+    driver("NVIDIA H200, 143771\nNVIDIA H200, 20480\n")
+    found = this_machine(BUILTIN)
+    assert (found.count, found.device.memory_bytes) == (2, 20480 * 2**20)
+
+
+def test_a_driver_that_does_not_say_how_much_memory_leaves_the_tables(
+    driver: Callable[[str | Exception], None],
+) -> None:
+    driver("NVIDIA B200, [N/A]\n")
+    assert this_machine(BUILTIN).device == BUILTIN["B200"]
+
+
+def test_a_gpu_that_the_table_lacks_is_refused_by_name(
+    driver: Callable[[str | Exception], None],
+) -> None:
+    driver("NVIDIA GeForce RTX 3090, 24576\n")
+    with pytest.raises(UsageError, match=r"RTX 3090.*did you mean RTX-4090.*a row of your own"):
+        this_machine(BUILTIN)
+
+
+def test_a_driver_that_hangs_is_not_taken_for_no_gpu(
+    driver: Callable[[str | Exception], None],
+) -> None:
+    driver(subprocess.TimeoutExpired("nvidia-smi", 10))
+    with pytest.raises(UsageError, match="say --hardware"):
+        this_machine(BUILTIN)
+
+
+@pytest.mark.parametrize("flags", ["fma avx2", "avx512f avx512_bf16", "amx_bf16 amx_tile"])
+def test_a_machine_without_gpus_is_its_cpu_with_its_memory(
+    flags: str,
+    driver: Callable[[str | Exception], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    driver(FileNotFoundError("nvidia-smi"))
+    monkeypatch.setattr(hardware, "CONTROL_GROUP", tmp_path)
+    monkeypatch.setattr(hardware, "CPU_FLAGS", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(f"model name : x\nflags\t: {flags}\nbugs : none\n", "utf-8")
+    found = this_machine(BUILTIN).device
+    core = BUILTIN["CPU-BF16" if "bf16" in flags else "CPU"]
+    cores = found.float32_flops / core.float32_flops
+    assert cores == int(cores) >= 1
+    assert found.bf16_flops == cores * core.bf16_flops
+    assert found.memory_bytes == psutil.virtual_memory().total
+    (tmp_path / "memory.max").write_text("1000000\n", "utf-8")
+    assert parse_hardware("cpu", BUILTIN).device.memory_bytes == 1_000_000
+    (tmp_path / "memory.max").write_text("max\n", "utf-8")
+    assert parse_hardware("cpu", BUILTIN).device.memory_bytes == psutil.virtual_memory().total
+
+
+def test_torch_is_not_imported() -> None:
+    code = (
+        "import sys; from postgrad.plan.hardware import parse_hardware, this_machine; "
+        "parse_hardware('8xH100'); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
