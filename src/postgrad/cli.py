@@ -12,6 +12,7 @@ from typing import Any
 from postgrad import __version__
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.files import finite
+from postgrad.core.imports import heavy_imports
 
 OVERRIDES = "Every key of a recipe can be given as --section.key VALUE."
 
@@ -82,7 +83,7 @@ def _add_runs(add: Callable[..., Any]) -> None:
     one = add("train", _train, "run a recipe, or the recipes of a folder with pipeline.toml", True)
     one.add_argument("recipe", type=Path, metavar="RECIPE.toml|DIR")
     one.add_argument("--dry-run", action="store_true", help="everything up to the first step")
-    one.add_argument("--profile", action="store_true", help="trace one step")
+    one.add_argument("--profile", action="store_true", help="where the time of a step goes")
     one.add_argument("--overwrite", choices=("true", "false"), default="false")
     _changes(one)
     one.add_argument("--quiet", action="store_true", help="only warnings and errors")
@@ -156,13 +157,15 @@ def _train(known: argparse.Namespace, rest: list[str]) -> Any:
         if known.dry_run or known.profile:
             raise UsageError("--dry-run and --profile are for one recipe, not for a folder")
         pipeline = load_pipeline(known.recipe, rest)
-        from postgrad.jobs.pipeline import train_pipeline
+        with heavy_imports():
+            from postgrad.jobs.pipeline import train_pipeline
 
         return train_pipeline(
             pipeline, _console(known), overwrite=overwrite, allow_change=known.allow_change
         )
     recipe = load_recipe(known.recipe, rest)
-    from postgrad.jobs.train import dry_run, train
+    with heavy_imports():
+        from postgrad.jobs.train import dry_run, train
 
     if known.dry_run:
         return dry_run(recipe, _console(known))
@@ -176,7 +179,8 @@ def _train(known: argparse.Namespace, rest: list[str]) -> Any:
 
 
 def _resume(known: argparse.Namespace, rest: list[str]) -> Any:
-    from postgrad.jobs.train import resume
+    with heavy_imports():
+        from postgrad.jobs.train import resume
 
     return resume(known.run_dir, rest, known.allow_change, _console(known))
 
@@ -185,13 +189,15 @@ def _eval(known: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.recipe.load import load_recipe
 
     recipe = load_recipe(known.recipe, rest)
-    from postgrad.jobs.evaluate import evaluate
+    with heavy_imports():
+        from postgrad.jobs.evaluate import evaluate
 
     return evaluate(recipe, known.model, _console(known), known.against)
 
 
 def _export(known: argparse.Namespace, rest: list[str]) -> Any:
-    from postgrad.jobs.export import export
+    with heavy_imports():
+        from postgrad.jobs.export import export
 
     to = export(known.run_dir, known.checkpoint, known.to, known.role, adapter=known.adapter)
     reader = "PEFT" if known.adapter else "plain transformers"
@@ -212,8 +218,9 @@ def _verify(known: argparse.Namespace, rest: list[str]) -> Any:
 
 
 def _serve_reward(known: argparse.Namespace, rest: list[str]) -> Any:
-    from postgrad.jobs.serve.command import serve_reward
-    from postgrad.jobs.serve.limits import limits_of
+    with heavy_imports():
+        from postgrad.jobs.serve.command import serve_reward
+        from postgrad.jobs.serve.limits import limits_of
 
     limits = limits_of(known.max_batch_tokens, known.max_request_bytes, known.request_seconds)
     return serve_reward(

@@ -38,7 +38,8 @@ size = 4
 every = 2
 max_new_tokens = 6
 [[rewards]]
-type = "reasoning_gym"
+type = "regex"
+pattern = "[a-m]"
 [scoring]
 workers = 1
 """

@@ -1,44 +1,80 @@
-"""`train --profile`: where the time of one step goes, by torch's own profiler."""
+"""`train --profile`: where the time of a step goes, as a table, profile.json and a trace.
 
-from collections.abc import Mapping
-from pathlib import Path
+Three steps of this process, of which the first warms up. The second is timed and nothing else, so
+that its seconds are those of any run; the third is recorded operation by operation, which slows it
+down, so that of it only shares count. Looking changes no bit of the run.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch import Tensor
 from torch.profiler import profile
 
 from postgrad.checkpoint.state import RunState
+from postgrad.core.errors import UsageError
+from postgrad.core.files import write_json
 from postgrad.jobs.loop import Job
 from postgrad.jobs.results import Result
-from postgrad.observe.console import Console
+from postgrad.jobs.run import Run
 
-PROFILED = 2  # this process's second step: the first one warms up
+TABLE, TRACE = "profile.json", "trace.json.gz"
+TIMED, RECORDED = 2, 3  # steps of this process: the first one warms up
+MOST = 10  # operations of a phase that are named
+WIDEST = 36  # characters of a name in the table
+BACKWARD, OPTIMIZER = "autograd::engine::evaluate_function", "Optimizer.step"
+KINDS = {"operations": "operations", "backward": "backward pass", "optimizer": "optimizer"}
 
 
 class Profiled:
-    """A job whose second step is recorded as a trace in `to`."""
+    """A job whose second step is timed and whose third is recorded, into the run's directory."""
 
-    def __init__(self, job: Job, to: Path, console: Console) -> None:
+    def __init__(self, job: Job, run: Run, state: RunState) -> None:
+        """Raises UsageError where the run has not so many steps left from `state`."""
+        left = run.steps - state.step
+        if left < RECORDED:
+            raise UsageError(
+                f"--profile needs {RECORDED} steps, one that warms up, one that is timed and one "
+                f"that is recorded, and this run has {left} left: raise steps"
+            )
         self._job = job
-        self._to = to
-        self._console = console
+        self._run = run
         self._steps = 0
+        self._at = Look()
+        self._timed: dict[str, Any] = {}
 
     def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
         """Job.step."""
         self._steps += 1
-        if self._steps != PROFILED:
+        if self._steps == TIMED:
+            self._at = Look.at(self._run)
+        if self._steps != RECORDED:
             return self._job.step(state)
+        timed = {"step": state.step, **self._at.until(Look.at(self._run))}
+        before = set(self._run.clock.total)
         with profile() as recorded:
             result = self._job.step(state)
-        recorded.export_chrome_trace(str(self._to))
-        self._console.note(
-            cast(Any, recorded.key_averages()).table(sort_by="self_cpu_time_total", row_limit=12)
-        )
-        self._console.note(
-            f"trace of step {state.step + 1}: {self._to} (open it in a trace viewer)"
-        )
+        self._write(timed, recorded, before | set(self._run.clock.total))
         return result
+
+    def _write(self, timed: dict[str, Any], recorded: profile, spans: set[str]) -> None:
+        run = self._run
+        folder = run.directory.path
+        recorded.export_chrome_trace(str(folder / TRACE))
+        events = [_event(one) for one in cast(Any, recorded.events())]
+        phases = summary(events, spans)
+        choices = {"device": run.choices.device, "threads": run.choices.threads}
+        choices |= {"dtype": run.choices.dtype, "rollout_dtype": run.choices.rollout_dtype}
+        found = {"timed": timed, "recorded": {"step": timed["step"] + 1, "phases": phases}}
+        write_json(folder / TABLE, {**choices, **found, "trace": TRACE})
+        columns = ("", "seconds", "share", "CPU seconds")
+        run.console.table(f"step {timed['step']}, timed", columns, time_rows(timed))
+        columns = ("", "share of the phase", "calls")
+        title = f"step {timed['step'] + 1}, recorded (slower): its operations"
+        run.console.table(title, columns, operation_rows(phases))
+        run.console.note(f"{folder / TABLE} has both tables; {TRACE} beside it is for Perfetto")
 
     def evaluate(self) -> list[Result]:
         """Job.evaluate."""
@@ -47,3 +83,157 @@ class Profiled:
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """Job.tensors."""
         return self._job.tensors()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The clocks of a run at one moment. seconds: by phase and part."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    cpu_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @classmethod
+    def at(cls, run: Run) -> "Look":
+        """Now."""
+        clock = run.clock
+        return cls(
+            time.perf_counter(), time.process_time(), dict(clock.total), dict(clock.total_cpu)
+        )
+
+    def until(self, later: "Look") -> dict[str, Any]:
+        """What lies between two looks; what is in no phase is the phase "other"."""
+        wall, cpu = later.wall - self.wall, later.cpu - self.cpu
+        phases: dict[str, dict[str, float]] = {}
+        for name, seconds in later.seconds.items():
+            spent = seconds - self.seconds.get(name, 0.0)
+            if spent <= 0.0:
+                continue
+            phases[name] = {"seconds": spent}
+            if name in later.cpu_seconds:
+                used = later.cpu_seconds[name] - self.cpu_seconds.get(name, 0.0)
+                phases[name]["cpu_seconds"] = used
+        whole = [one for name, one in phases.items() if "/" not in name]
+        phases["other"] = {
+            "seconds": max(0.0, wall - sum(one["seconds"] for one in whole)),
+            "cpu_seconds": max(0.0, cpu - sum(one["cpu_seconds"] for one in whole)),
+        }
+        names = sorted(phases, key=lambda name: _place(name, list(phases)))
+        return {
+            "seconds": wall,
+            "cpu_seconds": cpu,
+            "phases": {name: phases[name] for name in names},
+        }
+
+
+def _place(name: str, names: list[str]) -> tuple[int, int]:
+    """Phases in the order in which they ended, each before its parts."""
+    phase = name.partition("/")[0]
+    return names.index(phase), (1 + names.index(name)) * ("/" in name)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that was recorded, in microseconds. own: less what was recorded inside it; device:
+    what its kernels took on an accelerator. within: the names around it, the innermost first.
+    """
+
+    name: str
+    start: float
+    end: float
+    own: float
+    device: float = 0.0
+    within: tuple[str, ...] = ()
+
+
+def _event(one: Any) -> Event:
+    within: list[str] = []
+    parent = one.cpu_parent
+    while parent is not None:
+        within.append(parent.name)
+        parent = parent.cpu_parent
+    span = one.time_range
+    device = float(one.self_device_time_total)
+    return Event(one.name, span.start, span.end, one.self_cpu_time_total, device, tuple(within))
+
+
+def summary(events: Iterable[Event], spans: set[str]) -> dict[str, dict[str, Any]]:
+    """By phase: seconds, the shares of `KINDS` and of what is outside of all operations (Python,
+    waiting), and the operations that took longest by themselves.
+
+    spans: the names of phases and parts among the events. Shares are of the phase's seconds.
+    """
+    events = list(events)
+    phases = [one for one in events if one.name in spans and "/" not in one.name]
+    found: dict[str, dict[str, Any]] = {}
+    for phase in sorted(phases, key=lambda one: one.start):
+        inside = [one for one in events if phase.start <= one.start < phase.end]
+        length = phase.end - phase.start
+        kinds = dict.fromkeys((*KINDS, "outside"), 0.0)
+        for one in inside:
+            kinds["outside" if one.name in spans else _kind(one)] += one.own / length
+        found[phase.name] = {
+            "seconds": length / 1e6,
+            "shares": kinds,
+            "operations": _longest([one for one in inside if one.name not in spans], length),
+        }
+    return found
+
+
+def _longest(events: Sequence[Event], length: float) -> list[dict[str, Any]]:
+    """The operations of a phase of `length` microseconds by their own time, on an accelerator where
+    one was at work.
+    """
+    named: dict[str, list[Event]] = {}
+    for one in events:
+        named.setdefault(one.name, []).append(one)
+    found = [
+        {
+            "name": name,
+            "calls": len(calls),
+            "share": sum(one.own for one in calls) / length,
+            "seconds": sum(one.own for one in calls) / 1e6,
+            "device_seconds": sum(one.device for one in calls) / 1e6,
+        }
+        for name, calls in named.items()
+    ]
+    by = "device_seconds" if any(one.device for one in events) else "seconds"
+    return sorted(found, key=lambda one: one[by], reverse=True)[:MOST]
+
+
+def _kind(event: Event) -> str:
+    for name in (event.name, *event.within):
+        if name.startswith(BACKWARD):
+            return "backward"
+        if name.startswith(OPTIMIZER):
+            return "optimizer"
+    return "operations"
+
+
+def time_rows(timed: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The table of a timed step: a row for each phase and, below it, for its parts."""
+    rows: list[tuple[str, ...]] = []
+    for name, one in timed["phases"].items():
+        phase, _, part = name.rpartition("/")
+        label = f"  {part}" if phase else part
+        cpu = f"{one['cpu_seconds']:.3f}" if "cpu_seconds" in one else ""
+        share = one["seconds"] / timed["seconds"]
+        rows.append((label, f"{one['seconds']:.3f}", f"{share:.1%}", cpu))
+    rows.append(("step", f"{timed['seconds']:.3f}", "", f"{timed['cpu_seconds']:.3f}"))
+    return rows
+
+
+def operation_rows(phases: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """The table of a recorded step: for each phase its kinds, then its longest operations."""
+    rows: list[tuple[str, ...]] = []
+    for name, phase in phases.items():
+        rows.append((name, "", ""))
+        for kind, label in {**KINDS, "outside": "Python and waiting"}.items():
+            if phase["shares"][kind] >= 0.001:
+                rows.append((f"  {label}", f"{phase['shares'][kind]:.1%}", ""))
+        for one in phase["operations"]:
+            if one["share"] >= 0.01:
+                called = one["name"].removeprefix("aten::").removeprefix(f"{BACKWARD}: ")
+                rows.append((f"    {called[:WIDEST]}", f"{one['share']:.1%}", str(one["calls"])))
+    return rows

@@ -85,9 +85,12 @@ class RLJob:
         sampled = self._sample(state)
         batch = RolloutBatch.of(sampled.groups)
         with run.phase("train", run.geometry.updates_per_step):
-            old, ref, values = self._columns(batch)
-            credit = parts.algorithm.credit(batch, old, ref, values, state.algorithm)
-            results = self._update(credit, state)
+            with run.clock.timed("train/columns"):
+                old, ref, values = self._columns(batch)
+            with run.clock.timed("train/credit"):
+                credit = parts.algorithm.credit(batch, old, ref, values, state.algorithm)
+            with run.clock.timed("train/update"):
+                results = self._update(credit, state)
         learned = _learner_logprobs(credit, old, results["policy"])
         mismatch = self._compare(batch, credit, learned)
         with run.phase("publish"):
@@ -127,7 +130,13 @@ class RLJob:
         """The step's groups; a failed verifier is recorded with its cause."""
         run, parts = self._run, self._parts
         with run.phase("sample", run.geometry.samples_per_step), parts.scorer.step():
+            stats, waited = replace(parts.engine.stats), parts.scorer.seconds
             sampled = parts.source.next(state.step + 1, state.cursor, state.source)
+            run.clock.add("sample/score", parts.scorer.seconds - waited)
+            for part in ("prefill", "decode"):
+                name = f"{part}_seconds"
+                spent = getattr(parts.engine.stats, name) - getattr(stats, name)
+                run.clock.add(f"sample/{part}", spent)
         missing = sampled.metrics.get("sampling/missing_groups", 0.0)
         if missing:
             run.logs.event(

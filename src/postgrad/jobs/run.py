@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import psutil
+from torch.profiler import record_function
 
 from postgrad.checkpoint.store import CheckpointStore
 from postgrad.core.batch import BatchGeometry
@@ -21,19 +22,31 @@ from postgrad.recipe.recipe import Recipe
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds by phase: of the step under way, and of the whole process."""
+    """Seconds by phase ("sample") and by part of a phase ("sample/decode"): of the step under way,
+    and of the whole process. total_cpu: of all threads, where they were measured.
+    """
 
     step: dict[str, float] = field(default_factory=dict[str, float])
     total: dict[str, float] = field(default_factory=dict[str, float])
+    total_cpu: dict[str, float] = field(default_factory=dict[str, float])
     started: float = field(default_factory=time.perf_counter)
 
-    def add(self, phase: str, seconds: float) -> None:
-        """Count `seconds` of a phase."""
-        self.step[phase] = self.step.get(phase, 0.0) + seconds
-        self.total[phase] = self.total.get(phase, 0.0) + seconds
+    def add(self, name: str, seconds: float) -> None:
+        """Count `seconds` of a phase or part."""
+        self.step[name] = self.step.get(name, 0.0) + seconds
+        self.total[name] = self.total.get(name, 0.0) + seconds
+
+    @contextmanager
+    def timed(self, name: str) -> Generator[None]:
+        """Counts what happens inside as a phase or part, unless it is raised; a trace shows it."""
+        began, cpu = time.perf_counter(), time.process_time()
+        with record_function(name):
+            yield
+        self.add(name, time.perf_counter() - began)
+        self.total_cpu[name] = self.total_cpu.get(name, 0.0) + time.process_time() - cpu
 
     def take_step(self) -> dict[str, float]:
-        """PHASE_seconds of the step that ends here."""
+        """PHASE_seconds and PHASE/PART_seconds of the step that ends here."""
         found = {f"{phase}_seconds": seconds for phase, seconds in self.step.items()}
         self.step = {}
         return found
@@ -71,11 +84,13 @@ class Run:
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Generator[None]:
         """Times a phase, shows its progress (`advance`) and watches that it does not hang."""
-        began = time.perf_counter()
-        with self.watchdog.phase(name), self.console.phase(name, total) as self.shown:
+        with (
+            self.clock.timed(name),
+            self.watchdog.phase(name),
+            self.console.phase(name, total) as self.shown,
+        ):
             yield
         self.shown = None
-        self.clock.add(name, time.perf_counter() - began)
 
     def advance(self, n: int = 1) -> None:
         """So much more of the phase under way is done."""

@@ -110,7 +110,7 @@ def _execute(
         stack.enter_context(claimed(directory.path))
         run, job, base, state = _prepare(recipe, directory, console, stack, allow_change)
         if profile:
-            job = Profiled(job, directory.path / "profile.json", console)
+            job = Profiled(job, run, state)
         state = loop(run, job, state)
         model = None
         if recipe.checkpoint.save_hf:

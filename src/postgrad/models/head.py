@@ -1,15 +1,21 @@
 """The output head: from hidden states to logits and logprobs, never the whole [T, V].
 
 The final soft-cap and logit scaling that some models have belong to the head. Logprobs and
-entropies are computed in chunks of entries, and each chunk's logits are computed again in the
-backward pass instead of being kept: memory is one chunk's [chunk, V], whatever the batch.
+entropies are computed in chunks of entries. Where there are several, each chunk's logits are
+computed again in the backward pass instead of being kept: memory is one chunk's [chunk, V], twice
+in the backward pass, whatever the batch.
 """
+
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_VALUES = 2**24  # logits in one chunk: 64 MiB in float32
+BLOCK_VALUES = 2**17  # of them in one elementwise step on a CPU: 512 KiB, half a second-level cache
 
 
 def full_logits(lm: nn.Module, hidden: Tensor) -> Tensor:
@@ -36,16 +42,65 @@ def scores(lm: nn.Module, hidden: Tensor) -> Tensor:
     return lm.score(hidden)[:, 0]  # pyright: ignore[reportCallIssue]
 
 
+class _TokenLogprobs(torch.autograd.Function):
+    """Logprobs of targets, and entropies, from logits. The backward pass takes from the logits and
+    log Z what a graph of small steps would keep in three copies of [N, V].
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        log_z = logits.new_empty(len(logits))
+        entropy = logits.new_zeros(len(logits) if with_entropy else 0)
+        for rows in _blocks(logits):
+            scaled = _scaled(logits[rows], temperature)
+            log_z[rows] = torch.logsumexp(scaled, -1)
+            if with_entropy:
+                probs = torch.exp(scaled - log_z[rows, None])
+                entropy[rows] = log_z[rows] - (probs * scaled).sum(-1)
+        logprobs = _scaled(logits.gather(-1, targets[:, None])[:, 0], temperature) - log_z
+        ctx.save_for_backward(logits, targets, log_z, entropy)
+        ctx.temperature, ctx.with_entropy = temperature, with_entropy
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        logits, targets, log_z, entropy = ctx.saved_tensors
+        of_logprob, of_entropy = (gradient / ctx.temperature for gradient in gradients)
+        of_logits = torch.empty_like(logits)
+        for rows in _blocks(logits):
+            log_p = _scaled(logits[rows], ctx.temperature) - log_z[rows, None]  # log p
+            factor = -of_logprob[rows, None]
+            if ctx.with_entropy:
+                factor = factor - of_entropy[rows, None] * (log_p + entropy[rows, None])
+            torch.mul(log_p.exp_(), factor, out=of_logits[rows])
+        places = targets[:, None]
+        of_logits.scatter_(-1, places, of_logits.gather(-1, places) + of_logprob[:, None])
+        return of_logits, None, None, None
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    return logits if temperature == 1.0 else logits / temperature
+
+
+def _blocks(logits: Tensor) -> Iterator[slice]:
+    """Runs of rows whose temporaries stay in a CPU's cache; one run on other devices."""
+    size = (
+        max(1, BLOCK_VALUES // logits.shape[1])
+        if logits.device.type == "cpu"
+        else max(1, len(logits))
+    )
+    for start in range(0, len(logits), size):
+        yield slice(start, start + size)
+
+
 def _chunk(
     lm: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    logits = full_logits(lm, hidden) / temperature
-    log_z = torch.logsumexp(logits, -1)
-    logprobs = logits.gather(-1, targets[:, None])[:, 0] - log_z
-    if not with_entropy:
-        return logprobs, logprobs.new_zeros(0)
-    probs = torch.exp(logits - log_z[:, None])
-    return logprobs, log_z - (probs * logits).sum(-1)
+    logits = full_logits(lm, hidden)
+    return _TokenLogprobs.apply(logits, targets, temperature, with_entropy)  # pyright: ignore[reportReturnType]
 
 
 def target_logprobs(
@@ -62,10 +117,11 @@ def target_logprobs(
     float32, at logits / temperature, whatever the model's dtype.
     """
     size = max(1, CHUNK_VALUES // lm.config.vocab_size)  # pyright: ignore[reportAttributeAccessIssue, reportOperatorIssue]
+    again = torch.is_grad_enabled() and len(targets) > size
     parts: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(targets), size):
         inputs = (lm, hidden[start : start + size], targets[start : start + size])
-        if torch.is_grad_enabled():
+        if again:
             part = checkpoint(
                 _chunk, *inputs, temperature, with_entropy,
                 use_reentrant=False, preserve_rng_state=False,

@@ -131,7 +131,8 @@ class Console:
             if math.isfinite(metrics.get(key, math.nan))
         }
         width = len(str(total))
-        seconds = sum(value for key, value in metrics.items() if key.endswith("_seconds"))
+        phases = [key for key in metrics if key.endswith("_seconds") and "/" not in key]
+        seconds = sum(metrics[key] for key in phases)  # parts of a phase are in it
         took = f"{seconds:.2f} s"
 
         def line() -> str:

@@ -28,6 +28,7 @@ OURS = (  # what a run writes, and --overwrite true removes
     "events.jsonl",
     "stacks.txt",
     "profile.json",
+    "trace.json.gz",
 )
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "reasoning-gym")
 SPARE_BYTES = 2**20

@@ -45,6 +45,8 @@ def apply(placement: Placement) -> torch.device:
     if placement.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(placement.deterministic)
+    # The mode would also write NaN into every new tensor, a help for debugging: a pass over memory.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     return torch.device(placement.device)
 
 

@@ -1,5 +1,6 @@
 """Rollouts in, scored groups out: components weighed and summed, failures under their policy."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class Scorer:
 
     What a group scores depends on the group and the settings, not on the number of workers, the
     order of submission, or how long anything takes (a wall-clock overrun, tried twice, aside).
+    `seconds` is how long the caller has stood still for it so far.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Scorer:
         self._place: dict[int, tuple[_Group, int, int]] = {}  # job -> group, name, rollout
         self._ready: list[ScoredGroup] = []
         self._tally = Tally()
+        self.seconds = 0.0
 
     def __enter__(self) -> "Scorer":
         return self
@@ -127,6 +130,7 @@ class Scorer:
         """
         if not rollouts:
             raise ValueError(f"ticket {prompt.ticket}: a group without rollouts")
+        began = time.perf_counter()
         names = self._applying(prompt)
         group = _Group(prompt, tuple(rollouts), names, len(rollouts) * len(names))
         prompt_text = _prompt_text(prompt)
@@ -145,18 +149,21 @@ class Scorer:
                     group.missing -= 1
         if not group.missing:
             self._finish(group)
+        self.seconds += time.perf_counter() - began
 
     def completed(self, wait: bool) -> list[ScoredGroup]:
         """Groups whose scoring has ended; with `wait`, at least one while any is under way.
 
         Raises RunError where a failed component's policy is to stop the run.
         """
+        began = time.perf_counter()
         while True:
             pending = bool(self._place) and not self._ready
             for outcome in self._pool.poll(wait=wait and pending):
                 self._settle(outcome)
             if self._ready or not wait or not self._place:
                 ready, self._ready = self._ready, []
+                self.seconds += time.perf_counter() - began
                 return ready
 
     def score(self, pairs: Sequence[tuple[Prompt, Sequence[Rollout]]]) -> list[ScoredGroup]:

@@ -27,6 +27,9 @@ def assemble(
 ) -> RLJob:
     """See setup.job.assemble."""
     tokenizer = load_tokenizer(path)
+    _check_tokens(recipe, path, tokenizer)
+    learned = learned_reward(recipe, tokenizer)
+    scorer = stack.enter_context(environments.scorer(recipe, learned))  # starts beside what follows
     prompts = training_prompts(
         environments.through(recipe, recipe.data),
         tokenizer,
@@ -35,9 +38,6 @@ def assemble(
     )
     common.show_rows(run, prompts.accounts)
     environments.check_rows(recipe, prompts)
-    _check_tokens(recipe, path, tokenizer)
-    learned = learned_reward(recipe, tokenizer)
-    scorer = stack.enter_context(environments.scorer(recipe, learned))
     common.check_answers(scorer, prompts)
     evaluator = common.evaluator(run, recipe, tokenizer, scorer) if recipe.eval.sets else None
     run.geometry = recipe.geometry(len(prompts))

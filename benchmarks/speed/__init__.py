@@ -1,0 +1,1 @@
+"""Speed and memory of postgrad and its peers on the same work."""

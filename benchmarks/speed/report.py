@@ -1,0 +1,81 @@
+"""What a comparison leaves: a table for people and a JSON object for later."""
+
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.speed.harness import Results, fastest, ratio
+
+MEASURES = ("seconds", "cpu_seconds", "peak_bytes")
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on and the code does not."""
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name, where Linux says it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and most."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def report(results: Sequence[Results], ours: str, theirs: str) -> dict[str, Any]:
+    """Every round, the spreads, and the ratios of the best of `theirs` over the best of `ours`."""
+    mine, peer = fastest(results, ours), fastest(results, theirs)
+    return {
+        "sides": {
+            one.contestant.name: {
+                "versions": dict(one.versions),
+                "options": asdict(one.contestant.options),
+                "counts": dict(one.rounds[0].counts),
+                **{m: spread([getattr(r, m) for r in one.rounds]) for m in MEASURES},
+                "rounds": [asdict(r) for r in one.rounds],
+            }
+            for one in results
+        },
+        "compared": [mine.contestant.name, peer.contestant.name],
+        "ratio": {m: ratio(mine, peer, m) for m in MEASURES},
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """The report in a few lines of text."""
+    head = f"{'':24}{'wall s':>22}{'CPU s':>22}{'peak MiB':>12}  {'work'}"
+    lines = [head]
+    for name, side in found["sides"].items():
+        mib = side["peak_bytes"]["median"] / 2**20
+        counts = ", ".join(f"{v} {k.replace('_', ' ')}" for k, v in side["counts"].items())
+        times = "".join(f"{_span(side[m]):>22}" for m in ("seconds", "cpu_seconds"))
+        lines.append(f"{name:24}{times}{mib:>12.0f}  {counts}")
+    mine, peer = found["compared"]
+    for measure, name in (("seconds", "wall"), ("cpu_seconds", "CPU"), ("peak_bytes", "memory")):
+        of = found["ratio"][measure]
+        lines.append(
+            f"{name:>8}: {peer} / {mine} = {of['of_medians']:.2f} "
+            f"({of['min']:.2f} to {of['max']:.2f})"
+        )
+    return "\n".join(lines)
+
+
+def _span(of: dict[str, float]) -> str:
+    return f"{of['median']:.2f} ({of['min']:.2f}-{of['max']:.2f})"

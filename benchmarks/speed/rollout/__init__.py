@@ -1,0 +1,1 @@
+"""Sampling: every engine writes the same number of tokens for every sample."""

@@ -1,0 +1,1 @@
+"""One update of SFT on GSM8K's conversations."""

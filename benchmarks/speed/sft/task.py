@@ -1,0 +1,3 @@
+"""What both sides do: how many conversations an update has."""
+
+UPDATE = 64

@@ -1,0 +1,45 @@
+"""Heavy imports run without the collector, once in a process."""
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+import postgrad.core.imports as module
+from postgrad.core.imports import heavy_imports
+
+
+def test_the_collector_rests_during_imports_and_leaves_them_alone_afterwards() -> None:
+    program = """
+import gc
+from postgrad.core.imports import heavy_imports
+with heavy_imports():
+    assert not gc.isenabled()
+    import decimal
+assert gc.isenabled()
+print(gc.get_freeze_count() > 1000)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "True"
+
+
+def test_the_collector_works_again_after_an_import_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module.sys, "modules", {})
+    frozen = gc.get_freeze_count()
+    with pytest.raises(ImportError, match="library_off"), heavy_imports():
+        __import__("no_such_library_" + "off" * (not gc.isenabled()))
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen
+
+
+def test_where_torch_is_there_already_nothing_is_kept_alive() -> None:
+    assert "torch" in sys.modules or __import__("torch")
+    frozen = gc.get_freeze_count()
+    with heavy_imports():
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen

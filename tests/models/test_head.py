@@ -1,0 +1,88 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from postgrad.models import head
+
+VOCABULARY, HIDDEN, ENTRIES = 37, 12, 23
+
+
+class Model(nn.Module):
+    """A model that is nothing but its output head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(vocab_size=VOCABULARY)
+        self.head = nn.Linear(HIDDEN, VOCABULARY)
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.head
+
+
+def by_small_steps(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Logprobs and entropies as autograd would have them."""
+    logprobs = torch.log_softmax(logits / temperature, -1)
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    return logprobs.gather(-1, targets[:, None])[:, 0], entropy
+
+
+def gradients(
+    model: Model, hidden: Tensor, targets: Tensor, coming: Tensor
+) -> tuple[Tensor, list[Tensor | None]]:
+    hidden = hidden.clone().requires_grad_()
+    model.zero_grad()
+    logprobs, entropy = head.target_logprobs(
+        model, hidden, targets, temperature=0.7, with_entropy=True
+    )
+    assert entropy is not None
+    (coming[0] * logprobs + coming[1] * entropy).sum().backward()
+    return logprobs.detach(), [hidden.grad, model.head.weight.grad, model.head.bias.grad]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("block", [1, 4 * VOCABULARY, 2**20])
+def test_gradients_of_logprobs_and_entropies_are_those_of_autograd(
+    monkeypatch: pytest.MonkeyPatch, block: int, with_entropy: bool, temperature: float
+) -> None:
+    monkeypatch.setattr(head, "BLOCK_VALUES", block)
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(ENTRIES, VOCABULARY, dtype=torch.float64)
+    targets = torch.randint(0, VOCABULARY, (ENTRIES,))
+    one, two = (logits.clone().requires_grad_() for _ in range(2))
+    wanted, wanted_entropy = by_small_steps(one, targets, temperature)
+    got, got_entropy = head._TokenLogprobs.apply(two, targets, temperature, with_entropy)  # pyright: ignore[reportGeneralTypeIssues, reportPrivateUsage]
+    torch.testing.assert_close(got, wanted)
+    coming = torch.randn(2, ENTRIES, dtype=torch.float64)
+    (coming[0] * wanted).sum().backward(retain_graph=True)
+    (coming[0] * got).sum().backward(retain_graph=True)
+    if with_entropy:
+        torch.testing.assert_close(got_entropy, wanted_entropy)
+        (coming[1] * wanted_entropy).sum().backward()
+        (coming[1] * got_entropy).sum().backward()
+    torch.testing.assert_close(two.grad, one.grad)
+
+
+def test_chunks_that_are_computed_again_give_the_gradients_of_one_that_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    model, hidden = Model(), torch.randn(ENTRIES, HIDDEN)
+    targets, coming = torch.randint(0, VOCABULARY, (ENTRIES,)), torch.randn(2, ENTRIES)
+    whole, wanted = gradients(model, hidden, targets, coming)
+    monkeypatch.setattr(head, "CHUNK_VALUES", 5 * VOCABULARY)
+    cut, got = gradients(model, hidden, targets, coming)
+    torch.testing.assert_close(cut, whole, rtol=1e-6, atol=1e-6)
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_an_empty_micro_batch_still_reaches_the_hidden_states() -> None:
+    hidden = torch.randn(3, HIDDEN, requires_grad=True)
+    none = torch.empty(0, dtype=torch.int64)
+    logprobs, _ = head.target_logprobs(Model(), hidden[:0], none)
+    logprobs.sum().backward()
+    assert logprobs.shape == (0,)
+    assert hidden.grad is not None

@@ -1,0 +1,81 @@
+import pytest
+import torch
+from torch import nn
+
+from postgrad.models.linear import OneDNNLinear, speed_up
+
+pytestmark = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="only CPUs with AVX-512 take it"
+)
+
+
+def pair(width: int, out: int, *, bias: bool) -> tuple[nn.Module, nn.Module]:
+    """The same layer in float64 and as the fast one."""
+    torch.manual_seed(0)
+    fast = nn.Sequential(nn.Linear(width, out, bias=bias))
+    exact = nn.Sequential(nn.Linear(width, out, bias=bias)).double()
+    exact.load_state_dict(fast.state_dict())
+    speed_up(fast, torch.device("cpu"))
+    assert type(fast[0]) is OneDNNLinear
+    return exact, fast
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("width", "out"), [(24, 40), (40, 24), (33, 1)])
+@pytest.mark.parametrize("rows", [(1,), (7,), (1, 130), (2, 3, 5)])
+def test_a_fast_layer_computes_what_float64_does(
+    rows: tuple[int, ...], width: int, out: int, bias: bool
+) -> None:
+    exact, fast = pair(width, out, bias=bias)
+    x = torch.randn(*rows, width)
+    coming = torch.randn(*rows, out)
+    found: list[list[torch.Tensor]] = []
+    for layer, dtype in ((exact, torch.float64), (fast, torch.float32)):
+        given = x.to(dtype).requires_grad_()
+        result = layer(given)
+        result.backward(coming.to(dtype))
+        assert given.grad is not None
+        gradients = [p.grad for p in layer.parameters() if p.grad is not None]
+        found.append([result.detach(), given.grad, *gradients])
+    for wanted, got in zip(*found, strict=True):
+        assert got.is_contiguous()
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_that_is_no_block_in_memory_is_read_right() -> None:
+    exact, fast = pair(16, 8, bias=False)
+    x = torch.randn(16, 12).t()
+    torch.testing.assert_close(fast(x).double(), exact(x.double()), rtol=1e-5, atol=1e-5)
+
+
+def test_no_rows_give_no_rows_and_no_gradient() -> None:
+    _, fast = pair(16, 8, bias=True)
+    result = fast(torch.empty(0, 16))
+    assert result.shape == (0, 8)
+    result.sum().backward()
+    assert all(p.grad is not None and not p.grad.any() for p in fast.parameters())
+
+
+def test_names_of_weights_stay() -> None:
+    exact, fast = pair(16, 8, bias=True)
+    assert list(fast.state_dict()) == list(exact.state_dict())
+
+
+def test_other_kinds_of_layers_and_other_dtypes_are_left_as_they_are() -> None:
+    class Own(nn.Linear):
+        pass
+
+    model = nn.Sequential(Own(4, 4), nn.Linear(4, 4).bfloat16())
+    speed_up(model, torch.device("cpu"))
+    assert type(model[0]) is Own
+    x = torch.randn(3, 4, dtype=torch.bfloat16)
+    assert torch.equal(model[1](x), nn.functional.linear(x, model[1].weight, model[1].bias))  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def test_a_frozen_weight_gets_no_gradient() -> None:
+    _, fast = pair(16, 8, bias=True)
+    fast.requires_grad_(False)
+    x = torch.randn(3, 16, requires_grad=True)
+    fast(x).sum().backward()
+    assert x.grad is not None
+    assert all(p.grad is None for p in fast.parameters())
