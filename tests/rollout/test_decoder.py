@@ -7,7 +7,7 @@ from torch import nn
 
 from postgrad.layout.blocks import plan_blocks
 from postgrad.models.decoder import LayeredDecoder, ModuleDecoder, decoder_of
-from postgrad.models.products import project
+from postgrad.models.linear import project
 from postgrad.models.tree import TreeAttention
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.local import engine as engine_module
