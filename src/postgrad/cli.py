@@ -135,6 +135,10 @@ def _add_views(add: Callable[..., Any]) -> None:
     one.add_argument("--search", action="store_true", help="which hardware would do")
     one = add("config", _config, "check a recipe and show it resolved", True)
     one.add_argument("recipe", type=Path, metavar="RECIPE.toml|DIR")
+    one = add("translate", _translate, "turn another system's script or config into a recipe", True)
+    one.add_argument("system", metavar="openrlhf|open-instruct|trl")
+    one.add_argument("--devices", type=int, metavar="N", help="that train, if the source is silent")
+    one.usage = "postgrad translate openrlhf|open-instruct|trl FILE_OR_FLAGS [--devices N] [--json]"
     add("doctor", _doctor, "what this machine has, and what a run would choose on it")
 
 
@@ -273,6 +277,17 @@ def _plan(known: argparse.Namespace, rest: list[str]) -> Any:
         fit=known.fit,
         searching=known.search,
     )
+
+
+def _translate(known: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.recipe.translate.command import translate
+
+    found = translate(known.system, rest, known.devices)
+    if found.problem is not None:
+        print(f"postgrad: not a whole recipe yet: {found.problem}", file=sys.stderr)
+    if not known.json:
+        print(found.text, end="")
+    return found.to_json()
 
 
 def _doctor(known: argparse.Namespace, rest: list[str]) -> Any:

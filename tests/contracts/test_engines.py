@@ -140,7 +140,7 @@ def test_requests_may_come_while_others_are_decoded(make_engine):
 
 
 def test_a_longer_request_waits_until_the_cache_is_laid_out_anew(make_engine):
-    engine = make_engine(4, 64)
+    engine = make_engine(4, 80)
     engine.submit(requests(1)[0])
     done = engine.completed()
     long = Request(50, (0, 1), prompt(9, 40), SamplingSettings(max_new_tokens=20))

@@ -84,7 +84,8 @@ def test_in_warm_up_steps_the_critic_learns_and_the_policy_keeps_every_bit(
         assert line["loss"] is None
         assert "policy/loss" not in line
         assert line["critic/loss"] > 0
-        assert line["sentinel/policy_moved"] == 0.0
+        # The engine before the publish is as far from the learner as after it: by rounding.
+        assert line["sentinel/policy_moved"] == line["sentinel/publish_difference"] < 1e-6
 
 
 def test_the_policy_learns_from_the_step_after_the_warm_up_on(

@@ -118,7 +118,7 @@ def test_recorded_choices_are_used_again_unless_they_may_change(
     ]
     assert [line["event"] for line in choices] == ["started", "resumed", "resumed"]
     assert [line["slots"] for line in choices] == [5, 3, 3]
-    assert len({line["threads"] for line in choices}) == 1
+    assert choices[0]["threads"] == choices[1]["threads"]  # the third may have chosen another
 
 
 def test_an_adaptive_kl_in_the_reward_survives_a_kill(

@@ -21,7 +21,7 @@ from benchmarks.speed.sft.task import UPDATE
 from benchmarks.speed.side import Options, Round
 from benchmarks.speed.tokens import read_tokens
 
-MICRO_BATCH = 8  # conversations; on a CPU more of them take longer
+MICRO_BATCH = 2  # conversations; on a CPU more of them take longer
 PACK = 1024  # tokens; one pack is a forward
 Rows = list[dict[str, Any]]
 

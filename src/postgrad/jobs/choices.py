@@ -1,16 +1,20 @@
 """What was chosen at the start of a run because the recipe left it open: it decides bits.
 
 Chosen once, kept as run state, used again at resume: two threads or other slots round differently.
+On a CPU threads and dtype are measured (parallel.probe) where neither recipe nor record says them.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from postgrad.core.batch import MICRO_TRAIN_TOKENS
 from postgrad.parallel import device as placing
+from postgrad.parallel import probe
 from postgrad.parallel.device import Placement
 from postgrad.recipe.recipe import Comparing, Recipe
 from postgrad.rollout.local.sizes import EngineSizes
@@ -50,22 +54,25 @@ class Choices:
         return EngineSizes(self.slots, self.cache_tokens)
 
 
-def choose(recipe: Recipe, recorded: Mapping[str, Any]) -> Choices:
+def choose(recipe: Recipe, recorded: Mapping[str, Any], *, measure: bool = True) -> Choices:
     """What the recipe states; else what was recorded; else what suits this machine.
 
     recorded: of the checkpoint, less what may change (--allow-change NAME); {} for a new run.
+    measure: whether what is left may depend on a measurement. What keeps no record must not: two
+    evaluations of a model give the same numbers.
     """
     known = recorded.get
     probed = placing.choose(recipe.learner.threads, recipe.learner.deterministic)
     device = known("device") or probed.device
-    dtype = _dtype(recipe.model.dtype, known("dtype"), device)
+    dtype = _dtype(recipe, known("dtype"), device, measure)
+    threads = recipe.learner.threads or known("threads")
     sampling = None if isinstance(recipe, Comparing) else recipe.rollout
     return Choices(
         device=device,
-        threads=recipe.learner.threads or known("threads") or probed.threads,
+        threads=threads or _threads(device, probed.threads, measure),
         deterministic=recipe.learner.deterministic,
         dtype=dtype,
-        rollout_dtype=sampling and _dtype(sampling.dtype, known("rollout_dtype"), device, dtype),
+        rollout_dtype=sampling and _rollout_dtype(sampling.dtype, known("rollout_dtype"), dtype),
         micro_train_tokens=_micro_train_tokens(recipe, known("micro_train_tokens")),
         slots=sampling and (sampling.slots or known("slots")),
         cache_tokens=sampling and (sampling.cache_tokens or known("cache_tokens")),
@@ -81,10 +88,35 @@ def _micro_train_tokens(recipe: Recipe, recorded: int | None) -> int | None:
     return stated or max(longest, MICRO_TRAIN_TOKENS)
 
 
-def _dtype(stated: str, recorded: str | None, device: str, otherwise: str | None = None) -> str:
-    if stated != "auto":
-        return stated
+def _threads(device: str, most: int, measure: bool) -> int:
+    return probe.useful_threads(most) if device == "cpu" and measure else most
+
+
+def _dtype(recipe: Recipe, recorded: str | None, device: str, measure: bool) -> str:
+    """Where nothing says it: bfloat16 on CUDA, and on a CPU that multiplies it clearly faster."""
+    if recipe.model.dtype != "auto":
+        return recipe.model.dtype
     if recorded is not None:
         return recorded
-    found = placing.compute_dtype("auto", torch.device(device))
-    return otherwise or str(found).removeprefix("torch.")
+    if device == "cpu" and measure and probe.bfloat16_pays(*_layer(recipe)):
+        return "bfloat16"
+    return str(placing.compute_dtype("auto", torch.device(device))).removeprefix("torch.")
+
+
+def _rollout_dtype(stated: str, recorded: str | None, learner: str) -> str:
+    return stated if stated != "auto" else recorded or learner
+
+
+def _layer(recipe: Recipe) -> tuple[int, int]:
+    """The hidden and the intermediate size of the policy; of one on the hub, that of a large one:
+    what is wrong with a model is told where it is loaded.
+    """
+    if recipe.model.path is None:
+        init = recipe.model.init
+        return (init.hidden_size, init.intermediate_size) if init else (0, 0)
+    config = Path(recipe.model.path) / "config.json"
+    try:
+        said = json.loads(config.read_text("utf-8"))
+        return int(said["hidden_size"]), int(said.get("intermediate_size") or said["hidden_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return probe.WIDEST, probe.WIDEST

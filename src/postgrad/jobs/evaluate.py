@@ -55,7 +55,7 @@ def evaluate(
 
 
 def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
-    choices = choose(recipe, {})
+    choices = choose(recipe, {}, measure=False)
     placing.apply(choices.placement)
     if not isinstance(recipe, SFTRecipe | RLRecipe):
         return evaluate_pairs(recipe, path, choices, console)

@@ -87,11 +87,10 @@ def _scaled(logits: Tensor, temperature: float) -> Tensor:
 
 def _blocks(logits: Tensor) -> Iterator[slice]:
     """Runs of rows whose temporaries stay in a CPU's cache; one run on other devices."""
-    size = (
-        max(1, BLOCK_VALUES // logits.shape[1])
-        if logits.device.type == "cpu"
-        else max(1, len(logits))
-    )
+    if logits.device.type != "cpu":
+        yield slice(None)
+        return
+    size = max(1, BLOCK_VALUES // logits.shape[1])
     for start in range(0, len(logits), size):
         yield slice(start, start + size)
 

@@ -1,10 +1,11 @@
-"""Linear layers whose float32 products run in oneDNN, on CPUs with AVX-512.
+"""Matrix products in float32 by oneDNN, on CPUs with AVX-512.
 
-torch gives float32 products to MKL, which takes its AVX-512 kernels on Intel's CPUs only: one core
-of a Zen 5 does 85 GFLOP/s there and 200 in oneDNN, which ships with torch too and does the bfloat16
-products anyway. An update is mostly such products.
+torch gives float32 products to MKL. One core of an AMD EPYC (Zen 5) does 85 GFLOP/s there and 200 in
+oneDNN, which ships with torch too and does the bfloat16 products anyway. An update, and a decoding
+step, is mostly such products.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -12,8 +13,28 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 
+@functools.cache
+def has_fast_products() -> bool:
+    """Whether this CPU is one of those, and this torch has oneDNN's linear layer."""
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    if not wide or not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        _linear(torch.zeros(1, 1), torch.zeros(1, 1))
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False  # built without it, or it has another signature there
+    return True
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x: [N, K], weight: [M, K], bias: [M]; returns x @ weight.T + bias, [N, M], no gradient."""
+    if x.device.type == "cpu" and x.dtype == torch.float32 and has_fast_products():
+        return _linear(x, weight, bias)
+    return nn.functional.linear(x, weight, bias)
+
+
 class OneDNNLinear(nn.Linear):
-    """nn.Linear, forward and backward in oneDNN. What is not float32 on a CPU, or has no rows, takes
+    """nn.Linear, forward and backward in oneDNN. What is not float32 on a CPU, or has no rows, goes
     torch's way.
     """
 
@@ -29,7 +50,7 @@ def speed_up(model: nn.Module, device: torch.device) -> None:
     """The model's plain linear layers become OneDNNLinear where that is faster. Parameters, their
     names and what the layers compute stay, up to rounding.
     """
-    if device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512":
+    if device.type == "cpu" and has_fast_products():
         for module in model.modules():
             if type(module) is nn.Linear:  # a subclass has a forward of its own
                 module.__class__ = OneDNNLinear

@@ -71,8 +71,9 @@ class ModelSettings(Settings):
     """Where weights come from and how they compute. `init` is used only where no `path` is given.
 
     dtype: "float32"; "bfloat16" computes in bfloat16 over float32 master weights; "auto" is
-    bfloat16 on CUDA and float32 elsewhere. quantize: "4bit" holds the frozen weights under an
-    adapter in four bits (QLoRA, arXiv:2305.14314), on CUDA.
+    bfloat16 on CUDA, and on a CPU what a short measurement at the start of a run says.
+    quantize: "4bit" holds the frozen weights under an adapter in four bits (QLoRA,
+    arXiv:2305.14314), on CUDA.
     """
 
     path: str | None = None

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from postgrad.layout.blocks import Block, BlockPlan
-from postgrad.models.attention import attend_padded
+from postgrad.models.attention import attend_folded
 
 
 class _DeviceBlock:
@@ -16,16 +16,21 @@ class _DeviceBlock:
         self.key_rows = torch.from_numpy(block.key_rows.ravel()).to(device)
         self._query_positions = torch.from_numpy(block.query_positions).to(device)[:, :, None]
         self._key_positions = torch.from_numpy(block.key_positions).to(device)[:, None, :]
-        self._allowed: dict[int | None, Tensor] = {}
+        self._masks: dict[int | None, Tensor] = {}
 
-    def allowed(self, window: int | None) -> Tensor:
-        """[B, 1, Q, K] which keys each query sees."""
-        if window not in self._allowed:
-            seen = self._key_positions <= self._query_positions
+    def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
+        """[B, 1, G * Q, K] what is added to the scores: -inf at keys that a query does not see.
+
+        Made once for all layers: of a bool mask each layer would make and keep its own.
+        """
+        if window not in self._masks:
+            hidden = self._key_positions > self._query_positions
             if window is not None:
-                seen = seen & (self._key_positions > self._query_positions - window)
-            self._allowed[window] = seen[:, None]
-        return self._allowed[window]
+                hidden |= self._key_positions <= self._query_positions - window
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+            mask.masked_fill_(hidden, float("-inf"))
+            self._masks[window] = mask.repeat(1, groups, 1)[:, None]
+        return self._masks[window]
 
 
 class TreeAttention:
@@ -53,19 +58,23 @@ class TreeAttention:
         """AttentionContext.attend."""
         heads, _, dim = query.shape
         kv_heads, value_dim = value.shape[0], value.shape[2]
+        groups = heads // kv_heads
+        # By rows, as projections write them: a gather of whole rows reads them where they lie.
+        query, key, value = (each.transpose(0, 1) for each in (query, key, value))
         outputs: list[Tensor] = []
         for block in self._blocks:
             count, rows, places = block.shape
-            q = query.index_select(1, block.query_rows).view(heads, count, rows, dim)
-            k = key.index_select(1, block.key_rows).view(kv_heads, count, places, dim)
-            v = value.index_select(1, block.key_rows).view(kv_heads, count, places, value_dim)
-            out = attend_padded(
-                q.transpose(0, 1),
-                k.transpose(0, 1),
-                v.transpose(0, 1),
-                block.allowed(window),
+            q = query.index_select(0, block.query_rows).view(count, rows, kv_heads, groups, dim)
+            k = key.index_select(0, block.key_rows).view(count, places, kv_heads, dim)
+            v = value.index_select(0, block.key_rows).view(count, places, kv_heads, value_dim)
+            out = attend_folded(
+                q.permute(0, 2, 3, 1, 4).reshape(count, kv_heads, groups * rows, dim),
+                k.transpose(1, 2),
+                v.transpose(1, 2),
+                block.mask(window, groups, query.dtype),
                 scale=scale,
                 softcap=softcap,
             )
-            outputs.append(out.transpose(1, 2).reshape(count * rows, heads, value_dim))
+            by_row = out.unflatten(2, (groups, rows)).permute(0, 3, 1, 2, 4)
+            outputs.append(by_row.reshape(count * rows, heads, value_dim))
         return torch.cat(outputs).index_select(0, self._source_row)

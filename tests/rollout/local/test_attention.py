@@ -6,19 +6,33 @@ import torch
 
 from postgrad.rollout.local.attention import Decoding, Recording
 from postgrad.rollout.local.cache import KeyValueCache, LayerShape
+from postgrad.rollout.local.shared import SharedPrompts
 
+CPU = torch.device("cpu")
 HEADS, KV, DIM, VALUE_DIM = 4, 2, 8, 6
 
 
-def filled_cache(slots=4, places=16):
+PROMPTS = [7, 1, 12]  # tokens
+STRETCHES = [1, 0, 2, 1, 1]  # which prompt each row reads
+
+
+def filled_cache(slots=5, places=16):
     cache = KeyValueCache(
-        (LayerShape(KV, DIM, VALUE_DIM),) * 2, slots * places, torch.float32, torch.device("cpu")
+        (LayerShape(KV, DIM, VALUE_DIM),) * 2, slots * 2 * places, torch.float32, CPU
     )
-    cache.divide(slots, places)
+    cache.divide(slots, places, places)
     generator = torch.Generator().manual_seed(0)
-    for store in (*cache.keys, *cache.values):
-        store.copy_(torch.randn(store.shape, generator=generator))
+    for stretches in (cache.prompts, cache.responses):
+        for store in (*stretches.keys, *stretches.values):
+            store.copy_(torch.randn(store.shape, generator=generator))
     return cache
+
+
+def lanes_of(stretches, lengths):
+    shared = SharedPrompts(8)
+    for name, length in enumerate(lengths):
+        shared.join(name, length, 1)
+    return shared.lanes(np.array(stretches))
 
 
 def by_hand(query, keys, values, position, scale, window, softcap):
@@ -36,22 +50,29 @@ def by_hand(query, keys, values, position, scale, window, softcap):
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize("window", [None, 3, 100])
-def test_every_row_attends_to_its_own_places_and_its_new_token(window, softcap):
+@pytest.mark.parametrize("window", [None, 3, 9, 100])
+def test_every_row_attends_to_its_prompt_its_response_and_its_new_token(window, softcap):
     cache = filled_cache()
-    positions = torch.tensor([5, 0, 9])
+    places = np.array([5, 0, 9, 2, 5])
     torch.manual_seed(1)
-    query = torch.randn(HEADS, 3, DIM)
-    key, value = torch.randn(KV, 3, DIM), torch.randn(KV, 3, VALUE_DIM)
-    context = Decoding(cache, positions, 10)
+    query = torch.randn(HEADS, 5, DIM)
+    key, value = torch.randn(KV, 5, DIM), torch.randn(KV, 5, VALUE_DIM)
+    context = Decoding(cache, lanes_of(STRETCHES, PROMPTS), places)
     found = context.attend(1, query, key, value, scale=0.3, window=window, softcap=softcap)
-    for row, position in enumerate(positions.tolist()):
-        torch.testing.assert_close(cache.keys[1][row, :, position], key[:, row])
+    for row, (stretch, place) in enumerate(zip(STRETCHES, places, strict=True)):
+        torch.testing.assert_close(cache.responses.keys[1][row, :, place], key[:, row])
+        keys, values = (
+            torch.cat([old[1][stretch, :, : PROMPTS[stretch]], new[1][row, :, : place + 1]], 1)
+            for old, new in (
+                (cache.prompts.keys, cache.responses.keys),
+                (cache.prompts.values, cache.responses.values),
+            )
+        )
         expected = by_hand(
             query[:, row].double().numpy(),
-            cache.keys[1][row].double().numpy(),
-            cache.values[1][row].double().numpy(),
-            position,
+            keys.double().numpy(),
+            values.double().numpy(),
+            PROMPTS[stretch] + place,
             0.3,
             window,
             softcap,
@@ -62,12 +83,14 @@ def test_every_row_attends_to_its_own_places_and_its_new_token(window, softcap):
 def test_decoding_writes_one_place_a_row_and_no_other_layer():
     cache, before = filled_cache(), filled_cache()
     new = torch.ones(KV, 2, DIM), torch.ones(KV, 2, VALUE_DIM)
-    Decoding(cache, torch.tensor([2, 4]), 5).attend(
+    Decoding(cache, lanes_of([0, 0], [4]), np.array([2, 4])).attend(
         0, torch.zeros(HEADS, 2, DIM), *new, scale=1.0, window=None, softcap=None
     )
-    changed = (cache.keys[0] != before.keys[0]).all(-1).nonzero().tolist()
+    own, old = cache.responses.keys, before.responses.keys
+    changed = (own[0] != old[0]).all(-1).nonzero().tolist()
     assert changed == [[0, 0, 2], [0, 1, 2], [1, 0, 4], [1, 1, 4]]
-    torch.testing.assert_close(cache.keys[1], before.keys[1])
+    torch.testing.assert_close(own[1], old[1])
+    torch.testing.assert_close(cache.prompts.keys[0], before.prompts.keys[0])
 
 
 def test_recording_hands_on_and_keeps_what_every_layer_saw():

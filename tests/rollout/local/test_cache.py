@@ -3,13 +3,25 @@
 import pytest
 import torch
 
-from postgrad.rollout.local.cache import KeyValueCache, LayerShape, align, bytes_per_token
+from postgrad.rollout.local.cache import (
+    KeyValueCache,
+    LayerShape,
+    align,
+    bytes_per_token,
+    places_for,
+)
 
 CPU = torch.device("cpu")
 
 
 def test_places_are_counted_in_whole_cache_lines():
     assert [align(n) for n in (1, 16, 17, 100)] == [16, 16, 32, 112]
+
+
+def test_room_for_a_length_is_enough_however_prompt_and_response_share_it():
+    for length in (2, 16, 33, 100):
+        for prompt in range(1, length):
+            assert align(prompt) + align(length - prompt) <= places_for(length)
 
 
 def test_a_token_of_bytes_is_keys_and_values_of_all_layers():
@@ -19,32 +31,48 @@ def test_a_token_of_bytes_is_keys_and_values_of_all_layers():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_new_cache_is_zero_and_starts_on_a_cache_line(dtype):
-    cache = KeyValueCache((LayerShape(2, 5, 3),), 64, dtype, CPU)
-    cache.divide(2, 32)
-    assert cache.keys[0].shape == (2, 2, 32, 5)
-    assert cache.values[0].shape == (2, 2, 32, 3)
-    assert not cache.keys[0].any()
-    assert cache.keys[0].dtype == dtype
-    assert cache.keys[0].data_ptr() % 64 == 0
+def test_a_new_cache_is_zero_and_its_stretches_start_on_cache_lines(dtype):
+    cache = KeyValueCache((LayerShape(2, 5, 3),), 128, dtype, CPU)
+    cache.divide(2, 32, 16)
+    assert cache.prompts.keys[0].shape == (2, 2, 32, 5)
+    assert cache.prompts.values[0].shape == (2, 2, 32, 3)
+    assert cache.responses.keys[0].shape == (2, 2, 16, 5)
+    assert cache.responses.values[0].shape == (2, 2, 16, 3)
+    assert not cache.prompts.keys[0].any()
+    assert cache.prompts.keys[0].dtype == dtype
+    for stretches in (cache.prompts, cache.responses):
+        for store in (stretches.keys[0], stretches.values[0]):
+            assert store.data_ptr() % 64 == 0
+            assert store[1].data_ptr() % 64 == 0
+
+
+def test_prompts_and_responses_do_not_overlap_in_the_allocation():
+    cache = KeyValueCache((LayerShape(1, 4, 4),), 96, torch.float32, CPU)
+    cache.divide(2, 32, 16)
+    cache.prompts.keys[0].fill_(1.0)
+    cache.responses.keys[0].fill_(2.0)
+    assert bool((cache.prompts.keys[0] == 1.0).all())
+    assert not cache.prompts.values[0].any()
 
 
 def test_dividing_anew_uses_the_same_allocation():
-    cache = KeyValueCache((LayerShape(1, 4, 4),), 64, torch.float32, CPU)
-    cache.divide(4, 16)
-    before = cache.keys[0].data_ptr()
-    cache.divide(2, 32)
-    assert cache.keys[0].data_ptr() == before
-    with pytest.raises(ValueError, match="5 slots of 16 places are over 64"):
-        cache.divide(5, 16)
+    cache = KeyValueCache((LayerShape(1, 4, 4),), 128, torch.float32, CPU)
+    cache.divide(4, 16, 16)
+    before = cache.prompts.keys[0].data_ptr()
+    cache.divide(2, 32, 32)
+    assert cache.prompts.keys[0].data_ptr() == before
+    with pytest.raises(ValueError, match=r"5 slots of 16 \+ 16 places are over 128"):
+        cache.divide(5, 16, 16)
 
 
-def test_moving_rows_copies_keys_and_values_of_every_layer():
-    cache = KeyValueCache((LayerShape(1, 2, 2),) * 2, 64, torch.float32, CPU)
-    cache.divide(4, 16)
-    for store in (*cache.keys, *cache.values):
-        store[:] = torch.arange(4.0)[:, None, None, None]
-    cache.move(torch.tensor([0]), torch.tensor([3]), 5)
-    for store in (*cache.keys, *cache.values):
+def test_moving_stretches_copies_keys_and_values_of_every_layer():
+    cache = KeyValueCache((LayerShape(1, 2, 2),) * 2, 128, torch.float32, CPU)
+    cache.divide(4, 16, 16)
+    for stretches in (cache.prompts, cache.responses):
+        for store in (*stretches.keys, *stretches.values):
+            store[:] = torch.arange(4.0)[:, None, None, None]
+    cache.responses.move(torch.tensor([0]), torch.tensor([3]), 5)
+    for store in (*cache.responses.keys, *cache.responses.values):
         assert store[0, 0, :, 0].tolist() == [3.0] * 5 + [0.0] * 11
         assert store[3, 0, 0, 0] == 3.0
+    assert not cache.prompts.keys[0][0].any()

@@ -17,20 +17,20 @@ def request(ticket, samples=1, length=3, turn=0, seed=0, **sampling):
 
 def test_a_rows_newest_token_lies_after_its_prompt():
     rows = Rows(4, 8)
-    rows.add(request(5, samples=2, length=3), (0, 1))
-    rows.add(request(6, length=7), (0,))
+    rows.add(request(5, samples=2, length=3), (0, 1), np.zeros(2, np.int64))
+    rows.add(request(6, length=7), (0,), np.zeros(1, np.int64))
     rows.append(np.array([10, 11, 12]), np.array([-1.0, -2.0, -3.0], np.float32))
     rows.append(np.array([20, 21, 22]), np.zeros(3, np.float32))
     assert rows.newest(3).tolist() == [20, 21, 22]
-    assert rows.places(3).tolist() == [4, 4, 8]
+    assert rows.places(3).tolist() == [1, 1, 1]
     assert rows.tokens[1, :2].tolist() == [11, 21]
     assert rows.logprobs[:3, 0].tolist() == [-1.0, -2.0, -3.0]
 
 
 def test_a_draw_is_named_by_seed_ticket_sample_turn_and_position_alone():
     rows = Rows(4, 8)
-    rows.add(request(5, samples=2, seed=1), (0, 1))
-    rows.add(request(9, turn=2, seed=4), (0,))
+    rows.add(request(5, samples=2, seed=1), (0, 1), np.zeros(2, np.int64))
+    rows.add(request(9, turn=2, seed=4), (0,), np.zeros(1, np.int64))
     rows.append(np.zeros(3, np.int64), np.zeros(3, np.float32))
     expected = [
         seeds.uniform(1, "sample", 5, 0, 0, 1),
@@ -45,7 +45,7 @@ def test_closing_gaps_keeps_every_other_row_and_moves_the_fewest(case):
     n, gone = case
     rows = Rows(n, 2)
     for ticket in range(n):
-        rows.add(request(ticket), (0,))
+        rows.add(request(ticket), (0,), np.zeros(1, np.int64))
     to, source = rows.remove(np.array(sorted(gone), np.int64))
     left = n - len(gone)
     assert rows.count == left
@@ -56,7 +56,7 @@ def test_closing_gaps_keeps_every_other_row_and_moves_the_fewest(case):
 
 def test_version_spans_add_up_to_the_tokens_written():
     rows = Rows(2, 8)
-    rows.add(request(0), (0,))
+    rows.add(request(0), (0,), np.zeros(1, np.int64))
     rows.append(np.zeros(1, np.int64), np.zeros(1, np.float32))
     rows.end_version(3)
     assert rows.versions(0, 4) == ((3, 1),)

@@ -12,16 +12,17 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("recipe", "sequences", "max_len", "expected"),
     [
-        ({}, 512, 96, EngineSizes(512, 512 * 96)),
-        ({}, 100, 96, EngineSizes(100, 9600)),
-        ({}, 4096, 90, EngineSizes(512, 512 * 96)),
-        # a quarter of 1 GiB is 65 536 places of 4 KiB: 64 sequences of 1 024
-        ({}, 4096, 1024, EngineSizes(64, 65536)),
-        ({"slots": 8}, 512, 96, EngineSizes(8, 768)),
-        ({"cache_tokens": 1000}, 512, 96, EngineSizes(10, 1000)),
+        ({}, 512, 96, EngineSizes(512, 512 * 112)),
+        ({}, 100, 96, EngineSizes(100, 11200)),
+        ({}, 4096, 90, EngineSizes(512, 512 * 112)),
+        # a quarter of 1 GiB is 65 536 places of 4 KiB: 63 sequences of 1 024, prompts and responses
+        # rounded up
+        ({}, 4096, 1024, EngineSizes(63, 65520)),
+        ({"slots": 8}, 512, 96, EngineSizes(8, 896)),
+        ({"cache_tokens": 1000}, 512, 96, EngineSizes(8, 1000)),
         ({"slots": 3, "cache_tokens": 1000}, 512, 96, EngineSizes(3, 1000)),
         # memory for less than one sequence still gets one
-        ({}, 512, 100_000, EngineSizes(1, 100_000)),
+        ({}, 512, 100_000, EngineSizes(1, 100_016)),
     ],
 )
 def test_slots_follow_the_step_the_memory_and_the_recipe(recipe, sequences, max_len, expected):
@@ -37,7 +38,7 @@ def test_slots_follow_the_step_the_memory_and_the_recipe(recipe, sequences, max_
 
 def test_a_cache_smaller_than_one_sequence_is_named_with_what_it_needs():
     with pytest.raises(
-        UsageError, match=r"rollout.cache_tokens = 64 .* 100 tokens .* at least 112"
+        UsageError, match=r"rollout.cache_tokens = 64 .* 100 tokens .* at least 128"
     ):
         choose_sizes(
             RolloutSettings(cache_tokens=64),
@@ -50,4 +51,4 @@ def test_a_cache_smaller_than_one_sequence_is_named_with_what_it_needs():
 
 def test_sizes_are_probed_from_a_model_and_kept_as_json(model):
     sizes = probe_sizes(model("gemma2"), RolloutSettings(), sequences=32, max_len=40)
-    assert sizes.to_json() == {"slots": 32, "cache_tokens": 32 * 48}
+    assert sizes.to_json() == {"slots": 32, "cache_tokens": 32 * 64}

@@ -13,7 +13,11 @@ from postgrad.rollout.settings import SamplingSettings
 
 
 def write(rows, text, letter_ids):
-    rows.add(Request(0, (0,), np.ones(1, np.int32), SamplingSettings(stop=("cab", "bb"))), (0,))
+    rows.add(
+        Request(0, (0,), np.ones(1, np.int32), SamplingSettings(stop=("cab", "bb"))),
+        (0,),
+        np.zeros(1, np.int64),
+    )
     row = rows.count - 1
     ids = [letter_ids[letter] for letter in text]
     rows.tokens[row, : len(ids)] = ids
@@ -30,7 +34,11 @@ def test_a_stop_string_is_found_at_the_token_that_completes_it(tokenizer):
 
 def test_any_end_of_sequence_token_ends_a_row(tokenizer):
     rows = Rows(3, 4)
-    rows.add(Request(0, (0, 1, 2), np.ones(1, np.int32), SamplingSettings()), (0, 1, 2))
+    rows.add(
+        Request(0, (0, 1, 2), np.ones(1, np.int32), SamplingSettings()),
+        (0, 1, 2),
+        np.zeros(3, np.int64),
+    )
     rows.append(np.array([1, 7, 8]), np.zeros(3, np.float32))
     assert Stopper((1, 8), tokenizer).stopped(rows).tolist() == [True, False, True]
 

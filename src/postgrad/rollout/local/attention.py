@@ -1,10 +1,17 @@
 """The engine's two attention contexts: prompts that fill the cache, and one token a row over it."""
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from postgrad.models.attention import AttentionContext
 from postgrad.rollout.local.cache import KeyValueCache, LayerShape
+from postgrad.rollout.local.shared import Lanes
+
+HIDDEN = (
+    -1e30
+)  # not -inf: a window may hide all of a prompt, and then its share has to be 0, not NaN
 
 
 class Recording:
@@ -41,39 +48,74 @@ class Recording:
 
 
 class Decoding:
-    """One new token for each of the first N rows of the cache, at place `positions` [N] of its row.
+    """One new token for each of the first N rows of the cache, over its prompt and its response.
 
-    Grouped queries are extra query rows of their key head, and rows and heads are one batch of
-    matrix products: with a single query a row that is up to twice as fast as
+    places: [N] where the new token lies in its row's response. Grouped queries are extra query rows
+    of their key head, and so are the rows that share a prompt: each key is read once for all of
+    them. Prompt and response have a softmax each; the two are merged by their sums. Rows and heads
+    are one batch of matrix products: with few queries a row that is up to twice as fast as
     scaled_dot_product_attention on CPUs.
     """
 
-    def __init__(self, cache: KeyValueCache, positions: Tensor, longest: int) -> None:
+    def __init__(self, cache: KeyValueCache, lanes: Lanes, places: NDArray[np.int64]) -> None:
+        device = cache.responses.keys[0].device
         self._cache = cache
-        self._positions = positions
-        self._longest = longest  # places that any row attends to
-        self._new_place: dict[int, Tensor] = {}
-        self._bias: dict[tuple[int, int | None, torch.dtype], Tensor] = {}
+        self._width = lanes.width
+        self._new = int(places.max()) + 1  # places of responses that any row attends to
+        self._old = int(lanes.lengths.max())  # and of prompts
+        self._places, self._lengths, self._rows, self._lanes = (
+            torch.from_numpy(a).to(device)
+            for a in (places, lanes.lengths, lanes.row_of_lane, lanes.lane_of_row)
+        )
+        self._index: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._bias: dict[tuple[int, int, int | None, torch.dtype], tuple[Tensor, Tensor]] = {}
 
-    def _places_of_new(self, heads: int) -> Tensor:
-        """[N * heads] where the new keys go in a layer's cache seen as [slots * heads * places]."""
-        if heads not in self._new_place:
-            stretch = torch.arange(len(self._positions) * heads, device=self._positions.device)
-            places = self._positions.repeat_interleave(heads)
-            self._new_place[heads] = stretch * self._cache.places + places
-        return self._new_place[heads]
+    def _indices(self, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+        """With key heads as part of each row: new places, rows of lanes, lanes of rows.
 
-    def _masked(self, heads: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[N * heads, 1, longest]: 0 where a row looks, -inf where not."""
-        if (heads, window, dtype) not in self._bias:
-            places = torch.arange(self._longest, device=self._positions.device)
-            hidden = places > self._positions[:, None]
-            if window is not None:
-                hidden |= places <= self._positions[:, None] - window
-            bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-            bias.masked_fill_(hidden, float("-inf"))
-            self._bias[heads, window, dtype] = bias.repeat_interleave(heads, 0)[:, None]
-        return self._bias[heads, window, dtype]
+        [N * heads] in a layer's responses seen as [slots * heads * places]; [A * heads * width];
+        [N * heads].
+        """
+        if heads not in self._index:
+            head = torch.arange(heads, device=self._places.device)
+            row = torch.arange(len(self._places), device=self._places.device)
+            stretch = (row[:, None] * heads + head) * self._cache.responses.places
+            rows = self._rows.view(-1, 1, self._width) * heads + head[:, None]
+            number, lane = self._lanes // self._width, self._lanes % self._width
+            lanes = (number[:, None] * heads + head) * self._width + lane[:, None]
+            self._index[heads] = (
+                (stretch + self._places[:, None]).flatten(), rows.flatten(), lanes.flatten()
+            )  # fmt: skip
+        return self._index[heads]
+
+    def _biases(
+        self, heads: int, groups: int, window: int | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """What is added to scores over prompts and over responses: 0 where a row looks.
+
+        [A * heads, 1 or width * groups, old] and [N * heads, 1, new].
+        """
+        known = self._bias.get((heads, groups, window, dtype))
+        if known is not None:
+            return known
+        old = torch.arange(self._old, device=self._places.device)
+        new = torch.arange(self._new, device=self._places.device)
+        over_prompts = (old >= self._lengths[:, None])[:, None]
+        over_responses = new > self._places[:, None]
+        if window is not None:
+            over_responses = over_responses | (new <= self._places[:, None] - window)
+            length = self._lengths[self._lanes // self._width]
+            last_hidden = (length + self._places - window)[self._rows].view(-1, self._width, 1)
+            over_prompts = over_prompts | (old <= last_hidden)
+            over_prompts = over_prompts.repeat_interleave(groups, 1)
+        made = tuple(
+            torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+            .masked_fill_(hidden, HIDDEN)
+            .repeat_interleave(heads, 0)
+            for hidden in (over_prompts, over_responses[:, None])
+        )
+        self._bias[heads, groups, window, dtype] = made[0], made[1]
+        return made[0], made[1]
 
     def attend(
         self,
@@ -89,18 +131,54 @@ class Decoding:
         """AttentionContext.attend: query [H, N, D], key and value [KV, N, D]; returns [N, H, D]."""
         heads, rows, dim = query.shape
         kv_heads, value_dim = value.shape[0], value.shape[2]
-        new = self._places_of_new(kv_heads)
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        groups = heads // kv_heads
+        new, rows_of_lanes, lanes_of_rows = self._indices(kv_heads)
+        prompts, responses = self._cache.prompts, self._cache.responses
+        keys, values = responses.keys[layer], responses.values[layer]
         keys.view(-1, dim).index_copy_(0, new, key.transpose(0, 1).reshape(-1, dim))
         values.view(-1, value_dim).index_copy_(0, new, value.transpose(0, 1).reshape(-1, value_dim))
-        keys = keys[:rows, :, : self._longest].flatten(0, 1)
-        values = values[:rows, :, : self._longest].flatten(0, 1)
-        folded = query.transpose(0, 1).reshape(rows * kv_heads, heads // kv_heads, dim)
-        bias = self._masked(kv_heads, window, query.dtype)
-        if softcap is None:
-            scores = torch.baddbmm(bias, folded, keys.transpose(1, 2), alpha=scale)
-        else:
-            scores = torch.bmm(folded, keys.transpose(1, 2)).mul_(scale / softcap)
-            scores = scores.tanh_().mul_(softcap).add_(bias)
-        weights = nn.functional.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
-        return torch.bmm(weights, values).view(rows, heads, value_dim)
+        queries = query.transpose(0, 1).reshape(rows * kv_heads, groups * dim)
+        in_lanes = queries.index_select(0, rows_of_lanes)
+        over_prompts, over_responses = self._biases(kv_heads, groups, window, query.dtype)
+        stretches = len(self._lengths)
+        old, old_sum = _attend(
+            in_lanes.view(stretches * kv_heads, self._width * groups, dim),
+            prompts.keys[layer][:stretches, :, : self._old].flatten(0, 1),
+            prompts.values[layer][:stretches, :, : self._old].flatten(0, 1),
+            over_prompts,
+            scale,
+            softcap,
+        )
+        own, own_sum = _attend(
+            queries.view(rows * kv_heads, groups, dim),
+            keys[:rows, :, : self._new].flatten(0, 1),
+            values[:rows, :, : self._new].flatten(0, 1),
+            over_responses,
+            scale,
+            softcap,
+        )
+        old = old.view(-1, groups * value_dim).index_select(0, lanes_of_rows).view(own.shape)
+        old_sum = old_sum.view(-1, groups).index_select(0, lanes_of_rows).view(own_sum.shape)
+        share = torch.sigmoid(old_sum - own_sum).to(own.dtype)
+        return torch.lerp(own, old, share).view(rows, heads, value_dim)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """query: [B, Q, D], key: [B, K, D]. Returns [B, Q, Dv], and log of the sum of exp(scores).
+
+    The sum comes from the softmax: its largest weight is exp(largest score) / sum.
+    """
+    if key.device.type == "cpu" and key.dtype == torch.bfloat16:
+        # A part of each stretch is not one piece of memory, and oneDNN takes no other: the product
+        # would run three times as long through a plain kernel.
+        key = key.contiguous()
+    if softcap is None:
+        scores = torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale)
+    else:
+        scores = torch.bmm(query, key.transpose(1, 2)).mul_(scale / softcap)
+        scores = scores.tanh_().mul_(softcap).add_(bias)
+    weights = nn.functional.softmax(scores, -1, dtype=torch.float32)
+    log_sum = scores.amax(-1, keepdim=True).float() - weights.amax(-1, keepdim=True).log_()
+    return torch.bmm(weights.to(value.dtype), value), log_sum

@@ -1,10 +1,8 @@
-"""The key-value cache: one stretch of token places for each sequence that is being decoded.
+"""The key-value cache: prompts that several rows read, and one response for each row.
 
-A sample's stretch holds its prompt and its response, so that one product scores both. The prompt is
-computed once for its n samples and its keys are copied to each: measured against attention that
-reads one shared copy (arXiv:2402.05099), the copy costs less than a decode step and saves a second
-product, a merge of two softmaxes and the bookkeeping of who shares what; docs/rollout.md has the
-numbers.
+A row's prompt lies in a stretch that the samples of the prompt share: its keys are read once a step
+for all of them (Hydragen, arXiv:2402.05099). Decoding is bound by how many bytes of keys and values
+it reads, and most of them are the prompts'; docs/rollout.md has the numbers.
 """
 
 from dataclasses import dataclass
@@ -36,6 +34,11 @@ def align(tokens: int) -> int:
     return -(-tokens // ALIGN) * ALIGN
 
 
+def places_for(max_len: int) -> int:
+    """The most places that a prompt and a response of together `max_len` tokens take."""
+    return align(max_len) + ALIGN
+
+
 def _places(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`count` zeros. On a CPU the pages are only taken when they are first written."""
     if device.type != "cpu":
@@ -46,11 +49,25 @@ def _places(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return raw[start : start + count * dtype.itemsize].view(dtype)
 
 
-class KeyValueCache:
-    """keys[layer]: [slots, KV, places, D] views of one allocation of `tokens` places a layer.
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """keys[layer], values[layer]: [slots, KV, places, D], views of the cache's allocation."""
 
-    Every place holds a finite number at all times: attention reads up to the longest row, and what
-    a shorter row has there is masked, not skipped.
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    places: int
+
+    def move(self, to: Tensor, source: Tensor, tokens: int) -> None:
+        """Copy the first `tokens` places of some stretches to others; the two do not overlap."""
+        for store in (*self.keys, *self.values):
+            store[to, :, :tokens] = store[source, :, :tokens]
+
+
+class KeyValueCache:
+    """`prompts` and `responses`: views of one allocation of `tokens` places a layer.
+
+    Every place holds a finite number at all times: attention reads up to the longest stretch, and
+    what a shorter one has there is masked, not skipped.
     """
 
     def __init__(
@@ -64,25 +81,37 @@ class KeyValueCache:
         self._shapes = shapes
         self._keys = [_places(tokens * s.heads * s.key_dim, dtype, device) for s in shapes]
         self._values = [_places(tokens * s.heads * s.value_dim, dtype, device) for s in shapes]
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        self.places = 0
+        self.prompts = Stretches((), (), 0)
+        self.responses = Stretches((), (), 0)
 
-    def divide(self, slots: int, places: int) -> None:
-        """Lay the allocation out as `slots` stretches of `places`; what it held is gone."""
-        if slots * places > self.tokens:
-            raise ValueError(f"{slots} slots of {places} places are over {self.tokens}")
-        self.places = places
-        self.keys = [
-            flat[: slots * s.heads * places * s.key_dim].view(slots, s.heads, places, s.key_dim)
-            for flat, s in zip(self._keys, self._shapes, strict=True)
-        ]
-        self.values = [
-            flat[: slots * s.heads * places * s.value_dim].view(slots, s.heads, places, s.value_dim)
-            for flat, s in zip(self._values, self._shapes, strict=True)
-        ]
+    def divide(self, slots: int, prompt: int, response: int) -> None:
+        """Lay the allocation out for `slots` rows; what it held is gone.
 
-    def move(self, to: Tensor, source: Tensor, tokens: int) -> None:
-        """Copy the first `tokens` places of rows `source` to rows `to`; the two do not overlap."""
-        for store in (*self.keys, *self.values):
-            store[to, :, :tokens] = store[source, :, :tokens]
+        prompt, response: places of each stretch. There are as many prompts as rows, since each row
+        may have one of its own; those that are shared leave pages that are never touched.
+        """
+        if slots * (prompt + response) > self.tokens:
+            raise ValueError(
+                f"{slots} slots of {prompt} + {response} places are over {self.tokens}"
+            )
+        self.prompts = self._stretches(0, slots, prompt)
+        self.responses = self._stretches(slots * prompt, slots, response)
+
+    def _stretches(self, first: int, slots: int, places: int) -> Stretches:
+        """Views that begin `first` places into the allocation."""
+
+        def view(flat: Tensor, heads: int, dim: int) -> Tensor:
+            start, size = first * heads * dim, slots * places * heads * dim
+            return flat[start : start + size].view(slots, heads, places, dim)
+
+        return Stretches(
+            tuple(
+                view(flat, s.heads, s.key_dim)
+                for flat, s in zip(self._keys, self._shapes, strict=True)
+            ),
+            tuple(
+                view(flat, s.heads, s.value_dim)
+                for flat, s in zip(self._values, self._shapes, strict=True)
+            ),
+            places,
+        )

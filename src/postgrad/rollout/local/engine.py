@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.models.head import full_logits, target_logprobs
-from postgrad.models.packed import hidden_states
+from postgrad.models.decoder import decoder_of
+from postgrad.models.head import target_logprobs
 from postgrad.rollout.engine import Completion, EngineStats, Request
 from postgrad.rollout.local.attention import Decoding
-from postgrad.rollout.local.cache import KeyValueCache, align
+from postgrad.rollout.local.cache import KeyValueCache, Stretches, align
 from postgrad.rollout.local.prompts import (
     Prefilled,
     lay_out_plain,
@@ -31,6 +31,7 @@ from postgrad.rollout.local.prompts import (
 )
 from postgrad.rollout.local.rows import Rows
 from postgrad.rollout.local.sampler import sample
+from postgrad.rollout.local.shared import SharedPrompts
 from postgrad.rollout.local.stops import Stopper, eos_token_ids
 from postgrad.rollout.local.weights import copy_weights
 
@@ -48,6 +49,7 @@ class LocalEngine:
     def __init__(self, lm: nn.Module, tokenizer: Any, *, slots: int, cache_tokens: int) -> None:
         self.stats = EngineStats()
         self._lm = lm.eval().requires_grad_(False)
+        self._decoder = decoder_of(lm)
         self._tokenizer = tokenizer
         self._slots = slots
         parameter = next(lm.parameters())
@@ -60,6 +62,8 @@ class LocalEngine:
         self._submitted = 0
         self._prefilled: Prefilled | None = None
         self._rows = Rows(0, 0)
+        self._shared = SharedPrompts(0)
+        self._prompts_computed = 0  # since the engine was idle: names a prompt's stretches
 
     def submit(self, request: Request) -> None:
         """Queue a request; lower tickets, then lower samples, then earlier turns go first."""
@@ -113,7 +117,7 @@ class LocalEngine:
             tokens = sum(len(s) for s in batch)
             if tokens >= PREFILL_TOKENS or number == len(sequences) - 1:
                 layout, columns = lay_out_plain(batch)
-                hidden, _ = run_plain(self._lm, layout, self._device)
+                hidden, _ = run_plain(self._decoder, layout, self._device)
                 rows, target = (
                     torch.from_numpy(a).to(self._device) for a in (layout.hidden_row, layout.target)
                 )
@@ -128,7 +132,7 @@ class LocalEngine:
 
     def _places(self, request: Request) -> int:
         # The last token is never computed, but a place for it keeps the arithmetic plain.
-        return align(len(request.token_ids) + request.sampling.max_new_tokens)
+        return align(len(request.token_ids)) + align(request.sampling.max_new_tokens)
 
     def _admit(self) -> list[Tensor]:
         """Give free rows to waiting samples. Returns the hidden states of the new rows."""
@@ -140,32 +144,54 @@ class LocalEngine:
                 requests = self._next_prompts()
                 if not requests:
                     break
-                self._prefilled = prefill(self._lm, requests, self._device)
+                self._prefilled = prefill(self._decoder, requests, self._device)
                 self.stats.prompt_tokens += int(self._prefilled.starts[-1])
+                self._prompts_computed += len(self._prefilled.hidden)
             pool = self._prefilled
             taken = pool.take(self._rows.capacity - self._rows.count)
-            numbers = np.repeat([n for n, _ in taken], [len(samples) for _, samples in taken])
-            pool.copy_to(self._cache, self._rows.count, numbers)
-            for number, samples in taken:
-                self._rows.add(pool.requests[number], samples)
-            index = torch.from_numpy(numbers).to(self._device)
-            fresh.append(pool.hidden.index_select(0, index))
+            fresh.append(self._start(pool, taken))
             if pool.empty:
                 self._prefilled = None
         return fresh
 
+    def _start(self, pool: Prefilled, taken: list[tuple[int, tuple[int, ...]]]) -> Tensor:
+        """Rows for samples of `pool`'s requests. Returns the hidden states they begin from."""
+        lengths = np.diff(pool.starts)
+        first_name = self._prompts_computed - len(pool.hidden)
+        opened: list[tuple[int, int]] = []
+        prompts: list[int] = []
+        for number, samples in taken:
+            prompt = int(pool.prompt_of[number])
+            name, length = first_name + prompt, int(lengths[prompt])
+            stretches, new = self._shared.join(name, length, len(samples))
+            self._rows.add(pool.requests[number], samples, stretches)
+            opened += [(stretch, prompt) for stretch in new]
+            prompts += [prompt] * len(samples)
+        if opened:
+            numbers, filled = np.array(opened, np.int64).T
+            pool.copy_to(self._cache.prompts, numbers, filled)
+        return pool.hidden.index_select(0, torch.tensor(prompts, device=self._device))
+
     def _divide(self) -> None:
         """Lay the empty cache out anew, as a function of what is waiting: no trace of the past.
 
-        Every slot gets its even share of the places, or what the longest waiting request needs.
+        Every slot has room for the longest prompt and the most new tokens that are waiting, as far
+        as one slot can have both, and prompts for what is left of its even share of the places.
         """
-        requests = [request for _, request in self._waiting]
-        longest = max(self._places(request) for request in requests)
-        share = self._cache.tokens // self._slots // align(1) * align(1)
-        places = max(longest, share)
-        slots = min(self._slots, self._cache.tokens // places)
-        self._cache.divide(slots, places)
-        self._rows = Rows(slots, max(r.sampling.max_new_tokens for r in requests))
+        tokens = self._cache.tokens
+        prompt, new = 0, 0
+        for _, request in sorted(self._waiting):
+            longer = max(prompt, align(len(request.token_ids)))
+            more = max(new, align(request.sampling.max_new_tokens))
+            if prompt and longer + more > tokens:
+                break
+            prompt, new = longer, more
+        prompt = max(prompt, tokens // self._slots // align(1) * align(1) - new)
+        slots = min(self._slots, tokens // (prompt + new))
+        self._cache.divide(slots, prompt, new)
+        self._rows = Rows(slots, new)
+        self._shared = SharedPrompts(slots)
+        self._prompts_computed = 0
 
     def _next_prompts(self) -> list[Request]:
         """The next requests whose prompts are computed together.
@@ -177,8 +203,8 @@ class LocalEngine:
         room = PREFILL_TOKENS
         while self._waiting:
             request = self._waiting[0][1]
-            too_long = self._places(request) > self._cache.places
-            too_long |= request.sampling.max_new_tokens > self._rows.tokens.shape[1]
+            too_long = len(request.token_ids) > self._cache.prompts.places
+            too_long |= request.sampling.max_new_tokens > self._cache.responses.places
             room -= len(request.token_ids)
             if too_long or (requests and room < 0):
                 break
@@ -189,7 +215,7 @@ class LocalEngine:
         """One token for every row; the first `decoding` rows have a token to continue from."""
         rows = self._rows
         hidden = ([self._decode(decoding)] if decoding else []) + fresh
-        logits = full_logits(self._lm, torch.cat(hidden) if len(hidden) > 1 else hidden[0])
+        logits = self._decoder.logits(torch.cat(hidden) if len(hidden) > 1 else hidden[0])
         tokens, logprobs = sample(logits, rows.knobs(), rows.uniform())
         broken = np.flatnonzero(~np.isfinite(logprobs))
         if len(broken):
@@ -209,9 +235,9 @@ class LocalEngine:
         rows = self._rows
         ids = torch.from_numpy(rows.newest(count)).to(self._device)
         places = rows.places(count)
-        positions = torch.from_numpy(places).to(self._device)
-        context = Decoding(self._cache, positions, int(places.max()) + 1)
-        return hidden_states(self._lm, ids, positions, context)
+        positions = torch.from_numpy(rows.prompt[:count] + places).to(self._device)
+        context = Decoding(self._cache, self._shared.lanes(rows.stretch[:count]), places)
+        return self._decoder.hidden_states(ids, positions, context)
 
     def _release(self) -> list[Completion]:
         """Take out the rows that have ended."""
@@ -223,14 +249,25 @@ class LocalEngine:
             return []
         done = self._completions(gone, stopped)
         to, source = rows.remove(gone)
+        self._move(self._cache.responses, to, source, rows.written)
+        to, source = self._shared.keep(rows.stretch[: rows.count])
+        self._move(self._cache.prompts, to, source, self._shared.length)
+        return done
+
+    def _move(
+        self,
+        stretches: Stretches,
+        to: NDArray[np.int64],
+        source: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+    ) -> None:
+        """Copy some stretches of the cache; lengths: [stretches] tokens, by their new numbers."""
         if len(to):
-            longest = int((rows.prompt[to] + rows.written[to]).max())
-            self._cache.move(
+            stretches.move(
                 torch.from_numpy(to).to(self._device),
                 torch.from_numpy(source).to(self._device),
-                longest,
+                int(lengths[to].max()),
             )
-        return done
 
     def _completions(self, gone: NDArray[np.int64], stopped: NDArray[np.bool_]) -> list[Completion]:
         rows = self._rows

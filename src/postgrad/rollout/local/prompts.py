@@ -11,11 +11,11 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
-from postgrad.models.packed import hidden_states
+from postgrad.models.decoder import Decoder, ModuleDecoder
 from postgrad.models.tree import TreeAttention
 from postgrad.rollout.engine import Request
 from postgrad.rollout.local.attention import Recording
-from postgrad.rollout.local.cache import KeyValueCache, LayerShape
+from postgrad.rollout.local.cache import LayerShape, Stretches
 
 
 def lay_out_plain(sequences: list[NDArray[np.int32]]) -> tuple[Layout, Ragged]:
@@ -27,29 +27,31 @@ def lay_out_plain(sequences: list[NDArray[np.int32]]) -> tuple[Layout, Ragged]:
     return lay_out(columns, np.arange(len(tokens))), tokens
 
 
-def run_plain(lm: nn.Module, layout: Layout, device: torch.device) -> tuple[Tensor, Recording]:
+def run_plain(decoder: Decoder, layout: Layout, device: torch.device) -> tuple[Tensor, Recording]:
     """The hidden states [T, hidden] of a layout, and every layer's keys and values."""
     context = Recording(TreeAttention(plan_blocks(layout), device))
     ids, positions = (torch.from_numpy(a).to(device) for a in (layout.token_ids, layout.positions))
-    return hidden_states(lm, ids, positions, context), context
+    return decoder.hidden_states(ids, positions, context), context
 
 
 def layer_shapes(lm: nn.Module, device: torch.device) -> tuple[LayerShape, ...]:
     """What each layer of the model stores for a token, seen by running one."""
     layout, _ = lay_out_plain([np.zeros(1, np.int32)])
     with torch.no_grad():
-        return run_plain(lm, layout, device)[1].shapes
+        return run_plain(ModuleDecoder(lm), layout, device)[1].shapes
 
 
 @dataclass(slots=True)
 class Prefilled:
     """Packed keys and values of some requests' prompts, waiting for their samples to get rows.
 
-    hidden: [requests, hidden] the states that predict each response's first token. `number` is the
-    first request with samples waiting, `taken` how many samples of it have rows already.
+    prompt_of: [requests] which of the P different prompts each has. starts: [P + 1] where they lie.
+    hidden: [P, hidden] the states that predict each response's first token. `number` is the first
+    request with samples waiting, `taken` how many samples of it have rows already.
     """
 
     requests: list[Request]
+    prompt_of: NDArray[np.int64]
     keys: list[Tensor]
     values: list[Tensor]
     starts: NDArray[np.int64]
@@ -83,28 +85,36 @@ class Prefilled:
             left.append(Request(r.ticket, samples, r.token_ids, r.sampling, r.turn, r.seed))
         return left
 
-    def copy_to(self, cache: KeyValueCache, first_row: int, numbers: NDArray[np.int64]) -> None:
-        """The prompts of the requests `numbers`, one for each row from `first_row` on."""
-        lengths = np.diff(self.starts)[numbers]
+    def copy_to(
+        self, stretches: Stretches, numbers: NDArray[np.int64], prompts: NDArray[np.int64]
+    ) -> None:
+        """Fill the stretches `numbers` with some of the prompts."""
+        lengths = np.diff(self.starts)[prompts]
         longest = int(lengths.max())
-        # A shorter prompt is padded with its last token's keys; the row's own overwrite them.
+        # A shorter prompt is padded with its last token's keys; what lies there is masked.
         offset = np.minimum(np.arange(longest), lengths[:, None] - 1)
-        index = torch.from_numpy((self.starts[numbers][:, None] + offset).ravel())
-        index = index.to(self.hidden.device)
-        rows = slice(first_row, first_row + len(numbers))
+        device = self.hidden.device
+        index = torch.from_numpy((self.starts[prompts][:, None] + offset).ravel()).to(device)
+        to = torch.from_numpy(numbers).to(device)
         for store, packed in (
-            *zip(cache.keys, self.keys, strict=True),
-            *zip(cache.values, self.values, strict=True),
+            *zip(stretches.keys, self.keys, strict=True),
+            *zip(stretches.values, self.values, strict=True),
         ):
             heads, _, dim = packed.shape
-            stretch = packed.index_select(1, index).view(heads, len(numbers), longest, dim)
-            store[rows, :, :longest] = stretch.transpose(0, 1)
+            filled = packed.index_select(1, index).view(heads, len(prompts), longest, dim)
+            store[to, :, :longest] = filled.transpose(0, 1)
 
 
-def prefill(lm: nn.Module, requests: list[Request], device: torch.device) -> Prefilled:
-    """Compute the prompts of `requests` in one packed forward."""
-    layout, _ = lay_out_plain([np.asarray(r.token_ids, np.int32) for r in requests])
-    hidden, context = run_plain(lm, layout, device)
+def prefill(decoder: Decoder, requests: list[Request], device: torch.device) -> Prefilled:
+    """Compute the prompts of `requests` in one packed forward, equal ones once."""
+    number: dict[bytes, int] = {}
+    prompts = [np.ascontiguousarray(r.token_ids, np.int32) for r in requests]
+    prompt_of = np.array([number.setdefault(p.tobytes(), len(number)) for p in prompts], np.int64)
+    _, first = np.unique(prompt_of, return_index=True)
+    layout, _ = lay_out_plain([prompts[i] for i in first])
+    hidden, context = run_plain(decoder, layout, device)
     starts = layout.segment_start
     last = torch.from_numpy(starts[1:] - 1).to(device)
-    return Prefilled(requests, context.keys, context.values, starts, hidden.index_select(0, last))
+    return Prefilled(
+        requests, prompt_of, context.keys, context.values, starts, hidden.index_select(0, last)
+    )

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from postgrad.core import seeds
 from postgrad.rollout.engine import Request
 from postgrad.rollout.local.sampler import Knobs
+from postgrad.rollout.local.shared import close_gaps
 
 
 class Rows:
     """Book-keeping for up to `capacity` rows that write at most `max_new_tokens` each.
 
-    prompt: [rows] tokens before the response; written: [rows] tokens of the response so far;
+    prompt: [rows] tokens before the response; stretch: [rows] where they lie (`shared.py`);
+    written: [rows] tokens of the response so far;
     tokens, logprobs: [rows, max_new_tokens].
     """
 
@@ -32,6 +34,7 @@ class Rows:
         self.turn = np.zeros(capacity, np.int64)
         self.seed = np.zeros(capacity, np.int64)
         self.prompt = np.zeros(capacity, np.int64)
+        self.stretch = np.zeros(capacity, np.int64)
         self.written = np.zeros(capacity, np.int64)
         self.limit = np.zeros(capacity, np.int64)
         self.has_stop = np.zeros(capacity, np.bool_)
@@ -42,8 +45,8 @@ class Rows:
         self.tokens = np.zeros((capacity, max_new_tokens), np.int32)
         self.logprobs = np.zeros((capacity, max_new_tokens), np.float32)
 
-    def add(self, request: Request, samples: Sequence[int]) -> None:
-        """Rows for some samples of a request, after those in use."""
+    def add(self, request: Request, samples: Sequence[int], stretches: NDArray[np.int64]) -> None:
+        """Rows for some samples of a request, after those in use; `stretches` have its prompt."""
         rows = slice(self.count, self.count + len(samples))
         sampling = request.sampling
         self.requests[rows] = request
@@ -53,6 +56,7 @@ class Rows:
         self.turn[rows] = request.turn
         self.seed[rows] = request.seed
         self.prompt[rows] = len(request.token_ids)
+        self.stretch[rows] = stretches
         self.written[rows] = 0
         self.limit[rows] = sampling.max_new_tokens
         self.has_stop[rows] = bool(sampling.stop)
@@ -67,8 +71,8 @@ class Rows:
         return self.tokens[np.arange(count), self.written[:count] - 1].astype(np.int64)
 
     def places(self, count: int) -> NDArray[np.int64]:
-        """[count] where the newest token of each of the first rows lies in its stretch."""
-        return self.prompt[:count] + self.written[:count] - 1
+        """[count] where the newest token of each of the first rows lies in its response."""
+        return self.written[:count] - 1
 
     def knobs(self) -> Knobs:
         """How the next token of each row is chosen."""
@@ -107,14 +111,11 @@ class Rows:
 
     def remove(self, gone: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Free rows and close the gaps. Returns (to, source): the rows that moved, and whence."""
-        left = self.count - len(gone)
-        to = gone[gone < left]
-        tail = np.arange(left, self.count)
-        source = tail[~np.isin(tail, gone)]
+        left, to, source = close_gaps(self.count, gone)
         for column in (
             self.requests, self.spans, self.sample, self.ticket, self.turn, self.seed, self.prompt,
-            self.written, self.limit, self.has_stop, self.temperature, self.top_k, self.top_p,
-            self.min_p, self.tokens, self.logprobs,
+            self.stretch, self.written, self.limit, self.has_stop, self.temperature, self.top_k,
+            self.top_p, self.min_p, self.tokens, self.logprobs,
         ):  # fmt: skip
             column[to] = column[source]
         self.count = left

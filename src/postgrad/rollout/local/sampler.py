@@ -1,6 +1,6 @@
 """Choosing tokens: inverse CDF of one counter-based number a token, over processed logits.
 
-With weights e_i = exp(l_i / T - max), filtered ones set to 0, the token is the first i whose
+With weights e_i = softmax(l / T)_i, filtered ones set to 0, the token is the first i whose
 running sum exceeds u * sum(e), and its logprob is log(e_i / sum(e)): what it was drawn from.
 Filters act in transformers' order (top-k, then top-p, then min-p), each on what the last one left.
 """
@@ -12,7 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-CHUNK_VALUES = 2**24  # logits processed together: bounds the float64 running sums to 128 MiB
+CHUNK_VALUES = 2**24  # logits processed together: bounds what filters sort and sum
+
+
+STRETCH = 64  # tokens of the vocabulary that are summed before running sums are made
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +63,46 @@ def _sample(
     scale = np.where(greedy, np.float32(1.0), knobs.temperature)
     if np.any(scale != 1.0):
         logits /= torch.from_numpy(scale).to(device)[:, None]
-    top, best = logits.max(-1, keepdim=True)
-    weights = logits.sub_(top).exp_()
+    best = logits.argmax(-1, keepdim=True) if greedy.any() else None
+    weights = torch.softmax(logits, -1)  # float32; its sum is 1 up to rounding, hence `total`
     if knobs.filtered:
         weights = _filter(weights, knobs)
-    running = weights.cumsum(-1, dtype=torch.float64)
-    total = running[:, -1:]
-    # Below the total even when u rounds up to it, so that no weight of 0 is ever chosen.
-    ceiling = torch.nextafter(total, torch.zeros_like(total))
-    target = torch.minimum(torch.from_numpy(uniform).to(device)[:, None] * total, ceiling)
-    token = torch.searchsorted(running, target, right=True)
-    if greedy.any():
+    token, total = _draw(weights, torch.from_numpy(uniform).to(device)[:, None])
+    if best is not None:
         token = torch.where(torch.from_numpy(greedy).to(device)[:, None], best, token)
-    token.clamp_(max=weights.shape[1] - 1)  # rows of NaN search past the end
     logprob = (weights.gather(-1, token).double() / total).log().float()
     return token[:, 0].cpu().numpy(), logprob[:, 0].cpu().numpy()
+
+
+def _draw(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The token that each number draws, and the sum of its row's weights in float64: [N, 1] each.
+
+    First the stretch of the vocabulary, then the token within it: only sums over stretches are made
+    for every weight, and running sums over few values.
+    """
+    count, vocabulary = weights.shape
+    if -vocabulary % STRETCH:
+        weights = torch.nn.functional.pad(weights, (0, -vocabulary % STRETCH))
+    stretches = weights.view(count, -1, STRETCH)
+    running = stretches.sum(-1, dtype=torch.float64).cumsum(-1)
+    total = running[:, -1:]
+    found, rest = _search(running, uniform * total)
+    within = stretches.gather(1, found[..., None].expand(-1, -1, STRETCH))[:, 0]
+    token, _ = _search(within.cumsum(-1, dtype=torch.float64), rest)
+    token = (found * STRETCH + token).clamp_(max=vocabulary - 1)  # rows of NaN search past the end
+    return token, total
+
+
+def _search(running: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The first place whose running sum exceeds `target`, and what is left of it there: [N, 1].
+
+    Below the last sum even when rounding reaches it, so that no weight of 0 is ever chosen.
+    """
+    last = running[:, -1:]
+    target = torch.minimum(target, torch.nextafter(last, torch.zeros_like(last)))
+    place = torch.searchsorted(running, target, right=True).clamp_(max=running.shape[1] - 1)
+    before = running.gather(-1, (place - 1).clamp_(min=0)).masked_fill_(place == 0, 0.0)
+    return place, target - before
 
 
 def _filter(weights: Tensor, knobs: Knobs) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from postgrad.core.errors import UsageError
-from postgrad.rollout.local.cache import align, bytes_per_token
+from postgrad.rollout.local.cache import bytes_per_token, places_for
 from postgrad.rollout.local.prompts import layer_shapes
 from postgrad.rollout.settings import RolloutSettings
 
@@ -40,7 +40,7 @@ def choose_sizes(
     max_len: tokens of the longest sequence, prompt and response. token_bytes: cache bytes of one
     place. Raises UsageError when the recipe's cache holds not even one sequence.
     """
-    places = align(max_len)
+    places = places_for(max_len)
     tokens = settings.cache_tokens or max(places, int(free_bytes * MEMORY_SHARE) // token_bytes)
     if tokens < places:
         raise UsageError(

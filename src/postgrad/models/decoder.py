@@ -1,0 +1,233 @@
+"""A model's layers run one after the other, without gradients: for rollout.
+
+`decoder_of` reads the weights of a model whose layers are of a known shape (Llama's, with or
+without biases, norms of queries and keys, and windows) and runs them with as few operations as
+there are: queries, keys and values are one product, so are gate and up. Their weights become views
+into one tensor, so that weights copied into the model's parameters are there at once. Every other
+model runs through its own modules. A test holds both to the same logits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from postgrad.models.attention import AttentionContext
+from postgrad.models.head import full_logits
+from postgrad.models.linear import OneDNNLinear, project
+from postgrad.models.packed import hidden_states
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+class Decoder(Protocol):
+    """A model without gradients over T packed tokens."""
+
+    def hidden_states(
+        self, input_ids: Tensor, positions: Tensor, context: AttentionContext
+    ) -> Tensor:
+        """models.packed.hidden_states: [T, hidden]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """models.head.full_logits: [N, hidden] -> [N, V] float32."""
+        ...
+
+
+class ModuleDecoder:
+    """Any model that was loaded with our attention, through its own modules."""
+
+    def __init__(self, lm: nn.Module) -> None:
+        self._lm = lm
+
+    def hidden_states(
+        self, input_ids: Tensor, positions: Tensor, context: AttentionContext
+    ) -> Tensor:
+        """Decoder.hidden_states."""
+        return hidden_states(self._lm, input_ids, positions, context)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Decoder.logits."""
+        return full_logits(self._lm, hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    """Root-mean-square norm (arXiv:1910.07467) over the last dimension."""
+
+    weight: Tensor
+    epsilon: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """weight: [M, K]; bias: [M] or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return project(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    before_attention: _Norm
+    queries_keys_values: _Linear
+    query_norm: _Norm | None
+    key_norm: _Norm | None
+    attention_out: _Linear
+    before_mlp: _Norm
+    gate_up: _Linear
+    down: _Linear
+    window: int | None
+    scale: float
+
+
+class LayeredDecoder:
+    """A model of FAMILIES as plain products. `lm` keeps its parameters, in the same memory.
+
+    Moving or converting `lm` afterwards parts the two.
+    """
+
+    def __init__(self, lm: Any) -> None:
+        model, config = lm.model, lm.config
+        self._embedding: Tensor = model.embed_tokens.weight
+        self._rotary = model.rotary_emb
+        self._dim: int = model.layers[0].self_attn.head_dim
+        self._heads: int = config.num_attention_heads
+        self._kv_heads: int = config.num_key_value_heads
+        self._layers = [_read(layer, config) for layer in model.layers]
+        self._norm = _norm(model.norm)
+        self._head = _linear([lm.lm_head])
+
+    def hidden_states(
+        self, input_ids: Tensor, positions: Tensor, context: AttentionContext
+    ) -> Tensor:
+        """Decoder.hidden_states."""
+        x = functional.embedding(input_ids, self._embedding)
+        cosine, sine = self._rotary(x, positions[None])
+        half = self._dim // 2  # the other half says the same again
+        angles = cosine[0, :, None, :half].contiguous(), sine[0, :, None, :half].contiguous()
+        for number, layer in enumerate(self._layers):
+            query, key, value = self._heads_of(layer, layer.before_attention(x), angles)
+            attended = context.attend(
+                number,
+                query.transpose(0, 1),
+                key.transpose(0, 1),
+                value.transpose(0, 1),
+                scale=layer.scale,
+                window=layer.window,
+                softcap=None,
+            )
+            x.add_(layer.attention_out(attended.flatten(1)))
+            gate, up = layer.gate_up(layer.before_mlp(x)).chunk(2, -1)
+            x.add_(layer.down(functional.silu(gate).mul_(up)))
+        return self._norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Decoder.logits."""
+        return self._head(hidden).float()
+
+    def _heads_of(
+        self, layer: _Layer, x: Tensor, angles: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [T, H, D], keys and values [T, KV, D] of a layer, rotated."""
+        heads, kv_heads = self._heads, self._kv_heads
+        every = layer.queries_keys_values(x).view(len(x), heads + 2 * kv_heads, self._dim)
+        value = every[:, heads + kv_heads :]
+        if layer.query_norm is None or layer.key_norm is None:
+            turned = _rotate(every[:, : heads + kv_heads], angles)
+            return turned[:, :heads], turned[:, heads:], value
+        query = layer.query_norm(every[:, :heads])
+        key = layer.key_norm(every[:, heads : heads + kv_heads])
+        return _rotate(query, angles), _rotate(key, angles), value
+
+
+def _rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary positions (arXiv:2104.09864). x: [T, heads, D], cosines and sines: [T, 1, D / 2]."""
+    cosine, sine = angles
+    half = x.shape[-1] // 2
+    left, right = x[..., :half], x[..., half:]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    torch.mul(left, cosine, out=out[..., :half]).addcmul_(right, sine, value=-1.0)
+    torch.mul(right, cosine, out=out[..., half:]).addcmul_(left, sine)
+    return out
+
+
+def _norm(module: Any) -> _Norm:
+    return _Norm(module.weight, float(module.variance_epsilon))
+
+
+@torch.no_grad()
+def _joined(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """The parameters one below the other; they become views into it, or are already."""
+    storage = parameters[0].untyped_storage().data_ptr()
+    starts = [p.storage_offset() for p in parameters]
+    ends = [start + p.numel() for start, p in zip(starts, parameters, strict=True)]
+    together = all(p.untyped_storage().data_ptr() == storage for p in parameters)
+    if not together or starts[1:] != ends[:-1]:
+        whole = torch.cat([p.detach() for p in parameters])
+        for parameter, part in zip(
+            parameters, whole.split([len(p) for p in parameters]), strict=True
+        ):
+            parameter.data = part
+    first = parameters[0].detach()
+    shape = (sum(len(p) for p in parameters), *first.shape[1:])
+    return first.as_strided(shape, first.stride())
+
+
+def _linear(modules: Sequence[Any]) -> _Linear:
+    biases = [module.bias for module in modules]
+    bias = None if biases[0] is None else _joined(biases)
+    return _Linear(_joined([module.weight for module in modules]), bias)
+
+
+def _read(layer: Any, config: Any) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    normed = hasattr(attention, "q_norm")
+    window = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
+    return _Layer(
+        before_attention=_norm(layer.input_layernorm),
+        queries_keys_values=_linear([attention.q_proj, attention.k_proj, attention.v_proj]),
+        query_norm=_norm(attention.q_norm) if normed else None,
+        key_norm=_norm(attention.k_norm) if normed else None,
+        attention_out=_linear([attention.o_proj]),
+        before_mlp=_norm(layer.post_attention_layernorm),
+        gate_up=_linear([mlp.gate_proj, mlp.up_proj]),
+        down=_linear([mlp.down_proj]),
+        window=window,
+        scale=float(attention.scaling),
+    )
+
+
+def _is_known(lm: Any) -> bool:
+    """Whether a model is transformers' own of FAMILIES, with plain layers in every place."""
+    config = lm.config
+    ours = type(lm).__module__.startswith("transformers.models.")
+    if not ours or config.model_type not in FAMILIES or config.hidden_act != "silu":
+        return False
+    first = lm.model.layers[0].self_attn
+    if 2 * len(lm.model.rotary_emb.inv_freq) != first.head_dim:
+        return False  # only a part of each head is rotated
+    linear = [lm.lm_head]
+    for layer in lm.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        linear += [getattr(attention, name) for name in PROJECTIONS]
+        linear += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        three = {getattr(attention, name).bias is None for name in PROJECTIONS[:3]}
+        if len(three) > 1:
+            return False
+    return all(type(module) in (nn.Linear, OneDNNLinear) for module in linear)
+
+
+def decoder_of(lm: nn.Module) -> Decoder:
+    """The fastest decoder of a model that was loaded with our attention."""
+    return LayeredDecoder(lm) if _is_known(lm) else ModuleDecoder(lm)

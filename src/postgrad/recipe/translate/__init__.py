@@ -1,0 +1,12 @@
+"""Command lines and configs of other systems as recipes: what they say, in this project's words.
+
+    shell.py, reader.py     a script, flags or a config file -> options by name
+    options.py, draft.py    what was said and not yet used; the recipe that it becomes
+    rules.py                name of an option -> what it is here, one line each
+    common.py               what the three systems have in common: batches, schedules, adapters
+    openrlhf.py, open_instruct.py, trl.py    the tables of each
+    writer.py               the recipe as TOML, with comments
+    command.py              all of it, for `postgrad translate`
+
+Scripts are read, never run.
+"""

@@ -1,0 +1,168 @@
+"""What the three systems have in common: processes, micro-batches, schedules, warm-up, adapters."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from postgrad.recipe.translate.draft import Draft
+from postgrad.recipe.translate.options import Options
+
+ONE_PROCESS = "this version trains in one process; batch numbers stay those of the whole run"
+LOGGING = "metrics.jsonl is always written, one object a step"
+ATTENTION = "attention is chosen here, see model.attention"
+PACKED = "padding is never computed here"
+ENGINE = "the built-in engine samples in this process"
+LAUNCH = "how processes are launched"
+ASSUMED = "devices are not said, so one is assumed: give --devices N where more train"
+
+_SCHEDULES = {
+    "constant": ("constant", None),
+    "constant_with_warmup": ("constant", None),
+    "linear": ("linear", 0.0),
+    "cosine": ("cosine", 0.0),
+    "cosine_with_min_lr": ("cosine", 0.1),
+    "cosine_warmup_with_min_lr": ("cosine", 0.1),
+}
+
+
+def positive(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with `--no_NAME` as NAME = false, as transformers' parser has them."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        negated = name.startswith("no_") and value is True
+        found[name[3:] if negated else name] = False if negated else value
+    return found
+
+
+def processes(draft: Draft, name: str, devices: int | None) -> int:
+    """Devices that train, 1 where nobody says; more than one has no counterpart yet."""
+    if devices is None:
+        draft.notes.append(ASSUMED)
+        return 1
+    if devices > 1:
+        draft.miss(name, devices, f"{ONE_PROCESS} (learner.ranks = {devices})")
+    return devices
+
+
+def micro_batch(draft: Draft, samples: int, comment: str = "") -> None:
+    """Samples in one forward pass; fewer where they would not divide an update."""
+    train = int(draft.get("batch.train_batch_size") or samples)
+    fitting = max(n for n in range(1, min(samples, train) + 1) if train % n == 0)
+    if fitting != samples:
+        comment = f"{samples} there, which does not divide {train}"
+    draft.put("batch.micro_train_batch_size", fitting, comment)
+
+
+def micro_tokens(draft: Draft, tokens: int, comment: str, sequences: int = 1) -> None:
+    """Tokens in one forward pass; more where a whole sequence, or a pair, would not fit."""
+    needed = sequences * int(draft.get("data.max_len") or 0)
+    if tokens < needed:
+        comment = f"{tokens} there; {'a pair' if sequences > 1 else 'a sequence'} has to fit"
+    draft.put("batch.micro_train_tokens", max(tokens, needed), comment)
+
+
+def update_size(draft: Draft, samples: int, comment: str) -> None:
+    """Samples of an update that divide those of a step, the nearest below where they do not."""
+    step = int(draft.get("batch.rollout_batch_size")) * int(draft.get("batch.n_samples_per_prompt"))
+    fitting = max(n for n in range(1, min(samples, step) + 1) if step % n == 0)
+    if fitting != samples:
+        comment = f"{samples} there, which does not divide a step of {step} samples"
+    draft.put("batch.train_batch_size", fitting, comment)
+
+
+def schedule(
+    draft: Draft, given: Any, least: Any = None, role: str = "learner", comment: str = ""
+) -> None:
+    """The learning rate's way down. least: the share of the rate that is left at the end."""
+    known = _SCHEDULES.get(str(given).removeprefix("SchedulerType.").lower())
+    if known is None:
+        draft.miss("lr_scheduler", given, f"{role}.schedule knows constant, linear, cosine")
+        return
+    name, ends = known
+    draft.put(f"{role}.schedule", name, comment)
+    share = ends if least is None or not ends else float(least)
+    if share:
+        draft.put(f"{role}.min_lr_ratio", share)
+
+
+def warmup(draft: Draft, name: str, share: float, updates: int | None, comment: str = "") -> None:
+    """`name`, a share of all updates, as their number; where only the data knows it, how to find
+    it.
+    """
+    if not share:
+        return
+    if updates is not None:
+        count = math.ceil(round(share * updates, 6))
+        draft.put("learner.warmup_updates", count, comment or f"{share:.3g} of {updates} updates")
+        return
+    why = (
+        "a share of all updates, of which only the data says how many: set learner.warmup_updates "
+        f"to {share:.3g} of the updates that the run's first lines show"
+    )
+    draft.miss(name, share, why)
+
+
+def updates_of(draft: Draft, rows: int | None, devices: int = 1) -> int | None:
+    """Optimizer steps of the run, from the numbers of the draft; rows: of the data, where known."""
+    steps, epochs = draft.get("steps"), draft.get("epochs")
+    samples, each = per_step(draft)
+    if draft.get("total_episodes") is not None:
+        steps = int(draft.get("total_episodes")) // samples
+    elif epochs is not None and rows is not None:
+        draws = int(draft.get("batch.rollout_batch_size") or samples)
+        steps = math.ceil(float(epochs) * rows / draws)
+    return None if steps is None else max(1, int(steps)) * each
+
+
+def per_step(draft: Draft) -> tuple[int, int]:
+    """Samples of a step, and its updates."""
+    train = int(draft.get("batch.train_batch_size") or 64)
+    prompts = draft.get("batch.rollout_batch_size")
+    if prompts is None:
+        return train, 1
+    samples = int(prompts) * int(draft.get("batch.n_samples_per_prompt"))
+    parts = int(draft.get("batch.num_mini_batches") or max(1, samples // train))
+    if draft.get("batch.train_batch_size") is None and not draft.get("batch.num_mini_batches"):
+        parts = 1
+    return samples, parts * int(draft.get("batch.epochs_per_rollout") or 1)
+
+
+def adapter(draft: Draft, options: Options, names: Sequence[str], four_bits: str) -> None:
+    """[model.lora] from the names of rank, alpha, dropout, targets; weights in four bits."""
+    rank, alpha, dropout, targets = names
+    value = options.number(rank, 0)
+    layers = options.texts(targets)
+    alphas, drops = options.number(alpha, 16), float(options.take(dropout, 0.0))
+    quantize = options.take(four_bits)
+    if value:
+        draft.put("model.lora.rank", value)
+        draft.put("model.lora.alpha", alphas)
+        if drops:
+            draft.put("model.lora.dropout", drops)
+        if layers and layers != ["all-linear"]:
+            draft.put("model.lora.targets", layers)
+    if quantize and value:
+        draft.put("model.quantize", "4bit", "CUDA only")
+    elif quantize:
+        draft.miss(four_bits, quantize, "weights in four bits are frozen: they need an adapter")
+
+
+def sources(draft: Draft, entries: Sequence[dict[str, Any]], section: str = "data") -> None:
+    """One dataset in its section, several as a list of sets with what differs."""
+    if len(entries) == 1:
+        for key, value in entries[0].items():
+            draft.put(
+                f"{section}.{'subset' if section == 'eval' and key == 'name' else key}", value
+            )
+        return
+    for number, entry in enumerate(entries):
+        for key, value in entry.items():
+            draft.put(f"{section}.sets.{number}.{key}", value)
+
+
+def run_dir(draft: Draft, given: Any, comment: str = "") -> None:
+    """Where the run writes: the source's output directory, without what differs each time."""
+    path = str(given or "").strip().rstrip("/")
+    while path.startswith("./"):
+        path = path[2:]
+    draft.put("run_dir", path or f"runs/{draft.job}", comment)

@@ -1,0 +1,101 @@
+"""The recipe that a source becomes, with why each value is what it is."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from postgrad.recipe.lines import Place
+
+_OFF: tuple[Any, ...] = (False, None, 0, 0.0, -1, "", "none", [])
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """An option of the source that has no counterpart here, and what follows from that."""
+
+    name: str
+    value: Any
+    why: str
+
+
+@dataclass(slots=True)
+class Draft:
+    """Values by their place in the recipe, comments by the same place.
+
+    missing: what changes the run. needless: what needs no saying here. notes: remarks
+    on the whole.
+    """
+
+    job: str
+    system: str
+    values: dict[Place, Any] = field(default_factory=dict[Place, Any])
+    comments: dict[Place, str] = field(default_factory=dict[Place, str])
+    missing: list[Missing] = field(default_factory=list[Missing])
+    needless: list[Missing] = field(default_factory=list[Missing])
+    notes: list[str] = field(default_factory=list[str])
+
+    def put(self, key: str, value: Any, comment: str = "") -> None:
+        """Sets a dotted key ("learner.lr", "rewards.0.type"); None is nothing."""
+        if value is None:
+            return
+        place = place_of(key)
+        self.values[place] = value
+        self.comments.pop(place, None)
+        if comment:
+            self.comments[place] = comment
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """What a dotted key is set to."""
+        return self.values.get(place_of(key), default)
+
+    def drop(self, key: str) -> Any:
+        """Takes a key back and returns what it was."""
+        self.comments.pop(place_of(key), None)
+        return self.values.pop(place_of(key), None)
+
+    def reward(self, type: str, comment: str = "", **settings: Any) -> None:
+        """One more of [[rewards]]."""
+        number = len({place[1] for place in self.values if place[0] == "rewards"})
+        self.put(f"rewards.{number}.type", type, comment)
+        for key, value in settings.items():
+            if (key, value) == ("weight", 1.0):
+                continue
+            self.put(f"rewards.{number}.{key}", value)
+
+    def miss(self, name: str, value: Any, why: str) -> None:
+        """Lists what has no counterpart, unless it is turned off."""
+        if not any(value is off or (value == off and type(value) is type(off)) for off in _OFF):
+            self.missing.append(Missing(name, value, why))
+
+    def unknown(self, name: str, value: Any, why: str) -> None:
+        """Lists an option that the tables do not have, whatever its value."""
+        self.missing.append(Missing(name, value, why))
+
+    def skip(self, name: str, value: Any, why: str) -> None:
+        """Lists what needs no saying here."""
+        self.needless.append(Missing(name, value, why))
+
+
+def place_of(key: str) -> Place:
+    """("rewards", 0, "type") of "rewards.0.type"."""
+    return tuple(int(part) if re.fullmatch(r"\d+", part) else part for part in key.split("."))
+
+
+def nested(values: Mapping[Place, Any]) -> dict[str, Any]:
+    """Values by place as the tables that a TOML file would give."""
+    tree: dict[Any, Any] = {}
+    for place, value in values.items():
+        node = tree
+        for part in place[:-1]:
+            node = node.setdefault(part, {})
+        node[place[-1]] = value
+    return {str(key): _listed(value) for key, value in tree.items()}
+
+
+def _listed(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    table: dict[Any, Any] = node  # pyright: ignore[reportUnknownVariableType]
+    inner = {key: _listed(value) for key, value in table.items()}
+    return [inner[key] for key in sorted(inner)] if table and 0 in table else inner

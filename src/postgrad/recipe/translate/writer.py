@@ -1,0 +1,122 @@
+"""A draft as TOML: sections in the order of docs/recipes.md, comments beside or above a line."""
+
+import json
+import textwrap
+from collections.abc import Iterator
+from typing import Any, cast
+
+from postgrad.recipe.lines import Place
+from postgrad.recipe.translate.draft import Draft, Missing
+
+WIDTH = 100
+_ORDER = (
+    "model", "reference", "reward_model", "critic", "data", "eval", "rewards", "scoring",
+    "environment", "algorithm", "batch", "rollout", "learner", "cluster", "checkpoint",
+)  # fmt: skip
+_FIRST = ("type", "path", "lr")  # in their section
+_TOP = ("job", "run_dir", "seed", "steps", "total_episodes", "epochs")
+
+
+def toml(draft: Draft) -> str:
+    """The recipe, and what has no counterpart as comments at its end."""
+    lines = [*_notes(draft.notes), *_top(draft)]
+    for table in sorted(_tables(draft), key=_rank):
+        header = ".".join(str(part) for part in table if not isinstance(part, int))
+        lines += ["", f"[[{header}]]" if isinstance(table[-1], int) else f"[{header}]"]
+        keys = [place for place in draft.values if place[:-1] == table]
+        for place in sorted(keys, key=lambda place: place[-1] not in _FIRST):
+            lines += _line(draft, place)
+    lines += _listed(f"No counterpart here: what {draft.system} was told and this run does not do.",
+                     draft.missing)  # fmt: skip
+    lines += _grouped("Need no saying here.", draft.needless)
+    return "\n".join(lines) + "\n"
+
+
+def value(given: Any) -> str:
+    """A value in TOML's own spelling."""
+    if isinstance(given, bool):
+        return "true" if given else "false"
+    if isinstance(given, int) and abs(given) >= 10_000:
+        return f"{given:_}"
+    if isinstance(given, str):
+        return json.dumps(given, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(given, list | tuple):
+        return f"[{', '.join(value(one) for one in cast(list[Any], given))}]"
+    if isinstance(given, dict):
+        table = cast(dict[str, Any], given)
+        return f"{{ {', '.join(f'{_key(key)} = {value(one)}' for key, one in table.items())} }}"
+    return repr(given).replace("e-0", "e-")
+
+
+def _key(name: str) -> str:
+    bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
+    return name if bare else json.dumps(name)
+
+
+def _top(draft: Draft) -> Iterator[str]:
+    yield f'job = "{draft.job}"'
+    for name in _TOP[1:]:
+        if (name,) in draft.values:
+            yield from _line(draft, (name,))
+
+
+def _tables(draft: Draft) -> set[Place]:
+    return {place[:-1] for place in draft.values if len(place) > 1}
+
+
+def _rank(table: Place) -> tuple[int | str, ...]:
+    """A role's own tables stand after it, list entries in order."""
+    parts = (f"{part:06}" if isinstance(part, int) else part for part in table[1:])
+    return _ORDER.index(str(table[0])), *parts
+
+
+def _line(draft: Draft, place: Place) -> Iterator[str]:
+    line = f"{_key(str(place[-1]))} = {value(draft.values[place])}"
+    comment = draft.comments.get(place, "")
+    beside = f"{line:<34} # {comment}"
+    if not comment:
+        yield line
+    elif len(beside) <= WIDTH:
+        yield beside
+    else:
+        yield from _notes([comment])
+        yield line
+
+
+def _notes(notes: list[str]) -> Iterator[str]:
+    for note in notes:
+        yield from _wrapped("# ", note)
+
+
+def _listed(title: str, entries: list[Missing]) -> Iterator[str]:
+    if not entries:
+        return
+    yield ""
+    yield f"# {title}"
+    for one in entries:
+        said = "" if one.value is True else f" {_short(one.value)}"
+        yield from _wrapped("#   ", f"{one.name}{said}: {one.why}")
+
+
+def _grouped(title: str, entries: list[Missing]) -> Iterator[str]:
+    """Names by their reason: most are many of a kind."""
+    if entries:
+        yield ""
+        yield f"# {title}"
+    for why in dict.fromkeys(one.why for one in entries):
+        names = ", ".join(one.name for one in entries if one.why == why)
+        yield from _wrapped("#   ", f"{why}: {names}")
+
+
+def _short(given: Any) -> str:
+    text = given if isinstance(given, str) else json.dumps(given, default=str, ensure_ascii=False)
+    text = " ".join(text.split())
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _wrapped(start: str, text: str) -> list[str]:
+    after = start + "  " if len(start) > 2 else start
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=start, subsequent_indent=after,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip

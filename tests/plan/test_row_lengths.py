@@ -1,0 +1,173 @@
+"""Lengths of rows without a template: those that training will see, or nearly."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from postgrad.data.conversations import load_conversations
+from postgrad.data.pairs import load_labelled, load_pairs
+from postgrad.data.prompts import load_prompts
+from postgrad.models.fresh import make_fresh
+from postgrad.models.load import load_tokenizer
+from postgrad.models.settings import ModelInit, TokenizerInit
+from postgrad.plan import row_lengths as module
+from postgrad.plan.row_lengths import RowLengths, row_lengths
+from postgrad.recipe.recipe import JOBS, Recipe
+
+TEXT = "The cat sat on 12 mats, and 7 dogs saw it there. Why did nobody tell them?"
+WORDS = TEXT.split()
+CHARACTERS = {"type": "qwen2", "tokenizer": {"kind": "characters"}}
+
+
+def text(number: int, words: int) -> str:
+    return " ".join(WORDS[(number + i) % len(WORDS)] for i in range(words))
+
+
+def rows(count: int = 40) -> list[dict[str, Any]]:
+    return [
+        {
+            "question": text(i, 3 + i % 7),
+            "answer": text(i + 3, 5 + i % 11),
+            "prompt": text(i, 4 + i % 5),
+            "chosen": text(i + 2, 6 + i % 3),
+            "rejected": text(i + 5, 2 + i % 9),
+        }
+        for i in range(count)
+    ]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows()), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose tokenizer splits into single characters."""
+    made = tmp_path_factory.mktemp("model") / "model"
+    make_fresh(ModelInit(hidden_size=16, tokenizer=TokenizerInit(kind="characters")), [], 0, made)
+    return made
+
+
+def recipe(job: str, data: Mapping[str, Any], **more: Any) -> Recipe:
+    table = {"run_dir": "run", "steps": 2, "model": {"init": CHARACTERS}, "data": data, **more}
+    return JOBS[job].model_validate_json(json.dumps(table))
+
+
+def lengths(job: str, data: Mapping[str, Any], **more: Any) -> RowLengths:
+    found = row_lengths(recipe(job, data, **more))
+    assert found is not None
+    return found
+
+
+def assert_means(found: RowLengths, prompt: list[float], answer: list[float]) -> None:
+    whole = np.add(prompt, answer)
+    assert found.prompt == pytest.approx(np.mean(prompt))
+    assert found.answer == pytest.approx(np.mean(answer))
+    assert found.spread == pytest.approx(np.mean(whole**2) / np.mean(whole) ** 2)
+    assert found.rows == len(prompt)
+
+
+@pytest.mark.parametrize("max_len", [1000, 110])
+def test_conversations_are_as_long_as_training_reads_them(
+    max_len: int, data: Path, model: Path
+) -> None:
+    found = lengths("sft", {"path": str(data), "max_len": max_len})
+    settings = recipe("sft", {"path": str(data), "max_len": max_len}).data.sources[0]
+    kept = load_conversations(settings, load_tokenizer(str(model))).all()  # pyright: ignore[reportArgumentType]
+    before = [int(np.argmax(one.loss_mask)) for one in kept]
+    assert_means(
+        found, before, [len(one.token_ids) - n for one, n in zip(kept, before, strict=True)]
+    )
+    assert found.source == "40 rows of the data, counted in characters"
+
+
+def test_prompts_are_as_long_as_the_policy_reads_them(data: Path, model: Path) -> None:
+    more = {"rollout": {"max_new_tokens": 30}, "rewards": [{"type": "gsm8k"}]}
+    table = {"path": str(data), "max_len": 90}
+    found = lengths("rl", table, algorithm={"type": "grpo"}, **more)
+    settings: Any = recipe("rl", table, algorithm={"type": "grpo"}, **more).data.sources[0]
+    kept = load_prompts(settings, load_tokenizer(str(model)), max_prompt_tokens=60).all()
+    assert 0 < len(kept) < 40
+    assert_means(found, [len(one.token_ids) for one in kept], [30] * len(kept))
+
+
+def test_a_pairs_answers_count_by_their_mean(data: Path, model: Path) -> None:
+    found = lengths("reward", {"path": str(data)})
+    settings: Any = recipe("reward", {"path": str(data)}).data.sources[0]
+    kept = load_pairs(settings, load_tokenizer(str(model))).all()
+    before = [int(np.argmax(one.chosen_mask)) for one in kept]
+    answers = [(len(one.chosen) + len(one.rejected)) / 2 for one in kept]
+    assert_means(found, before, list(np.subtract(answers, before)))
+
+
+def test_labelled_answers_are_samples_of_their_own(data: Path, model: Path) -> None:
+    found = lengths("preference", {"path": str(data)}, algorithm={"type": "kto"})
+    settings: Any = recipe("preference", {"path": str(data)}).data.sources[0]
+    kept = load_labelled(settings, load_tokenizer(str(model))).all()
+    assert len(kept) == 80
+    answers = [len(one.token_ids) - one.prompt_tokens for one in kept]
+    assert_means(found, [one.prompt_tokens for one in kept], answers)
+
+
+def test_the_models_own_tokenizer_counts_where_it_is_at_hand(data: Path, model: Path) -> None:
+    at_hand = lengths("sft", {"path": str(data)}, model={"path": str(model)})
+    assert at_hand.source == "40 rows of the data, counted with the model's tokenizer"
+    assert (at_hand.prompt, at_hand.answer) == pytest.approx(
+        [getattr(lengths("sft", {"path": str(data)}), part) for part in ("prompt", "answer")]
+    )
+
+
+def test_tokens_are_guessed_from_words_where_no_tokenizer_is_at_hand(data: Path) -> None:
+    found = lengths("sft", {"path": str(data)}, model={"path": "nobody/nothing"})
+    words = [len(row["question"].split()) for row in rows()]
+    assert "guessed from words" in found.source
+    assert np.mean(words) < found.prompt < 2 * np.mean(words) + 10
+
+
+def test_cut_rows_are_kept_at_their_limit(data: Path) -> None:
+    found = lengths("sft", {"path": str(data), "max_len": 60, "on_too_long": "truncate"})
+    assert found.rows == 40
+    assert found.prompt + found.answer <= 60
+
+
+def test_sets_count_by_their_draws(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.jsonl").write_text(json.dumps(rows()[0] | {"answer": "x" * 300}), "utf-8")
+    sets = [{"path": str(data), "weight": 0.5}, {"path": str(tmp_path / "long.jsonl"), "count": 60}]
+    found = lengths("sft", {"sets": sets})
+    alone = lengths("sft", {"path": str(data)})
+    assert found.rows == 20 + 60
+    assert found.answer == pytest.approx((20 * alone.answer + 60 * 302) / 80)
+
+
+def test_large_data_is_not_read_whole(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE", 100)
+    monkeypatch.setattr(module, "SAMPLE", 5)
+    found = lengths("sft", {"path": str(data)})
+    assert found.rows is None
+    assert found.source.startswith("5 rows of the data")
+
+
+def test_data_that_is_not_on_this_machine_has_no_lengths(data: Path) -> None:
+    assert row_lengths(recipe("sft", {"path": "openai/gsm8k"})) is None
+    assert row_lengths(recipe("sft", {"path": str(data), "max_len": 5})) is None  # no row fits
+
+
+def test_neither_torch_nor_transformers_is_imported(data: Path, model: Path) -> None:
+    code = (
+        "import sys; from postgrad.recipe.load import load_recipe; "
+        "from postgrad.plan.row_lengths import row_lengths; "
+        f"row_lengths(load_recipe('recipes/gsm8k_sft.toml', ['--data.path', {str(data)!r}, "
+        f"'--data.split', 'train', '--model.path', {str(model)!r}])); "
+        "print(sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

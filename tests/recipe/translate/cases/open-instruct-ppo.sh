@@ -1,0 +1,24 @@
+python mason.py --num_nodes 1 --gpus 8 -- python open_instruct/ppo_vllm_thread_ray_gtrl.py \
+    --exp_name seven_learners_ppo \
+    --beta 0.05 \
+    --local_mini_batch_size 32 \
+    --local_rollout_batch_size 32 \
+    --learning_rate 3e-7 \
+    --dataset_mixer_list ai2-adapt-dev/gsm8k_ground_truth 1.0 \
+    --max_token_length 1024 \
+    --max_prompt_token_length 1024 \
+    --response_length 1024 \
+    --model_name_or_path allenai/Llama-3.1-Tulu-3-8B-DPO \
+    --reward_model_path allenai/Llama-3.1-Tulu-3-8B-RM \
+    --reward_model_multiplier 0.0 \
+    --non_stop_penalty \
+    --penalty_reward_value -10.0 \
+    --temperature 1.0 \
+    --total_episodes 10000000 \
+    --per_device_train_batch_size 2 \
+    --actor_num_gpus_per_node 7 \
+    --vllm_tensor_parallel_size 1 \
+    --apply_verifiable_reward true \
+    --seed 1 \
+    --save_freq 80 \
+    --gradient_checkpointing

@@ -1,0 +1,30 @@
+ray job submit --address="http://127.0.0.1:8265" \
+   --runtime-env-json='{"working_dir": "/openrlhf"}' \
+   -- python3 -m openrlhf.cli.train_ppo_ray \
+   --actor_num_nodes 1 \
+   --actor_num_gpus_per_node 8 \
+   --init_kl_coef 1e-3 \
+   --gamma 1.0 \
+   --use_kl_loss \
+   --kl_estimator k3 \
+   --advantage_estimator group_norm \
+   --pretrain OpenRLHF/Llama-3-8b-sft-mixture \
+   --remote_rm_url /openrlhf/examples/python/reward_func.py \
+   --save_path /openrlhf/final/llama3-8b-grpo \
+   --micro_train_batch_size 8 \
+   --train_batch_size 128 \
+   --micro_rollout_batch_size 16 \
+   --rollout_batch_size 128 \
+   --n_samples_per_prompt 8 \
+   --max_epochs 1 \
+   --prompt_max_len 1024 \
+   --generate_max_len 2048 \
+   --max_samples 20000 \
+   --zero_stage 3 \
+   --bf16 \
+   --actor_learning_rate 5e-7 \
+   --prompt_data OpenRLHF/prompt-collection-v0.1 \
+   --input_key context_messages \
+   --label_key label \
+   --apply_chat_template \
+   --gradient_checkpointing

@@ -1,0 +1,27 @@
+python3 -m openrlhf.cli.train_ppo_ray \
+   --actor.num_nodes 1 \
+   --actor.num_gpus_per_node 8 \
+   --critic.num_gpus_per_node 8 \
+   --vllm.num_engines 4 \
+   --train.colocate_all \
+   --actor.model_name_or_path OpenRLHF/Llama-3-8b-sft-mixture \
+   --reward.model_name_or_path OpenRLHF/Llama-3-8b-rm-700k \
+   --ckpt.output_dir /openrlhf/final/llama3-8b-rlhf \
+   --ckpt.save_hf \
+   --train.batch_size 128 \
+   --rollout.batch_size 1024 \
+   --rollout.n_samples_per_prompt 1 \
+   --train.max_epochs 1 \
+   --data.max_len 2048 \
+   --data.max_samples 100000 \
+   --ds.zero_stage 3 \
+   --actor.adam.lr 5e-7 \
+   --critic.adam.lr 9e-6 \
+   --algo.kl.init_coef 0.01 \
+   --data.prompt_dataset OpenRLHF/prompt-collection-v0.1 \
+   --data.input_key context_messages \
+   --data.apply_chat_template \
+   --reward.normalize_enable \
+   --actor.gradient_checkpointing_enable \
+   --train.dynamic_batch_enable \
+   --train.max_tokens_per_gpu 16384

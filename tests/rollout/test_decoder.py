@@ -1,0 +1,115 @@
+"""The decoder that runs layers itself, against the model's own modules."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from postgrad.layout.blocks import plan_blocks
+from postgrad.models.decoder import LayeredDecoder, ModuleDecoder, decoder_of
+from postgrad.models.linear import project
+from postgrad.models.tree import TreeAttention
+from postgrad.rollout.engine import Request, generate
+from postgrad.rollout.local import engine as engine_module
+from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.local.prompts import lay_out_plain
+from postgrad.rollout.local.weights import copy_weights
+from postgrad.rollout.settings import SamplingSettings
+
+LAYERED = ["qwen2", "qwen3", "llama", "mistral"]
+CPU = torch.device("cpu")
+
+
+def with_biases(lm):
+    """Every bias and norm that the type has, away from where it starts."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in lm.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return lm
+
+
+def logits(decoder, sequences):
+    layout, _ = lay_out_plain(sequences)
+    context = TreeAttention(plan_blocks(layout), CPU)
+    ids, positions = (torch.from_numpy(a) for a in (layout.token_ids, layout.positions))
+    with torch.inference_mode():
+        return decoder.logits(decoder.hidden_states(ids, positions, context))
+
+
+@pytest.mark.parametrize("kind", [*LAYERED, "gemma", "gemma2", "gemma3_text"])
+def test_known_types_run_layer_by_layer_and_others_through_their_modules(kind, model):
+    assert isinstance(decoder_of(model(kind)), LayeredDecoder) == (kind in LAYERED)
+
+
+@pytest.mark.parametrize("kind", LAYERED)
+def test_layers_give_the_logits_of_the_modules(kind, model, prompt):
+    lm = with_biases(model(kind))
+    sequences = [prompt(seed, length) for seed, length in enumerate([7, 1, 20])]
+    expected = logits(ModuleDecoder(lm), sequences)
+    torch.testing.assert_close(logits(LayeredDecoder(lm), sequences), expected, atol=2e-5, rtol=0)
+    # the weights are views now: the modules still say the same
+    torch.testing.assert_close(logits(ModuleDecoder(lm), sequences), expected, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", LAYERED)
+def test_layers_in_bfloat16_round_no_worse_than_the_modules(kind, model, prompt):
+    sequences = [prompt(seed, length) for seed, length in enumerate([7, 1, 20])]
+    exact = logits(ModuleDecoder(with_biases(model(kind))), sequences)
+    lm = with_biases(model(kind)).to(torch.bfloat16)
+    modules = (logits(ModuleDecoder(lm), sequences) - exact).abs().mean()
+    layers = (logits(LayeredDecoder(lm), sequences) - exact).abs().mean()
+    assert layers < 1.2 * modules
+
+
+def test_biases_of_every_projection_count(model, prompt):
+    lm = model("llama")
+    for layer in lm.model.layers:
+        for module in (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj):
+            module.bias = nn.Parameter(torch.randn(module.out_features) * 0.2)
+    found = logits(decoder_of(lm), [prompt(0, 9)])
+    torch.testing.assert_close(found, logits(ModuleDecoder(lm), [prompt(0, 9)]), atol=2e-5, rtol=0)
+
+
+def test_weights_that_are_copied_in_are_used_by_every_decoder_of_the_model(model, prompt):
+    lm = model("qwen3")
+    first, second = decoder_of(lm), decoder_of(lm)
+    other = model("qwen3", seed=1)
+    copy_weights(lm, other.named_parameters())
+    expected = logits(ModuleDecoder(other), [prompt(0, 9)])
+    for decoder in (first, second):
+        torch.testing.assert_close(logits(decoder, [prompt(0, 9)]), expected, atol=2e-5, rtol=0.0)
+
+
+def test_a_model_with_a_wrapped_projection_runs_through_its_modules(model):
+    lm = model("llama")
+    lm.model.layers[1].mlp.up_proj = nn.Sequential(lm.model.layers[1].mlp.up_proj)
+    assert isinstance(decoder_of(lm), ModuleDecoder)
+
+
+@pytest.mark.parametrize("kind", LAYERED)
+def test_the_engine_samples_the_same_tokens_through_both(
+    kind, model, prompt, tokenizer, monkeypatch
+):
+    def sampled():
+        engine = LocalEngine(with_biases(model(kind)), tokenizer, slots=5, cache_tokens=5 * 64)
+        settings = SamplingSettings(max_new_tokens=24)
+        asked = [Request(i, (0, 1, 2), prompt(i, 3 + 5 * i), settings) for i in range(4)]
+        return generate(engine, asked)
+
+    fast = sampled()
+    monkeypatch.setattr(engine_module, "decoder_of", ModuleDecoder)
+    for one, other in zip(fast, sampled(), strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-5)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_product_is_that_of_float64(with_bias):
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(5, 33), torch.randn(70, 33), torch.randn(70)
+    with torch.inference_mode():
+        found = project(x, weight, bias if with_bias else None)
+    expected = x.double() @ weight.double().T + (bias.double() if with_bias else 0.0)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0.0)
