@@ -153,7 +153,7 @@ def test_config_shows_every_default_and_loads_again(files: Files) -> None:
 def test_batch_numbers_are_printed_with_their_units(files: Files) -> None:
     _, out, _ = files.run("train", files.recipe, "--dry-run")
     assert re.search(r"train_batch_size +2  samples per update, over all ranks", out)
-    assert re.search(r"micro_train_tokens +8192  tokens per replica", out)
+    assert re.search(r"micro_train_tokens +2048  tokens per replica", out)
     assert "everything up to the first step works" in out
     assert not files.run_dir.exists()
 

@@ -85,3 +85,8 @@ def test_auto_is_bfloat16_on_cuda_and_float32_elsewhere() -> None:
     assert compute_dtype("auto", torch.device("cpu")) == torch.float32
     assert compute_dtype("bfloat16", torch.device("cpu")) == torch.bfloat16
     assert compute_dtype("float32", torch.device("cuda")) == torch.float32
+
+
+def test_new_tensors_of_a_deterministic_run_are_not_written_twice() -> None:
+    apply(Placement("cpu", 1, True))
+    assert not torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]

@@ -13,7 +13,9 @@ from pydantic import Field
 
 from postgrad.core.settings import Settings
 
-MICRO_TRAIN_TOKENS = 8192  # tokens in one forward where the recipe names no micro-batch
+# Tokens in one forward where the recipe names no micro-batch. On a CPU the temporaries of more
+# leave the cache.
+MICRO_TRAIN_TOKENS = {"cpu": 2048, "cuda": 8192}
 
 
 class BatchSettings(Settings):

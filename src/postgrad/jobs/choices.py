@@ -73,19 +73,19 @@ def choose(recipe: Recipe, recorded: Mapping[str, Any], *, measure: bool = True)
         deterministic=recipe.learner.deterministic,
         dtype=dtype,
         rollout_dtype=sampling and _rollout_dtype(sampling.dtype, known("rollout_dtype"), dtype),
-        micro_train_tokens=_micro_train_tokens(recipe, known("micro_train_tokens")),
+        micro_train_tokens=_micro_train_tokens(recipe, known("micro_train_tokens"), device),
         slots=sampling and (sampling.slots or known("slots")),
         cache_tokens=sampling and (sampling.cache_tokens or known("cache_tokens")),
         frozen=known("frozen") or {},
     )
 
 
-def _micro_train_tokens(recipe: Recipe, recorded: int | None) -> int | None:
+def _micro_train_tokens(recipe: Recipe, recorded: int | None, device: str) -> int | None:
     if recipe.batch.micro_train_batch_size is not None:
         return None
     stated = recipe.batch.micro_train_tokens or recorded
     longest = recipe.data.max_len * (2 if isinstance(recipe, Comparing) else 1)  # a pair is whole
-    return stated or max(longest, MICRO_TRAIN_TOKENS)
+    return stated or max(longest, MICRO_TRAIN_TOKENS[device])
 
 
 def _threads(device: str, most: int, measure: bool) -> int:

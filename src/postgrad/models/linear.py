@@ -1,8 +1,8 @@
 """Matrix products in float32 by oneDNN, on CPUs with AVX-512.
 
-torch gives float32 products to MKL. One core of an AMD EPYC (Zen 5) does 85 GFLOP/s there and 200 in
-oneDNN, which ships with torch too and does the bfloat16 products anyway. An update, and a decoding
-step, is mostly such products.
+torch gives float32 products to MKL. One core of an AMD EPYC (Zen 5) does 85 GFLOP/s there and 200
+in oneDNN, which ships with torch too and does the bfloat16 products anyway. An update, and a
+decoding step, is mostly such products.
 """
 
 import functools
