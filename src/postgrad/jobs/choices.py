@@ -17,7 +17,7 @@ from postgrad.parallel import device as placing
 from postgrad.parallel import probe
 from postgrad.parallel.device import Placement
 from postgrad.recipe.recipe import Comparing, Recipe
-from postgrad.rollout.local.sizes import EngineSizes
+from postgrad.rollout.local.budget import EngineSizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from postgrad.plan.hardware import parse_hardware, this_machine
 from postgrad.plan.memory import PHASES
 from postgrad.plan.page import Page, advice_rows
 from postgrad.plan.plan import Facts, outlook
+from postgrad.plan.row_lengths import row_lengths
 from postgrad.plan.search import search, search_rows
 from postgrad.recipe.load import load_recipe
 from postgrad.recipe.write import write_changed
@@ -32,7 +33,11 @@ def plan(
     UsageError where the recipe is wrong, or a model's shape is nowhere to be had.
     """
     recipe = load_recipe(path, overrides)
-    facts = Facts(shape_of_model, parse_hardware(hardware) if hardware else this_machine())
+    facts = Facts(
+        shape_of_model,
+        parse_hardware(hardware) if hardware else this_machine(),
+        lengths=row_lengths(recipe),
+    )
     start = outlook(recipe, facts)
     page = Page(start, advise(start, facts))
     show(page, console)
@@ -42,9 +47,9 @@ def plan(
         write_changed(path, [*overrides, *changed], fit)
         console.note(f"wrote {fit}: {path} with all of that")
     if searching:
-        found = search(recipe, facts)
-        console.table("hardware", *search_rows(found))
-        report["search"] = [one.to_json() for one in found]
+        offers = search(recipe, facts)
+        console.table("hardware", *search_rows(offers))
+        report["search"] = [one.to_json() for one in offers]
     return report
 
 

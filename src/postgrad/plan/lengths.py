@@ -7,14 +7,17 @@ from postgrad.recipe.recipe import Recipe, RLRecipe
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Mean tokens of what is read (prompt) and of what is learned from (answer); spread: the mean
-    square of a sequence over the square of its mean, 1 where all are equal. source: where from.
+    """Mean tokens of what is read (prompt) and of what is learned from (answer), of the rows that
+    data.max_len keeps; spread: the mean square of a sequence over the square of its mean, 1 where
+    all are equal. source: where from, for people. rows: samples of an epoch, before those are left
+    out that repeat others or the evaluation's; None where they were not counted.
     """
 
     prompt: float
     answer: float
     spread: float
     source: str
+    rows: int | None = None
 
     def computed(self, answers: int) -> float:
         """Tokens of one prompt with several answers, the prompt once."""

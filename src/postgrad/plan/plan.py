@@ -45,12 +45,11 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a plan is made from beside the recipe. rows: of the training data, where it is known."""
+    """What a plan is made from beside the recipe. lengths: of the training data, if at hand."""
 
     find: Find
     hardware: Hardware
     lengths: Lengths | None = None
-    rows: int | None = None
     efficiency: Efficiency | None = None
     shapes: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -65,7 +64,8 @@ class Facts:
 def outlook(recipe: Recipe, facts: Facts) -> Outlook:
     """Plans `recipe`. Raises UsageError where the shape of one of its models is not to be had."""
     device = facts.hardware.device
-    geometry, sharing = recipe.geometry(facts.rows), Sharing.of(recipe.learner)
+    lengths = facts.lengths or longest(recipe)
+    geometry, sharing = recipe.geometry(lengths.rows), Sharing.of(recipe.learner)
     roles = planned_roles(recipe, facts.shape)
     policy = roles[0]
     b = engine_width(recipe, policy, cpu=device.is_cpu) if isinstance(recipe, Answering) else 0
@@ -75,10 +75,10 @@ def outlook(recipe: Recipe, facts: Facts) -> Outlook:
         recipe,
         geometry,
         sharing,
+        device=device,
         token_bytes=policy.shape.cache_bytes_per_token(b),
         free_bytes=max(0, free),
     )
-    lengths = facts.lengths or longest(recipe)
     machine = Machine(device, facts.efficiency or efficiency_of(device), sharing)
     return Outlook(
         recipe=recipe,

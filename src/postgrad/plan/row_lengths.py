@@ -5,7 +5,6 @@ No chat template is rendered, which would need transformers: messages stand as i
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from postgrad.data.pair_settings import PairSettings
 from postgrad.data.rows import Row, parse_split
 from postgrad.data.settings import DataSettings, RowSettings, Share
 from postgrad.models.settings import ModelSettings
+from postgrad.plan.lengths import Lengths
 from postgrad.recipe.recipe import Recipe, RLRecipe
 
 SAMPLE = 1000  # rows of each set
@@ -32,23 +32,7 @@ PIECES = re.compile(r" ?[^\W\d_]{1,12}|\d| ?(?:[^\s\w]|_)+|\s")
 Count = Callable[[str], int]
 
 
-@dataclass(frozen=True, slots=True)
-class RowLengths:
-    """Mean tokens of a sample's prompt and of its answer, of the rows that data.max_len keeps.
-
-    spread: the mean square of prompt and answer over the square of their mean. rows: samples of an
-    epoch, before those are left out that repeat others or the evaluation's; None where they were
-    not counted. source: where from, for people.
-    """
-
-    prompt: float
-    answer: float
-    spread: float
-    rows: int | None
-    source: str
-
-
-def row_lengths(recipe: Recipe) -> RowLengths | None:
+def row_lengths(recipe: Recipe) -> Lengths | None:
     """Lengths of the recipe's training data; None where it is not on this machine, or no sampled
     row fits.
 
@@ -76,7 +60,7 @@ def row_lengths(recipe: Recipe) -> RowLengths | None:
         return None
     weights = np.where(kept, weights, 0.0)
     mean = partial(np.average, weights=weights)
-    return RowLengths(
+    return Lengths(
         prompt=float(mean(prompt)),
         answer=float(mean(answer)),
         spread=float(mean((prompt + answer) ** 2) / mean(prompt + answer) ** 2),

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from postgrad.core.batch import MICRO_TRAIN_TOKENS, BatchGeometry
+from postgrad.plan.hardware import Device
 from postgrad.plan.sharing import Sharing
 from postgrad.recipe.recipe import Answering, Comparing, Recipe
-from postgrad.rollout.local.cache import align as aligned
-from postgrad.rollout.local.engine import PREFILL_TOKENS
-from postgrad.rollout.local.sizes import EngineSizes, choose_sizes
+from postgrad.rollout.local.budget import PREFILL_TOKENS, EngineSizes, choose_sizes, places_for
 
 DType = Literal["auto", "float32", "bfloat16"]
 
@@ -33,7 +32,13 @@ class Sizes:
 
 
 def sizes(
-    recipe: Recipe, geometry: BatchGeometry, sharing: Sharing, *, token_bytes: int, free_bytes: int
+    recipe: Recipe,
+    geometry: BatchGeometry,
+    sharing: Sharing,
+    *,
+    device: Device,
+    token_bytes: int,
+    free_bytes: int,
 ) -> Sizes:
     """What the recipe states, else what would be chosen at the start of the run.
 
@@ -48,7 +53,8 @@ def sizes(
         stated = recipe.batch.micro_train_batch_size * sample
     else:
         stated = recipe.batch.micro_train_tokens or max(
-            longest * (2 if comparing else 1), MICRO_TRAIN_TOKENS
+            longest * (2 if comparing else 1),
+            MICRO_TRAIN_TOKENS["cpu" if device.is_cpu else "cuda"],
         )
     tokens = -(-min(stated, share) // sharing.context)
     if not isinstance(recipe, Answering) or not (recipe.job == "rl" or recipe.eval.sets):
@@ -60,7 +66,7 @@ def sizes(
         sequences=-(-_sequences(recipe, geometry) // sharing.replicas),
         max_len=places,
         token_bytes=token_bytes,
-        free_bytes=max(free_bytes, aligned(places) * token_bytes),
+        free_bytes=max(free_bytes, places_for(places) * token_bytes),
     )
     return Sizes(tokens, longest, engine, max(PREFILL_TOKENS, places))
 

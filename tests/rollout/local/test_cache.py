@@ -3,13 +3,8 @@
 import pytest
 import torch
 
-from postgrad.rollout.local.cache import (
-    KeyValueCache,
-    LayerShape,
-    align,
-    bytes_per_token,
-    places_for,
-)
+from postgrad.rollout.local.budget import align, places_for
+from postgrad.rollout.local.cache import KeyValueCache, LayerShape, bytes_per_token
 
 CPU = torch.device("cpu")
 

@@ -3,7 +3,8 @@
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.rollout.local.sizes import EngineSizes, choose_sizes, probe_sizes
+from postgrad.rollout.local.budget import EngineSizes, choose_sizes
+from postgrad.rollout.local.sizes import probe_sizes
 from postgrad.rollout.settings import RolloutSettings
 
 GIB = 2**30

@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ALIGN = 16  # places: keeps every stretch on a cache line, so that bits do not depend on the row
-
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
@@ -27,16 +25,6 @@ def bytes_per_token(shapes: tuple[LayerShape, ...], dtype: torch.dtype) -> int:
     """Cache bytes of one token place over all layers."""
     values = sum(shape.heads * (shape.key_dim + shape.value_dim) for shape in shapes)
     return values * dtype.itemsize
-
-
-def align(tokens: int) -> int:
-    """`tokens` rounded up to whole cache lines."""
-    return -(-tokens // ALIGN) * ALIGN
-
-
-def places_for(max_len: int) -> int:
-    """The most places that a prompt and a response of together `max_len` tokens take."""
-    return align(max_len) + ALIGN
 
 
 def _places(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:

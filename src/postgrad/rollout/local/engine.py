@@ -21,7 +21,8 @@ from postgrad.models.decoder import decoder_of
 from postgrad.models.head import target_logprobs
 from postgrad.rollout.engine import Completion, EngineStats, Request
 from postgrad.rollout.local.attention import Decoding
-from postgrad.rollout.local.cache import KeyValueCache, Stretches, align
+from postgrad.rollout.local.budget import PREFILL_TOKENS, align
+from postgrad.rollout.local.cache import KeyValueCache, Stretches
 from postgrad.rollout.local.prompts import (
     Prefilled,
     lay_out_plain,
@@ -34,8 +35,6 @@ from postgrad.rollout.local.sampler import sample
 from postgrad.rollout.local.shared import SharedPrompts
 from postgrad.rollout.local.stops import Stopper, eos_token_ids
 from postgrad.rollout.local.weights import copy_weights
-
-PREFILL_TOKENS = 4096  # prompt tokens computed in one forward, at least one prompt
 
 
 class LocalEngine:
