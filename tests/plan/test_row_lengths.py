@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def lengths(job: str, data: Mapping[str, Any], **more: Any) -> Lengths:
     return found
 
 
-def assert_means(found: Lengths, prompt: list[float], answer: list[float]) -> None:
+def assert_means(found: Lengths, prompt: Sequence[float], answer: Sequence[float]) -> None:
     whole = np.add(prompt, answer)
     assert found.prompt == pytest.approx(np.mean(prompt))
     assert found.answer == pytest.approx(np.mean(answer))
