@@ -56,6 +56,7 @@ class Page:
         rows = [
             [f"{name}, each step", f"{seconds:.3g}", f"{seconds / whole:.0%}"]
             for name, seconds in timing.step.items()
+            if seconds
         ]
         rows += [[f"{name}, once", f"{seconds:.3g}", ""] for name, seconds in timing.once.items()]
         return rows
@@ -73,7 +74,8 @@ class Page:
             )
         if (saved := _checkpoint_bytes(of)) is not None:
             count = of.recipe.checkpoint.max_ckpt_num
-            yield f"a checkpoint: {gigabytes(saved)}; {count} newest are kept, and best and latest"
+            kept = f"the newest {count} are kept, best and latest too"
+            yield f"a checkpoint: {gigabytes(saved)}; {kept} (checkpoint.max_ckpt_num)"
 
     def to_json(self) -> dict[str, Any]:
         """fits, hours, devices, memory, batch, advice, and what they were made from."""

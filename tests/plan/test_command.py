@@ -1,0 +1,94 @@
+"""`postgrad plan` as a person and a program meet it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from postgrad.cli import main
+from postgrad.recipe.load import load_recipe
+
+RECIPE = """# a policy too large for one card
+job = "rl"
+run_dir = "runs/a"
+steps = 100
+
+[model]
+path = "Qwen/Qwen2.5-7B"
+
+[data]
+path = "nowhere/rows.jsonl"
+max_len = 2048
+
+[[rewards]]
+type = "gsm8k"
+
+[algorithm]
+type = "grpo"
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE, "utf-8")
+    return path
+
+
+def test_json_has_what_programs_read(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(recipe), "--hardware", "A100-80G", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] is False
+    assert found["devices"] == 1
+    assert found["hours"] > 0
+    assert found["batch"]["samples_per_step"] == 512
+    memory = found["memory"]
+    assert memory["peak_bytes"] == memory["phases"][memory["peak_phase"]] > 84e9
+    for phase, whole in memory["phases"].items():
+        parts = (each.get(phase, 0) for role in memory["roles"].values() for each in role.values())
+        assert sum(parts) == whole
+    assert all(set(one) == {"change", "effect"} for one in found["advice"])
+
+
+def test_the_recipe_as_advised_is_written_and_fits(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to = tmp_path / "fit.toml"
+    assert main(["plan", str(recipe), "--hardware", "A100-80G", "--fit", str(to)]) == 0
+    assert to.read_text("utf-8").startswith("# a policy too large for one card\n")
+    assert load_recipe(to) != load_recipe(recipe)
+    capsys.readouterr()
+    assert main(["plan", str(to), "--hardware", "A100-80G", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fits"] is True
+
+
+def test_a_search_names_hardware_on_which_the_recipe_fits(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(recipe), "--hardware", "RTX-4090", "--search", "--json"]) == 0
+    offers = json.loads(capsys.readouterr().out)["search"]
+    hours = [one["device_hours"] for one in offers]
+    assert hours == sorted(hours)
+    by_name = {one["device"]: one["count"] for one in offers}
+    assert by_name["H200"] <= by_name["A100-80G"] <= by_name.get("A100-40G", 64)
+
+
+def test_hardware_that_nobody_knows_is_told_in_one_line(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(recipe), "--hardware", "8xA100-90G"]) == 2
+    told = capsys.readouterr().err
+    assert "A100-80G" in told
+    assert "Traceback" not in told
+
+
+def test_a_plan_loads_neither_torch_nor_transformers(recipe: Path) -> None:
+    code = (
+        "import sys; from postgrad.cli import main; "
+        f"assert main(['plan', {str(recipe)!r}, '--hardware', 'H100']) == 0; "
+        "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr
