@@ -117,7 +117,7 @@ KILL = {
     "kill the group": ("import os\nos.kill(0, 9)\nos.killpg(0, 9)", ("wrong_answer", "signal")),
     "kill every number": (
         "import os\nfor p in range(2, 70000):\n try:\n  os.kill(p, 9)\n  print('ESCAPED')\n"
-        " except OSError: pass", ("wrong_answer",)),
+        " except OSError: pass", ("wrong_answer", "cpu_time")),  # a busy machine gets less far
     "limits of others": _tries(
         "import resource\nfor p in range(2, 2000):\n"
         " attempt(lambda: resource.prlimit(p, resource.RLIMIT_CPU))"),
