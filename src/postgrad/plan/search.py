@@ -41,14 +41,15 @@ class Offer:
 
 
 def search(recipe: Recipe, facts: Facts) -> list[Offer]:
-    """One offer for each kind of device that the recipe fits on, the cheapest first."""
-    found = [offer for device in catalogue().values() for offer in _first(recipe, facts, device)]
+    """One offer for each kind of GPU that the recipe fits on, the cheapest first."""
+    devices = [device for device in catalogue().values() if not device.is_cpu]
+    found = [offer for device in devices for offer in _first(recipe, facts, device)]
     return sorted(found, key=lambda one: (one.device_hours or 0.0, one.count))
 
 
 def _first(recipe: Recipe, facts: Facts, device: Device) -> Iterator[Offer]:
     """The fewest devices that do, weights divided only where that is needed."""
-    for count in COUNTS if not device.is_cpu else (1,):
+    for count in COUNTS:
         for stage in ("zero1", "zero2", "zero3") if count > 1 else ("none",):
             ranks = ("--cluster.type", "ray", "--learner.sharding", stage) if count > 1 else ()
             flags = ("--learner.ranks", str(count), *ranks)

@@ -181,15 +181,14 @@ def _updating(
     activations that were not kept cost the forward again.
     """
     b = width(role.model.dtype, cpu=machine.device.is_cpu)
-    sharing, model = machine.sharing, role.model
+    model = role.model
     times = (2 if model.lora else 3) + (1 if model.gradient_checkpointing else 0)
     passes = _passes(samples, sizes, machine)
     seconds = machine.products(times * _flops(role, samples), b)
     seconds += passes * (2 * machine.efficiency.overhead + 2 * _gathering(role, b, machine))
     seconds *= geometry.epochs_per_rollout
-    return seconds + geometry.updates_per_step * _stepping(
-        role, passes * geometry.epochs_per_rollout / geometry.updates_per_step, machine
-    ) * (1 if sharing.replicas else 0)
+    micro_batches = passes * geometry.epochs_per_rollout / geometry.updates_per_step
+    return seconds + geometry.updates_per_step * _stepping(role, micro_batches, machine)
 
 
 def _stepping(role: PlannedRole, micro_batches: float, machine: Machine) -> float:
