@@ -116,8 +116,9 @@ KILL = {
     "kill everybody": ("import os\nos.kill(-1, 9)", ("exit",)),
     "kill the group": ("import os\nos.kill(0, 9)\nos.killpg(0, 9)", ("wrong_answer", "signal")),
     "kill every number": (
-        "import os\nfor p in range(2, 70000):\n try:\n  os.kill(p, 9)\n  print('ESCAPED')\n"
-        " except OSError: pass", ("wrong_answer", "cpu_time")),  # a busy machine gets less far
+        # 70 000 of them come near the limit of CPU time, and over it on a busy machine
+        "import os\nfor p in range(2, 20000):\n try:\n  os.kill(p, 9)\n  print('ESCAPED')\n"
+        " except OSError: pass", ("wrong_answer",)),
     "limits of others": _tries(
         "import resource\nfor p in range(2, 2000):\n"
         " attempt(lambda: resource.prlimit(p, resource.RLIMIT_CPU))"),
