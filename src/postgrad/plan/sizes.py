@@ -68,7 +68,9 @@ def sizes(
         token_bytes=token_bytes,
         free_bytes=max(free_bytes, places_for(places) * token_bytes),
     )
-    return Sizes(tokens, longest, engine, max(PREFILL_TOKENS, places))
+    return Sizes(
+        tokens, longest, engine, max(PREFILL_TOKENS["cpu" if device.is_cpu else "cuda"], places)
+    )
 
 
 def _sequences(recipe: Answering, geometry: BatchGeometry) -> int:
