@@ -29,6 +29,7 @@ OURS = (  # what a run writes, and --overwrite true removes
     "stacks.txt",
     "profile.json",
     "trace.json.gz",
+    "report.html",
 )
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "reasoning-gym")
 SPARE_BYTES = 2**20
