@@ -45,7 +45,7 @@ def choose_sizes(
             f"rollout.cache_tokens = {tokens} is less than one sequence of {max_len} tokens "
             f"needs: give at least {places}"
         )
-    slots = settings.slots or min(MAX_SLOTS, sequences, tokens // places)
+    slots = settings.stated_slots or min(MAX_SLOTS, sequences, tokens // places)
     return EngineSizes(slots, settings.cache_tokens or min(tokens, slots * places))
 
 
