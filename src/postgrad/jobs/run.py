@@ -13,8 +13,9 @@ from postgrad.core.batch import BatchGeometry
 from postgrad.jobs.choices import Choices
 from postgrad.jobs.stopping import StopSignals
 from postgrad.observe.console import Console, Phase
+from postgrad.observe.loggers.all import Loggers
 from postgrad.observe.run_dir import RunDirectory
-from postgrad.observe.sentinels import Sentinels
+from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
 from postgrad.recipe.recipe import Recipe
@@ -72,6 +73,7 @@ class Run:
     watchdog: Watchdog
     stop: StopSignals
     clock: Clock = field(default_factory=Clock)
+    loggers: Loggers = field(default_factory=Loggers)  # none but in a run that trains
     peak_bytes: int = 0
     shown: Phase | None = None  # the phase under way
 

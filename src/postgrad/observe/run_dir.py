@@ -27,6 +27,8 @@ OURS = (  # what a run writes, and --overwrite true removes
     "samples.jsonl",
     "events.jsonl",
     "stacks.txt",
+    "tensorboard",
+    "wandb",
     "profile.json",
     "trace.json.gz",
 )

@@ -52,8 +52,8 @@ def assemble(
         max_len=max(recipe.data.max_len, evaluator.max_len if evaluator else 0),
     )
     first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
-    publish = Publisher(parts.policy, engine, run.sentinels, first)
-    publish()  # proves the weights of a resumed run too
+    publish = Publisher(parts.policy, engine, first)
+    run.sentinels.at_start(publish())  # proves the weights of a resumed run too
     source = _source(run, recipe, prompts, engine, scorer, tokenizer)
     return RLJob(
         run,
