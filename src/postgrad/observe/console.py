@@ -110,8 +110,8 @@ class Console:
 
     def __init__(self, mode: Mode = "auto", stream: TextIO | None = None) -> None:
         self._quiet = mode == "quiet"
-        stream = Lasting(stream or (sys.stderr if mode == "json" else sys.stdout))
-        self._rich = Rich(file=cast(TextIO, stream), highlight=False, soft_wrap=True)
+        lasting = Lasting(stream or (sys.stderr if mode == "json" else sys.stdout))
+        self._rich = Rich(file=cast(TextIO, lasting), highlight=False, soft_wrap=True)
         terminal = self._rich.is_terminal and not self._rich.is_dumb_terminal
         self._live = mode in ("auto", "json") and terminal
         self._board: Board | None = None

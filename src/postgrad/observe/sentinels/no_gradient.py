@@ -27,8 +27,8 @@ class NoGradient(Level):
         return (
             f"{value:.0%} of the groups have no gradient (limit {self.limit:.0%}): all their "
             f"samples earn the same; the mean reward is {seen['reward']:.3g}: take easier "
-            "questions, more samples a prompt, SFT first, or a reward with partial credit; if every answer is "
-            "right, the task is learned"
+            "questions, more samples a prompt, SFT first, or a reward with partial credit; if "
+            "every answer is right, the task is learned"
         )
 
 
