@@ -8,12 +8,13 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
-KEPT = 64  # values of a curve
+KEPT = 240  # values of a curve
 BAR = 24  # columns
 NARROW = 58  # columns below which figures stand one in a line
 FIGURE = 20  # columns of a figure before its curve
@@ -143,7 +144,7 @@ class Board:
         for label, names, form in FIGURES:
             value = _first(self.metrics, names)
             if value is not None:
-                figures.append((label, form.format(round(value, 6) + 0.0)))  # never -0.000
+                figures.append((label, _plain_zero(form.format(value))))
         if self.accuracy is not None:
             figures.insert(min(1, len(figures)), ("accuracy", f"{self.accuracy[0]:.1%}"))
         in_line = 2 if width >= NARROW else 1
@@ -161,7 +162,7 @@ class Board:
         if label == "accuracy" and self.accuracy is not None and len(self.curves[label]) == 1:
             curve = f"at step {self.accuracy[1]}"
         elif self.unicode and room >= 4:
-            curve = sparkline(list(self.curves.get(label, ()))[-room:])
+            curve = sparkline(list(self.curves.get(label, ())), room)
         padded = set_cell_size(curve, max(0, width - FIGURE))
         return Text.assemble((f"{label:<9}", "dim"), f" {value:>9} ", (padded, "cyan"))
 
@@ -212,13 +213,23 @@ def _against(
     return [f"{label} {value / unit:.2f} {what}{beside}"]
 
 
-def sparkline(values: list[float]) -> str:
-    """One character a value, from the lowest to the highest of them; "" for fewer than two."""
+def sparkline(values: list[float], most: int) -> str:
+    """At most so many characters, each the mean of equally many values (one more or less), from the
+    lowest mean to the highest; "" for fewer than two values.
+    """
     if len(values) < 2:
         return ""
-    low, high = min(values), max(values)
+    n = min(most, len(values))
+    cuts = [len(values) * place // n for place in range(n + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]
+    low, high = min(means), max(means)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[int((value - low) * scale + 0.5)] for value in values)
+    return "".join(BARS[int((value - low) * scale + 0.5)] for value in means)
+
+
+def _plain_zero(text: str) -> str:
+    """Never -0.000."""
+    return text if any(digit in text for digit in "123456789") else text.lstrip("-")
 
 
 def duration(seconds: float) -> str:

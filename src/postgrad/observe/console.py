@@ -11,7 +11,7 @@ from typing import Literal, TextIO, cast
 
 from rich import box
 from rich.console import Console as Rich
-from rich.console import Group
+from rich.console import ConsoleOptions
 from rich.live import Live
 from rich.progress import (
     BarColumn,
@@ -103,6 +103,16 @@ def _shown_if_it_lasts(progress: Progress) -> Generator[None]:
             progress.stop()
 
 
+class _Block:
+    """A board as rich draws it: with what is known at that moment."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def __rich_console__(self, console: Rich, options: ConsoleOptions) -> Iterator[Text]:
+        yield from self._board.lines(options.max_width, time.monotonic())
+
+
 class Console:
     """mode "auto" is live in a terminal and plain elsewhere; "quiet" shows warnings only; "json"
     leaves standard output alone and writes to standard error.
@@ -127,8 +137,8 @@ class Console:
         utf = self._rich.encoding.lower().startswith("utf")
         self._board = Board(total, done, time.monotonic(), unicode=utf)
         live = Live(
+            _Block(self._board),
             console=self._rich,
-            get_renderable=self._block,
             refresh_per_second=REFRESH,
             transient=True,
         )
@@ -137,12 +147,6 @@ class Console:
                 yield
         finally:
             self._board = None
-
-    def _block(self) -> Group:
-        board = self._board
-        if board is None:
-            return Group()
-        return Group(*board.lines(self._rich.width, time.monotonic()))
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
