@@ -20,7 +20,7 @@ from postgrad.jobs.publish import Publisher
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.learner.reference import MovingReference
-from postgrad.learner.role import Policy, PolicyLearner, UpdateResult
+from postgrad.learner.role import Learner, Policy, PolicyLearner, UpdateResult
 from postgrad.learner.score import ScoreLearner
 from postgrad.learner.update import updates
 from postgrad.observe.samples import step_samples
@@ -52,6 +52,11 @@ class Roles:
     policy: PolicyLearner
     critic: ScoreLearner | None
     reference: Policy | None
+
+    @property
+    def learners(self) -> list[Learner[Any]]:
+        """Those that learn."""
+        return [one for one in (self.policy, self.critic) if one is not None]
 
     @property
     def changing(self) -> list[Changing]:
