@@ -254,7 +254,7 @@ class RLJob:
             "samples": samples,
             "dropped_samples": samples - len(batch),
             "failures": sum(len(group.failures) for group in groups),
-            **of_samples(groups),
+            **of_samples(groups, batch),
             "response_tokens": tokens,
             **sampled.metrics,
             **credit.metrics,
