@@ -5,7 +5,7 @@ from typing import Any
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.models.settings import ModelSettings
-from postgrad.plan import activations
+from postgrad.plan.activations import FLOAT32
 from postgrad.plan.efficiency import Efficiency, efficiency_of
 from postgrad.plan.hardware import Hardware
 from postgrad.plan.lengths import Lengths, longest
@@ -69,7 +69,7 @@ def outlook(recipe: Recipe, facts: Facts) -> Outlook:
     roles = planned_roles(recipe, facts.shape)
     policy = roles[0]
     b = engine_width(recipe, policy, cpu=device.is_cpu) if isinstance(recipe, Answering) else 0
-    before = memory(recipe, roles, Sizes(0, 0, None, 0), sharing, device).at("load")
+    before = memory(recipe, roles, Sizes(0, 0, None, 0), sharing, device, lengths).at("load")
     free = int((device.memory_bytes - before - policy.shape.parameters() * b) * FREE)
     found = sizes(
         recipe,
@@ -87,7 +87,7 @@ def outlook(recipe: Recipe, facts: Facts) -> Outlook:
         roles=roles,
         sizes=found,
         lengths=lengths,
-        memory=memory(recipe, roles, found, sharing, device),
+        memory=memory(recipe, roles, found, sharing, device, lengths),
         timing=timing(recipe, geometry, roles, found, lengths, machine),
     )
 
@@ -99,4 +99,4 @@ def full_logits_bytes(of: Outlook) -> int:
     policy = of.roles[0]
     if policy.scores:
         return 0
-    return activations.full_logits(policy.shape, of.sizes.micro_tokens)
+    return 2 * of.sizes.micro_tokens * policy.shape.vocab_size * FLOAT32
