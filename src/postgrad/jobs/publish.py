@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.protocols import PolicyRole
 from postgrad.observe.sentinels import Sentinels
 from postgrad.rollout.engine import Engine
 
@@ -28,7 +28,7 @@ class Publisher:
 
     def __init__(
         self,
-        policy: PolicyLearner,
+        policy: PolicyRole,
         engine: Engine,
         sentinels: Sentinels,
         prompts: Sequence[NDArray[np.int32]],
@@ -48,7 +48,7 @@ class Publisher:
         """Publish; returns what the probe found. Raises RunError where the sentinel stops."""
         temperature = self._policy.temperature
         before = self._engine.logprobs(self._probe, temperature)
-        self._engine.load_weights(self._policy.whole(), self._policy.optimizer.updates)
+        self._engine.load_weights(self._policy.whole(), self._policy.updates)
         engine = self._engine.logprobs(self._probe, temperature)
         learner = self._policy.logprobs(_scored_everywhere(self._probe)).result()
         return self._sentinels.published(before, engine, list(learner))

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import psutil
 from torch import Tensor
 
+from postgrad.checkpoint.parts import Divided
 from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import CheckpointStore, SaveFailed, Untidy, size_of
 from postgrad.core.errors import DiskFull, RunError
@@ -80,7 +81,9 @@ def _write(store: CheckpointStore, state: RunState, tensors: Tensors, best: bool
 
 def _copied(tensors: Tensors) -> Tensors:
     return {
-        stem: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
+        stem: named.copied()
+        if isinstance(named, Divided)
+        else {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
         for stem, named in tensors.items()
     }
 

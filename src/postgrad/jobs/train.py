@@ -18,6 +18,7 @@ from postgrad.jobs.choices import choose
 from postgrad.jobs.export import own_role, role_of
 from postgrad.jobs.loop import Job, loop
 from postgrad.jobs.profile import Profiled
+from postgrad.jobs.ranks.roles import join
 from postgrad.jobs.run import Run
 from postgrad.jobs.setup.job import assemble
 from postgrad.jobs.stopping import StopSignals
@@ -156,6 +157,7 @@ def _prepare(
         StopSignals(recipe.checkpoint.grace_seconds),
     )
     _tell_start(run, checkpoint)
+    join(run, stack)
     job, base = assemble(run, stack, checkpoint)
     chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
     for line in chosen.lines():

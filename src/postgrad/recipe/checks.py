@@ -253,6 +253,20 @@ def _model(recipe: Recipe) -> Iterator[Problem]:
 
 def _ranks(recipe: Recipe) -> Iterator[Problem]:
     ranks = recipe.learner.ranks
+    critic = getattr(recipe, "critic", None)
+    if critic is not None and critic.learner.ranks != ranks:
+        yield (
+            ("critic", "learner", "ranks"),
+            f"{critic.learner.ranks} ranks beside the policy's {ranks}: all roles share the same "
+            "ranks, leave it out",
+        )
+    four = [recipe.model, *([critic.model] if critic is not None else [])]
+    if recipe.learner.sharding != "none" and any(one.quantize != "none" for one in four):
+        yield (
+            ("learner", "sharding"),
+            f'"{recipe.learner.sharding}": weights in four bits cannot be divided over ranks: use '
+            '"none", which holds them whole on each',
+        )
     if ranks > 1 and recipe.cluster.type == "local":
         yield (
             ("learner", "ranks"),

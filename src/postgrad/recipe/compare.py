@@ -22,6 +22,10 @@ ALLOWED = (
     "eval.every",
     "eval.at_end",
     "learner.ranks",
+    "learner.sharding",
+    "critic.learner.ranks",
+    "critic.learner.sharding",
+    "cluster",
 )
 # Two ways to say one thing change together, and an unsaid one is None.
 

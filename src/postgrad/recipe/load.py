@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
 from postgrad.recipe.checks import as_json
-from postgrad.recipe.lines import key_lines
+from postgrad.recipe.lines import Place, key_lines
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.overrides import Override, apply_overrides, parse_overrides
 from postgrad.recipe.recipe import JOBS, Recipe
@@ -64,20 +64,29 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     given = [
         Override(place, one.value, one.flag)
         for one in parse_overrides(overrides)
-        for place in in_sets(data, one.place)
+        for place in [*in_sets(data, one.place), *_with_critic(data, one.place)]
     ]
     return recipe_from_json(data, given)
 
 
+def _with_critic(data: dict[str, Any], place: Place) -> list[Place]:
+    """A resolved critic states its own ranks, which are the policy's: they change together."""
+    critic = data.get("critic")
+    both = place in (("learner", "ranks"), ("learner", "sharding"))
+    return [("critic", *place)] if both and critic is not None else []
+
+
 def require_runnable(recipe: Recipe) -> None:
     """Raises UsageError where a recipe can be planned and not run: it names the model of a
-    pipeline's stage (`@NAME`), or wants a cluster.
+    pipeline's stage (`@NAME`), or wants what is not built yet.
     """
-    if recipe.cluster.type != "local":
-        raise UsageError(
-            'cluster.type = "ray": this version plans clusters (postgrad plan) and does not run '
-            'them yet; use "local", one process'
-        )
+    one = recipe.learner
+    for key in ("tensor_parallel", "context_parallel"):
+        if getattr(one, key) > 1:
+            raise UsageError(
+                f"learner.{key} = {getattr(one, key)}: this version plans it (postgrad plan) and "
+                "does not run it yet; use 1"
+            )
     for key, name in names_used(recipe):
         raise UsageError(
             f"{key} = '@{name}' is the model of an earlier recipe of a pipeline: run the folder "

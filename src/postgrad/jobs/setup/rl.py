@@ -7,10 +7,12 @@ from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Prompt
 from postgrad.data.draws import Draws
 from postgrad.data.mixture import training_prompts
-from postgrad.jobs import environments, roles
+from postgrad.jobs import environments
 from postgrad.jobs.learned import learned_reward
 from postgrad.jobs.publish import PROBES, Publisher
+from postgrad.jobs.ranks import roles
 from postgrad.jobs.rl import Parts, RLJob, Roles
+from postgrad.jobs.roles import engine as make_engine
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
 from postgrad.jobs.setup import common
@@ -44,7 +46,7 @@ def assemble(
     parts = _roles(run, recipe, path, checkpoint)
     if learned is not None:
         learned.role = roles.scorer(run, recipe, learned.path, parts.critic)
-    engine, run.choices = roles.engine(
+    engine, run.choices = make_engine(
         recipe,
         path,
         run.choices,
@@ -88,12 +90,13 @@ def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None)
     algorithm = recipe.algorithm
     warmup = algorithm.critic_warmup_steps if isinstance(algorithm, Critic) else 0
     policy = roles.policy(run, path, recipe.rollout.temperature, without_steps=warmup)
-    needs = recipe.algorithm.needs()
-    found = Roles(
-        policy=policy,
-        critic=roles.critic(run, recipe, path) if needs.critic else None,
-        reference=roles.reference(run, recipe, path, policy) if needs.reference else None,
-    )
+    needs, follows = recipe.algorithm.needs(), None
+    critic = roles.critic(run, recipe, path) if needs.critic else None
+    if needs.reference and recipe.reference.moves:
+        reference = follows = roles.moving_reference(run, recipe, path, policy)
+    else:
+        reference = roles.reference(run, recipe, path, policy) if needs.reference else None
+    found = Roles(policy, critic, reference, follows)
     foresee_disk(run, sum(one.state_bytes() for one in found.changing))
     if checkpoint is not None:
         for one in found.changing:
