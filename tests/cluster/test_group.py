@@ -11,7 +11,7 @@ from postgrad.core.errors import RunError, UsageError
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
-SETTINGS = ClusterSettings(type="ray")
+SETTINGS = ClusterSettings(type="ray", start_seconds=600.0)
 MISBEHAVING = "helpers.rank_workers:Misbehaving"
 
 

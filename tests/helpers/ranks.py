@@ -11,7 +11,7 @@ import torch
 from postgrad.parallel.ranks import Ranks
 
 Work = Callable[..., None]  # (ranks, folder, *more)
-SECONDS = 240.0  # a machine that is shared
+SECONDS = 900.0  # a machine that is shared
 
 
 def free_address() -> str:
@@ -21,15 +21,17 @@ def free_address() -> str:
 
 
 def run_ranks(
-    size: int, work: Work, folder: Path, *more: Any, limit_seconds: float = 200.0
+    size: int, work: Work, folder: Path, *more: Any, limit_seconds: float = 200.0, context: int = 1
 ) -> None:
     """Runs `work` on so many ranks, each a fresh process; an error of one is an AssertionError with
     its text. Results are files in `folder`.
     """
-    context, address = multiprocessing.get_context("spawn"), free_address()
+    spawn, address = multiprocessing.get_context("spawn"), free_address()
     processes = [
-        context.Process(
-            target=_main, args=(work, rank, size, address, folder, limit_seconds, more), daemon=True
+        spawn.Process(
+            target=_main,
+            args=(work, rank, size, address, folder, limit_seconds, context, more),
+            daemon=True,
         )
         for rank in range(size)
     ]
@@ -54,6 +56,7 @@ def _main(
     address: str,
     folder: Path,
     limit_seconds: float,
+    context: int,
     more: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
@@ -61,7 +64,9 @@ def _main(
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
         ranks = (
-            Ranks.join(rank, size, address, limit_seconds=limit_seconds) if size > 1 else Ranks()
+            Ranks.join(rank, size, address, limit_seconds=limit_seconds, context=context)
+            if size > 1
+            else Ranks()
         )
         work(ranks, folder, *more)
         ranks.leave()

@@ -20,6 +20,7 @@ pytest.importorskip("ray")
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 STEPS = 10
+CLUSTER = {"type": "ray", "start_seconds": 600.0}
 LEARNER = {"eps": 1e-6}  # moments of nothing but rounding do not decide a step
 PPO = {
     "algorithm": {"type": "ppo", "kl_coef": 0.05},
@@ -29,7 +30,7 @@ PPO = {
 
 def on_ranks(ranks: int, sharding: str, **learner: Any) -> dict[str, Any]:
     chosen = {"ranks": ranks, "sharding": sharding, **LEARNER, **learner}
-    return {"learner": chosen, "cluster": {"type": "ray"}, "steps": STEPS}
+    return {"learner": chosen, "cluster": CLUSTER, "steps": STEPS}
 
 
 def weights(recipe: Recipe, step: int = STEPS) -> dict[str, torch.Tensor]:

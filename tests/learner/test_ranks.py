@@ -1,6 +1,7 @@
 """The learner on 2 and on 4 ranks gives the weights of one: README.md of tests/invariants."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,9 +9,11 @@ from safetensors.torch import load_file
 
 from helpers.rank_cases import Case, train
 from helpers.ranks import run_ranks
+from postgrad.core.errors import UsageError
+from postgrad.learner.context import require_heads
 from postgrad.parallel.ranks import Ranks
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 TWO = [
     Case("none"),
@@ -31,13 +34,19 @@ FOUR = [
     Case("zero3", lora=True, tied=False),
     Case("none", kind="sft", groups=5),
 ]
+SHARED = [  # both ranks have a run of each sequence's rows
+    Case("none", kind="gspo", tied=False),
+    Case("zero3", kind="reward", checkpointing=True),
+    Case("zero2", lora=True),
+    Case("zero1", checkpointing=True, groups=1),
+]
 TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-1}
 
 
-def trained(size: int, cases: list[Case], folder: Path) -> Path:
+def trained(size: int, cases: list[Case], folder: Path, context: int = 1) -> Path:
     made = folder / str(size)
     made.mkdir(parents=True, exist_ok=True)
-    run_ranks(size, train, made, cases)
+    run_ranks(size, train, made, cases, context=context)
     return made
 
 
@@ -46,7 +55,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
-    train(Ranks(), folder, list(dict.fromkeys([*TWO, *FOUR])))
+    train(Ranks(), folder, list(dict.fromkeys([*TWO, *FOUR, *SHARED])))
     torch.use_deterministic_algorithms(before)
     return folder
 
@@ -59,6 +68,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(4, FOUR, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def shared(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    return trained(request.param, SHARED, tmp_path_factory.mktemp("context"), context=2)
 
 
 def distance(name: str, one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
@@ -88,3 +102,18 @@ def test_two_ranks_give_the_weights_of_one(case: Case, alone: Path, two: Path) -
 @pytest.mark.parametrize("case", FOUR, ids=lambda case: case.name)
 def test_four_ranks_give_the_weights_of_one(case: Case, alone: Path, four: Path) -> None:
     compare(case, alone, four)
+
+
+@pytest.mark.parametrize("case", SHARED, ids=lambda case: case.name)
+def test_ranks_that_share_sequences_give_the_weights_of_one(
+    case: Case, alone: Path, shared: Path
+) -> None:
+    compare(case, alone, shared)
+
+
+@pytest.mark.parametrize(("heads", "keys", "size"), [(4, 2, 3), (6, 3, 2), (4, 2, 8)])
+def test_heads_that_cannot_be_dealt_are_refused(heads: int, keys: int, size: int) -> None:
+    config = SimpleNamespace(num_attention_heads=heads, num_key_value_heads=keys)
+    with pytest.raises(UsageError, match=f"context_parallel = {size}: {heads} attention heads"):
+        require_heads(config, size)
+    require_heads(SimpleNamespace(num_attention_heads=8, num_key_value_heads=2), 4)

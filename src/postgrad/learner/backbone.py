@@ -20,6 +20,7 @@ from postgrad.layout.cut import cut
 from postgrad.layout.keys import row_keys
 from postgrad.layout.layout import Layout, Reads, lay_out, nothing
 from postgrad.layout.share import share
+from postgrad.learner.context import HeadExchange, Run, require_heads
 from postgrad.models import head
 from postgrad.models.adapters import Adapter
 from postgrad.models.attention import AttentionContext
@@ -95,6 +96,7 @@ class Backbone:
         """
         self.ranks = ranks
         lm: Any = self.lm
+        require_heads(lm.config, ranks.context)
         heads = [lm.score] if hasattr(lm, "score") and self.adapter is None else []
         layers = lm.get_decoder().layers
         self.sharding = Sharding(self._forward, layers, heads, stage, ranks, lm.dtype)
@@ -111,7 +113,7 @@ class Backbone:
         share of them, and as many as the rank with most has: `nothing` where there is none left.
         """
         ranks = self.ranks
-        mine = share(sequences, rows, ranks.size, whole_groups=whole_groups)[ranks.rank]
+        mine = share(sequences, rows, ranks.replicas, whole_groups=whole_groups)[ranks.replica]
         runs = cut(
             sequences,
             mine,
@@ -141,20 +143,28 @@ class Backbone:
         self, layout: Layout, temperature: float, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Logprobs [E] of a layout's loss entries, and their entropies if asked, float32."""
-        target = torch.from_numpy(layout.target).to(self.device)
-        return self._run(
+        run = self._own(layout)
+        targets = layout.target if run is None else run.targets(layout)
+        found, entropy = self._run(
             layout,
+            run,
             partial(
                 head.target_logprobs,
-                targets=target,
+                targets=torch.from_numpy(targets).to(self.device),
                 temperature=temperature,
                 with_entropy=with_entropy,
             ),
         )
+        if run is not None:
+            found = run.outputs(found, layout, self.ranks)
+            entropy = None if entropy is None else run.outputs(entropy, layout, self.ranks)
+        return found, entropy
 
     def scores(self, layout: Layout) -> Tensor:
         """What the score head says at a layout's loss entries: [E] float32."""
-        return self._run(layout, head.scores)
+        run = self._own(layout)
+        found = self._run(layout, run, head.scores)
+        return found if run is None else run.outputs(found, layout, self.ranks)
 
     def as_base(self) -> AbstractContextManager[None]:
         """The frozen weights under the adapter act, bit for bit: a reference beside its policy, a
@@ -167,12 +177,24 @@ class Backbone:
         if self.adapter is None or not self.adapter.settings.dropout:
             return nullcontext()
         keys = row_keys(layout.token_ids, layout.positions, layout.segment_start, layout.parent)
+        if (run := self._own(layout)) is not None:
+            keys = keys[run.rows]
         return self.adapter.dropping(torch.from_numpy(keys).to(self.device), update)
 
-    def _run(self, layout: Layout, read: Callable[[nn.Module, Tensor], Out]) -> Out:
+    def _own(self, layout: Layout) -> Run | None:
+        """This rank's rows, where several have one layout; else None."""
+        return Run.of(layout, self.ranks) if self.ranks.context > 1 else None
+
+    def _run(
+        self, layout: Layout, run: Run | None, read: Callable[[nn.Module, Tensor], Out]
+    ) -> Out:
         arrays = layout.token_ids, layout.positions, layout.hidden_row
+        context = self._context(layout)
+        if run is not None:
+            arrays = layout.token_ids[run.rows], layout.positions[run.rows], run.hidden_row
+            context = HeadExchange(context, layout.n_tokens, self.ranks)
         tensors = (torch.from_numpy(array).to(self.device) for array in arrays)
-        return self._forward(*tensors, self._context(layout), read)
+        return self._forward(*tensors, context, read)
 
     def _context(self, layout: Layout) -> AttentionContext:
         if self._flex:

@@ -140,7 +140,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         report |= {
             f"{self.name}/grad_norm": norm,
             f"{self.name}/lr": learning_rate,
-            f"{self.name}/computed_tokens": int(ranks.sum(computed)),
+            f"{self.name}/computed_tokens": int(ranks.sum(computed)) // ranks.context,
             f"{self.name}/skipped_samples": len(update.rows) - len(update.rows_with_gradient),
         }
         return UpdateResult(report, outputs)

@@ -28,15 +28,25 @@ TOLD_SECONDS = 5.0  # to learn from the store who is missing
 
 
 class Ranks:
-    """This process among `size`. store: where each rank writes what it is about to do, so that the
-    others can name the one that did not come; None where there is one rank.
+    """This process among `size`. context: so many ranks, next to each other, share the sequences of
+    one replica; `replica` of `replicas` is this rank's. store: where each rank writes what it is
+    about to do, so that the others can name the one that did not come; None where there is one.
     """
 
     def __init__(
-        self, rank: int = 0, size: int = 1, device: str = "cpu", store: Any = None
+        self,
+        rank: int = 0,
+        size: int = 1,
+        device: str = "cpu",
+        store: Any = None,
+        context: int = 1,
     ) -> None:
         self.rank = rank
         self.size = size
+        self.context = context
+        self.replica, self.context_rank = divmod(rank, context)
+        self.replicas = size // context
+        self.context_group = _context_group(rank, size, context) if context > 1 else None
         self._store = store
         self._count = 0
         self._mesh: DeviceMesh | None = None
@@ -50,6 +60,7 @@ class Ranks:
         address: str,
         *,
         device: str = "cpu",
+        context: int = 1,
         limit_seconds: float = LIMIT_SECONDS,
         start_seconds: float = START_SECONDS,
     ) -> "Ranks":
@@ -75,7 +86,7 @@ class Ranks:
                 f"{start_seconds:g} seconds: {_first_line(error)}; is the port free, do all ranks "
                 "run, and can they reach that address?"
             ) from error
-        return cls(rank, size, device, store)
+        return cls(rank, size, device, store, context)
 
     def leave(self) -> None:
         """Ends the group, if there is one."""
@@ -131,11 +142,13 @@ class Ranks:
     def merged(
         self, values: NDArray[np.float32], known: NDArray[np.bool_]
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """[N] values that each rank knows some of; no two know the same. What nobody knows is as
+        """[N] values that each replica knows some of; no two know the same. What nobody knows is as
         it was here.
         """
         if self.size == 1:
             return values, known
+        if self.context_rank:  # the first of a replica speaks for it
+            known = np.zeros_like(known)
         both = np.stack([np.where(known, values, np.float32(0.0)), known.astype(np.float32)])
         held = torch.from_numpy(both).to(self._device)
         dist.all_reduce(held)
@@ -144,11 +157,11 @@ class Ranks:
         return np.where(everywhere, found, values), everywhere
 
     def sums(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Sums by name, of the names that any rank has, added in the order of ranks."""
+        """Sums by name over replicas, of the names that any has, added in the order of ranks."""
         if self.size == 1:
             return dict(values)
         found: dict[str, float] = {}
-        for one in self.gathered(dict(values)):
+        for one in self.gathered(dict(values))[:: self.context]:
             for name, value in one.items():
                 found[name] = found.get(name, 0.0) + value
         return found
@@ -204,6 +217,14 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def _context_group(rank: int, size: int, context: int) -> Any:
+    """The group of this rank's replica. Every rank has a part in making each of them."""
+    made = [
+        dist.new_group(list(range(first, first + context))) for first in range(0, size, context)
+    ]
+    return made[rank // context]
 
 
 def _of_a_collective(error: RuntimeError) -> bool:

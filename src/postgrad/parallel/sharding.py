@@ -130,9 +130,9 @@ def whole(part: Tensor, piece: Piece, ranks: Ranks) -> Tensor:
     each = -(-piece.shape[0] // ranks.size)
     padded = part.new_zeros(each, *piece.shape[1:])
     padded[: piece.rows] = part
-    found = padded.new_empty(each * ranks.size, *piece.shape[1:])
-    torch.distributed.all_gather_into_tensor(found, padded)
-    return found[: piece.shape[0]]
+    parts = [torch.empty_like(padded) for _ in range(ranks.size)]
+    torch.distributed.all_gather(parts, padded)
+    return torch.cat(parts)[: piece.shape[0]]
 
 
 def assembled(tensor: Tensor) -> Tensor:

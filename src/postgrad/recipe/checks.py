@@ -254,12 +254,14 @@ def _model(recipe: Recipe) -> Iterator[Problem]:
 def _ranks(recipe: Recipe) -> Iterator[Problem]:
     ranks = recipe.learner.ranks
     critic = getattr(recipe, "critic", None)
-    if critic is not None and critic.learner.ranks != ranks:
-        yield (
-            ("critic", "learner", "ranks"),
-            f"{critic.learner.ranks} ranks beside the policy's {ranks}: all roles share the same "
-            "ranks, leave it out",
-        )
+    for key in ("ranks", "tensor_parallel", "context_parallel"):
+        mine = getattr(recipe.learner, key)
+        other = mine if critic is None else getattr(critic.learner, key)
+        if other != mine:
+            yield (
+                ("critic", "learner", key),
+                f"{other} beside the policy's {mine}: all roles share ranks: leave it out",
+            )
     four = [recipe.model, *([critic.model] if critic is not None else [])]
     if recipe.learner.sharding != "none" and any(one.quantize != "none" for one in four):
         yield (

@@ -72,21 +72,20 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
 def _with_critic(data: dict[str, Any], place: Place) -> list[Place]:
     """A resolved critic states its own ranks, which are the policy's: they change together."""
     critic = data.get("critic")
-    both = place in (("learner", "ranks"), ("learner", "sharding"))
-    return [("critic", *place)] if both and critic is not None else []
+    shared = ("ranks", "sharding", "tensor_parallel", "context_parallel")
+    theirs = place[:1] == ("learner",) and place[1:] and place[1] in shared
+    return [("critic", *place)] if theirs and critic is not None else []
 
 
 def require_runnable(recipe: Recipe) -> None:
     """Raises UsageError where a recipe can be planned and not run: it names the model of a
     pipeline's stage (`@NAME`), or wants what is not built yet.
     """
-    one = recipe.learner
-    for key in ("tensor_parallel", "context_parallel"):
-        if getattr(one, key) > 1:
-            raise UsageError(
-                f"learner.{key} = {getattr(one, key)}: this version plans it (postgrad plan) and "
-                "does not run it yet; use 1"
-            )
+    if recipe.learner.tensor_parallel > 1:
+        raise UsageError(
+            f"learner.tensor_parallel = {recipe.learner.tensor_parallel}: this version plans it "
+            "(postgrad plan) and does not run it yet; use 1"
+        )
     for key, name in names_used(recipe):
         raise UsageError(
             f"{key} = '@{name}' is the model of an earlier recipe of a pipeline: run the folder "

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
@@ -51,10 +52,13 @@ class RankWorker:
 
     def join(self, rank: int, size: int, address: str, device: str, limit_seconds: float) -> None:
         """Meets the other ranks, and sees that all of them are of one run."""
-        ranks = Ranks.join(rank, size, address, device=device, limit_seconds=limit_seconds)
+        context = self._place.recipe.learner.context_parallel
+        ranks = Ranks.join(
+            rank, size, address, device=device, context=context, limit_seconds=limit_seconds
+        )
         recipe = json.dumps(self._place.recipe.dump(), sort_keys=True).encode()
         ranks.require_same("the recipe (its SHA-256)", hashlib.sha256(recipe).hexdigest())
-        ranks.require_same("torch", roles.torch.__version__)
+        ranks.require_same("torch", torch.__version__)
         self._place.ranks = ranks
 
     def make(self, kind: str, geometry: BatchGeometry, path: str, more: Mapping[str, Any]) -> Any:
