@@ -146,9 +146,9 @@ def test_engines_and_clusters_of_others_stay_in_their_rooms() -> None:
     "command",
     [
         "import postgrad",
-        "import contextlib, io, postgrad.cli\n"
+        "import contextlib, io, postgrad.cli.main\n"
         "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
-        "    postgrad.cli.main(['--help'])\n",
+        "    postgrad.cli.main.main(['--help'])\n",
         "from postgrad.recipe.load import load_recipe; "
         "load_recipe('recipes/gsm8k_grpo.toml', ['--model.path', 'x'])",
     ],

@@ -2,6 +2,6 @@
 
 import sys
 
-from postgrad.cli import main
+from postgrad.cli.main import main
 
 sys.exit(main())

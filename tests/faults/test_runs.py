@@ -29,7 +29,7 @@ def points(request: pytest.FixtureRequest) -> int:
 
 def train(machine: Machine, recipe: Path, run: Path, fault: Fault) -> Ended:
     words = ["train", str(recipe), "--run_dir", str(run), "--quiet"]
-    return machine.call("postgrad.cli:main", [words], run, fault)
+    return machine.call("postgrad.cli.main:main", [words], run, fault)
 
 
 def kills(points: int, calls: int, seconds: float, job: str) -> Iterator[Fault]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from postgrad.cli import main
+from postgrad.cli.main import main
 from postgrad.recipe.load import load_recipe
 
 RECIPE = """# a policy too large for one card
@@ -86,7 +86,7 @@ def test_hardware_that_nobody_knows_is_told_in_one_line(
 
 def test_a_plan_loads_neither_torch_nor_transformers(recipe: Path) -> None:
     code = (
-        "import sys; from postgrad.cli import main; "
+        "import sys; from postgrad.cli.main import main; "
         f"assert main(['plan', {str(recipe)!r}, '--hardware', 'H100']) == 0; "
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )

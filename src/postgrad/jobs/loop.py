@@ -3,12 +3,14 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from traceback import clear_frames
 from typing import Protocol
 
 from torch import Tensor
 
 from postgrad.checkpoint.state import Best, RunState
 from postgrad.core.errors import UsageError
+from postgrad.jobs import out_of_memory
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import Saver
@@ -53,6 +55,12 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
             saver.wait()
         except Stop:
             raise Stopped(saver.stop(state)) from None
+        except Exception as error:
+            if not out_of_memory.ran_out(error):
+                raise
+            clear_frames(error.__traceback__)  # they hold what was being computed
+            standing = saver.rescue(state)
+            raise out_of_memory.explain(run, state.step, error, standing) from error
         finally:
             saver.close()
     return state
@@ -90,7 +98,8 @@ def _log(run: Run, state: RunState, metrics: Mapping[str, float]) -> None:
     memory = run.measure_memory()
     counters = {"step": state.step, "update": state.update, "episodes": state.episodes}
     times = run.clock.take_step()
-    line = {**counters, **metrics, **times, "peak_memory_bytes": memory}
+    foreseen = run.foreseen.columns
+    line = {**counters, **metrics, **times, "peak_memory_bytes": memory, **foreseen}
     run.logs.metric(line)
     run.console.step(state.step, run.steps, line)
 

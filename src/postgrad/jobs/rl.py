@@ -19,7 +19,7 @@ from postgrad.jobs.evaluation import Evaluator, sample_metrics
 from postgrad.jobs.publish import Publisher
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
-from postgrad.learner.protocols import Changes, Follows, PolicyRole, Reads, ScoringRole
+from postgrad.learner.protocols import Changes, Follows, Learns, PolicyRole, Reads, ScoringRole
 from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import updates
 from postgrad.observe.samples import step_samples
@@ -41,6 +41,11 @@ class Roles:
     critic: ScoringRole | None
     reference: Reads | None
     follows: Follows | None
+
+    @property
+    def learners(self) -> list[Learns]:
+        """Those that learn."""
+        return [one for one in (self.policy, self.critic) if one is not None]
 
     @property
     def changing(self) -> list[Changes]:

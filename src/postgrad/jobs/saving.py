@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import psutil
+import torch
 from torch import Tensor
 
 from postgrad.checkpoint.parts import Divided
@@ -197,8 +198,28 @@ class Saver:
             self.save(state, must=True)
         return f"stopped after step {state.step}: {self._standing()}"
 
+    def rescue(self, state: RunState) -> str:
+        """After memory ran out: saves `state` where it is a boundary and that can be done; says
+        what the run can go on from.
+        """
+        run = self._run
+        self.wait()
+        if run.stop.held or self._saved == state.step or not state.step:
+            return self._last()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        try:
+            self.save(state, must=True)
+        except (RunError, MemoryError, RuntimeError) as error:
+            self._run.logs.event("save_failed", str(error), step=state.step)
+        return self._last()
+
     def _standing(self) -> str:
         if self._saved is None:
+            return self._last()
+        return f"{self._last()}; continue with postgrad resume {self._run.directory.path}"
+
+    def _last(self) -> str:
+        if self._saved is None:
             return "no checkpoint was saved yet, the run begins anew"
-        resume = f"postgrad resume {self._run.directory.path}"
-        return f"the checkpoint of step {self._saved} stands; continue with {resume}"
+        return f"the checkpoint of step {self._saved} stands"

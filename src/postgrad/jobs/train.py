@@ -13,13 +13,15 @@ from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import Checkpoint, CheckpointStore, Untidy
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import UsageError
+from postgrad.jobs import auto_sizes, foreseen, out_of_memory
 from postgrad.jobs.checkpoints import store_of
 from postgrad.jobs.choices import choose
 from postgrad.jobs.export import own_role, role_of
 from postgrad.jobs.loop import Job, loop
+from postgrad.jobs.peaks import Peaks, gauge_for
 from postgrad.jobs.profile import Profiled
 from postgrad.jobs.ranks.roles import join
-from postgrad.jobs.run import Run
+from postgrad.jobs.run import Clock, Run
 from postgrad.jobs.setup.job import assemble
 from postgrad.jobs.stopping import StopSignals
 from postgrad.jobs.summary import summarise, table
@@ -33,6 +35,8 @@ from postgrad.parallel import device as placing
 from postgrad.recipe.compare import compare
 from postgrad.recipe.load import recipe_from_json, require_runnable, with_overrides
 from postgrad.recipe.recipe import Recipe
+
+NOTHING = "nothing was trained yet"
 
 
 def train(
@@ -123,6 +127,8 @@ def _execute(
         summary = summarise(run, state, model)
         directory.write_summary(summary)
     console.table(f"{recipe.job} run in {directory.path}", ("", ""), table(summary))
+    beside = foreseen.rows(summary["phases"])
+    console.table("foreseen and measured, of a step", foreseen.COLUMNS, beside)
     return summary
 
 
@@ -139,8 +145,10 @@ def _prepare(
     store = store_of(recipe, directory)
     checkpoint = _newest(store, console)
     recorded: Mapping[str, Any] = checkpoint.state.choices if checkpoint else {}
-    choices = choose(recipe, {k: v for k, v in recorded.items() if k not in allow_change})
+    recorded = {name: one for name, one in recorded.items() if name not in allow_change}
+    choices = choose(recipe, recorded)
     placing.apply(choices.placement)
+    choices, untried = auto_sizes.planned(recipe, choices, recorded)
     logs.rewind(checkpoint.state.log_offsets if checkpoint else {})
     sentinels = Sentinels(recipe.sentinels, logs, console)
     watchdog = stack.enter_context(Watchdog(recipe.sentinels, logs, console, directory.path))
@@ -155,17 +163,35 @@ def _prepare(
         sentinels,
         watchdog,
         StopSignals(recipe.checkpoint.grace_seconds),
+        Clock(peaks=Peaks(gauge_for(choices.device))),
+        untried=untried,
     )
     _tell_start(run, checkpoint)
     join(run, stack)
-    job, base = assemble(run, stack, checkpoint)
+    job, base = _assembled(run, stack, checkpoint)
     chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
     for line in chosen.lines():
         console.note(line)
     state = checkpoint.state if checkpoint else _beginning()
+    with run.phase("plan"):
+        run.foreseen = foreseen.foresee(
+            directory, recipe, run.choices, logs, after=state.step, steps=run.steps
+        )
     event = "resumed" if checkpoint else "started"
     logs.event(event, f"step {state.step}", step=state.step, **run.choices.to_json())
     return run, job, base, state
+
+
+def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple[Job, str]:
+    """setup.job.assemble. Raises OutOfMemory where what it makes has no room."""
+    try:
+        return assemble(run, stack, checkpoint)
+    except Exception as error:
+        if not out_of_memory.ran_out(error):
+            raise
+        standing = f"the checkpoint of step {checkpoint.step} stands" if checkpoint else NOTHING
+        step = checkpoint.step if checkpoint else 0
+        raise out_of_memory.explain(run, step, error, standing) from error
 
 
 def _newest(store: CheckpointStore, console: Console) -> Checkpoint | None:

@@ -1,11 +1,14 @@
 """The whole plan of a run on some hardware: batches, memory, time; nothing is run or loaded."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.models.settings import ModelSettings
 from postgrad.plan import activations
+from postgrad.plan.auto import AutoSizes
+from postgrad.plan.calibration import Measured, factors, machine_of
 from postgrad.plan.efficiency import Efficiency, efficiency_of
 from postgrad.plan.hardware import Hardware
 from postgrad.plan.lengths import Lengths, longest
@@ -21,7 +24,11 @@ FREE = 0.8  # of what is left when weights are loaded: what the engine finds fre
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a recipe will do on some hardware. advice is made from several of these."""
+    """What a recipe will do on some hardware. advice is made from several of these.
+
+    auto: sizes that the recipe left to the plan, by key; in `recipe` they are numbers. calibrated:
+    where its times come from, None where from the hardware table alone.
+    """
 
     recipe: Recipe
     hardware: Hardware
@@ -31,6 +38,8 @@ class Outlook:
     lengths: Lengths
     memory: Memory
     timing: Timing
+    auto: Mapping[str, int] = field(default_factory=dict[str, int])
+    calibrated: str | None = None
 
     @property
     def missing_devices(self) -> int:
@@ -45,12 +54,15 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a plan is made from beside the recipe. lengths: of the training data, if at hand."""
+    """What a plan is made from beside the recipe. lengths: of the training data, if at hand.
+    calibration: what runs have shown.
+    """
 
     find: Find
     hardware: Hardware
     lengths: Lengths | None = None
     efficiency: Efficiency | None = None
+    calibration: Sequence[Measured] = ()
     shapes: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def shape(self, model: ModelSettings) -> Any:
@@ -62,7 +74,19 @@ class Facts:
 
 
 def outlook(recipe: Recipe, facts: Facts) -> Outlook:
-    """Plans `recipe`. Raises UsageError where the shape of one of its models is not to be had."""
+    """Plans `recipe`, sizes that are "auto" as large as they fit. Raises UsageError where the shape
+    of one of its models is not to be had.
+    """
+    sizes = AutoSizes.largest(recipe, facts.hardware.device)
+    while True:
+        found = replace(_outlook(sizes.applied(recipe), facts), auto=sizes.to_json())
+        smaller = None if found.memory.fits else sizes.smaller(found.memory.peak)
+        if smaller is None:
+            return found
+        sizes = smaller
+
+
+def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
     device = facts.hardware.device
     lengths = facts.lengths or longest(recipe)
     geometry, sharing = recipe.geometry(lengths.rows), Sharing.of(recipe.learner)
@@ -80,6 +104,8 @@ def outlook(recipe: Recipe, facts: Facts) -> Outlook:
         free_bytes=max(0, free),
     )
     machine = Machine(device, facts.efficiency or efficiency_of(device), sharing)
+    shown = factors(facts.calibration, machine_of(recipe, device), recipe.job)
+    times = timing(recipe, geometry, roles, found, lengths, machine)
     return Outlook(
         recipe=recipe,
         hardware=facts.hardware,
@@ -88,7 +114,8 @@ def outlook(recipe: Recipe, facts: Facts) -> Outlook:
         sizes=found,
         lengths=lengths,
         memory=memory(recipe, roles, found, sharing, device),
-        timing=timing(recipe, geometry, roles, found, lengths, machine),
+        timing=times if shown is None else shown.applied(times),
+        calibrated=shown and shown.source,
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from postgrad.cli import main
+from postgrad.cli.main import main
 from postgrad.jobs.serve.command import TOKEN
 
 CHAT = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from postgrad.cli import main
+from postgrad.cli.main import main
 from postgrad.core.errors import UsageError
 from postgrad.recipe.translate.command import translate
 

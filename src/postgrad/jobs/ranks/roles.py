@@ -1,6 +1,6 @@
 """Roles of a run as its loop calls them: in this process, or on ranks, by proxy."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +12,11 @@ from postgrad.checkpoint.parts import Divided
 from postgrad.core.handles import Handle
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.jobs import roles
+from postgrad.jobs import auto_sizes, roles
 from postgrad.jobs.run import RankCalls, Run
-from postgrad.learner.protocols import Follows, PolicyRole, Read, Reads, Scores, ScoringRole
-from postgrad.learner.role import PolicyLearner, UpdateResult
-from postgrad.learner.score import ScoreLearner
+from postgrad.learner.protocols import Follows, Learns, PolicyRole, Read, Reads, Scores, ScoringRole
+from postgrad.learner.role import Learner, Policy, PolicyLearner, UpdateResult
+from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.learner.update import Update
 from postgrad.recipe.recipe import RLRecipe
 
@@ -93,6 +93,14 @@ def scorer(run: Run, recipe: RLRecipe, path: str, critic: ScoringRole | None) ->
         return roles.scorer(run, recipe, path, critic)
     _make(run, run.group, "scorer", path)
     return RankedRole(run.group, "scorer")
+
+
+def try_tokens(run: Run, learners: Sequence[Learns], readers: Sequence[object] = ()) -> None:
+    """See jobs.auto_sizes.try_tokens. On ranks the token budget is the plan's and is not tried."""
+    if run.group is None:
+        here = [one for one in learners if isinstance(one, Learner)]
+        reading = [one for one in readers if isinstance(one, Policy | ScoreRole)]
+        auto_sizes.try_tokens(run, here, reading)
 
 
 def _make(

@@ -38,6 +38,7 @@ def reward(run: Run, recipe: RewardRecipe, path: str, checkpoint: Checkpoint | N
     run.geometry = recipe.geometry(len(pairs))
     model = roles.reward_model(run, path)
     foresee_disk(run, model.state_bytes())
+    roles.try_tokens(run, [model])
     common.restore(model, checkpoint)
     return RewardJob(run, recipe.algorithm, model, pairs, evaluator)
 
@@ -62,6 +63,7 @@ def preference(
     run.geometry = recipe.geometry(len(draws))
     policy = roles.policy(run, path)
     foresee_disk(run, policy.state_bytes())
+    roles.try_tokens(run, [policy])
     reference = None
     if algorithm.needs().reference:
         wanted = _read_by_reference(recipe, draws, read, run.geometry, evaluator)

@@ -7,12 +7,11 @@ from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Prompt
 from postgrad.data.draws import Draws
 from postgrad.data.mixture import training_prompts
-from postgrad.jobs import environments
+from postgrad.jobs import auto_sizes, environments
 from postgrad.jobs.learned import learned_reward
 from postgrad.jobs.publish import PROBES, Publisher
 from postgrad.jobs.ranks import roles
 from postgrad.jobs.rl import Parts, RLJob, Roles
-from postgrad.jobs.roles import engine as make_engine
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
 from postgrad.jobs.setup import common
@@ -46,13 +45,15 @@ def assemble(
     parts = _roles(run, recipe, path, checkpoint)
     if learned is not None:
         learned.role = roles.scorer(run, recipe, learned.path, parts.critic)
-    engine, run.choices = make_engine(
+    engine = auto_sizes.engine(
+        run,
         recipe,
         path,
-        run.choices,
         sequences=max(run.geometry.samples_per_step, evaluator.sequences if evaluator else 0),
         max_len=max(recipe.data.max_len, evaluator.max_len if evaluator else 0),
     )
+    readers = [one for one in (parts.reference, learned and learned.role) if one is not None]
+    roles.try_tokens(run, parts.learners, readers)
     first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
     publish = Publisher(parts.policy, engine, run.sentinels, first)
     publish()  # proves the weights of a resumed run too

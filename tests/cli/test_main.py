@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from postgrad import __version__
-from postgrad.cli import main
+from postgrad.cli.main import main
 
 RECIPE = """
 job = "sft"

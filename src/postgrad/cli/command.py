@@ -1,0 +1,53 @@
+"""What every command has: --json, --debug, overrides of a recipe where it reads one."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the console is imported by the commands that need it
+    from postgrad.observe.console import Console
+
+OVERRIDES = "Every key of a recipe can be given as --section.key VALUE."
+
+Run = Callable[[argparse.Namespace, list[str]], Any]
+
+
+class Commands:
+    """The subcommands of a parser. A command gets its flags and the words that no flag took, and
+    returns what --json prints."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._parsers: Any = parser.add_subparsers(title="commands", dest="command", metavar="")
+
+    def add(
+        self, name: str, run: Run, text: str, *, overrides: bool = False
+    ) -> argparse.ArgumentParser:
+        """A command; with `overrides`, words that no flag takes go to its recipe."""
+        one: argparse.ArgumentParser = self._parsers.add_parser(
+            name, help=text, description=text, epilog=OVERRIDES if overrides else None,
+            allow_abbrev=False,
+        )  # fmt: skip
+        one.set_defaults(run=run, takes_overrides=overrides)
+        one.add_argument("--json", action="store_true", help="one JSON object on standard output")
+        one.add_argument("--debug", action="store_true", help="show tracebacks")
+        return one
+
+    def add_for_recipe(
+        self, name: str, run: Run, text: str, *, folders: bool = False
+    ) -> argparse.ArgumentParser:
+        """A command that reads a recipe, or with `folders` also a folder with pipeline.toml."""
+        one = self.add(name, run, text, overrides=True)
+        one.add_argument(
+            "recipe", type=Path, metavar="RECIPE.toml|DIR" if folders else "RECIPE.toml"
+        )
+        return one
+
+
+def console_of(known: argparse.Namespace) -> "Console":
+    """The console as --json and --quiet want it."""
+    from postgrad.observe.console import Console
+
+    if known.json:
+        return Console("json")
+    return Console("quiet" if getattr(known, "quiet", False) else "auto")

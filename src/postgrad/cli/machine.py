@@ -1,0 +1,19 @@
+"""doctor: what this machine has."""
+
+import argparse
+from typing import Any
+
+from postgrad.cli.command import Commands, console_of
+
+
+def add(commands: Commands) -> None:
+    """The family's commands and their flags."""
+    commands.add("doctor", _doctor, "what this machine has, and what a run would choose on it")
+
+
+def _doctor(known: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.jobs.doctor import examine, rows
+
+    facts = examine()
+    console_of(known).table("this machine", ("", ""), rows(facts))
+    return facts

@@ -1,0 +1,67 @@
+"""Picks the command, runs it, turns errors into one line and an exit code."""
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from postgrad import __version__
+from postgrad.cli import checkpoints, evaluate, look, machine, plan, serve, train
+from postgrad.cli.command import OVERRIDES, Commands
+from postgrad.core.errors import PostgradError, UsageError
+from postgrad.core.files import finite
+
+FAMILIES = (train, evaluate, serve, checkpoints, look, plan, machine)  # in this order in the help
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code: 0 done, 1 the run failed, 2 something is wrong."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the console is ours
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    parser = _parser()
+    known, rest = parser.parse_known_args(arguments)
+    command: Callable[[argparse.Namespace, list[str]], Any] | None = getattr(known, "run", None)
+    if command is None:
+        parser.print_help()
+        return 2
+    try:
+        if rest and not known.takes_overrides:
+            raise UsageError(
+                f"{known.command}: what is {rest[0]!r}? see postgrad {known.command} -h"
+            )
+        result = command(known, rest)
+    except PostgradError as error:
+        return _fail(error, known.debug, error.exit_code)
+    except KeyboardInterrupt as error:
+        return _fail(error, known.debug, 1, "interrupted: the last checkpoint stands")
+    except OSError as error:  # a disk, a network: nobody's mistake here
+        return _fail(error, known.debug, 1, f"{error}; mend that and start the command again")
+    except Exception as error:  # noqa: BLE001  # whatever is left has one line for people too
+        hint = "; run again with --debug to see where, and please report it"
+        return _fail(error, known.debug, 1, f"{type(error).__name__}: {error}{hint}")
+    if known.json:
+        print(json.dumps(finite(result), ensure_ascii=False))
+    return 0
+
+
+def _fail(error: BaseException, debug: bool, code: int, text: str | None = None) -> int:
+    if debug:
+        traceback.print_exception(error)
+    print(f"postgrad: {text or error}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="postgrad",
+        description="Post-training of language models: exact, foreseen, the same everywhere.",
+        epilog=OVERRIDES,
+    )
+    parser.add_argument("--version", action="version", version=f"postgrad {__version__}")
+    commands = Commands(parser)
+    for family in FAMILIES:
+        family.add(commands)
+    return parser

@@ -1,0 +1,128 @@
+// Where the time of a step goes, and how much memory it took, against the plan.
+
+import { h, svg, table } from "./dom.js";
+import { bytes, percent, seconds } from "./format.js";
+import { Chart } from "./chart.js";
+import { median } from "./series.js";
+
+const PHASE = /^([a-z]+)_seconds$/;
+const HEIGHT = 120;
+const BARS = 140;
+
+/** Stacked bars of the phases of a run, and a table of them. */
+export class Phases {
+  constructor(store, cursor) {
+    this.store = store;
+    this.element = h("div", {});
+    this.memory = new Chart({
+      title: "peak_memory_bytes",
+      about: "the process's peak plus what its verifiers hold",
+      format: bytes,
+      byFormat: true,
+      cursor,
+      read: () => ({
+        series: store.runs.map((run) => ({ name: run.name, colour: run.number, xs: run.axis("step"), ys: run.column("peak_memory_bytes") })),
+        references: store.runs.flatMap((run) => planned(run)),
+        marks: store.runs.flatMap((run) => run.resumes()),
+        fromZero: true,
+        xName: "step",
+      }),
+    });
+    this.times = h("div", {});
+    this.table = h("div", {});
+    this.element.append(
+      h("h3", {}, "Time"), this.times,
+      h("h3", {}, "Memory"), h("div", { className: "charts wide" }, this.memory.element), this.table,
+    );
+    store.listen((kinds) => (kinds.has("metrics") || kinds.has("run") || kinds.has("reset") ? this.update() : 0));
+  }
+
+  update() {
+    this.times.replaceChildren(...this.store.runs.map((run) => timeline(run, this.store.runs.length > 1)));
+    this.table.replaceChildren(...this.store.runs.filter((run) => run.about.plan?.memory).map(memoryPlan));
+    this.memory.refresh();
+  }
+}
+
+function planned(run) {
+  const peak = run.about.plan?.memory?.peak_bytes;
+  return typeof peak === "number" ? [{ value: peak, name: "foreseen" }] : [];
+}
+
+function phasesOf(run) {
+  const found = new Map();
+  for (const name of run.names()) {
+    const phase = PHASE.exec(name)?.[1];
+    if (phase) found.set(phase, run.column(name).map((value) => (Number.isNaN(value) ? 0 : value)));
+  }
+  return found;
+}
+
+function timeline(run, many) {
+  const phases = phasesOf(run);
+  if (!phases.size) return h("p", { className: "quiet" }, `${run.name}: no step has ended yet.`);
+  const names = [...phases.keys()];
+  const bars = bucketed(run, phases);
+  const most = Math.max(...bars.map((bar) => bar.parts.reduce((a, b) => a + b, 0)));
+  const root = svg("svg", { class: "bars", viewBox: `0 0 ${bars.length} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `Seconds of each step of ${run.name} by phase; the table below has the sums` });
+  bars.forEach((bar, x) => {
+    let top = HEIGHT;
+    const column = svg("g", {}, svg("title", {}, `steps ${bar.from} to ${bar.to}: ${names.map((name, i) => `${name} ${seconds(bar.parts[i])}`).join(", ")}`));
+    bar.parts.forEach((part, i) => {
+      const height = (HEIGHT * part) / most;
+      top -= height;
+      column.append(svg("rect", { class: `phase p${i % 6}`, x: x + 0.04, width: 0.92, y: top, height }));
+    });
+    root.append(column);
+  });
+  return h(
+    "div",
+    { className: "timeline" },
+    many ? h("h4", { className: `run-name c${run.number}` }, run.name) : null,
+    h("p", { className: "scale quiet" }, `0 to ${seconds(most)} a step, steps 1 to ${run.steps}`),
+    root,
+    phaseTable(run, phases),
+  );
+}
+
+function bucketed(run, phases) {
+  const steps = run.column("step");
+  const buckets = Math.min(BARS, steps.length);
+  return Array.from({ length: buckets }, (_, bucket) => {
+    const from = Math.floor((bucket * steps.length) / buckets);
+    const to = Math.floor(((bucket + 1) * steps.length) / buckets);
+    const parts = [...phases.values()].map((list) => list.slice(from, to).reduce((a, b) => a + b, 0) / (to - from));
+    return { from: steps[from], to: steps[to - 1], parts };
+  });
+}
+
+function phaseTable(run, phases) {
+  const sums = [...phases.values()].map((list) => list.reduce((a, b) => a + b, 0));
+  const whole = sums.reduce((a, b) => a + b, 0);
+  const plan = run.about.plan?.time?.step_seconds;
+  const columns = [{ name: "phase" }, ...["in all", "share", "a step, median", ...(plan ? ["foreseen"] : [])].map((name) => ({ name, number: true }))];
+  const rows = [...phases].map(([name, list], i) => [
+    h("span", { className: `key p${i % 6}` }, name),
+    seconds(sums[i]),
+    percent(sums[i] / (whole || 1)),
+    seconds(median(list)),
+    ...(plan ? [seconds(plan[name])] : []),
+  ]);
+  const parts = run.names().filter((name) => /^[a-z]+\/[a-z_]+_seconds$/.test(name)).map((name) => {
+    const list = run.column(name).filter((value) => !Number.isNaN(value));
+    const sum = list.reduce((a, b) => a + b, 0);
+    return [h("span", { className: "part" }, name.replace("_seconds", "")), seconds(sum), percent(sum / (whole || 1)), seconds(median(list)), ...(plan ? [""] : [])];
+  });
+  return table(`Phases of ${run.name}`, columns, [...rows, ...parts], { hidden: true });
+}
+
+function memoryPlan(run) {
+  const { roles = {}, phases = {}, peak_phase: peak } = run.about.plan.memory;
+  const names = Object.keys(phases);
+  const columns = [{ name: "role" }, { name: "what" }, ...names.map((name) => ({ name: name === peak ? `${name} (peak)` : name, number: true }))];
+  const rows = Object.entries(roles).flatMap(([role, held]) =>
+    Object.entries(held).map(([what, of]) => [role, what, ...names.map((name) => (of[name] ? bytes(of[name]) : ""))]),
+  );
+  rows.push(["sum", "", ...names.map((name) => bytes(phases[name]))]);
+  return h("details", {}, h("summary", {}, `What the plan foresaw in memory: ${run.name}`), table(`Foreseen memory of ${run.name}`, columns, rows, { hidden: true }));
+}
