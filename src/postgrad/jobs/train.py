@@ -20,6 +20,7 @@ from postgrad.jobs.export import own_role, role_of
 from postgrad.jobs.loop import Job, loop
 from postgrad.jobs.peaks import Peaks, gauge_for
 from postgrad.jobs.profile import Profiled
+from postgrad.jobs.ranks.roles import join
 from postgrad.jobs.run import Clock, Run
 from postgrad.jobs.setup.job import assemble
 from postgrad.jobs.stopping import StopSignals
@@ -192,6 +193,7 @@ def _prepare(
         untried=untried,
     )
     _tell_start(run, checkpoint)
+    join(run, stack)
     job, base = _assembled(run, stack, checkpoint)
     chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
     for line in chosen.lines():

@@ -4,7 +4,8 @@ from contextlib import ExitStack
 
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.data.mixture import training_conversations
-from postgrad.jobs import auto_sizes, environments, roles
+from postgrad.jobs import auto_sizes, environments
+from postgrad.jobs.ranks import roles
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
 from postgrad.jobs.setup import common
@@ -34,5 +35,5 @@ def assemble(
         engine = auto_sizes.engine(
             run, recipe, path, sequences=evaluator.sequences, max_len=evaluator.max_len
         )
-    auto_sizes.try_tokens(run, [policy])
+    roles.try_tokens(run, [policy])
     return SFTJob(run, recipe.algorithm, policy, conversations, engine, evaluator)
