@@ -82,9 +82,9 @@ class Run:
     watchdog: Watchdog
     stop: StopSignals
     clock: Clock = field(default_factory=Clock)
-    loggers: Loggers = field(default_factory=Loggers)  # none but in a run that trains
     foreseen: Foreseen = field(default_factory=Foreseen)
     untried: frozenset[str] = frozenset()  # choices that are planned and not tried, jobs.auto_sizes
+    loggers: Loggers = field(default_factory=Loggers)  # none but in a run that trains
     peak_bytes: int = 0
     shown: Phase | None = None  # the phase under way
 
