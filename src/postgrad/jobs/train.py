@@ -189,7 +189,8 @@ def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tup
             raise
         standing = f"the checkpoint of step {checkpoint.step} stands" if checkpoint else NOTHING
         step = checkpoint.step if checkpoint else 0
-        raise out_of_memory.explain(run, step, error, standing) from error
+        phase = out_of_memory.phase_of(run)
+        raise out_of_memory.explain(run, step, phase, error, standing) from error
 
 
 def _newest(store: CheckpointStore, console: Console) -> Checkpoint | None:
