@@ -110,11 +110,14 @@ def timing(
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What a step's samples are to a forward pass, over all ranks."""
+    """What a step's samples are to a forward pass, over all ranks. micro_batches: where they are
+    cut by samples and not by tokens.
+    """
 
     tokens: float
     squares: float
     learned: float
+    micro_batches: float | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, geometry: BatchGeometry, lengths: Lengths) -> "Samples":
@@ -124,10 +127,12 @@ class Samples:
             answers = 2
         of_a_sample = geometry.n_samples_per_prompt or 1
         groups = geometry.samples_per_step / of_a_sample
+        size = geometry.micro_train_batch_size
         return cls(
             groups * lengths.computed(answers),
             groups * lengths.squares(answers),
             groups * answers * lengths.answer,
+            None if size is None else geometry.samples_per_step / size,
         )
 
 
@@ -155,7 +160,11 @@ def _forward(role: PlannedRole, samples: Samples, sizes: Sizes, machine: Machine
 
 
 def _passes(samples: Samples, sizes: Sizes, machine: Machine) -> float:
-    """Micro-batches that one rank computes of a step's samples."""
+    """Micro-batches that one rank computes of a step's samples. Those of one short row each are as
+    many as those of one long row, and each gathers all weights under ZeRO-3.
+    """
+    if samples.micro_batches is not None:
+        return max(1.0, samples.micro_batches / machine.sharing.replicas)
     return max(1.0, samples.tokens / machine.sharing.replicas / sizes.micro_tokens)
 
 
