@@ -12,7 +12,8 @@ import pytest
 
 from postgrad.core.errors import RunError
 from postgrad.observe.console import Console
-from postgrad.observe.settings import Action, SentinelSettings
+from postgrad.observe.sentinels.base import Action
+from postgrad.observe.sentinels.stall import Stall
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
 
@@ -20,7 +21,7 @@ LIMIT = 0.05
 
 
 def watchdog(folder: Path, action: Action, stream: StringIO) -> Watchdog:
-    settings = SentinelSettings(stall=action, stall_seconds=LIMIT)
+    settings = Stall(action=action, seconds=LIMIT)
     return Watchdog(settings, Logs(folder), Console("plain", stream), folder)
 
 
@@ -54,7 +55,7 @@ def test_a_hanging_phase_is_told_once_with_its_stacks(tmp_path: Path) -> None:
 
 def test_a_phase_that_advances_and_no_phase_at_all_are_left_alone(tmp_path: Path) -> None:
     stream = StringIO()
-    settings = SentinelSettings(stall="warn", stall_seconds=5.0)
+    settings = Stall(action="warn", seconds=5.0)
     with Watchdog(settings, Logs(tmp_path), Console("plain", stream), tmp_path) as dog:
         with dog.phase("train"):
             for _ in range(5):
@@ -62,6 +63,18 @@ def test_a_phase_that_advances_and_no_phase_at_all_are_left_alone(tmp_path: Path
         time.sleep(LIMIT)
     assert stalls(tmp_path) == 0
     assert stream.getvalue() == ""
+
+
+def test_a_stall_stands_in_the_terminals_block_while_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str | None] = []
+    monkeypatch.setattr(Console, "spoken", lambda self, name, text: said.append(text))
+    with watchdog(tmp_path, "warn", StringIO()) as dog, dog.phase("sample"):
+        wait(lambda: len(said) == 1)
+        dog.beat()
+    assert "phase sample makes no progress" in (said[0] or "")
+    assert said[1:] == [None]
 
 
 def test_stop_ends_the_run_from_the_main_thread(tmp_path: Path) -> None:
@@ -100,7 +113,7 @@ def test_people_are_told_and_the_run_stopped_where_nothing_can_be_recorded(tmp_p
 def test_a_signal_of_somebody_else_is_no_stall(tmp_path: Path) -> None:
     """Schedulers send SIGUSR1 too."""
     before = signal.getsignal(signal.SIGUSR1)
-    settings = SentinelSettings(stall="stop", stall_seconds=60.0)
+    settings = Stall(action="stop", seconds=60.0)
     with Watchdog(settings, Logs(tmp_path), Console("quiet", StringIO()), tmp_path) as dog:
         os.kill(os.getpid(), signal.SIGUSR1)
         with dog.phase("sample"):

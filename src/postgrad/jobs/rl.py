@@ -2,9 +2,9 @@
 
 import math
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,13 @@ from postgrad.jobs.evaluation import Evaluator, sample_metrics
 from postgrad.jobs.publish import Publisher
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
-from postgrad.learner.reference import MovingReference
-from postgrad.learner.role import Policy, PolicyLearner, UpdateResult
-from postgrad.learner.score import ScoreLearner
+from postgrad.learner.protocols import Changes, Follows, Learns, PolicyRole, Reads, ScoringRole
+from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import updates
 from postgrad.observe.samples import step_samples
+from postgrad.observe.sentinels.measures import of_samples
+from postgrad.observe.sentinels.mismatch import differences
+from postgrad.observe.sentinels.on_policy import ratio_distance
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.settings import RolloutSettings
@@ -32,29 +34,26 @@ from postgrad.rollout.source import Sampled, Source
 SUMMED = ("computed_tokens", "skipped_samples", "bounded_exponents")
 
 
-class Changing(Protocol):
-    """A role whose weights a checkpoint holds."""
-
-    def tensors(self) -> dict[str, Mapping[str, Tensor]]: ...
-
-    def state_bytes(self) -> int: ...
-
-    def load(self, read: Callable[[str], Mapping[str, Tensor]]) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Who learns, and what is measured from. critic, reference: where the algorithm needs them."""
+    """Who learns, and what is measured from. critic, reference: where the algorithm needs them;
+    follows: the reference, where it follows the policy.
+    """
 
-    policy: PolicyLearner
-    critic: ScoreLearner | None
-    reference: Policy | None
+    policy: PolicyRole
+    critic: ScoringRole | None
+    reference: Reads | None
+    follows: Follows | None
 
     @property
-    def changing(self) -> list[Changing]:
+    def learners(self) -> list[Learns]:
+        """Those that learn."""
+        return [one for one in (self.policy, self.critic) if one is not None]
+
+    @property
+    def changing(self) -> list[Changes]:
         """Those that a checkpoint holds."""
-        follows = self.reference if isinstance(self.reference, MovingReference) else None
-        return [one for one in (self.policy, self.critic, follows) if one is not None]
+        return [one for one in (self.policy, self.critic, self.follows) if one is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +91,13 @@ class RLJob:
             with run.clock.timed("train/update"):
                 results = self._update(credit, state)
         learned = _learner_logprobs(credit, old, results["policy"])
-        mismatch = self._compare(batch, credit, learned)
+        compared = self._compare(batch, credit, old, learned, results["policy"])
         with run.phase("publish"):
             parts.publish.show(batch.sequences)
             published = parts.publish()
         number = state.step + 1
-        if isinstance(parts.roles.reference, MovingReference):
-            parts.roles.reference.after_step(number, parts.roles.policy.weights())
+        if parts.roles.follows is not None:
+            parts.roles.follows.after_step(number, parts.roles.policy)
         with run.phase("log"):
             decode = parts.tokenizer.decode
             run.logs.samples(
@@ -114,7 +113,7 @@ class RLJob:
             source=sampled.state,
         )
         metrics = self._metrics(sampled, batch, credit, results)
-        return following, metrics | mismatch | published
+        return following, metrics | compared | published
 
     def evaluate(self) -> list[Result]:
         """Job.evaluate: the engine has the newest weights already."""
@@ -200,18 +199,28 @@ class RLJob:
         return results
 
     def _compare(
-        self, batch: RolloutBatch, credit: Credit, learned: NDArray[np.float32]
+        self,
+        batch: RolloutBatch,
+        credit: Credit,
+        old: Ragged | None,
+        learned: NDArray[np.float32],
+        results: Sequence[UpdateResult],
     ) -> dict[str, float]:
-        """Learner against sampler on the tokens that the learner computed.
+        """For sentinels: the first update against old logprobs that were computed apart, and the
+        learner against the sampler, on the tokens that the learner computed.
 
-        With top-p, top-k or min-p the sampler drew from another distribution: nothing to compare.
+        With top-p, top-k or min-p the sampler drew from another distribution, and dropout makes
+        each update's policy another one: nothing to compare.
         """
+        mask = credit.experience.sequences.loss_mask.values
+        found: dict[str, float] = {}
+        if old is not None and results and not self._parts.roles.policy.drops:
+            found |= ratio_distance(learned, results[0].outputs, mask)
         sampling = self._parts.sampling
         if sampling.top_p < 1.0 or sampling.top_k or sampling.min_p:
-            return {}
+            return found
         sampled = batch.sampled_logprobs.take(credit.rows).values
-        mask = credit.experience.sequences.loss_mask.values & ~np.isnan(learned)
-        return self._run.sentinels.mismatch(learned, sampled, mask)
+        return found | differences(learned, sampled, mask & ~np.isnan(learned))
 
     def _metrics(
         self,
@@ -236,6 +245,7 @@ class RLJob:
             "samples": samples,
             "dropped_samples": samples - len(batch),
             "failures": sum(len(group.failures) for group in groups),
+            **of_samples(groups, batch),
             "response_tokens": tokens,
             **sampled.metrics,
             **credit.metrics,

@@ -7,13 +7,15 @@ from typing import Any
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.observe.console import Console
 from postgrad.plan.advice import advise
-from postgrad.plan.hardware import parse_hardware, this_machine
+from postgrad.plan.calibration import calibration_file, read, settled
+from postgrad.plan.hardware import Hardware, parse_hardware, this_machine, with_threads
 from postgrad.plan.memory import PHASES
 from postgrad.plan.page import Page, advice_rows
 from postgrad.plan.plan import Facts, outlook
 from postgrad.plan.row_lengths import row_lengths
 from postgrad.plan.search import search, search_rows
 from postgrad.recipe.load import load_recipe
+from postgrad.recipe.recipe import Recipe
 from postgrad.recipe.write import write_changed
 
 
@@ -32,11 +34,8 @@ def plan(
     written. searching: also which hardware of the table would do, and what it costs. Raises
     UsageError where the recipe is wrong, or a model's shape is nowhere to be had.
     """
-    recipe = load_recipe(path, overrides)
-    facts = Facts(
-        shape_of_model,
-        parse_hardware(hardware) if hardware else this_machine(),
-        lengths=row_lengths(recipe),
+    recipe, facts = facts_of(
+        load_recipe(path, overrides), parse_hardware(hardware) if hardware else this_machine()
     )
     start = outlook(recipe, facts)
     page = Page(start, advise(start, facts))
@@ -51,6 +50,17 @@ def plan(
         console.table("hardware", *search_rows(offers))
         report["search"] = [one.to_json() for one in offers]
     return report
+
+
+def facts_of(recipe: Recipe, hardware: Hardware) -> tuple[Recipe, Facts]:
+    """What is known of a recipe on some hardware: lengths of its data, what runs have shown; and
+    the recipe, as settled as those runs settle it. Raises UsageError as those do.
+    """
+    shown = read(calibration_file())
+    recipe = settled(recipe, hardware.device, shown)
+    hardware = with_threads(hardware, recipe.learner.threads)
+    lengths = row_lengths(recipe)
+    return recipe, Facts(shape_of_model, hardware, lengths=lengths, calibration=shown)
 
 
 def show(page: Page, console: Console) -> None:

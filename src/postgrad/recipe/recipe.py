@@ -17,6 +17,7 @@ from postgrad.algorithms.dpo import DPO
 from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
 from postgrad.algorithms.sft import SFT
 from postgrad.checkpoint.settings import CheckpointSettings
+from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.batch import (
     BatchGeometry,
     BatchSettings,
@@ -31,10 +32,9 @@ from postgrad.data.pair_settings import PairMixSettings
 from postgrad.data.settings import MixSettings
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
-from postgrad.observe.settings import SentinelSettings
+from postgrad.observe.settings import ObserveSettings, SentinelSettings
 from postgrad.recipe import checks
 from postgrad.recipe.settings import (
-    ClusterSettings,
     CriticSettings,
     EvalSettings,
     PairEvalSettings,
@@ -110,6 +110,7 @@ class _Recipe(Settings):
     cluster: ClusterSettings = ClusterSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     sentinels: SentinelSettings = SentinelSettings()
+    observe: ObserveSettings = ObserveSettings()
 
     @property
     def parallel(self) -> Parallel:

@@ -4,7 +4,8 @@ from contextlib import ExitStack
 
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.data.mixture import training_conversations
-from postgrad.jobs import environments, roles
+from postgrad.jobs import auto_sizes, environments
+from postgrad.jobs.ranks import roles
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
 from postgrad.jobs.setup import common
@@ -31,7 +32,8 @@ def assemble(
     common.restore(policy, checkpoint)
     engine = None
     if evaluator is not None:
-        engine, run.choices = roles.engine(
-            recipe, path, run.choices, sequences=evaluator.sequences, max_len=evaluator.max_len
+        engine = auto_sizes.engine(
+            run, recipe, path, sequences=evaluator.sequences, max_len=evaluator.max_len
         )
+    roles.try_tokens(run, [policy])
     return SFTJob(run, recipe.algorithm, policy, conversations, engine, evaluator)
