@@ -14,10 +14,9 @@ from postgrad.observe.report.follow import Followed, parse, read_object
 from postgrad.observe.report.samples import body, group_row, vocabulary
 from postgrad.observe.report.selection import Cap, Group, Selection, heads
 from postgrad.observe.report.tokens import Pieces, pieces_of
-from postgrad.observe.run_dir import RECIPE, SUMMARY
+from postgrad.observe.run_dir import PLAN, RECIPE, SUMMARY
 
 Message = dict[str, Any]
-PLAN = "plan.json"
 WHOLE = (RECIPE, SUMMARY, PLAN)  # files that are replaced at once
 LOGS = {"metrics": "metrics.jsonl", "evaluations": "eval.jsonl", "events": "events.jsonl"}
 SAMPLES = "samples.jsonl"
