@@ -74,7 +74,15 @@ def test_every_part_of_a_run_is_shown(opened: Open, one: str) -> None:
     assert "policy/lr" in page.locator(".constants").first.inner_text() + "".join(
         page.locator(".constants").all_inner_texts()
     )
-    assert page.locator("#phases tbody tr").first.inner_text().startswith("sample")
+    phases = page.get_by_role("table", name="Phases of run-a").locator("tbody tr")
+    texts = [text.strip().split("\t") for text in phases.all_inner_texts()]
+    assert texts == [
+        ["sample", "1 min 0 s", "67%", "2 s", "1.8 s"],
+        ["train", "30 s", "33%", "1 s", "–"],
+        ["sample/decode", "45 s", "50%", "1.5 s", "–"],
+    ]
+    memory = page.locator("#phases .chart .name").all_inner_texts()
+    assert memory == ["peak_memory_bytes", "train_memory_bytes"]
     assert "the gradient norm jumped" in page.locator("#events").inner_text()
     assert "8,192" in page.locator("#batch").inner_text()
     assert page.locator("#evaluations tbody tr").count() == 2

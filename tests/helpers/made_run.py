@@ -69,7 +69,11 @@ def metric(step: int) -> dict[str, Any]:
         "policy/lr": 1e-4,
         "sample_seconds": 2.0,
         "train_seconds": 1.0,
+        "sample/decode_seconds": 1.5,
         "peak_memory_bytes": 2**30 + step,
+        "train_memory_bytes": 2**28 + step,
+        "foreseen/sample_seconds": 1.8,
+        "foreseen/train_memory_bytes": 2**28,
     }
 
 
@@ -107,6 +111,8 @@ def made_run(
     TOKENIZER.save(str(path / "init" / "tokenizer.json"))
     told = {"recipe": recipe.dump(), "versions": {"postgrad": "0", "python": "3"}}
     (path / "recipe.json").write_text(json.dumps(told), "utf-8")
+    plan = {"memory": {"peak_bytes": 2**31, "phases": {"update": 2**31}, "roles": {}}}
+    (path / "plan.json").write_text(json.dumps({"plans": [{}, {"after_step": 2, **plan}]}))
     logs = Logs(path)
     logs.event("started", "step 0", step=0, micro_train_tokens=8192)
     logs.evaluation(evaluation(0))

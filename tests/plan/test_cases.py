@@ -7,6 +7,7 @@ import pytest
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.plan.advice import advise
 from postgrad.plan.hardware import parse_hardware
+from postgrad.plan.lengths import Lengths
 from postgrad.plan.page import Page
 from postgrad.plan.plan import Facts, Outlook, outlook
 from postgrad.recipe.load import parse_recipe, with_overrides
@@ -71,8 +72,16 @@ def test_with_zero3_it_is_slower_because_weights_are_gathered_across_pcie() -> N
     divided, whole = (
         planned(reward_model(8192, stage), "6xRTX-4090") for stage in ("zero3", "zero2")
     )
-    assert divided.timing.step_seconds > 1.3 * whole.timing.step_seconds
+    assert divided.timing.step_seconds > 1.5 * whole.timing.step_seconds
     assert divided.memory.peak_bytes < whole.memory.peak_bytes
+
+
+def test_with_zero3_and_rows_as_people_have_them_it_is_several_times_slower() -> None:
+    """Two gathers of 13.4 GB a pair at 4.8 GB/s through the host: 5.6 s, however short its rows."""
+    usual = Lengths(prompt=400, answer=300, spread=1.2, source="a preference dataset")
+    facts = Facts(shape_of_model, parse_hardware("6xRTX-4090"), lengths=usual)
+    divided, whole = (outlook(reward_model(8192, stage), facts) for stage in ("zero3", "zero2"))
+    assert divided.timing.step_seconds > 5 * whole.timing.step_seconds
 
 
 def test_with_rows_of_4096_it_fits_with_zero2() -> None:

@@ -161,7 +161,7 @@ def engine(run: Run, recipe: Answering, path: str, *, sequences: int, max_len: i
         places = recipe.rollout.cache_tokens or slots * places_for(max_len)
         with _tried(run, "rollout.slots", slots) as result:
             one = build(replace(before, slots=slots, cache_tokens=places))
-            _decode(one, slots, max_len)
+            _decode(one, slots, max_len, PREFILL_TOKENS[before.device])
             made.append(one)
             result.append(True)
         return bool(result)
@@ -255,10 +255,10 @@ def _rows(tokens: int, longest: int) -> Sequences:
     )
 
 
-def _decode(one: LocalEngine, slots: int, max_len: int) -> None:
-    """Prompts of one prefill, and two tokens in every slot."""
+def _decode(one: LocalEngine, slots: int, max_len: int, prefill: int) -> None:
+    """Prompts of one prefill of so many tokens, and two tokens in every slot."""
     length = max(1, max_len - NEW_TOKENS)
-    prompts = min(slots, max(1, PREFILL_TOKENS // length))
+    prompts = min(slots, max(1, prefill // length))
     sampling = SamplingSettings(max_new_tokens=NEW_TOKENS)
     for number, samples in enumerate(np.array_split(np.arange(slots), prompts)):
         prompt = np.zeros(length, np.int32)

@@ -17,8 +17,9 @@ from postgrad.jobs.foreseen import Foreseen
 from postgrad.jobs.peaks import Peaks, Resident
 from postgrad.jobs.stopping import StopSignals
 from postgrad.observe.console import Console, Phase
+from postgrad.observe.loggers.all import Loggers
 from postgrad.observe.run_dir import RunDirectory
-from postgrad.observe.sentinels import Sentinels
+from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
 from postgrad.parallel.ranks import ALONE, Ranks
@@ -96,6 +97,7 @@ class Run:
     clock: Clock = field(default_factory=Clock)
     foreseen: Foreseen = field(default_factory=Foreseen)
     untried: frozenset[str] = frozenset()  # choices that are planned and not tried, jobs.auto_sizes
+    loggers: Loggers = field(default_factory=Loggers)  # none but in a run that trains
     peak_bytes: int = 0
     shown: Phase | None = None  # the phase under way
     group: RankCalls | None = None

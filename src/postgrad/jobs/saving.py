@@ -182,16 +182,14 @@ class Saver:
             self._told = True
         return False
 
-    def stop(self, state: RunState) -> str:
-        """Asked to stop: saves `state` where it is a boundary; says where the run stands."""
+    def stop(self, state: RunState, why: str = "") -> str:
+        """Asked to stop: saves `state` where it is a boundary; says where the run stands. why: what
+        is to be said of a step that did not end.
+        """
         run = self._run
         self.wait()
         if run.stop.held:
-            middle = (
-                f"stopped in the middle of step {state.step + 1}, which was not foreseen to end"
-            )
-            limit = f"within checkpoint.grace_seconds = {run.recipe.checkpoint.grace_seconds:g}"
-            return f"{middle} {limit}: {self._standing()}"
+            return f"stopped in the middle of step {state.step + 1}{why}: {self._standing()}"
         if state.step == 0:
             return "stopped before the first step ended: nothing was trained, nothing is lost"
         if self._saved != state.step:

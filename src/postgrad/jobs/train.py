@@ -27,8 +27,10 @@ from postgrad.jobs.stopping import StopSignals
 from postgrad.jobs.summary import summarise, table
 from postgrad.observe.claim import claimed, require_unclaimed
 from postgrad.observe.console import Console
+from postgrad.observe.loggers.all import Loggers, new_id, require_installed
+from postgrad.observe.loggers.base import RunIdentity
 from postgrad.observe.run_dir import RunDirectory
-from postgrad.observe.sentinels import Sentinels
+from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
 from postgrad.parallel import device as placing
@@ -53,6 +55,7 @@ def train(
     RunError where the run cannot go on.
     """
     require_runnable(recipe)
+    require_installed(recipe.observe.loggers)
     path = Path(recipe.run_dir)
     require_unclaimed(path)
     if RunDirectory.holds_results(path) and not overwrite:
@@ -83,6 +86,7 @@ def resume(
     before = recipe_from_json(directory.recipe())
     recipe = with_overrides(before, overrides)
     compare(before, recipe, allow_change, run_dir, ways_out="")
+    require_installed(recipe.observe.loggers)
     directory.write_recipe(recipe.dump())
     return _execute(recipe, directory, console, allow_change)
 
@@ -114,6 +118,7 @@ def _execute(
     with ExitStack() as stack:
         stack.enter_context(claimed(directory.path))
         run, job, base, state = _prepare(recipe, directory, console, stack, allow_change)
+        state = _open_loggers(run, state, stack)
         if profile:
             job = Profiled(job, run, state)
         state = loop(run, job, state)
@@ -130,6 +135,27 @@ def _execute(
     beside = foreseen.rows(summary["phases"])
     console.table("foreseen and measured, of a step", foreseen.COLUMNS, beside)
     return summary
+
+
+def _open_loggers(run: Run, state: RunState, stack: ExitStack) -> RunState:
+    """The state with the run's id at its loggers, which tell it from now on."""
+    recipe = run.recipe
+    if not recipe.observe.loggers:
+        return state
+
+    def tell(text: str) -> None:
+        run.logs.event("logger_failed", text)
+        run.console.warn(text)
+
+    known = state.loggers or {"id": new_id()}
+    name = recipe.observe.name or run.directory.path.resolve().name
+    identity = RunIdentity(
+        run.directory.path, recipe.observe.project, name, known["id"], state.step, recipe.dump()
+    )
+    run.loggers = Loggers(tell)
+    stack.callback(run.loggers.close)
+    run.loggers.open(recipe.observe.loggers, identity)
+    return replace(state, loggers=known)
 
 
 def _prepare(
@@ -150,8 +176,8 @@ def _prepare(
     placing.apply(choices.placement)
     choices, untried = auto_sizes.planned(recipe, choices, recorded)
     logs.rewind(checkpoint.state.log_offsets if checkpoint else {})
-    sentinels = Sentinels(recipe.sentinels, logs, console)
-    watchdog = stack.enter_context(Watchdog(recipe.sentinels, logs, console, directory.path))
+    sentinels = Sentinels(recipe.sentinels.for_dtype(choices.dtype), logs, console)
+    watchdog = stack.enter_context(Watchdog(recipe.sentinels.stall, logs, console, directory.path))
     run = Run(
         recipe,
         directory,

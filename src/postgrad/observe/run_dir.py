@@ -28,6 +28,8 @@ OURS = (  # what a run writes, and --overwrite true removes
     "samples.jsonl",
     "events.jsonl",
     "stacks.txt",
+    "tensorboard",
+    "wandb",
     "profile.json",
     "trace.json.gz",
     "report.html",

@@ -31,6 +31,7 @@ def test_all_of_a_run_is_told_once(tmp_path: Path) -> None:
     (run,) = of(told, "run")
     assert (run["name"], run["run"], run["recipe"]["job"]) == ("run", 0, "rl")
     assert run["summary"] is None  # it has not ended
+    assert run["plan"]["after_step"] == 2  # the newest
     assert [line["step"] for line in of(told, "metrics")[0]["lines"]] == [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in of(told, "evaluations")[0]["lines"]] == [0, 6]
     assert [line["event"] for line in of(told, "events")[0]["lines"]] == ["started", "sentinel"]

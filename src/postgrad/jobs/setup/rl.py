@@ -55,8 +55,8 @@ def assemble(
     readers = [one for one in (parts.reference, learned and learned.role) if one is not None]
     roles.try_tokens(run, parts.learners, readers)
     first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
-    publish = Publisher(parts.policy, engine, run.sentinels, first)
-    publish()  # proves the weights of a resumed run too
+    publish = Publisher(parts.policy, engine, first)
+    run.sentinels.at_start(publish())  # proves the weights of a resumed run too
     source = _source(run, recipe, prompts, engine, scorer, tokenizer)
     return RLJob(
         run,

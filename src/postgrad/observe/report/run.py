@@ -101,7 +101,7 @@ class RunReader:
             "recipe": recipe,
             "versions": told.get("versions"),
             "summary": read_object(self.path / SUMMARY),
-            "plan": read_object(self.path / PLAN),
+            "plan": _newest(read_object(self.path / PLAN)),
             **self._about(recipe),
         }
         if not told:
@@ -151,6 +151,12 @@ class RunReader:
                 lines.append((len(self._shown), line))
                 self._shown.append((start, length))
         return group_row(lines) if lines else {"samples": []}
+
+
+def _newest(plan: dict[str, Any] | None) -> Any:
+    """A run that was resumed was planned again: the last entry of plan.json."""
+    entries = plan.get("plans") if plan else None
+    return entries[-1] if isinstance(entries, list) and entries else None
 
 
 def _batched(rows: list[dict[str, Any]]) -> Iterator[Message]:

@@ -1,9 +1,9 @@
 """A sample as a page needs it: a short row for lists and filters, and a body for one look.
 
 A row has what is filtered, sorted and searched. A body has the values of tokens as whole numbers:
-logprobs in thousandths of a nat, differences (learner - sampled) in hundred-thousandths. On 10 000
-samples of 200 tokens that is a third of the bytes of the floats, compressed, and finer than a
-colour.
+logprobs in thousandths of a nat, differences (learner - sampled) in hundred-thousandths: finer than
+a colour. Compressed, 1 280 samples of 134 tokens take 0.99 MB so, 1.82 MB as the floats of
+samples.jsonl, and 0.80 MB as planes of bytes, which would need a decoder.
 """
 
 import math

@@ -7,9 +7,9 @@ import { isConstant, last } from "./series.js";
 
 const GROUPS = [
   ["Result", /^(reward$|reward\/|eval\/|loss$|policy\/(accuracy|reward_margin)$|reward_model\/(accuracy|margin)$)/],
-  ["Policy", /^(policy|kl|reference)\//],
+  ["Policy", /^((policy|kl|reference)\/|sampled_entropy$)/],
   ["Critic and reward model", /^(critic|reward_model|reward_scaling)\//],
-  ["Responses and groups", /^(response_|truncated|samples$|dropped|failures$|groups\/|sampling\/|environment\/|curriculum\/|loss_tokens$)/],
+  ["Responses and groups", /^(response_|truncated|samples$|dropped|failures$|groups\/|sampling\/|environment\/|curriculum\/|loss_tokens$|failed_fraction$|best_reward_|commonest_)/],
   ["Speed", /_per_second$/],
   ["Sentinels", /^sentinel\//],
   ["Other", /./],
@@ -22,6 +22,7 @@ const ABOUT = {
   reward: "mean of kept samples, those of filtered groups too",
   loss: "of the step's updates, their mean",
   "policy/entropy": "nats a token",
+  sampled_entropy: "nats a token: mean −log p of the sampled tokens",
   "policy/ratio": "new over old probability, mean over tokens",
   "policy/grad_norm": "before clipping",
   "policy/logprob": "of the sampled tokens, mean in nats",
