@@ -80,6 +80,11 @@ class Learns(Changes, Protocol):
 class PolicyRole(Reads, Learns, Protocol):
     """A policy that learns."""
 
+    @property
+    def drops(self) -> bool:
+        """True where dropout acts in updates, so that their logprobs are not those of the role."""
+        ...
+
     def under_adapter(self) -> Reads | None:
         """Its own start, as a reference; None where that is gone, without an adapter."""
         ...
