@@ -99,7 +99,7 @@ def scorer(run: Run, recipe: RLRecipe, path: str, critic: ScoringRole | None) ->
 def try_tokens(run: Run, learners: Sequence[Learns], readers: Sequence[object] = ()) -> None:
     """See jobs.auto_sizes.try_tokens. On ranks the token budget is the plan's and is not tried."""
     if run.group is None:
-        here = [one for one in learners if isinstance(one, Learner)]
+        here: list[Learner[Any]] = [one for one in learners if isinstance(one, Learner)]
         reading = [one for one in readers if isinstance(one, Policy | ScoreRole)]
         auto_sizes.try_tokens(run, here, reading)
 
