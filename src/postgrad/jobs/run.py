@@ -74,6 +74,7 @@ class Run:
     clock: Clock = field(default_factory=Clock)
     peak_bytes: int = 0
     shown: Phase | None = None  # the phase under way
+    under_way: str = ""  # its name, or that of the phase which failed
 
     @property
     def steps(self) -> int:
@@ -84,6 +85,7 @@ class Run:
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Generator[None]:
         """Times a phase, shows its progress (`advance`) and watches that it does not hang."""
+        self.under_way = name
         with (
             self.clock.timed(name),
             self.watchdog.phase(name),

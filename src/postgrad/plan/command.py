@@ -14,6 +14,7 @@ from postgrad.plan.plan import Facts, outlook
 from postgrad.plan.row_lengths import row_lengths
 from postgrad.plan.search import search, search_rows
 from postgrad.recipe.load import load_recipe
+from postgrad.recipe.recipe import Recipe
 from postgrad.recipe.write import write_changed
 
 
@@ -33,13 +34,8 @@ def plan(
     UsageError where the recipe is wrong, or a model's shape is nowhere to be had.
     """
     recipe = load_recipe(path, overrides)
-    facts = Facts(
-        shape_of_model,
-        parse_hardware(hardware) if hardware else this_machine(),
-        lengths=row_lengths(recipe),
-    )
-    start = outlook(recipe, facts)
-    page = Page(start, advise(start, facts))
+    facts = facts_of(recipe, hardware)
+    page = page_of(recipe, facts)
     show(page, console)
     report = page.to_json()
     if fit is not None:
@@ -51,6 +47,21 @@ def plan(
         console.table("hardware", *search_rows(offers))
         report["search"] = [one.to_json() for one in offers]
     return report
+
+
+def facts_of(recipe: Recipe, hardware: str | None = None) -> Facts:
+    """What a recipe is planned from. Raises UsageError where its data or the hardware is wrong."""
+    return Facts(
+        shape_of_model,
+        parse_hardware(hardware) if hardware else this_machine(),
+        lengths=row_lengths(recipe),
+    )
+
+
+def page_of(recipe: Recipe, facts: Facts) -> Page:
+    """The plan with its advice. Raises UsageError where a model's shape is not to be had."""
+    start = outlook(recipe, facts)
+    return Page(start, advise(start, facts))
 
 
 def show(page: Page, console: Console) -> None:
