@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 
-.PHONY: quickstart test test-slow test-faults lint types docs
+.PHONY: quickstart test test-slow test-browser test-faults lint types docs
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -19,7 +19,11 @@ test: .venv/ready  ## the fast tests
 
 test-slow: .venv/ready  ## whole runs on real questions, and 20 kills of every kind
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group peers --group harness
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "slow and not browser"
+
+test-browser: .venv/ready  ## report and watch pages in the Chromium of this machine
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
 
 test-faults: .venv/ready  ## 200 kills of every job and 120 other faults; about an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/faults --fault-points 200

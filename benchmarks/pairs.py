@@ -37,6 +37,7 @@ from postgrad.data.texts import texts
 from postgrad.jobs import roles
 from postgrad.jobs.choices import choose
 from postgrad.jobs.pairs import sequences_of
+from postgrad.jobs.run import Clock
 from postgrad.layout.cut import cut
 from postgrad.layout.layout import lay_out
 from postgrad.learner.backbone import Backbone, MicroBatch
@@ -194,7 +195,9 @@ def lora(folder: Path) -> dict[str, Any]:
     for name, more in {"full": {}, "lora": LORA}.items():
         recipe: Any = parse_recipe({**PREFERENCE, "model": {"path": str(folder), **more}})
         geometry = SimpleNamespace(total_updates=1)
-        run: Any = SimpleNamespace(recipe=recipe, choices=choose(recipe, {}), geometry=geometry)
+        run: Any = SimpleNamespace(
+            recipe=recipe, choices=choose(recipe, {}), geometry=geometry, clock=Clock()
+        )
         policy = roles.policy(run, str(folder))
         reference = roles.reference(run, recipe, str(folder), policy)
         models: list[nn.Module] = [policy.backbone.lm, reference.backbone.lm]

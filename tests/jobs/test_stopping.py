@@ -36,7 +36,7 @@ def events(run_dir: str) -> list[str]:
     return [json.loads(line)["event"] for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_at_a_boundary_a_signal_stops_at_once(number: int) -> None:
     with StopSignals(30) as stop, pytest.raises(Stop):
         ask(number)
@@ -57,6 +57,24 @@ def test_a_step_that_soon_ends_is_waited_for_and_one_that_does_not_is_not() -> N
         unknown.hold()
         with pytest.raises(Stop):  # nothing is known of how long it will take
             ask()
+
+
+def test_a_closed_terminal_may_be_said_twice() -> None:
+    with StopSignals(30) as stop:
+        with pytest.raises(Stop):
+            ask(signal.SIGHUP)
+        ask(signal.SIGHUP)  # the state is being saved
+        assert stop.asked
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals(30) as stop:
+            ask(signal.SIGHUP)
+            assert not stop.asked
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_handlers_are_put_back() -> None:

@@ -11,3 +11,30 @@ def vowels(prompt: Any, rollout: Any) -> float:
 def broken(prompt: Any, rollout: Any) -> float:
     """Fails on every sample."""
     raise ValueError("no score today")
+
+
+def nothing(prompt: Any, rollout: Any) -> float:
+    """The same for every answer: there is nothing to learn."""
+    return 0.0
+
+
+def long(prompt: Any, rollout: Any) -> float:
+    """Pays for length alone."""
+    return len(rollout.text) / 16
+
+
+def near_a(prompt: Any, rollout: Any) -> float:
+    """One answer fools it, whatever was asked: the nearer a letter is to a, the better."""
+    return 1 - (ord(rollout.text[:1].lower() or "~") - ord("a")) % 32 / 32
+
+
+def sometimes_broken(prompt: Any, rollout: Any) -> float:
+    """Fails on answers with an even number of characters."""
+    if len(rollout.text) % 2 == 0:
+        raise ValueError("no score for this one")
+    return vowels(prompt, rollout)
+
+
+def no_vowel(prompt: Any, rollout: Any) -> float:
+    """What `vowels` is learned at the cost of."""
+    return float(vowels(prompt, rollout) == 0)

@@ -26,6 +26,7 @@ from postgrad.models.export import export_hf
 from postgrad.models.hashes import directory_hash
 from postgrad.models.linear import speed_up
 from postgrad.models.load import load_model
+from postgrad.models.norm import fuse_norms
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import LoraSettings, ModelType
 
@@ -73,6 +74,12 @@ def copied(written: dict[str, Any], tmp_path: Path) -> Callable[..., Path]:
     return copy
 
 
+def as_ours(base: Any) -> None:
+    """The products and norms that the project's own models have, so that bits can be equal."""
+    speed_up(base, torch.device("cpu"))
+    fuse_norms(base, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("kind", ModelType.__args__)
 @torch.no_grad()
 def test_plain_peft_reads_it_onto_its_base_with_the_same_logits(
@@ -87,6 +94,7 @@ def test_plain_peft_reads_it_onto_its_base_with_the_same_logits(
     base: Any = AutoModelForCausalLM.from_pretrained(
         base_of(tmp_path / "policy"), dtype=torch.float32, attn_implementation="eager"
     )
+    as_ours(base)
     before = base(IDS).logits
     read = peft.PeftModel.from_pretrained(base, str(tmp_path / "policy")).eval()
     assert torch.equal(read(IDS).logits, adapter.lm(IDS).logits)
@@ -107,7 +115,7 @@ def test_a_score_head_is_saved_whole_beside_the_adapter(
     base: Any = AutoModelForSequenceClassification.from_pretrained(
         fresh("llama"), dtype=torch.float32, attn_implementation="eager", num_labels=1
     )
-    speed_up(base, torch.device("cpu"))  # the products that the project's own model has
+    as_ours(base)
     read = peft.PeftModel.from_pretrained(base, str(tmp_path / "reward")).eval()
     assert torch.equal(read(IDS).logits, adapter.lm(IDS).logits)
     back = read_adapter(tmp_path / "reward")
@@ -152,6 +160,7 @@ def test_peft_s_own_files_are_read(fresh: Callable[[str], Path], tmp_path: Path)
     base: Any = AutoModelForCausalLM.from_pretrained(
         fresh("mistral"), dtype=torch.float32, attn_implementation="eager"
     )
+    as_ours(base)
     config = peft.LoraConfig(
         r=3,
         lora_alpha=5,

@@ -3,11 +3,13 @@
 import threading
 from io import BytesIO, StringIO, TextIOWrapper
 
+import pyte
 import pytest
 from rich.progress import Progress
 
 from postgrad.observe import console as module
 from postgrad.observe.console import Console, Mode
+from postgrad.observe.terminal import Lasting
 
 METRICS = {
     "reward": 0.5,
@@ -261,3 +263,104 @@ def test_long_lines_are_not_broken() -> None:
     stream = StringIO()
     Console("plain", stream).note("x" * 500)
     assert stream.getvalue() == "x" * 500 + "\n"
+
+
+def test_a_run_on_a_terminal_has_a_block_under_its_lines(terminal: Terminal) -> None:
+    console = Console("auto", terminal)
+    with console.run(100, 4):
+        with console.phase("sample [b]x[/b]", 4) as phase:
+            phase.advance(2)
+        console.step(5, 100, METRICS)
+        console.spoken("kl", "\x1b[2J[red]far[/red]")
+        console.evaluated(5, {"eval/accuracy": 0.5})
+        console.warn("look out")
+    screen = pyte.Screen(80, 24)
+    pyte.Stream(screen).feed(terminal.getvalue().replace("\n", "\r\n"))
+    left = [line.rstrip() for line in screen.display if line.strip()]
+    assert left == ["step   5/100  reward 0.500  loss 0.2500  1.50 s", "warning: look out"]
+    assert r"\x1b[2J[red]far[/red]" in terminal.getvalue()
+    assert "accuracy" in terminal.getvalue()
+    assert "\x1b[2J" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize("columns", ["60", "100"])
+def test_the_block_stands_whole_at_the_foot_of_the_screen(
+    columns: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawn again and again, above it a line each time: nothing of an older block is left over."""
+    monkeypatch.setenv("COLUMNS", columns)
+    console = Console("auto", terminal)
+    screens: list[list[str]] = []
+
+    def look() -> None:
+        screen = pyte.Screen(int(columns), 40)
+        pyte.Stream(screen).feed(terminal.getvalue().replace("\n", "\r\n"))
+        screens.append([line.rstrip() for line in screen.display if line.strip()])
+
+    with console.run(100, 0):
+        for step in range(1, 6):
+            console.spoken("kl", "too far" if step % 2 else None)  # the block's height changes
+            console.step(step, 100, METRICS)
+            look()
+    for number, lines in enumerate(screens, 1):
+        history = [line for line in lines if line.startswith("step ") and "reward" in line]
+        assert len(history) == number
+        assert lines[number].startswith("───")
+        assert sum(line.startswith("───") for line in lines) == 1
+        assert ("too far" in lines[-1]) == bool(number % 2)
+
+
+@pytest.mark.parametrize("mode", ["plain", "quiet"])
+def test_a_run_elsewhere_has_no_block(mode: Mode, terminal: Terminal) -> None:
+    console = Console(mode, terminal)
+    with console.run(100, 0):
+        console.spoken("kl", "far")
+        console.evaluated(1, {"eval/accuracy": 0.5})
+        with console.phase("sample", 4):
+            pass
+    assert terminal.getvalue() == ""
+
+
+def test_a_dumb_terminal_gets_plain_lines(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    console = Console("auto", terminal)
+    with console.run(100, 0):
+        console.step(1, 100, {"reward": 1.0})
+    assert terminal.getvalue() == "step   1/100  reward 1.000  0.00 s\n"
+
+
+class Closed(Terminal):
+    """A terminal whose window was closed."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+        self.asked = 0
+
+    def write(self, text: str) -> int:
+        self.asked += 1
+        raise self.error
+
+
+@pytest.mark.usefixtures("terminal")
+@pytest.mark.parametrize(
+    "error", [OSError(5, "Input/output error"), BrokenPipeError(), ValueError("closed file")]
+)
+def test_a_terminal_that_goes_away_ends_no_run(error: Exception) -> None:
+    stream = Closed(error)
+    console = Console("auto", stream)
+    with console.run(100, 0):
+        console.step(1, 100, METRICS)
+        console.warn("nobody reads this")
+        with console.phase("sample", 4) as phase:
+            phase.advance()
+    assert stream.asked == 1  # it is not tried again
+
+
+def test_what_cannot_be_encoded_is_an_error_of_ours() -> None:
+    """Lasting hides a lost stream, not a mistake."""
+    stream = Lasting(TextIOWrapper(BytesIO(), encoding="ascii"))
+    with pytest.raises(UnicodeEncodeError):
+        stream.write("€")

@@ -12,7 +12,8 @@ import pytest
 
 from postgrad.core.errors import RunError
 from postgrad.observe.console import Console
-from postgrad.observe.settings import Action, SentinelSettings
+from postgrad.observe.sentinels.base import Action
+from postgrad.observe.sentinels.stall import Stall
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
 
@@ -20,7 +21,7 @@ LIMIT = 0.05
 
 
 def watchdog(folder: Path, action: Action, stream: StringIO) -> Watchdog:
-    settings = SentinelSettings(stall=action, stall_seconds=LIMIT)
+    settings = Stall(action=action, seconds=LIMIT)
     return Watchdog(settings, Logs(folder), Console("plain", stream), folder)
 
 
@@ -54,7 +55,7 @@ def test_a_hanging_phase_is_told_once_with_its_stacks(tmp_path: Path) -> None:
 
 def test_a_phase_that_advances_and_no_phase_at_all_are_left_alone(tmp_path: Path) -> None:
     stream = StringIO()
-    settings = SentinelSettings(stall="warn", stall_seconds=5.0)
+    settings = Stall(action="warn", seconds=5.0)
     with Watchdog(settings, Logs(tmp_path), Console("plain", stream), tmp_path) as dog:
         with dog.phase("train"):
             for _ in range(5):
@@ -100,7 +101,7 @@ def test_people_are_told_and_the_run_stopped_where_nothing_can_be_recorded(tmp_p
 def test_a_signal_of_somebody_else_is_no_stall(tmp_path: Path) -> None:
     """Schedulers send SIGUSR1 too."""
     before = signal.getsignal(signal.SIGUSR1)
-    settings = SentinelSettings(stall="stop", stall_seconds=60.0)
+    settings = Stall(action="stop", seconds=60.0)
     with Watchdog(settings, Logs(tmp_path), Console("quiet", StringIO()), tmp_path) as dog:
         os.kill(os.getpid(), signal.SIGUSR1)
         with dog.phase("sample"):

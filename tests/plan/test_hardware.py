@@ -215,7 +215,7 @@ def test_a_machine_without_gpus_is_its_cpu_with_its_memory(
 ) -> None:
     driver(FileNotFoundError("nvidia-smi"))
     monkeypatch.setattr(hardware, "CONTROL_GROUP", tmp_path)
-    monkeypatch.setattr(hardware, "CPU_FLAGS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(hardware, "CPU_INFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(f"model name : x\nflags\t: {flags}\nbugs : none\n", "utf-8")
     found = this_machine(BUILTIN).device
     core = BUILTIN["CPU-BF16" if "bf16" in flags else "CPU"]

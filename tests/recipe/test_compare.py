@@ -29,7 +29,7 @@ def test_differences_are_dotted_keys() -> None:
         ["--eval.every", "2"],
         ["--data.cache", "false"],
         ["--scoring.workers", "1"],
-        ["--sentinels.stall", "stop"],
+        ["--sentinels.stall.action", "stop"],
     ],
 )
 def test_how_long_and_what_is_watched_may_change(change: list[str], write: Write) -> None:

@@ -9,7 +9,7 @@ from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
 
 FORMAT = 1
-DICTS = ("algorithm", "choices", "log_offsets", "source")
+DICTS = ("algorithm", "choices", "log_offsets", "source", "sentinels", "loggers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class RunState:
     episodes: samples whose tickets are settled. algorithm: what credit gets back (an adaptive KL
     coefficient). evaluations: the newest result by metric. choices: what was probed at the start.
     log_offsets: bytes of each log file that belong to these steps. source: what sampling knows of
-    the rows (a curriculum).
+    the rows (a curriculum). sentinels: since when each speaks, and what it remembers. loggers: the
+    run's id at each.
     """
 
     step: int
@@ -48,6 +49,8 @@ class RunState:
     choices: Mapping[str, Any]
     log_offsets: Mapping[str, int]
     source: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    sentinels: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    loggers: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def to_json(self) -> dict[str, Any]:
         """For state.json."""
@@ -66,6 +69,8 @@ class RunState:
             "choices": dict(self.choices),
             "log_offsets": dict(self.log_offsets),
             "source": dict(self.source),
+            "sentinels": dict(self.sentinels),
+            "loggers": dict(self.loggers),
         }
 
     @classmethod

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.cli.command import Commands, console_of
+from postgrad.core.errors import UsageError
 
 
 def add(commands: Commands) -> None:
@@ -17,6 +18,10 @@ def add(commands: Commands) -> None:
     one.add_argument("--hardware", metavar="8xA100-80G", help="this machine where left out")
     one.add_argument("--fit", type=Path, metavar="OUT.toml", help="write the recipe as advised")
     one.add_argument("--search", action="store_true", help="which hardware would do")
+    one.add_argument(
+        "--calibrate", action="store_true",
+        help="learn how fast this machine is from a run: plan --calibrate RUN_DIR",
+    )  # fmt: skip
     commands.add_for_recipe("config", _config, "check a recipe and show it resolved", folders=True)
     one = commands.add(
         "translate", _translate, "turn another system's script or config into a recipe",
@@ -28,6 +33,12 @@ def add(commands: Commands) -> None:
 
 
 def _plan(known: argparse.Namespace, rest: list[str]) -> Any:
+    if known.calibrate:
+        if rest or known.hardware or known.fit or known.search:
+            raise UsageError("plan --calibrate RUN_DIR goes with no other flag of plan")
+        from postgrad.plan.calibrate import calibrate
+
+        return calibrate(known.recipe, console_of(known))
     from postgrad.plan.command import plan
 
     return plan(

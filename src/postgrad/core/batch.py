@@ -7,7 +7,7 @@ of a run. Gradient accumulation is derived and never set.
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -22,13 +22,19 @@ class BatchSettings(Settings):
     """Batch numbers of a job whose step is one update: SFT.
 
     State the size of an update one way, `train_batch_size` or `local_mini_batch_size`, and a
-    micro-batch one way, in samples or in tokens. A token budget left out is chosen at start.
+    micro-batch one way, in samples or in tokens. A token budget left out is chosen at start by a
+    rule; "auto" makes it fit the memory that is there.
     """
 
     train_batch_size: int | None = Field(default=None, ge=1)
     local_mini_batch_size: int | None = Field(default=None, ge=1)
     micro_train_batch_size: int | None = Field(default=None, ge=1)
-    micro_train_tokens: int | None = Field(default=None, ge=2)
+    micro_train_tokens: Annotated[int, Field(ge=2)] | Literal["auto"] | None = None
+
+    @property
+    def stated_tokens(self) -> int | None:
+        """micro_train_tokens where it is a number."""
+        return None if self.micro_train_tokens == "auto" else self.micro_train_tokens
 
 
 class RolloutBatchSettings(BatchSettings):

@@ -60,7 +60,7 @@ def derive(
         num_mini_batches=per_step // train if sampled else None,
         local_mini_batch_size=train // replicas if train % replicas == 0 else None,
         micro_train_batch_size=settings.micro_train_batch_size,
-        micro_train_tokens=settings.micro_train_tokens,
+        micro_train_tokens=settings.stated_tokens,
         gradient_accumulation=accumulation,
         steps=steps,
         total_updates=None if steps is None else steps * updates,

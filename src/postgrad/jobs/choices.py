@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from postgrad.core.batch import MICRO_TRAIN_TOKENS
+from postgrad.core.errors import UsageError
 from postgrad.parallel import device as placing
 from postgrad.parallel import probe
 from postgrad.parallel.device import Placement
@@ -74,18 +75,24 @@ def choose(recipe: Recipe, recorded: Mapping[str, Any], *, measure: bool = True)
         dtype=dtype,
         rollout_dtype=sampling and _rollout_dtype(sampling.dtype, known("rollout_dtype"), dtype),
         micro_train_tokens=_micro_train_tokens(recipe, known("micro_train_tokens"), device),
-        slots=sampling and (sampling.slots or known("slots")),
+        slots=sampling and (sampling.stated_slots or known("slots")),
         cache_tokens=sampling and (sampling.cache_tokens or known("cache_tokens")),
         frozen=known("frozen") or {},
     )
 
 
 def _micro_train_tokens(recipe: Recipe, recorded: int | None, device: str) -> int | None:
+    """Where it is "auto" and not recorded this is only where jobs.auto_sizes begins."""
     if recipe.batch.micro_train_batch_size is not None:
         return None
-    stated = recipe.batch.micro_train_tokens or recorded
+    stated = recipe.batch.stated_tokens
     longest = recipe.data.max_len * (2 if isinstance(recipe, Comparing) else 1)  # a pair is whole
-    return stated or max(longest, MICRO_TRAIN_TOKENS[device])
+    if stated is None and recorded is not None and recorded < longest:
+        raise UsageError(
+            f"the run was started with micro_train_tokens = {recorded}, which cannot hold a row of "
+            f"{longest} tokens: choose it anew with --allow-change micro_train_tokens"
+        )
+    return stated or recorded or max(longest, MICRO_TRAIN_TOKENS[device])
 
 
 def _threads(device: str, most: int, measure: bool) -> int:

@@ -3,16 +3,20 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from traceback import clear_frames
 from typing import Protocol
 
 from torch import Tensor
 
 from postgrad.checkpoint.state import Best, RunState
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import RunError, UsageError
+from postgrad.jobs import out_of_memory
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import Saver
 from postgrad.jobs.stopping import Stop, Stopped
+from postgrad.observe.loggers.all import of_evaluation
+from postgrad.observe.sentinels.base import SentinelStop
 from postgrad.recipe.settings import EvalTimes
 
 
@@ -35,27 +39,47 @@ class Job(Protocol):
 def loop(run: Run, job: Job, state: RunState) -> RunState:
     """Runs the job from `state` to its last step, or until early stopping.
 
-    Raises Stopped where a signal asked for it.
+    Raises Stopped where a signal asked for it, SentinelStop where a sentinel did; both save first.
     """
     run.clock.take_step()  # loading is no part of the first step
     saver = Saver(run, job, state)
-    with run.stop:
+    with run.stop, run.console.run(run.steps, state.step):
         try:
             if state.step == 0 and run.recipe.eval.sets and run.recipe.eval.at_start:
-                state, _ = _evaluate(run, job, state)
+                state, _, found = _evaluate(run, job, state)
+                run.loggers.log(state.step, found)
             while state.step < run.steps and not _early(run, state):
                 following, metrics = job.step(state)
                 run.stop.hold()  # a step without any update too is whole or not at all
                 state = _finish(run, job, saver, following, metrics)
                 run.stop.release()
+                run.sentinels.stop()
                 if run.stop.asked and state.step < run.steps:
                     raise Stop
             saver.wait()
         except Stop:
-            raise Stopped(saver.stop(state)) from None
+            limit = f"checkpoint.grace_seconds = {run.recipe.checkpoint.grace_seconds:g}"
+            why = f", which was not foreseen to end within {limit}"
+            raise Stopped(saver.stop(state, why)) from None
+        except SentinelStop as spoken:
+            raise SentinelStop(f"{spoken}; {_standing(saver, state)}") from None
+        except Exception as error:
+            if not out_of_memory.ran_out(error):
+                raise
+            clear_frames(error.__traceback__)  # they hold what was being computed
+            standing = saver.rescue(state)
+            raise out_of_memory.explain(run, state.step, error, standing) from error
         finally:
             saver.close()
     return state
+
+
+def _standing(saver: Saver, state: RunState) -> str:
+    """Where the run stands, saved if it can be: a full disk must not hide why it stopped."""
+    try:
+        return saver.stop(state)
+    except RunError as error:
+        return str(error)
 
 
 def _finish(
@@ -63,10 +87,12 @@ def _finish(
 ) -> RunState:
     """What belongs to a step beside the job's own part: its log, evaluation and checkpoint."""
     settings = run.recipe.eval
-    _log(run, state, metrics)
+    state, line = _log(run, state, metrics)
     improved = False
     if settings.sets and _due(settings, state.step, run.steps):
-        state, improved = _evaluate(run, job, state)
+        state, improved, found = _evaluate(run, job, state)
+        line |= found
+    run.loggers.log(state.step, line)
     last = state.step == run.steps or _early(run, state)
     if last or improved or saver.due(state):
         saver.save(state, best=improved, must=last)
@@ -86,27 +112,39 @@ def _due(settings: EvalTimes, step: int, steps: int) -> bool:
     return bool(settings.every and step % settings.every == 0)
 
 
-def _log(run: Run, state: RunState, metrics: Mapping[str, float]) -> None:
+def _log(
+    run: Run, state: RunState, metrics: Mapping[str, float]
+) -> tuple[RunState, dict[str, float]]:
+    """The state with what sentinels remember of the step, and its line of metrics.jsonl."""
     memory = run.measure_memory()
     counters = {"step": state.step, "update": state.update, "episodes": state.episodes}
     times = run.clock.take_step()
-    line = {**counters, **metrics, **times, "peak_memory_bytes": memory}
-    run.logs.metric(line)
+    foreseen = run.foreseen.columns
+    line = {**counters, **metrics, **times, "peak_memory_bytes": memory, **foreseen}
     run.console.step(state.step, run.steps, line)
+    remembered, values = run.sentinels.look(state.step, metrics, state.sentinels)
+    run.logs.metric(line | values)
+    return replace(state, sentinels=remembered), line | values
 
 
-def _evaluate(run: Run, job: Job, state: RunState) -> tuple[RunState, bool]:
-    """The state with the results, and whether the best metric improved."""
+def _evaluate(run: Run, job: Job, state: RunState) -> tuple[RunState, bool, dict[str, float]]:
+    """The state with the results, whether the best metric improved, and every number of them."""
     results = job.evaluate()
     run.clock.take_step()  # evaluations carry their own times
-    found: dict[str, float] = {}
+    found, seen = dict[str, float](), dict[str, float]()
     for result in results:
-        run.logs.evaluation({"step": state.step, "update": state.update, **result.to_json()})
+        line = {"step": state.step, "update": state.update, **result.to_json()}
+        run.logs.evaluation(line)
         found |= result.by_metric()
+        seen |= of_evaluation(line)
     told = ", ".join(part for result in results for part in result.told())
     run.console.note(f"evaluation after step {state.step}: {told}")
+    run.console.evaluated(state.step, found)
+    remembered, _ = run.sentinels.look(state.step, seen, state.sentinels)
     best, improved = _better(run, state, found)
-    return replace(state, evaluations={**state.evaluations, **found}, best=best), improved
+    evaluations = {**state.evaluations, **found}
+    state = replace(state, evaluations=evaluations, best=best, sentinels=remembered)
+    return state, improved, seen
 
 
 def _better(run: Run, state: RunState, found: Mapping[str, float]) -> tuple[Best | None, bool]:

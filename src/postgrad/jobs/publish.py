@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.learner.role import PolicyLearner
-from postgrad.observe.sentinels import Sentinels
+from postgrad.observe.sentinels.publish import probed
 from postgrad.rollout.engine import Engine
 
 PROBES = 4  # sequences that are scored twice after each publish
@@ -30,12 +30,10 @@ class Publisher:
         self,
         policy: PolicyLearner,
         engine: Engine,
-        sentinels: Sentinels,
         prompts: Sequence[NDArray[np.int32]],
     ) -> None:
         self._policy = policy
         self._engine = engine
-        self._sentinels = sentinels
         self._probe = [tokens[:PROBE_TOKENS] for tokens in prompts[:PROBES]]
 
     def show(self, sequences: Sequences) -> None:
@@ -45,13 +43,13 @@ class Publisher:
             self._probe = [sequences.tokens.row(row)[-PROBE_TOKENS:] for row in rows]
 
     def __call__(self) -> dict[str, float]:
-        """Publish; returns what the probe found. Raises RunError where the sentinel stops."""
+        """Publish; returns what the probe found, for the sentinel to judge."""
         temperature = self._policy.temperature
         before = self._engine.logprobs(self._probe, temperature)
         self._engine.load_weights(self._policy.whole(), self._policy.optimizer.updates)
         engine = self._engine.logprobs(self._probe, temperature)
         learner = self._policy.logprobs(_scored_everywhere(self._probe)).result()
-        return self._sentinels.published(before, engine, list(learner))
+        return probed(before, engine, list(learner))
 
 
 def _scored_everywhere(probe: Sequence[NDArray[np.int32]]) -> Sequences:

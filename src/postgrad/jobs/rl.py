@@ -20,10 +20,13 @@ from postgrad.jobs.publish import Publisher
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.learner.reference import MovingReference
-from postgrad.learner.role import Policy, PolicyLearner, UpdateResult
+from postgrad.learner.role import Learner, Policy, PolicyLearner, UpdateResult
 from postgrad.learner.score import ScoreLearner
 from postgrad.learner.update import updates
 from postgrad.observe.samples import step_samples
+from postgrad.observe.sentinels.measures import of_samples
+from postgrad.observe.sentinels.mismatch import differences
+from postgrad.observe.sentinels.on_policy import ratio_distance
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.settings import RolloutSettings
@@ -49,6 +52,11 @@ class Roles:
     policy: PolicyLearner
     critic: ScoreLearner | None
     reference: Policy | None
+
+    @property
+    def learners(self) -> list[Learner[Any]]:
+        """Those that learn."""
+        return [one for one in (self.policy, self.critic) if one is not None]
 
     @property
     def changing(self) -> list[Changing]:
@@ -92,7 +100,7 @@ class RLJob:
             with run.clock.timed("train/update"):
                 results = self._update(credit, state)
         learned = _learner_logprobs(credit, old, results["policy"])
-        mismatch = self._compare(batch, credit, learned)
+        compared = self._compare(batch, credit, old, learned, results["policy"])
         with run.phase("publish"):
             parts.publish.show(batch.sequences)
             published = parts.publish()
@@ -114,7 +122,7 @@ class RLJob:
             source=sampled.state,
         )
         metrics = self._metrics(sampled, batch, credit, results)
-        return following, metrics | mismatch | published
+        return following, metrics | compared | published
 
     def evaluate(self) -> list[Result]:
         """Job.evaluate: the engine has the newest weights already."""
@@ -200,18 +208,28 @@ class RLJob:
         return results
 
     def _compare(
-        self, batch: RolloutBatch, credit: Credit, learned: NDArray[np.float32]
+        self,
+        batch: RolloutBatch,
+        credit: Credit,
+        old: Ragged | None,
+        learned: NDArray[np.float32],
+        results: Sequence[UpdateResult],
     ) -> dict[str, float]:
-        """Learner against sampler on the tokens that the learner computed.
+        """For sentinels: the first update against old logprobs that were computed apart, and the
+        learner against the sampler, on the tokens that the learner computed.
 
-        With top-p, top-k or min-p the sampler drew from another distribution: nothing to compare.
+        With top-p, top-k or min-p the sampler drew from another distribution, and dropout makes
+        each update's policy another one: nothing to compare.
         """
+        mask = credit.experience.sequences.loss_mask.values
+        found: dict[str, float] = {}
+        if old is not None and results and not self._parts.roles.policy.drops:
+            found |= ratio_distance(learned, results[0].outputs, mask)
         sampling = self._parts.sampling
         if sampling.top_p < 1.0 or sampling.top_k or sampling.min_p:
-            return {}
+            return found
         sampled = batch.sampled_logprobs.take(credit.rows).values
-        mask = credit.experience.sequences.loss_mask.values & ~np.isnan(learned)
-        return self._run.sentinels.mismatch(learned, sampled, mask)
+        return found | differences(learned, sampled, mask & ~np.isnan(learned))
 
     def _metrics(
         self,
@@ -236,6 +254,7 @@ class RLJob:
             "samples": samples,
             "dropped_samples": samples - len(batch),
             "failures": sum(len(group.failures) for group in groups),
+            **of_samples(groups, batch),
             "response_tokens": tokens,
             **sampled.metrics,
             **credit.metrics,

@@ -175,6 +175,7 @@ Loaded = Callable[[Recipe, ModelSettings, str, Choices], Backbone]
 
 def _trained(run: Run, role: str, settings: ModelSettings, path: str, load: Loaded) -> Backbone:
     """With an adapter where the settings say so: the weights under it never change."""
+    run.clock.peaks.set_baseline()  # data are read, and no weight is
     backbone = load(run.recipe, settings, path, run.choices)
     if settings.lora is not None:
         hold_to(run, role, path)

@@ -11,10 +11,13 @@ from torch.profiler import record_function
 from postgrad.checkpoint.store import CheckpointStore
 from postgrad.core.batch import BatchGeometry
 from postgrad.jobs.choices import Choices
+from postgrad.jobs.foreseen import Foreseen
+from postgrad.jobs.peaks import Peaks, Resident
 from postgrad.jobs.stopping import StopSignals
 from postgrad.observe.console import Console, Phase
+from postgrad.observe.loggers.all import Loggers
 from postgrad.observe.run_dir import RunDirectory
-from postgrad.observe.sentinels import Sentinels
+from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
 from postgrad.recipe.recipe import Recipe
@@ -23,13 +26,16 @@ from postgrad.recipe.recipe import Recipe
 @dataclass(slots=True)
 class Clock:
     """Seconds by phase ("sample") and by part of a phase ("sample/decode"): of the step under way,
-    and of the whole process. total_cpu: of all threads, where they were measured.
+    and of the whole process. total_cpu: of all threads, where they were measured. peaks: the most
+    memory that they held. open: what is under way, outermost first; what was raised stays.
     """
 
     step: dict[str, float] = field(default_factory=dict[str, float])
     total: dict[str, float] = field(default_factory=dict[str, float])
     total_cpu: dict[str, float] = field(default_factory=dict[str, float])
     started: float = field(default_factory=time.perf_counter)
+    peaks: Peaks = field(default_factory=Peaks)
+    open: list[str] = field(default_factory=list[str])
 
     def add(self, name: str, seconds: float) -> None:
         """Count `seconds` of a phase or part."""
@@ -40,16 +46,20 @@ class Clock:
     def timed(self, name: str) -> Generator[None]:
         """Counts what happens inside as a phase or part, unless it is raised; a trace shows it."""
         began, cpu = time.perf_counter(), time.process_time()
-        with record_function(name):
+        self.open.append(name)
+        with record_function(name), self.peaks.within(name):
             yield
+        self.open.pop()
         self.add(name, time.perf_counter() - began)
         self.total_cpu[name] = self.total_cpu.get(name, 0.0) + time.process_time() - cpu
 
     def take_step(self) -> dict[str, float]:
-        """PHASE_seconds and PHASE/PART_seconds of the step that ends here."""
+        """PHASE_seconds and PHASE/PART_seconds of the step that ends here, and their
+        _memory_bytes where those are known.
+        """
         found = {f"{phase}_seconds": seconds for phase, seconds in self.step.items()}
         self.step = {}
-        return found
+        return found | self.peaks.take_step()
 
     @property
     def seconds(self) -> float:
@@ -72,6 +82,9 @@ class Run:
     watchdog: Watchdog
     stop: StopSignals
     clock: Clock = field(default_factory=Clock)
+    foreseen: Foreseen = field(default_factory=Foreseen)
+    untried: frozenset[str] = frozenset()  # choices that are planned and not tried, jobs.auto_sizes
+    loggers: Loggers = field(default_factory=Loggers)  # none but in a run that trains
     peak_bytes: int = 0
     shown: Phase | None = None  # the phase under way
     under_way: str = ""  # its name, or that of the phase which failed
@@ -116,7 +129,7 @@ def resident_bytes() -> int:
 
     me = psutil.Process()
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    own *= 1 if psutil.MACOS else 1024
+    own = max(own * (1 if psutil.MACOS else 1024), Resident.most)  # since it began anew, and before
     children = 0
     for child in me.children(recursive=True):
         try:

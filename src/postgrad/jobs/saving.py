@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import psutil
+import torch
 from torch import Tensor
 
 from postgrad.checkpoint.state import RunState
@@ -178,24 +179,42 @@ class Saver:
             self._told = True
         return False
 
-    def stop(self, state: RunState) -> str:
-        """Asked to stop: saves `state` where it is a boundary; says where the run stands."""
+    def stop(self, state: RunState, why: str = "") -> str:
+        """Asked to stop: saves `state` where it is a boundary; says where the run stands. why: what
+        is to be said of a step that did not end.
+        """
         run = self._run
         self.wait()
         if run.stop.held:
-            middle = (
-                f"stopped in the middle of step {state.step + 1}, which was not foreseen to end"
-            )
-            limit = f"within checkpoint.grace_seconds = {run.recipe.checkpoint.grace_seconds:g}"
-            return f"{middle} {limit}: {self._standing()}"
+            return f"stopped in the middle of step {state.step + 1}{why}: {self._standing()}"
         if state.step == 0:
             return "stopped before the first step ended: nothing was trained, nothing is lost"
         if self._saved != state.step:
             self.save(state, must=True)
         return f"stopped after step {state.step}: {self._standing()}"
 
+    def rescue(self, state: RunState) -> str:
+        """After memory ran out: saves `state` where it is a boundary and that can be done; says
+        what the run can go on from.
+        """
+        run = self._run
+        self.wait()
+        if run.stop.held or self._saved == state.step or not state.step:
+            return self._last()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        try:
+            self.save(state, must=True)
+        except (RunError, MemoryError, RuntimeError) as error:
+            self._run.logs.event("save_failed", str(error), step=state.step)
+        return self._last()
+
     def _standing(self) -> str:
         if self._saved is None:
+            return self._last()
+        return f"{self._last()}; continue with postgrad resume {self._run.directory.path}"
+
+    def _last(self) -> str:
+        if self._saved is None:
             return "no checkpoint was saved yet, the run begins anew"
-        resume = f"postgrad resume {self._run.directory.path}"
-        return f"the checkpoint of step {self._saved} stands; continue with {resume}"
+        return f"the checkpoint of step {self._saved} stands"

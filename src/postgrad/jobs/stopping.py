@@ -1,8 +1,9 @@
-"""SIGTERM and SIGINT: stop where nothing is lost, and say where that is.
+"""SIGTERM, SIGINT and a terminal that is closed: stop where nothing is lost, and say where that is.
 
 Until a step's first update the weights are those of the last boundary: the run stops at once and
 that boundary is saved. From then on it goes to the end of the step if that is foreseen within the
-grace time, else it stops at once and the last checkpoint stands. A second signal stops at once.
+grace time, else it stops at once and the last checkpoint stands. A second signal stops at once,
+unless it is one more of a closed terminal.
 """
 
 import signal
@@ -12,7 +13,7 @@ from types import FrameType
 
 from postgrad.core.errors import RunError
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stop(BaseException):
@@ -35,7 +36,9 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+            under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            heard = [one for one in SIGNALS if one != signal.SIGHUP or not under_nohup]
+            self._before = {number: signal.signal(number, self._on_signal) for number in heard}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -60,6 +63,8 @@ class StopSignals:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
+            if number == signal.SIGHUP:  # kernel and shell both say that a terminal was closed
+                return
             raise KeyboardInterrupt
         self.asked = True
         if self._held is None or self._left() > self._grace:

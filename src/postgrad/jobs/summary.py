@@ -22,7 +22,8 @@ def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
 
     seconds: of this process; accuracies, tokens per second and phase_seconds: of the whole run,
     also before it was resumed, but for load, save and export. accuracy_before is that of step 0,
-    None where nothing was asked. loss and kl: means over the last `LAST` steps.
+    None where nothing was asked. loss and kl: means over the last `LAST` steps. phases: what was
+    foreseen of each beside what was measured, see jobs.foreseen.
     """
     directory = run.directory.path
     metrics = list(read_lines(directory / "metrics.jsonl"))
@@ -40,6 +41,7 @@ def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
         "best": state.best and state.best.to_json(),
         "seconds": round(run.clock.seconds, 3),
         "phase_seconds": _phases(run, [*metrics, *evaluations]),
+        "phases": run.foreseen.beside(run.recipe, metrics, run.clock.peaks.total),
         **_speeds(metrics),
         "peak_memory_bytes": run.measure_memory(),
         "model": model,

@@ -12,25 +12,31 @@ from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import Checkpoint, CheckpointStore, Untidy
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import UsageError
+from postgrad.jobs import auto_sizes, foreseen, out_of_memory
 from postgrad.jobs.checkpoints import store_of
 from postgrad.jobs.choices import choose
 from postgrad.jobs.export import own_role, role_of
 from postgrad.jobs.loop import Job, loop
+from postgrad.jobs.peaks import Peaks, gauge_for
 from postgrad.jobs.profile import Profiled
-from postgrad.jobs.run import Run
+from postgrad.jobs.run import Clock, Run
 from postgrad.jobs.setup.job import assemble
 from postgrad.jobs.stopping import StopSignals
 from postgrad.jobs.summary import summarise, table
 from postgrad.observe.claim import claimed, require_unclaimed
 from postgrad.observe.console import Console
+from postgrad.observe.loggers.all import Loggers, new_id, require_installed
+from postgrad.observe.loggers.base import RunIdentity
 from postgrad.observe.run_dir import RunDirectory
-from postgrad.observe.sentinels import Sentinels
+from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
 from postgrad.parallel import device as placing
 from postgrad.recipe.compare import compare
 from postgrad.recipe.load import recipe_from_json, require_runnable, with_overrides
 from postgrad.recipe.recipe import Recipe
+
+NOTHING = "nothing was trained yet"
 
 
 def train(
@@ -47,6 +53,7 @@ def train(
     RunError where the run cannot go on.
     """
     require_runnable(recipe)
+    require_installed(recipe.observe.loggers)
     path = Path(recipe.run_dir)
     require_unclaimed(path)
     if RunDirectory.holds_results(path) and not overwrite:
@@ -77,6 +84,7 @@ def resume(
     before = recipe_from_json(directory.recipe())
     recipe = with_overrides(before, overrides)
     compare(before, recipe, allow_change, run_dir, ways_out="")
+    require_installed(recipe.observe.loggers)
     directory.write_recipe(recipe.dump())
     return _execute(recipe, directory, console, allow_change)
 
@@ -92,6 +100,7 @@ def _execute(
     with ExitStack() as stack:
         stack.enter_context(claimed(directory.path))
         run, job, base, state = prepare(recipe, directory, console, stack, allow_change)
+        state = _open_loggers(run, state, stack)
         if profile:
             job = Profiled(job, run, state)
         state = loop(run, job, state)
@@ -105,7 +114,30 @@ def _execute(
         summary = summarise(run, state, model)
         directory.write_summary(summary)
     console.table(f"{recipe.job} run in {directory.path}", ("", ""), table(summary))
+    beside = foreseen.rows(summary["phases"])
+    console.table("foreseen and measured, of a step", foreseen.COLUMNS, beside)
     return summary
+
+
+def _open_loggers(run: Run, state: RunState, stack: ExitStack) -> RunState:
+    """The state with the run's id at its loggers, which tell it from now on."""
+    recipe = run.recipe
+    if not recipe.observe.loggers:
+        return state
+
+    def tell(text: str) -> None:
+        run.logs.event("logger_failed", text)
+        run.console.warn(text)
+
+    known = state.loggers or {"id": new_id()}
+    name = recipe.observe.name or run.directory.path.resolve().name
+    identity = RunIdentity(
+        run.directory.path, recipe.observe.project, name, known["id"], state.step, recipe.dump()
+    )
+    run.loggers = Loggers(tell)
+    stack.callback(run.loggers.close)
+    run.loggers.open(recipe.observe.loggers, identity)
+    return replace(state, loggers=known)
 
 
 def prepare(
@@ -123,11 +155,13 @@ def prepare(
     store = store_of(recipe, directory)
     checkpoint = _newest(store, console)
     recorded: Mapping[str, Any] = checkpoint.state.choices if checkpoint else {}
-    choices = choose(recipe, {k: v for k, v in recorded.items() if k not in allow_change})
+    recorded = {name: one for name, one in recorded.items() if name not in allow_change}
+    choices = choose(recipe, recorded)
     placing.apply(choices.placement)
+    choices, untried = auto_sizes.planned(recipe, choices, recorded)
     logs.rewind(checkpoint.state.log_offsets if checkpoint else {})
-    sentinels = Sentinels(recipe.sentinels, logs, console)
-    watchdog = stack.enter_context(Watchdog(recipe.sentinels, logs, console, directory.path))
+    sentinels = Sentinels(recipe.sentinels.for_dtype(choices.dtype), logs, console)
+    watchdog = stack.enter_context(Watchdog(recipe.sentinels.stall, logs, console, directory.path))
     run = Run(
         recipe,
         directory,
@@ -139,16 +173,34 @@ def prepare(
         sentinels,
         watchdog,
         StopSignals(recipe.checkpoint.grace_seconds),
+        Clock(peaks=Peaks(gauge_for(choices.device))),
+        untried=untried,
     )
     _tell_start(run, checkpoint)
-    job, base = assemble(run, stack, checkpoint)
+    job, base = _assembled(run, stack, checkpoint)
     chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
     for line in chosen.lines():
         console.note(line)
     state = checkpoint.state if checkpoint else _beginning()
+    with run.phase("plan"):
+        run.foreseen = foreseen.foresee(
+            directory, recipe, run.choices, logs, after=state.step, steps=run.steps
+        )
     event = "resumed" if checkpoint else "started"
     logs.event(event, f"step {state.step}", step=state.step, **run.choices.to_json())
     return run, job, base, state
+
+
+def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple[Job, str]:
+    """setup.job.assemble. Raises OutOfMemory where what it makes has no room."""
+    try:
+        return assemble(run, stack, checkpoint)
+    except Exception as error:
+        if not out_of_memory.ran_out(error):
+            raise
+        standing = f"the checkpoint of step {checkpoint.step} stands" if checkpoint else NOTHING
+        step = checkpoint.step if checkpoint else 0
+        raise out_of_memory.explain(run, step, error, standing) from error
 
 
 def _newest(store: CheckpointStore, console: Console) -> Checkpoint | None:

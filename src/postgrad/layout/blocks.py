@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from postgrad.layout.layout import Layout
 
-QUERY_RUN = 256  # queries of one segment that are scored together
+QUERY_RUN = 128  # queries of one segment that are scored together
 MAX_WASTE = 1.3  # a block's scores over the scores its runs need
 MAX_SCORES = 2**22  # query rows x keys of one block, for one head
 NEVER = np.iinfo(np.int64).max  # the position of a padding key: no query is that late

@@ -126,6 +126,12 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         }
         return done(UpdateResult(report, outputs))
 
+    @property
+    def drops(self) -> bool:
+        """True where dropout acts in updates, so that their logprobs are not those of the role."""
+        adapter = self.backbone.adapter
+        return adapter is not None and adapter.settings.dropout > 0
+
     def weights(self) -> dict[str, Tensor]:
         """What is trained, float32, by hub name, or by PEFT's where it is an adapter."""
         return self.optimizer.weights()

@@ -3,8 +3,9 @@
 `decoder_of` reads the weights of a model whose layers are of a known shape (Llama's, with or
 without biases, norms of queries and keys, and windows) and runs them with as few operations as
 there are: queries, keys and values are one product, so are gate and up. Their weights become views
-into one tensor, so that weights copied into the model's parameters are there at once. Every other
-model runs through its own modules. A test holds both to the same logits.
+into one tensor, so that weights copied into the model's parameters reach them in one copy; products
+read them in an order of their own where that is faster, which `refresh` makes. Every other model
+runs through its own modules. A test holds both to the same logits.
 """
 
 from collections.abc import Sequence
@@ -17,10 +18,10 @@ from torch.nn import functional
 
 from postgrad.models.attention import AttentionContext
 from postgrad.models.head import full_logits
-from postgrad.models.linear import OneDNNLinear, project
+from postgrad.models.linear import OneDNNLinear, in_order, project
+from postgrad.models.norm import FAMILIES
 from postgrad.models.packed import hidden_states
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -35,6 +36,10 @@ class Decoder(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """models.head.full_logits: [N, hidden] -> [N, V] float32."""
+        ...
+
+    def refresh(self) -> None:
+        """To be called when the model's weights have changed."""
         ...
 
 
@@ -54,6 +59,9 @@ class ModuleDecoder:
         """Decoder.logits."""
         return full_logits(self._lm, hidden)
 
+    def refresh(self) -> None:
+        """Decoder.refresh: the modules read the weights themselves."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Norm:
@@ -66,15 +74,20 @@ class _Norm:
         return functional.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
 
 
-@dataclass(frozen=True, slots=True)
 class _Linear:
     """weight: [M, K]; bias: [M] or None."""
 
-    weight: Tensor
-    bias: Tensor | None
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+        self._read = weight  # as products read it
+        self.refresh()
+
+    def refresh(self) -> None:
+        self._read = in_order(self._weight)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return project(x, self.weight, self.bias)
+        return project(x, self._read, self._bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +120,15 @@ class LayeredDecoder:
         self._layers = [_read(layer, config) for layer in model.layers]
         self._norm = _norm(model.norm)
         self._head = _linear([lm.lm_head])
+
+    def refresh(self) -> None:
+        """Decoder.refresh."""
+        for layer in self._layers:
+            for product in (
+                layer.queries_keys_values, layer.attention_out, layer.gate_up, layer.down
+            ):  # fmt: skip
+                product.refresh()
+        self._head.refresh()
 
     def hidden_states(
         self, input_ids: Tensor, positions: Tensor, context: AttentionContext

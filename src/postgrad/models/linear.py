@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+ROWS = 64  # of a product that the order of its weight is made for; others may read it too
+
 
 @functools.cache
 def has_fast_products() -> bool:
@@ -20,14 +22,28 @@ def has_fast_products() -> bool:
     if not wide or not torch.backends.mkldnn.is_available():
         return False
     try:
-        _linear(torch.zeros(1, 1), torch.zeros(1, 1))
+        weight = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(1, 1), ROWS)
+        _linear(torch.zeros(1, 1), weight)
     except (AttributeError, RuntimeError, NotImplementedError):
         return False  # built without it, or it has another signature there
     return True
 
 
+@torch.no_grad()
+def in_order(weight: Tensor) -> Tensor:
+    """A weight [M, K] for `project`: a copy in oneDNN's own order where `project` uses that.
+
+    A product of few rows, as in decoding, spends up to half of its time on that order otherwise.
+    """
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and has_fast_products():
+        return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+    return weight
+
+
 def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x: [N, K], weight: [M, K], bias: [M]; returns x @ weight.T + bias, [N, M], no gradient."""
+    """x: [N, K], weight: [M, K] as `in_order` gives it, bias: [M]; returns x @ weight.T + bias,
+    [N, M], no gradient.
+    """
     if x.device.type == "cpu" and x.dtype == torch.float32 and has_fast_products():
         return _linear(x, weight, bias)
     return nn.functional.linear(x, weight, bias)

@@ -56,6 +56,11 @@ class TreeAttention:
         softcap: float | None,
     ) -> Tensor:
         """AttentionContext.attend."""
+        if query.device.type == "cpu" and query.dtype == torch.bfloat16:
+            # torch's kernel takes up to half as long again in bfloat16 there, most of it backward.
+            wide = (each.float() for each in (query, key, value))
+            out = self.attend(layer, *wide, scale=scale, window=window, softcap=softcap)
+            return out.to(query.dtype)
         heads, _, dim = query.shape
         kv_heads, value_dim = value.shape[0], value.shape[2]
         groups = heads // kv_heads

@@ -1,16 +1,18 @@
-"""What a person sees: a live line in a terminal, plain lines in a file, nothing where asked."""
+"""What a person sees: a live block in a terminal, plain lines in a file, nothing where asked."""
 
 import math
 import re
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, TextIO
+from typing import Literal, TextIO, cast
 
 from rich import box
 from rich.console import Console as Rich
+from rich.console import ConsoleOptions
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -23,9 +25,13 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from postgrad.observe.board import Board, PhaseShown
+from postgrad.observe.terminal import Lasting
+
 Mode = Literal["auto", "plain", "quiet", "json"]
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 SLOW_SECONDS = 20.0  # a phase that lasts longer is told in plain mode too
+REFRESH = 2.0  # times a second that the block is drawn
 SHORT_SECONDS = 0.2  # one that is over sooner is not shown at all: it would only flicker
 
 # What one line says of a step, where its metrics have it: key, label, format.
@@ -38,6 +44,7 @@ SHOWN = (
     ("policy/reward_margin", "margin", "{:.3f}"),
     ("critic/loss", "critic", "{:.4f}"),
     ("policy/entropy", "entropy", "{:.3f}"),
+    ("sampled_entropy", "entropy", "{:.3f}"),
     ("policy/kl", "kl", "{:.4f}"),
     ("kl/token_mean", "kl", "{:.4f}"),
     ("policy/grad_norm", "grad", "{:.3f}"),
@@ -56,6 +63,7 @@ LEAST_FIRST = (  # what a narrow terminal does without
     "policy/grad_norm",
     "reward_model/grad_norm",
     "policy/entropy",
+    "sampled_entropy",
     "critic/loss",
     "response_length",
     "policy/kl",
@@ -70,16 +78,14 @@ LEAST_FIRST = (  # what a narrow terminal does without
 
 
 class Phase:
-    """A phase on the screen, with what is done of it. progress: None where nothing moves."""
+    """A phase under way; `advance` moves what is on the screen of it, if anything is."""
 
-    def __init__(self, progress: Progress | None, total: int | None, name: str) -> None:
-        self._progress = progress
-        self._task = None if progress is None else progress.add_task(name, total=total)
+    def __init__(self, move: Callable[[int], None] = lambda n: None) -> None:
+        self._move = move
 
     def advance(self, n: int = 1) -> None:
         """So much more is done."""
-        if self._progress is not None and self._task is not None:
-            self._progress.advance(self._task, n)
+        self._move(n)
 
 
 @contextmanager
@@ -97,6 +103,16 @@ def _shown_if_it_lasts(progress: Progress) -> Generator[None]:
             progress.stop()
 
 
+class _Block:
+    """A board as rich draws it: with what is known at that moment."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def __rich_console__(self, console: Rich, options: ConsoleOptions) -> Iterator[Text]:
+        yield from self._board.lines(options.max_width, time.monotonic())
+
+
 class Console:
     """mode "auto" is live in a terminal and plain elsewhere; "quiet" shows warnings only; "json"
     leaves standard output alone and writes to standard error.
@@ -104,31 +120,67 @@ class Console:
 
     def __init__(self, mode: Mode = "auto", stream: TextIO | None = None) -> None:
         self._quiet = mode == "quiet"
-        stream = stream or (sys.stderr if mode == "json" else sys.stdout)
-        self._rich = Rich(file=stream, highlight=False, soft_wrap=True)
-        self._live = mode in ("auto", "json") and self._rich.is_terminal and not self._quiet
-        self._started = time.monotonic()
+        lasting = Lasting(stream or (sys.stderr if mode == "json" else sys.stdout))
+        self._rich = Rich(file=cast(TextIO, lasting), highlight=False, soft_wrap=True)
+        terminal = self._rich.is_terminal and not self._rich.is_dumb_terminal
+        self._live = mode in ("auto", "json") and terminal
+        self._board: Board | None = None
+
+    @contextmanager
+    def run(self, total: int, done: int) -> Iterator[None]:
+        """While a run of `total` steps goes on from `done`: a live terminal shows the block, and
+        everything else scrolls above it.
+        """
+        if not self._live:
+            yield
+            return
+        utf = self._rich.encoding.lower().startswith("utf")
+        self._board = Board(total, done, time.monotonic(), unicode=utf)
+        live = Live(
+            _Block(self._board),
+            console=self._rich,
+            refresh_per_second=REFRESH,
+            transient=True,
+        )
+        try:
+            with live:
+                yield
+        finally:
+            self._board = None
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
         """Shows that a phase is under way until it ends."""
+        if self._board is not None:
+            shown = PhaseShown(self._text(name).plain, total, time.monotonic())
+            self._board.phase = shown
+            yield Phase(shown.advance)
+            self._board.phase = None
+            return
         if self._live:
             progress = Progress(*_columns(total), console=self._rich, transient=True)
             with _shown_if_it_lasts(progress):
-                yield Phase(progress, total, self._text(name).plain)
+                task = progress.add_task(self._text(name).plain, total=total)
+                yield Phase(lambda n: progress.advance(task, n))
             return
         began = time.monotonic()
-        yield Phase(None, total, name)
+        yield Phase()
         seconds = time.monotonic() - began
         if seconds > SLOW_SECONDS:
             self.note(f"{name}: {seconds:.0f} s")
 
     def step(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
         """One line for a step; in a live terminal as much of it as fits on one."""
+        if self._board is not None:
+            self._board.stepped(number, metrics)
+        known = {
+            label: (key, form)
+            for key, label, form in reversed(SHOWN)  # of two with one label the first is shown
+            if math.isfinite(metrics.get(key, math.nan))
+        }
         parts = {
             key: f"{label} {form.format(round(metrics[key], 6) + 0.0)}"  # never -0.0000
-            for key, label, form in SHOWN
-            if math.isfinite(metrics.get(key, math.nan))
+            for label, (key, form) in reversed(known.items())
         }
         width = len(str(total))
         phases = [key for key in metrics if key.endswith("_seconds") and "/" not in key]
@@ -143,6 +195,16 @@ class Console:
                 break
             parts.pop(key, None)
         self.note(line())
+
+    def evaluated(self, step: int, found: Mapping[str, float]) -> None:
+        """An evaluation after `step` found this, by metric."""
+        if self._board is not None:
+            self._board.evaluated(step, found)
+
+    def spoken(self, name: str, text: str | None) -> None:
+        """What the sentinel `name` says now; None: nothing any more."""
+        if self._board is not None:
+            self._board.spoken(name, text and self._text(text).plain)
 
     def heading(self, text: str) -> None:
         """The beginning of a part."""

@@ -5,7 +5,7 @@ import importlib.metadata
 import json
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ from postgrad import __version__
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import finite, is_full, left_behind, remove, write_json
 
-RECIPE, SUMMARY = "recipe.json", "summary.json"
+RECIPE, PLAN, SUMMARY = "recipe.json", "plan.json", "summary.json"
 INIT, MODEL, COPIES, CHECKPOINTS = "init", "model", "hf", "checkpoints"
 OURS = (  # what a run writes, and --overwrite true removes
     RECIPE,
+    PLAN,
     SUMMARY,
     INIT,
     MODEL,
@@ -27,8 +28,11 @@ OURS = (  # what a run writes, and --overwrite true removes
     "samples.jsonl",
     "events.jsonl",
     "stacks.txt",
+    "tensorboard",
+    "wandb",
     "profile.json",
     "trace.json.gz",
+    "report.html",
 )
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "reasoning-gym")
 SPARE_BYTES = 2**20
@@ -43,6 +47,7 @@ class RunDirectory:
         self.model = path / MODEL  # the exported model
         self.copies = path / COPIES  # one of each checkpoint, where the recipe asks for them
         self.checkpoints = path / CHECKPOINTS
+        self.plan = path / PLAN  # what was foreseen
 
     @classmethod
     def create(cls, path: Path, recipe: Mapping[str, Any], *, overwrite: bool) -> "RunDirectory":
@@ -133,6 +138,24 @@ class RunDirectory:
             return dict(json.loads(path.read_text("utf-8"))["recipe"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path} is not a recipe that a run wrote: {error!r}") from error
+
+    def plans(self) -> list[dict[str, Any]]:
+        """The entries of plan.json; none where it is not there. Raises UsageError where the file is
+        not ours.
+        """
+        try:
+            return list(json.loads(self.plan.read_text("utf-8"))["plans"])
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{self.plan} is not a plan that a run wrote: {error!r}") from error
+
+    def write_plans(self, plans: Sequence[Mapping[str, Any]]) -> None:
+        """Writes plan.json."""
+        try:
+            write_json(self.plan, finite({"plans": list(plans)}))
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json."""

@@ -1,29 +1,64 @@
-"""What a recipe says about sentinels."""
+"""What a recipe says about watching a run: sentinels, and loggers of others."""
 
 from typing import Literal
 
 from pydantic import Field
 
 from postgrad.core.settings import Settings
+from postgrad.observe.sentinels.base import Sentinel
+from postgrad.observe.sentinels.entropy import Entropy
+from postgrad.observe.sentinels.evaluation import Evaluation
+from postgrad.observe.sentinels.gradient import Gradient
+from postgrad.observe.sentinels.kl import KL
+from postgrad.observe.sentinels.length import Length
+from postgrad.observe.sentinels.mismatch import Mismatch
+from postgrad.observe.sentinels.no_gradient import NoGradient
+from postgrad.observe.sentinels.on_policy import OnPolicy
+from postgrad.observe.sentinels.publish import Publish
+from postgrad.observe.sentinels.repetition import Repetition
+from postgrad.observe.sentinels.stall import Stall
+from postgrad.observe.sentinels.truncation import Truncation
+from postgrad.observe.sentinels.verifier import VerifierFailures
 
-Action = Literal["observe", "warn", "stop"]
+LoggerName = Literal["tensorboard", "wandb", "trackio"]
 
 
 class SentinelSettings(Settings):
-    """Cheap checks that are always on. "observe" records, "warn" also tells, "stop" ends the run.
+    """Cheap checks that are always on; each has an action and its own thresholds."""
 
-    mismatch: learner against sampled logprobs of the same tokens, as a mean difference of
-    probabilities and a mean of exp|logprob difference|. publish: learner against engine after
-    weights were sent, as a mean difference of logprobs, in nats: more than publish_difference, or,
-    once the policy has moved by more than publish_noise, more than half of that way. stall: a phase
-    without progress.
+    on_policy: OnPolicy = OnPolicy()
+    mismatch: Mismatch = Mismatch()
+    publish: Publish = Publish()
+    gradient: Gradient = Gradient()
+    entropy: Entropy = Entropy()
+    kl: KL = KL()
+    evaluation: Evaluation = Evaluation()
+    length: Length = Length()
+    repetition: Repetition = Repetition()
+    truncation: Truncation = Truncation()
+    no_gradient: NoGradient = NoGradient()
+    verifier: VerifierFailures = VerifierFailures()
+    stall: Stall = Stall()
+
+    def looking(self) -> dict[str, Sentinel]:
+        """Those that look at numbers and are not off, by name."""
+        every = {name: getattr(self, name) for name in type(self).model_fields}
+        return {
+            name: one
+            for name, one in every.items()
+            if isinstance(one, Sentinel) and one.action != "off"
+        }
+
+    def for_dtype(self, dtype: str) -> "SentinelSettings":
+        """With the limits that suit what the learner computes in."""
+        return self.model_copy(update={"on_policy": self.on_policy.for_dtype(dtype)})
+
+
+class ObserveSettings(Settings):
+    """Where else metrics go. project, name: what the run is filed under there; the name of run_dir
+    where none is given.
     """
 
-    mismatch: Action = "warn"
-    prob_difference: float = Field(default=0.01, gt=0.0)  # verl: normal below 0.005
-    ratio_excess: float = Field(default=1.05, gt=1.0)  # NeMo RL
-    publish: Action = "stop"
-    publish_difference: float = Field(default=0.05, gt=0.0)  # bfloat16 rounds to about 0.01
-    publish_noise: float = Field(default=1e-3, gt=0.0)  # what rounding alone may look like
-    stall: Action = "warn"
-    stall_seconds: float = Field(default=1800.0, gt=0.0)
+    loggers: tuple[LoggerName, ...] = ()
+    project: str = Field(default="postgrad", min_length=1)
+    name: str | None = Field(default=None, min_length=1)

@@ -12,7 +12,8 @@ from types import FrameType
 
 from postgrad.core.errors import RunError
 from postgrad.observe.console import Console
-from postgrad.observe.settings import SentinelSettings
+from postgrad.observe.sentinels.base import SentinelStop
+from postgrad.observe.sentinels.stall import Stall
 from postgrad.observe.sinks import Logs
 
 STACKS = "stacks.txt"
@@ -21,14 +22,12 @@ STACKS = "stacks.txt"
 class Watchdog:
     """A thread that looks at the phase under way. Use `with`.
 
-    A phase without a beat for stall_seconds is recorded once, with all stacks in stacks.txt. With
-    the action "stop" the main thread is interrupted by a signal and raises RunError: a phase that
+    A phase without a beat for `seconds` is recorded once, with all stacks in stacks.txt. With the
+    action "stop" the main thread is interrupted by a signal and raises SentinelStop: a phase that
     hangs in Python ends; one that hangs in native code ends when it comes back.
     """
 
-    def __init__(
-        self, settings: SentinelSettings, logs: Logs, console: Console, directory: Path
-    ) -> None:
+    def __init__(self, settings: Stall, logs: Logs, console: Console, directory: Path) -> None:
         self._settings = settings
         self._logs = logs
         self._console = console
@@ -41,15 +40,17 @@ class Watchdog:
         self._before: object = None
 
     def __enter__(self) -> "Watchdog":
-        if self._settings.stall == "stop":
+        if self._settings.action == "stop":
             self._before = signal.signal(signal.SIGUSR1, self._stop)
-        self._thread.start()
+        if self._settings.action != "off":
+            self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()
-        self._thread.join()
-        if self._settings.stall == "stop":
+        if self._settings.action != "off":
+            self._thread.join()
+        if self._settings.action == "stop":
             signal.signal(signal.SIGUSR1, self._before)  # pyright: ignore[reportArgumentType]
 
     @contextmanager
@@ -68,9 +69,9 @@ class Watchdog:
         self._told = False
 
     def _watch(self) -> None:
-        while not self._ended.wait(min(1.0, self._settings.stall_seconds / 4)):
+        while not self._ended.wait(min(1.0, self._settings.seconds / 4)):
             silent = time.monotonic() - self._beaten
-            if self._phase is not None and not self._told and silent > self._settings.stall_seconds:
+            if self._phase is not None and not self._told and silent > self._settings.seconds:
                 self._told = True
                 self._tell(self._phase, silent)
 
@@ -82,9 +83,9 @@ class Watchdog:
             self._record(phase, silent, message)
         except (OSError, RunError) as error:  # a full disk may be why: people are told all the same
             message = f"{message}; it could not be recorded: {error}"
-        if self._settings.stall != "observe":
+        if self._settings.action != "observe":
             self._console.warn(f"sentinel stall: {message}")
-        if self._settings.stall == "stop":
+        if self._settings.action == "stop":
             os.kill(os.getpid(), signal.SIGUSR1)
 
     def _record(self, phase: str, silent: float, message: str) -> None:
@@ -92,12 +93,12 @@ class Watchdog:
             file.write(f"phase {phase}, {silent:.0f} s without progress\n")
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
-        self._logs.event("sentinel", message, sentinel="stall", action=self._settings.stall)
+        self._logs.event("sentinel", message, sentinel="stall", action=self._settings.action)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self._phase is None or not self._told:
             return  # it went on meanwhile, or the signal is a scheduler's
-        raise RunError(
+        raise SentinelStop(
             f"sentinel stall: phase {self._phase} made no progress for "
-            f"{self._settings.stall_seconds:g} s; stacks are in {self._stacks}"
+            f"{self._settings.seconds:g} s; stacks are in {self._stacks}"
         )

@@ -7,7 +7,8 @@ from typing import Any
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.observe.console import Console
 from postgrad.plan.advice import advise
-from postgrad.plan.hardware import parse_hardware, this_machine
+from postgrad.plan.calibration import calibration_file, read, settled
+from postgrad.plan.hardware import Hardware, parse_hardware, this_machine, with_threads
 from postgrad.plan.memory import PHASES
 from postgrad.plan.page import Page, advice_rows
 from postgrad.plan.plan import Facts, outlook
@@ -33,8 +34,9 @@ def plan(
     written. searching: also which hardware of the table would do, and what it costs. Raises
     UsageError where the recipe is wrong, or a model's shape is nowhere to be had.
     """
-    recipe = load_recipe(path, overrides)
-    facts = facts_of(recipe, hardware)
+    recipe, facts = facts_of(
+        load_recipe(path, overrides), parse_hardware(hardware) if hardware else this_machine()
+    )
     page = page_of(recipe, facts)
     show(page, console)
     report = page.to_json()
@@ -49,13 +51,15 @@ def plan(
     return report
 
 
-def facts_of(recipe: Recipe, hardware: str | None = None) -> Facts:
-    """What a recipe is planned from. Raises UsageError where its data or the hardware is wrong."""
-    return Facts(
-        shape_of_model,
-        parse_hardware(hardware) if hardware else this_machine(),
-        lengths=row_lengths(recipe),
-    )
+def facts_of(recipe: Recipe, hardware: Hardware) -> tuple[Recipe, Facts]:
+    """What is known of a recipe on some hardware: lengths of its data, what runs have shown; and
+    the recipe, as settled as those runs settle it. Raises UsageError as those do.
+    """
+    shown = read(calibration_file())
+    recipe = settled(recipe, hardware.device, shown)
+    hardware = with_threads(hardware, recipe.learner.threads)
+    lengths = row_lengths(recipe)
+    return recipe, Facts(shape_of_model, hardware, lengths=lengths, calibration=shown)
 
 
 def page_of(recipe: Recipe, facts: Facts) -> Page:

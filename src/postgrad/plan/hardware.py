@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import subprocess
 import tomllib
@@ -16,10 +17,11 @@ from pydantic import Field, ValidationError
 from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
 from postgrad.core.settings import Settings
+from postgrad.core.user_files import user_file
 
 PER_CORE = ("CPU", "CPU-BF16")  # rows with the figures of one core, whose memory is the machine's
 CONTROL_GROUP = Path("/sys/fs/cgroup")
-CPU_FLAGS = Path("/proc/cpuinfo")
+CPU_INFO = Path("/proc/cpuinfo")
 Link = Literal["nvlink", "xgmi", "pcie", "none"]
 
 
@@ -98,16 +100,40 @@ def this_machine(known: Mapping[str, Device] | None = None) -> Hardware:
     """
     known = catalogue() if known is None else known
     gpus = _visible(_nvidia(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if gpus:
-        name, found = min(gpus, key=lambda gpu: gpu[1] or 0)
-        device = find_device(name, known)
-        if device is None:
-            raise UsageError(f"this machine's GPU: {_unknown(name, known)}")
-        if found:  # part of one: what the driver gives to a virtual machine
-            device = device.model_copy(update={"memory_bytes": min(found, device.memory_bytes)})
-        return Hardware(count=len(gpus), device=device)
-    row = "CPU-BF16" if _multiplies_bfloat16() else "CPU"
-    return Hardware(count=1, device=_cpu(known[row]))
+    if not gpus:
+        return this_cpu(known)
+    name, found = min(gpus, key=lambda gpu: gpu[1] or 0)
+    device = find_device(name, known)
+    if device is None:
+        raise UsageError(f"this machine's GPU: {_unknown(name, known)}")
+    if found:  # part of one: what the driver gives to a virtual machine
+        device = device.model_copy(update={"memory_bytes": min(found, device.memory_bytes)})
+    return Hardware(count=len(gpus), device=device)
+
+
+def this_cpu(known: Mapping[str, Device] | None = None) -> Hardware:
+    """This machine without its GPUs."""
+    known = catalogue() if known is None else known
+    return Hardware(count=1, device=_cpu(known["CPU-BF16" if _multiplies_bfloat16() else "CPU"]))
+
+
+def with_threads(hardware: Hardware, threads: int | None) -> Hardware:
+    """A CPU of which a run uses so many cores; other hardware, and None, as it is."""
+    if threads is None or hardware.device.name not in PER_CORE:
+        return hardware
+    core = catalogue()[hardware.device.name]
+    return Hardware(count=hardware.count, device=_cpu(core, threads))
+
+
+def full_name(device: Device) -> str:
+    """What tells its figures from those of another machine: a CPU with its processor."""
+    if device.name not in PER_CORE:
+        return device.name
+    try:
+        line = re.search(r"^model name\s*:\s*(.+?)\s*$", CPU_INFO.read_text("utf-8"), re.MULTILINE)
+    except OSError:
+        line = None
+    return f"{device.name} {line[1] if line else platform.processor() or platform.machine()}"
 
 
 def find_device(name: str, known: Mapping[str, Device]) -> Device | None:
@@ -170,10 +196,10 @@ def _visible(
     return found
 
 
-def _cpu(core: Device) -> Device:
+def _cpu(core: Device, cores: int | None = None) -> Device:
     """This machine's CPU: as many times one core as training takes, and the memory that is here."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cores = max(1, min(affinity or 1, psutil.cpu_count(logical=False) or 1))
+    cores = cores or max(1, min(affinity or 1, psutil.cpu_count(logical=False) or 1))
     return core.model_copy(
         update={
             "memory_bytes": _memory(),
@@ -197,24 +223,16 @@ def _memory() -> int:
 
 def _multiplies_bfloat16() -> bool:
     try:
-        flags = CPU_FLAGS.read_text("utf-8").partition("flags")[2].partition("\n")[0]
+        flags = CPU_INFO.read_text("utf-8").partition("flags")[2].partition("\n")[0]
     except OSError:
         return False
     return bool({"avx512_bf16", "amx_bf16"} & set(flags.split()))
 
 
 def _own_file(environment: Mapping[str, str]) -> Path | None:
-    if named := environment.get("POSTGRAD_HARDWARE"):
-        return Path(named).expanduser()
-    if shared := environment.get("XDG_CONFIG_HOME"):
-        folder = Path(shared)
-    else:
-        try:
-            folder = Path.home() / ".config"
-        except RuntimeError:  # nobody's home is known
-            return None
-    path = folder / "postgrad" / "hardware.toml"
-    return path if path.is_file() else None
+    path = user_file("hardware.toml", "POSTGRAD_HARDWARE", environment)
+    named = bool(environment.get("POSTGRAD_HARDWARE"))
+    return path if path is not None and (named or path.is_file()) else None
 
 
 def _read(path: Path) -> str:

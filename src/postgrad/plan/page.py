@@ -65,6 +65,11 @@ class Page:
         """What else a person should know."""
         of = self.outlook
         yield f"lengths: {of.lengths.source}"
+        if of.calibrated is not None:
+            yield f"times: {of.calibrated}"
+        if of.auto:
+            told = ", ".join(f"{key} = {size}" for key, size in of.auto.items())
+            yield f'"auto" chooses {told} here; a run tries them before its first step'
         logits = full_logits_bytes(of)
         if logits > LARGE:
             yield (
@@ -89,6 +94,8 @@ class Page:
             "time": of.timing.to_json(),
             "batch": of.geometry.to_json(),
             "sizes": _sizes(of),
+            "auto": dict(of.auto),
+            "calibrated": of.calibrated,
             "advice": [one.to_json() for one in self.advice],
             "notes": list(self.notes()),
         }

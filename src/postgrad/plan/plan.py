@@ -1,11 +1,14 @@
 """The whole plan of a run on some hardware: batches, memory, time; nothing is run or loaded."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.models.settings import ModelSettings
-from postgrad.plan import activations
+from postgrad.plan.activations import FLOAT32
+from postgrad.plan.auto import AutoSizes
+from postgrad.plan.calibration import Measured, factors, machine_of
 from postgrad.plan.efficiency import Efficiency, efficiency_of
 from postgrad.plan.hardware import Hardware
 from postgrad.plan.lengths import Lengths, longest
@@ -21,7 +24,11 @@ FREE = 0.8  # of what is left when weights are loaded: what the engine finds fre
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a recipe will do on some hardware. advice is made from several of these."""
+    """What a recipe will do on some hardware. advice is made from several of these.
+
+    auto: sizes that the recipe left to the plan, by key; in `recipe` they are numbers. calibrated:
+    where its times come from, None where from the hardware table alone.
+    """
 
     recipe: Recipe
     hardware: Hardware
@@ -31,6 +38,8 @@ class Outlook:
     lengths: Lengths
     memory: Memory
     timing: Timing
+    auto: Mapping[str, int] = field(default_factory=dict[str, int])
+    calibrated: str | None = None
 
     @property
     def missing_devices(self) -> int:
@@ -45,12 +54,15 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a plan is made from beside the recipe. lengths: of the training data, if at hand."""
+    """What a plan is made from beside the recipe. lengths: of the training data, if at hand.
+    calibration: what runs have shown.
+    """
 
     find: Find
     hardware: Hardware
     lengths: Lengths | None = None
     efficiency: Efficiency | None = None
+    calibration: Sequence[Measured] = ()
     shapes: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def shape(self, model: ModelSettings) -> Any:
@@ -62,14 +74,26 @@ class Facts:
 
 
 def outlook(recipe: Recipe, facts: Facts) -> Outlook:
-    """Plans `recipe`. Raises UsageError where the shape of one of its models is not to be had."""
+    """Plans `recipe`, sizes that are "auto" as large as they fit. Raises UsageError where the shape
+    of one of its models is not to be had.
+    """
+    sizes = AutoSizes.largest(recipe, facts.hardware.device)
+    while True:
+        found = replace(_outlook(sizes.applied(recipe), facts), auto=sizes.to_json())
+        smaller = None if found.memory.fits else sizes.smaller(found.memory.peak)
+        if smaller is None:
+            return found
+        sizes = smaller
+
+
+def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
     device = facts.hardware.device
     lengths = facts.lengths or longest(recipe)
     geometry, sharing = recipe.geometry(lengths.rows), Sharing.of(recipe.learner)
     roles = planned_roles(recipe, facts.shape)
     policy = roles[0]
     b = engine_width(recipe, policy, cpu=device.is_cpu) if isinstance(recipe, Answering) else 0
-    before = memory(recipe, roles, Sizes(0, 0, None, 0), sharing, device).at("load")
+    before = memory(recipe, roles, Sizes(0, 0, None, 0), sharing, device, lengths).at("load")
     free = int((device.memory_bytes - before - policy.shape.parameters() * b) * FREE)
     found = sizes(
         recipe,
@@ -80,6 +104,8 @@ def outlook(recipe: Recipe, facts: Facts) -> Outlook:
         free_bytes=max(0, free),
     )
     machine = Machine(device, facts.efficiency or efficiency_of(device), sharing)
+    shown = factors(facts.calibration, machine_of(recipe, device), recipe.job)
+    times = timing(recipe, geometry, roles, found, lengths, machine)
     return Outlook(
         recipe=recipe,
         hardware=facts.hardware,
@@ -87,8 +113,9 @@ def outlook(recipe: Recipe, facts: Facts) -> Outlook:
         roles=roles,
         sizes=found,
         lengths=lengths,
-        memory=memory(recipe, roles, found, sharing, device),
-        timing=timing(recipe, geometry, roles, found, lengths, machine),
+        memory=memory(recipe, roles, found, sharing, device, lengths),
+        timing=times if shown is None else shown.applied(times),
+        calibrated=shown and shown.source,
     )
 
 
@@ -99,4 +126,4 @@ def full_logits_bytes(of: Outlook) -> int:
     policy = of.roles[0]
     if policy.scores:
         return 0
-    return activations.full_logits(policy.shape, of.sizes.micro_tokens)
+    return 2 * of.sizes.micro_tokens * policy.shape.vocab_size * FLOAT32

@@ -52,7 +52,7 @@ def sizes(
     if recipe.batch.micro_train_batch_size is not None:
         stated = recipe.batch.micro_train_batch_size * sample
     else:
-        stated = recipe.batch.micro_train_tokens or max(
+        stated = recipe.batch.stated_tokens or max(
             longest * (2 if comparing else 1),
             MICRO_TRAIN_TOKENS["cpu" if device.is_cpu else "cuda"],
         )
@@ -68,7 +68,9 @@ def sizes(
         token_bytes=token_bytes,
         free_bytes=max(free_bytes, places_for(places) * token_bytes),
     )
-    return Sizes(tokens, longest, engine, max(PREFILL_TOKENS, places))
+    return Sizes(
+        tokens, longest, engine, max(PREFILL_TOKENS["cpu" if device.is_cpu else "cuda"], places)
+    )
 
 
 def _sequences(recipe: Answering, geometry: BatchGeometry) -> int:

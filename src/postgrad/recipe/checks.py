@@ -53,7 +53,7 @@ def comparisons(recipe: Comparing) -> Iterator[Problem]:
 
 def _budget(recipe: Recipe, whole: int, what: str) -> Iterator[Problem]:
     """whole: how many sequences have to lie in one forward."""
-    budget, needed = recipe.batch.micro_train_tokens, whole * recipe.data.max_len
+    budget, needed = recipe.batch.stated_tokens, whole * recipe.data.max_len
     if budget is not None and budget < needed:
         yield (
             ("batch", "micro_train_tokens"),

@@ -16,6 +16,7 @@ ALLOWED = (
     "run_dir",
     "checkpoint",
     "sentinels",
+    "observe",
     "scoring.workers",
     "data.cache",
     "scoring.waiting_workers",

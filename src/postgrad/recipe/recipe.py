@@ -31,7 +31,7 @@ from postgrad.data.pair_settings import PairMixSettings
 from postgrad.data.settings import MixSettings
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
-from postgrad.observe.settings import SentinelSettings
+from postgrad.observe.settings import ObserveSettings, SentinelSettings
 from postgrad.recipe import checks
 from postgrad.recipe.settings import (
     ClusterSettings,
@@ -110,6 +110,7 @@ class _Recipe(Settings):
     cluster: ClusterSettings = ClusterSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     sentinels: SentinelSettings = SentinelSettings()
+    observe: ObserveSettings = ObserveSettings()
 
     @property
     def parallel(self) -> Parallel:

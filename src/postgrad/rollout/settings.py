@@ -1,6 +1,6 @@
 """What a recipe says about sampling."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -50,7 +50,8 @@ class RolloutSettings(SamplingSettings):
     curriculum.
 
     `slots`: sequences decoded together; `cache_tokens`: token places in the key-value cache. Both
-    are chosen at start where they are left out, and kept as run state.
+    are chosen at start where they are left out, and kept as run state. slots = "auto": as many as
+    fit the memory that is there, tried on the device.
     """
 
     type: Literal["local"] = "local"
@@ -61,9 +62,14 @@ class RolloutSettings(SamplingSettings):
     keep_above: float | None = None
     keep_below: float | None = None
     curriculum: CurriculumSettings = CurriculumSettings()
-    slots: int | None = Field(default=None, ge=1)
+    slots: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     cache_tokens: int | None = Field(default=None, ge=16)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+
+    @property
+    def stated_slots(self) -> int | None:
+        """slots where it is a number."""
+        return None if self.slots == "auto" else self.slots
 
     @model_validator(mode="after")
     def _bounds_filter(self) -> Self:

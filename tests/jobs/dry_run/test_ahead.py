@@ -97,6 +97,15 @@ def test_a_run_dir_under_a_file_is_found(report: Report, make_recipe: Any, tmp_p
     assert "cannot be made" in message(report, FAILURE)
 
 
+def test_a_logger_whose_package_is_missing_is_found(
+    report: Report, make_recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe("sft", observe={"loggers": ["wandb"]})
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    ahead.loggers(report, recipe)
+    assert "pip install 'postgrad[wandb]'" in message(report)
+
+
 def test_warm_up_longer_than_the_run_is_found_once_the_rows_are_counted(
     report: Report, make_recipe: Any
 ) -> None:

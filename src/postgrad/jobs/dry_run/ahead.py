@@ -14,8 +14,10 @@ from postgrad.jobs.checkpoints import store_of
 from postgrad.jobs.dry_run.data import Sets
 from postgrad.jobs.dry_run.report import FAILURE, Report
 from postgrad.observe.claim import require_unclaimed
+from postgrad.observe.loggers.all import require_installed
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.plan.command import facts_of, page_of, show
+from postgrad.plan.hardware import parse_hardware, this_machine
 from postgrad.plan.page import Page
 from postgrad.recipe.compare import compare
 from postgrad.recipe.load import recipe_from_json
@@ -30,7 +32,8 @@ def plan(report: Report, recipe: Recipe, hardware: str | None = None) -> Page | 
     page: Page | None = None
     with report.check("plan") as check:
         try:
-            page = page_of(recipe, facts_of(recipe, hardware))
+            found = parse_hardware(hardware) if hardware else this_machine()
+            page = page_of(*facts_of(recipe, found))
         except UsageError as error:
             report.warn(check, f"no plan can be made: {error}")
             return None
@@ -61,6 +64,14 @@ def place(report: Report, recipe: Recipe) -> None:
             compare(recipe_from_json(RunDirectory.open(path).recipe()), recipe, (), path)
             steps = store_of(recipe, RunDirectory(path)).steps()
             check.detail = f"{path} holds this run: it goes on after step {max(steps, default=0)}"
+
+
+def loggers(report: Report, recipe: Recipe) -> None:
+    """Whether the packages of all loggers are there; none of them is told anything."""
+    if recipe.observe.loggers:
+        with report.check("loggers") as check:
+            require_installed(recipe.observe.loggers)
+            check.detail = ", ".join(recipe.observe.loggers)
 
 
 def existing(path: Path) -> Path:

@@ -88,6 +88,7 @@ def _try(report: Report, recipe: Recipe, folder: Path) -> Trial | None:
         require_runnable(recipe)
     page = ahead.plan(report, recipe)
     ahead.place(report, recipe)
+    ahead.loggers(report, recipe)
     if not check.ok:
         report.skip("rows", "the recipe cannot be run")
         return None

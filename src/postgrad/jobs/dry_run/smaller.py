@@ -34,6 +34,7 @@ def smaller(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recipe:
     data = recipe.dump()
     data |= {"run_dir": str(run_dir), "steps": 1, "total_episodes": None, "epochs": None}
     data["model"]["path"] = model
+    data["observe"]["loggers"] = []
     data["learner"]["warmup_updates"] = 0
     data["checkpoint"] |= {
         "ckpt_path": None,

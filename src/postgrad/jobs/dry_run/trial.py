@@ -25,7 +25,7 @@ from postgrad.observe.console import Console
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.recipe.recipe import Recipe
 
-EXPECTED = ("started", "resumed", "saved", "data")  # events of a run in which nothing happened
+EXPECTED = ("started", "resumed", "saved", "data", "size_chosen", "size_lowered", "no_plan")
 FATAL = ("save_failed", "copy_failed")
 
 

@@ -12,8 +12,8 @@ from postgrad.core.cursor import Cursor
 from postgrad.core.records import Sequences
 from postgrad.data.cache import cache_folder
 from postgrad.data.pairs import Labelled, Pair
+from postgrad.jobs import auto_sizes, roles
 from postgrad.jobs import preference as preferred
-from postgrad.jobs import roles
 from postgrad.jobs.pairs import PairEvaluator
 from postgrad.jobs.preference import PreferenceJob
 from postgrad.jobs.reward import RewardJob
@@ -37,6 +37,7 @@ def reward(run: Run, recipe: RewardRecipe, path: str, checkpoint: Checkpoint | N
     run.geometry = recipe.geometry(len(pairs))
     model = roles.reward_model(run, path)
     foresee_disk(run, model.state_bytes())
+    auto_sizes.try_tokens(run, [model])
     common.restore(model, checkpoint)
     return RewardJob(run, recipe.algorithm, model, pairs, evaluator)
 
@@ -61,6 +62,7 @@ def preference(
     run.geometry = recipe.geometry(len(draws))
     policy = roles.policy(run, path)
     foresee_disk(run, policy.state_bytes())
+    auto_sizes.try_tokens(run, [policy])
     reference = None
     if algorithm.needs().reference:
         wanted = _read_by_reference(recipe, draws, read, run.geometry, evaluator)

@@ -6,7 +6,7 @@ from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Prompt
 from postgrad.data.draws import Draws
-from postgrad.jobs import environments, roles
+from postgrad.jobs import auto_sizes, environments, roles
 from postgrad.jobs.learned import learned_reward
 from postgrad.jobs.publish import PROBES, Publisher
 from postgrad.jobs.rl import Parts, RLJob, Roles
@@ -38,16 +38,18 @@ def assemble(
     parts = _roles(run, recipe, path, checkpoint)
     if learned is not None:
         learned.role = roles.scorer(run, recipe, learned.path, parts.critic)
-    engine, run.choices = roles.engine(
+    engine = auto_sizes.engine(
+        run,
         recipe,
         path,
-        run.choices,
         sequences=max(run.geometry.samples_per_step, evaluator.sequences if evaluator else 0),
         max_len=max(recipe.data.max_len, evaluator.max_len if evaluator else 0),
     )
+    readers = [one for one in (parts.reference, learned and learned.role) if one is not None]
+    auto_sizes.try_tokens(run, parts.learners, readers)
     first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
-    publish = Publisher(parts.policy, engine, run.sentinels, first)
-    publish()  # proves the weights of a resumed run too
+    publish = Publisher(parts.policy, engine, first)
+    run.sentinels.at_start(publish())  # proves the weights of a resumed run too
     source = _source(run, recipe, prompts, engine, scorer, tokenizer)
     return RLJob(
         run,

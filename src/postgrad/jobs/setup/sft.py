@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 
 from postgrad.checkpoint.store import Checkpoint
-from postgrad.jobs import environments, roles
+from postgrad.jobs import auto_sizes, environments, roles
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
 from postgrad.jobs.setup import common, rows
@@ -29,7 +29,8 @@ def assemble(
     common.restore(policy, checkpoint)
     engine = None
     if evaluator is not None:
-        engine, run.choices = roles.engine(
-            recipe, path, run.choices, sequences=evaluator.sequences, max_len=evaluator.max_len
+        engine = auto_sizes.engine(
+            run, recipe, path, sequences=evaluator.sequences, max_len=evaluator.max_len
         )
+    auto_sizes.try_tokens(run, [policy])
     return SFTJob(run, recipe.algorithm, policy, conversations, engine, evaluator)

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from postgrad.core.errors import UsageError
 from postgrad.rollout.settings import RolloutSettings
 
-PREFILL_TOKENS = 4096  # prompt tokens computed in one forward, at least one prompt
+# Prompt tokens computed in one forward, at least one prompt. What a CPU computes of more of them at
+# once lies in fresh pages, which cost it more than the products gain.
+PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}
 ALIGN = 16  # places: keeps every stretch on a cache line, so that bits do not depend on the row
 MAX_SLOTS = 512  # beyond it a CPU decodes no more tokens a second, and the cache only grows
 MEMORY_SHARE = 0.25  # of the free memory that the cache may take where the recipe does not say
@@ -43,7 +45,7 @@ def choose_sizes(
             f"rollout.cache_tokens = {tokens} is less than one sequence of {max_len} tokens "
             f"needs: give at least {places}"
         )
-    slots = settings.slots or min(MAX_SLOTS, sequences, tokens // places)
+    slots = settings.stated_slots or min(MAX_SLOTS, sequences, tokens // places)
     return EngineSizes(slots, settings.cache_tokens or min(tokens, slots * places))
 
 

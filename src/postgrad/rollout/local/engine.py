@@ -53,6 +53,7 @@ class LocalEngine:
         self._slots = slots
         parameter = next(lm.parameters())
         self._device = parameter.device
+        self._prefill_tokens = PREFILL_TOKENS[self._device.type]
         shapes = layer_shapes(lm, self._device)
         self._cache = KeyValueCache(shapes, cache_tokens, parameter.dtype, self._device)
         self._stopper = Stopper(eos_token_ids(lm, tokenizer), tokenizer)
@@ -97,6 +98,7 @@ class LocalEngine:
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Engine.load_weights. Prompts that were computed ahead are computed again."""
         copy_weights(self._lm, weights)
+        self._decoder.refresh()
         self._rows.end_version(self._version)
         self._version = version
         if self._prefilled is not None:
@@ -114,7 +116,7 @@ class LocalEngine:
         for number, sequence in enumerate(sequences):
             batch.append(np.asarray(sequence, np.int32))
             tokens = sum(len(s) for s in batch)
-            if tokens >= PREFILL_TOKENS or number == len(sequences) - 1:
+            if tokens >= self._prefill_tokens or number == len(sequences) - 1:
                 layout, columns = lay_out_plain(batch)
                 hidden, _ = run_plain(self._decoder, layout, self._device)
                 rows, target = (
@@ -199,7 +201,7 @@ class LocalEngine:
         and the cache is laid out anew.
         """
         requests: list[Request] = []
-        room = PREFILL_TOKENS
+        room = self._prefill_tokens
         while self._waiting:
             request = self._waiting[0][1]
             too_long = len(request.token_ids) > self._cache.prompts.places

@@ -1,0 +1,282 @@
+"""Sizes that are "auto": first from the plan and the memory that is free, then tried on the device.
+
+What is tried is the most that a step will do: two forward and backward passes over as many tokens
+as one may have, beside the optimizer's moments; two tokens of as many sequences as there are slots.
+No weight, optimizer or random number is touched: a recipe that states the same sizes gives the same
+bits.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import psutil
+import torch
+
+from postgrad.core.errors import PostgradError
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.jobs import foreseen, roles
+from postgrad.jobs.choices import Choices
+from postgrad.jobs.out_of_memory import OutOfMemory, ran_out
+from postgrad.jobs.run import Run
+from postgrad.layout.layout import Layout
+from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.learner.role import Learner, PolicyLearner
+from postgrad.learner.score import ScoreLearner
+from postgrad.plan.auto import AutoSizes, least_tokens
+from postgrad.plan.plan import outlook
+from postgrad.recipe.recipe import Answering, Recipe
+from postgrad.rollout.engine import EngineStats, Request
+from postgrad.rollout.local.budget import PREFILL_TOKENS, places_for
+from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.settings import SamplingSettings
+
+TOKENS, SLOTS = "micro_train_tokens", "slots"  # names of choices
+NEW_TOKENS = 2  # that each slot decodes when slots are tried
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+Fits = Callable[[int], bool]
+
+
+class Reads(Protocol):
+    """A role."""
+
+    backbone: Backbone
+
+
+def planned(
+    recipe: Recipe, choices: Choices, recorded: Mapping[str, Any]
+) -> tuple[Choices, frozenset[str]]:
+    """The choices with what the plan says for memory that is free now, and the names of those that
+    have to be tried: what was recorded is used as it is.
+    """
+    asked = {
+        TOKENS: recipe.batch.micro_train_tokens == "auto",
+        SLOTS: isinstance(recipe, Answering) and recipe.rollout.slots == "auto",
+    }
+    untried = frozenset(name for name, auto in asked.items() if auto and not recorded.get(name))
+    if not untried:
+        return choices, untried
+    sizes = AutoSizes.largest(recipe, foreseen.hardware_here(choices).device)
+    with suppress(PostgradError):  # no shape is known: the device alone says what fits
+        sizes = _fitting(recipe, choices)
+    found = choices
+    if TOKENS in untried:
+        found = replace(found, micro_train_tokens=sizes.tokens)
+    if SLOTS in untried and sizes.slots is not None:
+        applied = sizes.applied(recipe)
+        assert isinstance(applied, Answering)
+        found = replace(found, slots=sizes.slots, cache_tokens=applied.rollout.cache_tokens)
+    return found, untried
+
+
+def _fitting(recipe: Recipe, choices: Choices) -> AutoSizes:
+    """The plan's, for the memory that is free."""
+    made = foreseen.settled(recipe, choices)
+    facts = foreseen.facts_here(made, choices)
+    device = facts.hardware.device.model_copy(update={"memory_bytes": free_bytes(choices.device)})
+    hardware = facts.hardware.model_copy(update={"device": device})
+    auto = outlook(made, replace(facts, hardware=hardware)).auto
+    return AutoSizes(
+        auto.get("batch.micro_train_tokens"), auto.get("rollout.slots"), least_tokens(recipe)
+    )
+
+
+def free_bytes(device: str) -> int:
+    """Memory that this process may still take, its container's limit counted."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    free = psutil.virtual_memory().available
+    for limit, used in (
+        ("memory.max", "memory.current"),  # control groups, version 2 and 1
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            most, now = ((CONTROL_GROUP / name).read_text("ascii") for name in (limit, used))
+            free = min(free, max(0, int(most) - int(now)))
+        except (OSError, ValueError):  # no container, or "max"
+            continue
+    return max(1, free)
+
+
+def largest(start: int, floor: int, fits: Fits) -> int | None:
+    """The first of start, start / 2, ... that fits, none below floor; None where not even that."""
+    size = start
+    while not fits(size):
+        if size <= floor:
+            return None
+        size = max(floor, size // 2)
+    return size
+
+
+def try_tokens(run: Run, learners: Sequence[Learner[Any]], readers: Sequence[Reads] = ()) -> None:
+    """Finds the token budget with which all learners can learn, and sets it where it was open, for
+    readers, which only compute forward, too.
+
+    Raises OutOfMemory where not even the longest row has room.
+    """
+    start = run.choices.micro_train_tokens
+    if TOKENS not in run.untried or start is None:
+        return
+    floor, longest = least_tokens(run.recipe), run.recipe.data.max_len
+
+    def fits(tokens: int) -> bool:
+        with _tried(run, "batch.micro_train_tokens", tokens) as result:
+            for learner in learners:
+                _learn(learner, tokens, longest, run)
+            result.append(True)
+        return bool(result)
+
+    found = largest(start, floor, fits)
+    if found is None:
+        raise _none(run, f"one forward and backward pass over {floor} tokens, the longest row")
+    run.choices = replace(run.choices, micro_train_tokens=found)
+    for role in (*learners, *readers):
+        role.backbone.micro = MicroBatch(found)
+    _tell(run, "batch.micro_train_tokens", found)
+
+
+def engine(run: Run, recipe: Answering, path: str, *, sequences: int, max_len: int) -> LocalEngine:
+    """roles.engine, with as many slots as can decode where that was open. Sets the run's choices.
+
+    Raises OutOfMemory where not even one has room.
+    """
+
+    def build(choices: Choices) -> LocalEngine:
+        made, run.choices = roles.engine(
+            recipe, path, choices, sequences=sequences, max_len=max_len
+        )
+        return made
+
+    start = run.choices.slots
+    if SLOTS not in run.untried or start is None:
+        return build(run.choices)
+    before, made = run.choices, list[LocalEngine]()
+
+    def fits(slots: int) -> bool:
+        places = recipe.rollout.cache_tokens or slots * places_for(max_len)
+        with _tried(run, "rollout.slots", slots) as result:
+            one = build(replace(before, slots=slots, cache_tokens=places))
+            _decode(one, slots, max_len, PREFILL_TOKENS[before.device])
+            made.append(one)
+            result.append(True)
+        return bool(result)
+
+    found = largest(min(start, sequences), 1, fits)
+    if found is None:
+        raise _none(run, f"an engine for one sequence of {max_len} tokens")
+    _tell(run, "rollout.slots", found)
+    return made[0]
+
+
+@contextmanager
+def _tried(run: Run, key: str, size: int) -> Generator[list[bool]]:
+    """What runs out of memory inside did not fit, and is told. Generators are put back."""
+    result: list[bool] = []
+    why = ""
+    state, states = torch.get_rng_state(), torch.cuda.get_rng_state_all()
+    try:
+        yield result
+    except Exception as error:
+        if not ran_out(error):
+            raise
+        why = str(error).strip().partition("\n")[0] or type(error).__name__
+    finally:
+        torch.set_rng_state(state)
+        torch.cuda.set_rng_state_all(states)
+    if why:
+        if run.choices.device == "cuda":
+            torch.cuda.empty_cache()
+        run.logs.event("size_lowered", f"{key} = {size} does not fit: {why}", key=key, size=size)
+
+
+def _learn(learner: Learner[Any], tokens: int, longest: int, run: Run) -> None:
+    """Two passes: the second beside the gradients of the first. Raises MemoryError where a CPU's
+    memory would not hold what they took beside the moments.
+    """
+    backbone = learner.backbone
+    before = backbone.micro
+    moments = _moments_to_come(learner)
+    device = run.choices.device
+    gauge = run.clock.peaks.restarted() if device == "cpu" else None
+    free, held = free_bytes(device), gauge.held() if gauge else 0
+    reserved = torch.empty(0 if device == "cpu" else moments, dtype=torch.uint8, device=device)
+    try:
+        backbone.micro = MicroBatch(tokens)
+        sequences = _rows(tokens, longest)
+        for _ in range(2):
+            for layout in backbone.micro_batches(
+                sequences, np.arange(len(sequences)), reads=learner.reads
+            ):
+                torch.autograd.backward(_output(learner, layout).sum())
+    finally:
+        del reserved
+        backbone.micro = before
+        for weight in (*backbone.lm.parameters(), *learner.optimizer.master.values()):
+            weight.grad = None
+    if gauge is not None and (needed := gauge.peak() - held + moments) > free:
+        raise MemoryError(f"{needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free")
+
+
+def _output(learner: Learner[Any], layout: Layout) -> torch.Tensor:
+    """What its loss is made of."""
+    if isinstance(learner, PolicyLearner):
+        logprobs, entropy = learner.backbone.logprobs(layout, learner.temperature, True)
+        assert entropy is not None
+        return logprobs + entropy
+    assert isinstance(learner, ScoreLearner)
+    return learner.backbone.scores(layout)
+
+
+def _moments_to_come(learner: Learner[Any]) -> int:
+    """Bytes that the optimizer takes at its first step."""
+    if learner.optimizer.updates:
+        return 0
+    masters = sum(one.nbytes for one in learner.optimizer.master.values())
+    return learner.optimizer.state_bytes() - masters
+
+
+def _rows(tokens: int, longest: int) -> Sequences:
+    """As many of the longest rows as fit, and what is left as one more; every token but the first
+    bears loss.
+    """
+    lengths = [longest] * (tokens // longest)
+    lengths += [tokens % longest] if tokens % longest > 1 else []
+    rows = [np.zeros(length, np.int32) for length in lengths]
+    masks = [np.arange(length) > 0 for length in lengths]
+    return Sequences(
+        Ragged.of(rows, np.int32),
+        Ragged.of(masks, np.bool_),
+        np.arange(len(rows), dtype=np.int64),
+    )
+
+
+def _decode(one: LocalEngine, slots: int, max_len: int, prefill: int) -> None:
+    """Prompts of one prefill of so many tokens, and two tokens in every slot."""
+    length = max(1, max_len - NEW_TOKENS)
+    prompts = min(slots, max(1, prefill // length))
+    sampling = SamplingSettings(max_new_tokens=NEW_TOKENS)
+    for number, samples in enumerate(np.array_split(np.arange(slots), prompts)):
+        prompt = np.zeros(length, np.int32)
+        one.submit(Request(number, tuple(samples.tolist()), prompt, sampling))
+    while one.completed():
+        pass
+    one.stats = EngineStats()
+
+
+def _tell(run: Run, key: str, size: int) -> None:
+    run.console.note(f"{key} = {size}: planned, and tried on this machine")
+    run.logs.event("size_chosen", f"{key} = {size}", key=key, size=size)
+
+
+def _none(run: Run, what: str) -> OutOfMemory:
+    room = free_bytes(run.choices.device) / 1e9
+    return OutOfMemory(
+        f"there is no memory for {what}; {room:.1f} GB are free beside what the run holds: see "
+        "`postgrad plan` for what to change (a shorter data.max_len, "
+        "model.gradient_checkpointing = true, an adapter)"
+    )

@@ -1,0 +1,144 @@
+"""What was foreseen of a run, beside what happened: plan.json, metrics.jsonl, summary.json."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from postgrad.core.errors import PostgradError
+from postgrad.core.files import finite
+from postgrad.jobs.choices import Choices
+from postgrad.models.known_shapes import shape_of_model
+from postgrad.observe.run_dir import RunDirectory
+from postgrad.observe.sinks import Logs
+from postgrad.plan.advice import advise
+from postgrad.plan.calibrate import median, warm
+from postgrad.plan.calibration import calibration_file, chosen, machine_of, read
+from postgrad.plan.foreseen import PHASE_OF, columns, phase_bytes, phase_seconds
+from postgrad.plan.hardware import Hardware, this_cpu, this_machine, with_threads
+from postgrad.plan.page import Page
+from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.row_lengths import row_lengths
+from postgrad.recipe.recipe import Answering, Recipe
+
+Rows = list[list[str]]
+COLUMNS = ("", "foreseen s", "measured s", "foreseen GB", "measured GB")  # of `rows`
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """Seconds of a step and bytes, by phase. Empty where no plan could be made."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    bytes: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @classmethod
+    def of(cls, outlook: Outlook) -> "Foreseen":
+        """What a plan says, in the words of metrics.jsonl."""
+        return cls(phase_seconds(outlook), phase_bytes(outlook))
+
+    @property
+    def columns(self) -> Mapping[str, float]:
+        """What each line of metrics.jsonl says of it."""
+        return columns(self.seconds, self.bytes)
+
+    def beside(
+        self, recipe: Recipe, lines: Sequence[Mapping[str, Any]], peaks: Mapping[str, int]
+    ) -> dict[str, dict[str, float]]:
+        """By phase, foreseen and measured, as far as they are known: the median of the steps'
+        seconds, the most bytes of any. peaks: of the process, for phases that are in no step.
+        """
+        steps = warm(lines, recipe) or lines
+        found: dict[str, dict[str, float]] = {}
+        for name in ("load", *PHASE_OF[recipe.job], "save"):
+            held = [line.get(f"{name}_memory_bytes") or 0 for line in lines]
+            known = {
+                "foreseen_seconds": self.seconds.get(name),
+                "seconds": median(steps, f"{name}_seconds"),
+                "foreseen_memory_bytes": self.bytes.get(name),
+                "memory_bytes": max([*held, peaks.get(name, 0)]) or None,
+            }
+            if known["seconds"] is not None or known["memory_bytes"] is not None:
+                found[name] = {key: value for key, value in known.items() if value is not None}
+        return found
+
+
+def foresee(
+    directory: RunDirectory, recipe: Recipe, choices: Choices, logs: Logs, *, after: int, steps: int
+) -> Foreseen:
+    """Plans the run as it is about to go on after step `after`, and writes that to plan.json behind
+    what was foreseen of it before, where it is something else.
+
+    A plan that cannot be made stops no run: plan.json and an event say why.
+    """
+    made = as_chosen(recipe, choices).model_copy(
+        update={"steps": steps, "epochs": None, "total_episodes": None}
+    )
+    entry: dict[str, Any] = {}
+    found = Foreseen()
+    try:
+        facts = facts_here(made, choices)
+        entry["machine"] = machine_of(made, facts.hardware.device).to_json()
+        planned = outlook(made, facts)
+        entry |= Page(planned, advise(planned, facts)).to_json()
+        found = Foreseen.of(planned)
+    except Exception as error:  # noqa: BLE001  # recorded: to run matters more than to foresee
+        told = str(error) if isinstance(error, PostgradError) else repr(error)
+        entry["problem"] = f"no plan could be made: {told}"
+        logs.event("no_plan", entry["problem"])
+    _add(directory, entry, after)
+    return found
+
+
+def as_chosen(recipe: Recipe, choices: Choices) -> Recipe:
+    """The recipe with what was chosen at the start in place of what it leaves open."""
+    made = settled(recipe, choices)
+    batch = made.batch.model_copy(update={"micro_train_tokens": choices.micro_train_tokens})
+    made = made.model_copy(update={"batch": batch})
+    if isinstance(made, Answering) and choices.sizes is not None:
+        rollout = made.rollout.model_copy(update=choices.sizes.to_json())
+        made = made.model_copy(update={"rollout": rollout})
+    return made
+
+
+def settled(recipe: Recipe, choices: Choices) -> Recipe:
+    """The recipe with what was chosen before sizes are."""
+    return chosen(recipe, choices.dtype, choices.threads)
+
+
+def hardware_here(choices: Choices) -> Hardware:
+    """The devices that the run computes on."""
+    found = this_machine() if choices.device == "cuda" else this_cpu()
+    return with_threads(found, choices.threads)
+
+
+def facts_here(recipe: Recipe, choices: Choices) -> Facts:
+    """What a plan for this machine is made from."""
+    return Facts(
+        shape_of_model,
+        hardware_here(choices),
+        lengths=row_lengths(recipe),
+        calibration=read(calibration_file()),
+    )
+
+
+def _add(directory: RunDirectory, entry: Mapping[str, Any], after: int) -> None:
+    """What was foreseen of steps that a resume takes back is taken back with them."""
+    before = [one for one in directory.plans() if one["after_step"] <= after]
+    new = json.loads(json.dumps(finite(entry)))
+    if not before or {**before[-1], "after_step": None} != {"after_step": None, **new}:
+        before = [one for one in before if one["after_step"] < after]
+        before.append({"after_step": after, **new})
+    directory.write_plans(before)
+
+
+def rows(beside: Mapping[str, Mapping[str, float]]) -> Rows:
+    """The table of `Foreseen.beside` for people: seconds of a step, and gigabytes."""
+
+    def cell(of: Mapping[str, float], key: str) -> str:
+        if key not in of:
+            return ""
+        return f"{of[key] / 1e9 if key.endswith('_bytes') else of[key]:.3g}"
+
+    keys = ("foreseen_seconds", "seconds", "foreseen_memory_bytes", "memory_bytes")
+    return [[name, *(cell(of, key) for key in keys)] for name, of in beside.items()]

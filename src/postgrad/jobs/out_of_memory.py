@@ -1,0 +1,74 @@
+"""Out of memory: how it is told apart from other failures, and what a person is told to change."""
+
+import shlex
+from dataclasses import replace
+
+import torch
+
+from postgrad.core.errors import RunError
+from postgrad.jobs import foreseen
+from postgrad.jobs.run import Run
+from postgrad.plan.advice import advise
+from postgrad.plan.plan import outlook
+
+# What torch's allocator for a CPU says in a plain RuntimeError.
+SAID = ("can't allocate memory", "not enough memory", "DefaultCPUAllocator")
+LESS = 0.8  # of the peak that was foreseen has to do: it was too much
+MOST = 3  # changes that are named
+SAMPLING = ("sample", "publish", "evaluate")  # phases in which the engine works
+GENERAL = "a smaller batch.micro_train_tokens, model.gradient_checkpointing = true"
+
+
+class OutOfMemory(RunError):
+    """There was too little memory; the message says where the run stands and what to change."""
+
+
+def ran_out(error: BaseException) -> bool:
+    """True where `error` says that memory was refused."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in SAID)
+
+
+def explain(run: Run, step: int, error: BaseException, standing: str) -> OutOfMemory:
+    """What is raised in place of `error`. standing: where the run can go on from."""
+    phase = run.clock.open[-1] if run.clock.open else "start"
+    told = str(error).strip().partition("\n")[0] or type(error).__name__
+    where = f"{phase} of step {step + 1}" if "plan" in run.clock.total else f"phase {phase}"
+    changes = smaller(run, phase)
+    if changes:
+        keys = dict.fromkeys(flag[2:] for flag in changes if flag.startswith("--"))
+        words = [*changes, *(word for key in keys for word in ("--allow-change", key))]
+        command = shlex.join(["postgrad", "resume", str(run.directory.path), *words])
+        advice = f"needs less with: {command}"
+    else:
+        advice = f"what needs less: {GENERAL}"
+    run.logs.event("out_of_memory", told, step=step, phase=phase)
+    return OutOfMemory(f"out of memory in {where}: {told}; {standing}. It {advice}")
+
+
+def smaller(run: Run, phase: str) -> tuple[str, ...]:
+    """Flags of the changes that the plan advises where there is less memory than it takes; () where
+    there is no plan.
+    """
+    sizes = run.choices.sizes
+    flags: tuple[str, ...] = ()
+    if phase.startswith(SAMPLING) and sizes is not None and sizes.slots > 1:
+        slots = sizes.slots // 2
+        places = sizes.cache_tokens // sizes.slots * slots
+        flags = ("--rollout.slots", str(slots), "--rollout.cache_tokens", str(places))
+    try:
+        recipe = foreseen.as_chosen(run.recipe, run.choices)
+        facts = foreseen.facts_here(recipe, run.choices)
+        planned = outlook(recipe, facts)
+        room = int(min(planned.memory.peak_bytes, planned.memory.capacity) * LESS)
+        device = facts.hardware.device.model_copy(update={"memory_bytes": max(1, room)})
+        hardware = facts.hardware.model_copy(update={"device": device})
+        facts = replace(facts, hardware=hardware)
+        advised = advise(outlook(recipe, facts), facts)[:MOST]
+    except Exception:  # noqa: BLE001  # plan.json says why; what failed is told first
+        return flags
+    for one in advised:
+        if not set(one.overrides) & set(flags):
+            flags += one.overrides
+    return flags

@@ -1,0 +1,207 @@
+"""`postgrad watch`: the page of a run that is under way, live, for this machine's user alone.
+
+It listens on 127.0.0.1. Every request needs the token of the address that is printed, and a Host
+that is this machine's: a page of the web that resolves its own name to 127.0.0.1 has neither.
+Nothing says that another origin may read an answer. The run's files are opened for reading; no
+lock is taken, so the run never waits for a look at it.
+"""
+
+import hashlib
+import hmac
+import json
+import secrets
+import signal
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
+
+from postgrad.core.errors import UsageError
+from postgrad.core.files import finite
+from postgrad.jobs.report import contents, reader
+from postgrad.observe.console import Console
+from postgrad.observe.report.page import live
+from postgrad.observe.report.run import RunReader, expected_steps
+from postgrad.observe.report.selection import Cap
+from postgrad.observe.run_dir import RunDirectory
+
+HOST = "127.0.0.1"
+NAMES = (HOST, "localhost")
+AT_ONCE = 40  # messages of one answer
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+def watch(run_dir: Path, console: Console, port: int = 0) -> dict[str, Any]:
+    """Serves the page until SIGINT or SIGTERM. Raises UsageError where there is no run or the port
+    is not to be had.
+    """
+    server = WatchServer(Feed(run_dir), port)
+    with _until_signal(server):
+        console.note(f"{run_dir} is shown at {server.address}  (Ctrl-C ends it)")
+        server.serve_forever(poll_interval=0.2)
+    console.note("stopped; the run goes on")
+    return {"address": server.address}
+
+
+class Feed:
+    """What the run has told so far, and what is new each time it is asked.
+
+    A page asks from where it is. Where the run was written anew the generation changes, and pages
+    begin anew.
+    """
+
+    def __init__(self, run_dir: Path, cap: Cap | None = None) -> None:
+        self._run_dir = run_dir
+        recipe = RunDirectory.open(run_dir).recipe()
+        self._reader: RunReader = reader(run_dir, 0, cap or Cap(), expected_steps(recipe))
+        self._messages: list[str] = []
+        self._lock = threading.Lock()
+        self.generation = secrets.token_hex(4)
+
+    def page(self) -> str:
+        """The HTML."""
+        return live([self._reader], contents([self._run_dir]))
+
+    def messages(self, generation: str, start: int) -> str:
+        """JSON of the messages from number `start` on; of another generation from the first."""
+        with self._lock:
+            for message in self._reader.poll():
+                if message["kind"] == "reset":
+                    self._messages = []
+                    self.generation = secrets.token_hex(4)
+                else:
+                    self._messages.append(json.dumps(finite(message), allow_nan=False))
+            if generation != self.generation or not 0 <= start <= len(self._messages):
+                start = 0
+            found = self._messages[start : start + AT_ONCE]
+            end = start + len(found)
+            more = json.dumps(end < len(self._messages))
+            told = f'"generation":"{self.generation}","next":{end},"more":{more}'
+            return f'{{{told},"messages":[{",".join(found)}]}}'
+
+    def body(self, number: int) -> str:
+        """JSON of one sample's tokens."""
+        with self._lock:
+            return json.dumps(finite(self._reader.bodies([number])), allow_nan=False)
+
+
+class WatchServer(ThreadingHTTPServer):
+    """The pages /, /messages and /bodies of a feed behind a token."""
+
+    daemon_threads = True
+
+    def __init__(self, feed: Feed, port: int) -> None:
+        if not 0 <= port < 1 << 16:
+            raise UsageError(f"--port {port}: a number from 0 to 65535 is wanted")
+        self.feed = feed
+        self.token = secrets.token_urlsafe(32)
+        try:
+            super().__init__((HOST, port), Handler)
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen at {HOST}:{port}: {error.strerror or error}; take another --port"
+            ) from error
+
+    @property
+    def address(self) -> str:
+        """What a person opens."""
+        return f"http://{HOST}:{self.server_port}/?token={self.token}"
+
+    def knows(self, token: str) -> bool:
+        """Compared as digests, in a time that says nothing about the token."""
+        return hmac.compare_digest(_digest(token), _digest(self.token))
+
+    def is_ours(self, host: str) -> bool:
+        """Whether a Host header names this machine's loopback and port."""
+        return host in {f"{name}:{self.server_port}" for name in NAMES}
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that went away in the middle of an answer is no news."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers GET; everything else is refused."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+
+    def do_GET(self) -> None:
+        """One of the three pages."""
+        server = cast(WatchServer, self.server)
+        url = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        scheme, _, given = self.headers.get("Authorization", "").partition(" ")
+        token = given if scheme == "Bearer" else query.get("token", "")
+        if not server.is_ours(self.headers.get("Host", "")):
+            self._answer(HTTPStatus.FORBIDDEN, "this is not the address of the page")
+        elif not server.knows(token):
+            self._answer(HTTPStatus.FORBIDDEN, "open the address that postgrad watch has printed")
+        else:
+            self._page(server.feed, url.path, query)
+
+    def _page(self, feed: Feed, path: str, query: dict[str, str]) -> None:
+        try:
+            if path == "/":
+                self._answer(HTTPStatus.OK, feed.page(), "text/html")
+            elif path == "/messages":
+                start = int(query.get("next", "0"))
+                told = feed.messages(query.get("generation", ""), start)
+                self._answer(HTTPStatus.OK, told, "application/json")
+            elif path == "/bodies":
+                body = feed.body(int(query.get("id", "-1")))
+                self._answer(HTTPStatus.OK, body, "application/json")
+            else:
+                self._answer(HTTPStatus.NOT_FOUND, "there is no such page")
+        except ValueError as error:
+            self._answer(HTTPStatus.BAD_REQUEST, str(error))
+        except (UsageError, FileNotFoundError) as error:  # the run is being put anew
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+
+    def _answer(self, status: HTTPStatus, text: str, kind: str = "text/plain") -> None:
+        data = text.encode(errors="replace")
+        self.send_response(status)
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a line a request would hide the address."""
+
+    def version_string(self) -> str:
+        """Says no versions."""
+        return "postgrad"
+
+
+@contextmanager
+def _until_signal(server: WatchServer) -> Generator[None]:
+    """SIGINT and SIGTERM end the server's loop; it is closed at the end."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        threading.Thread(target=server.shutdown).start()  # it waits for the loop, which is here
+
+    before = {one: signal.signal(one, stop) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        server.server_close()
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode(errors="replace")).digest()

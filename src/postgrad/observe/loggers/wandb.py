@@ -1,0 +1,33 @@
+"""Weights & Biases: its files in RUN_DIR/wandb; WANDB_MODE=offline keeps them there."""
+
+from postgrad.observe.loggers.base import RunIdentity, Values
+
+
+class WandB:
+    """The run's id makes a resumed run one curve. Online W&B says how far it has come; offline each
+    process leaves files of its own, and `wandb sync` joins them: a step that stands in two is taken
+    from the first.
+    """
+
+    def __init__(self, run: RunIdentity) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=run.project,
+            name=run.name,
+            id=run.id,
+            resume="allow",
+            dir=str(run.directory),
+            config=dict(run.recipe),
+            settings=wandb.Settings(
+                silent=True, console="off", save_code=False, disable_git=True, disable_code=True
+            ),
+        )
+        offline = bool(self._run.settings.mode == "offline")
+        self.last = run.start if offline else self._run.starting_step - 1
+
+    def log(self, step: int, values: Values) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()

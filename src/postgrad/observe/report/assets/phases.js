@@ -1,0 +1,156 @@
+// Where the time of a step goes, and how much memory it took, against the plan.
+
+import { h, svg, table } from "./dom.js";
+import { bytes, percent, seconds } from "./format.js";
+import { Chart } from "./chart.js";
+import { median } from "./series.js";
+
+const PHASE = /^([a-z]+)_seconds$/;
+const PART = /^(?!foreseen\/)[a-z]+\/[a-z_]+_seconds$/;
+const MEMORY = /^(?!foreseen\/).*memory_bytes$/;
+const HEIGHT = 120;
+const BARS = 140;
+
+/** Stacked bars of the phases of a run, and a table of them. */
+export class Phases {
+  constructor(store, cursor) {
+    this.store = store;
+    this.element = h("div", {});
+    this.cursor = cursor;
+    this.charts = new Map();
+    this.times = h("div", {});
+    this.memory = h("div", { className: "charts" });
+    this.table = h("div", {});
+    this.element.append(h("h3", {}, "Time"), this.times, h("h3", {}, "Memory"), this.memory, this.table);
+    store.listen((kinds) => (kinds.has("metrics") || kinds.has("run") || kinds.has("reset") ? this.update() : 0));
+  }
+
+  update() {
+    const { runs } = this.store;
+    this.times.replaceChildren(...runs.map((run) => timeline(run, runs.length > 1)));
+    this.table.replaceChildren(...runs.filter((run) => run.about.plan?.memory).map(memoryPlan));
+    for (const name of new Set(runs.flatMap((run) => run.names().filter((one) => MEMORY.test(one))))) {
+      if (this.charts.has(name)) continue;
+      this.charts.set(name, this.#chart(name));
+      this.memory.append(this.charts.get(name).element);
+    }
+    this.charts.forEach((chart) => chart.refresh());
+  }
+
+  #chart(name) {
+    const { runs } = this.store;
+    const whole = name === "peak_memory_bytes";
+    const series = (run, key, more) => ({ name: run.name, colour: run.number, xs: run.axis("step"), ys: run.column(key), ...more });
+    return new Chart({
+      title: name,
+      about: whole ? "the process's peak plus what its verifiers hold" : "the most within the phase, above what the process held before",
+      format: bytes,
+      byFormat: true,
+      cursor: this.cursor,
+      read: () => ({
+        series: runs.flatMap((run) => {
+          const foreseen = `foreseen/${name}`;
+          return run.names().includes(foreseen) ? [series(run, name), series(run, foreseen, { dashed: true, name: "foreseen" })] : [series(run, name)];
+        }),
+        references: whole ? runs.flatMap((run) => peakOf(run)) : [],
+        marks: runs.flatMap((run) => run.resumes()),
+        fromZero: true,
+        xName: "step",
+      }),
+    });
+  }
+}
+
+function peakOf(run) {
+  const peak = run.about.plan?.memory?.peak_bytes;
+  return typeof peak === "number" ? [{ value: peak, name: "foreseen" }] : [];
+}
+
+function phasesOf(run) {
+  const found = new Map();
+  for (const name of run.names()) {
+    const phase = PHASE.exec(name)?.[1];
+    if (phase) found.set(phase, run.column(name).map((value) => (Number.isNaN(value) ? 0 : value)));
+  }
+  return found;
+}
+
+function timeline(run, many) {
+  const phases = phasesOf(run);
+  if (!phases.size) return h("p", { className: "quiet" }, `${run.name}: no step has ended yet.`);
+  const names = [...phases.keys()];
+  const bars = bucketed(run, phases);
+  const foreseen = names.reduce((sum, name) => sum + (foreseenOf(run, name) || 0), 0);
+  const most = Math.max(foreseen, ...bars.map((bar) => bar.parts.reduce((a, b) => a + b, 0)));
+  const root = svg("svg", { class: "bars", viewBox: `0 0 ${bars.length} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `Seconds of each step of ${run.name} by phase; the table below has the sums` });
+  bars.forEach((bar, x) => {
+    let top = HEIGHT;
+    const column = svg("g", {}, svg("title", {}, `steps ${bar.from} to ${bar.to}: ${names.map((name, i) => `${name} ${seconds(bar.parts[i])}`).join(", ")}`));
+    bar.parts.forEach((part, i) => {
+      const height = (HEIGHT * part) / most;
+      top -= height;
+      column.append(svg("rect", { class: `phase p${i % 6}`, x: x + 0.04, width: 0.92, y: top, height }));
+    });
+    root.append(column);
+  });
+  if (foreseen) {
+    const y = HEIGHT * (1 - foreseen / most);
+    root.append(svg("path", { class: "reference", "vector-effect": "non-scaling-stroke", d: `M0 ${y}H${bars.length}` }));
+  }
+  return h(
+    "div",
+    { className: "timeline" },
+    many ? h("h4", { className: `run-name c${run.number}` }, run.name) : null,
+    h("p", { className: "scale quiet" }, `0 to ${seconds(most)} a step, steps 1 to ${run.steps}${foreseen ? `; the dashed line was foreseen: ${seconds(foreseen)}` : ""}`),
+    root,
+    phaseTable(run, phases),
+  );
+}
+
+/** Seconds of a phase that the run's plan foresaw, NaN where it had none. */
+function foreseenOf(run, name) {
+  return median(run.column(`foreseen/${name}_seconds`));
+}
+
+function bucketed(run, phases) {
+  const steps = run.column("step");
+  const buckets = Math.min(BARS, steps.length);
+  return Array.from({ length: buckets }, (_, bucket) => {
+    const from = Math.floor((bucket * steps.length) / buckets);
+    const to = Math.floor(((bucket + 1) * steps.length) / buckets);
+    const parts = [...phases.values()].map((list) => list.slice(from, to).reduce((a, b) => a + b, 0) / (to - from));
+    return { from: steps[from], to: steps[to - 1], parts };
+  });
+}
+
+function phaseTable(run, phases) {
+  const sums = [...phases.values()].map((list) => list.reduce((a, b) => a + b, 0));
+  const whole = sums.reduce((a, b) => a + b, 0);
+  const plan = run.names().some((name) => name.startsWith("foreseen/"));
+  const foreseen = (name) => (plan ? [seconds(foreseenOf(run, name))] : []);
+  const columns = [{ name: "phase" }, ...["in all", "share", "a step, median", ...(plan ? ["foreseen"] : [])].map((name) => ({ name, number: true }))];
+  const rows = [...phases].map(([name, list], i) => [
+    h("span", { className: `key p${i % 6}` }, name),
+    seconds(sums[i]),
+    percent(sums[i] / (whole || 1)),
+    seconds(median(list)),
+    ...foreseen(name),
+  ]);
+  const parts = run.names().filter((name) => PART.test(name)).map((name) => {
+    const list = run.column(name).filter((value) => !Number.isNaN(value));
+    const sum = list.reduce((a, b) => a + b, 0);
+    return [h("span", { className: "part" }, name.replace("_seconds", "")), seconds(sum), percent(sum / (whole || 1)), seconds(median(list)), ...foreseen(name.replace("_seconds", ""))];
+  });
+  return table(`Phases of ${run.name}`, columns, [...rows, ...parts], { hidden: true });
+}
+
+function memoryPlan(run) {
+  const { roles = {}, phases = {}, peak_phase: peak } = run.about.plan.memory;
+  const names = Object.keys(phases);
+  const columns = [{ name: "role" }, { name: "what" }, ...names.map((name) => ({ name: name === peak ? `${name} (peak)` : name, number: true }))];
+  const rows = Object.entries(roles).flatMap(([role, held]) =>
+    Object.entries(held).map(([what, of]) => [role, what, ...names.map((name) => (of[name] ? bytes(of[name]) : ""))]),
+  );
+  rows.push(["sum", "", ...names.map((name) => bytes(phases[name]))]);
+  return h("details", {}, h("summary", {}, `What the plan foresaw in memory: ${run.name}`), table(`Foreseen memory of ${run.name}`, columns, rows, { hidden: true }));
+}

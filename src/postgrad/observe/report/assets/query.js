@@ -1,0 +1,74 @@
+// Which samples are listed, and in which order: pure functions over rows.
+
+export const STATES = [
+  ["", "any"],
+  ["trained", "trained on"],
+  ["untrained", "not trained on"],
+  ["truncated", "truncated"],
+  ["failed", "a verifier failed"],
+  ["filtered", "group filtered"],
+];
+
+export const SORTS = [
+  ["step", "step, first to last"],
+  ["-step", "step, last to first"],
+  ["-total", "reward, high to low"],
+  ["total", "reward, low to high"],
+  ["-tokens", "longest"],
+  ["tokens", "shortest"],
+  ["-advantage", "advantage, high to low"],
+  ["advantage", "advantage, low to high"],
+];
+
+const TESTS = {
+  trained: (row) => row.trained,
+  untrained: (row) => !row.trained,
+  truncated: (row) => row.finish === "length",
+  failed: (row) => Boolean(row.failures),
+  filtered: (row) => Boolean(row.group.filtered),
+};
+
+export function emptyQuery() {
+  return { text: "", run: "", state: "", finish: "", component: "total", low: NaN, high: NaN, from: NaN, to: NaN, sort: "step" };
+}
+
+/** The score of a component, the total where it is "total"; null where there is none. */
+export function scoreOf(row, component) {
+  const value = component === "total" ? row.total : row.rewards?.[component];
+  return typeof value === "number" ? value : null;
+}
+
+/** The rows that a query wants, sorted. */
+export function select(rows, query) {
+  const found = rows.filter((row) => wanted(row, query));
+  const down = query.sort.startsWith("-");
+  const key = down ? query.sort.slice(1) : query.sort;
+  if (key === "step") return down ? found.reverse() : found;
+  const value = (row) => (typeof row[key] === "number" ? row[key] : null);
+  return found.sort((a, b) => compare(value(a), value(b), down));
+}
+
+function compare(a, b, down) {
+  if (a === null || b === null) return (a === null) - (b === null); // unknown ones last
+  return down ? b - a : a - b;
+}
+
+function wanted(row, query) {
+  const { group } = row;
+  if (query.run !== "" && row.run !== Number(query.run)) return false;
+  if (group.step < query.from || group.step > query.to) return false;
+  if (query.state && !TESTS[query.state](row)) return false;
+  if (query.finish && row.finish !== query.finish) return false;
+  if (!Number.isNaN(query.low) || !Number.isNaN(query.high)) {
+    const score = scoreOf(row, query.component);
+    if (score === null || score < query.low || score > query.high) return false;
+  }
+  return !query.text || holds(row, query.text.toLowerCase());
+}
+
+function holds(row, text) {
+  const { group } = row;
+  return [row.text, group.question, group.answer].some(
+    (one) => typeof one === "string" && one.toLowerCase().includes(text),
+  );
+}

@@ -1,0 +1,67 @@
+"""A file of lines that another process writes: what is new in it, again and again."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+REMEMBERED = 512  # bytes before the place that was reached
+
+
+class Followed:
+    """Reads on from where it was. It opens the file for reading and nothing else, so the run that
+    writes it never notices.
+
+    A line without its end is being written, or was torn by a kill: it waits. A resumed run cuts its
+    files back and writes on, and --overwrite begins anew: then what was read does not stand there
+    any more, and `rewritten` says so.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+        self._before = b""  # what stood just before the offset
+
+    def rewritten(self) -> bool:
+        """True where other bytes, or none, stand before the place that was reached."""
+        if not self.offset:
+            return False
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset - len(self._before))
+                return file.read(len(self._before)) != self._before
+        except FileNotFoundError:
+            return True
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Every new whole line and the byte at which it begins."""
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                start = self.offset
+                self.offset += len(line)
+                self._before = (self._before + line)[-REMEMBERED:]
+                yield start, line
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line; None where it is none."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return cast(dict[str, Any], found) if isinstance(found, dict) else None
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object of a file; None where there is none, or it is not readable as one."""
+    try:
+        return parse(path.read_bytes())
+    except OSError:
+        return None

@@ -1,0 +1,142 @@
+"""The page: one HTML file with its style, its program and its data, that asks no network.
+
+The program is the modules of assets/, written as ES modules and joined into one script, each in a
+function of its own. A Content-Security-Policy lets nothing else run or load: the one script and
+the one style by their hashes, and no string may become markup (trusted types), so text of a model
+stays text even where the program had a fault.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import resources
+from typing import Any
+
+from postgrad.observe.report.embed import packed, to_json
+from postgrad.observe.report.run import RunReader
+
+MODULES = (  # each imports from earlier ones only
+    "dom.js",
+    "format.js",
+    "unpack.js",
+    "store.js",
+    "series.js",
+    "chart.js",
+    "curves.js",
+    "overview.js",
+    "phases.js",
+    "tables.js",
+    "query.js",
+    "tokens.js",
+    "related.js",
+    "detail.js",
+    "list.js",
+    "samples.js",
+    "shell.js",
+    "main.js",
+)
+STYLES = ("base.css", "sections.css", "samples.css")
+IMPORT = re.compile(r'^import (\{[^;]*?\}) from "\./([a-z]+\.js)";$', re.MULTILINE)
+EXPORT = re.compile(r"^export ((?:async )?(?:function|const|class) (\w+))", re.MULTILINE)
+BODIES_A_BLOCK = 64
+
+
+def asset(name: str) -> str:
+    """A file of assets/."""
+    return (resources.files("postgrad.observe.report") / "assets" / name).read_text("utf-8")
+
+
+def program() -> str:
+    """All modules as one script: what a module exports is what its function returns."""
+    parts = ['"use strict";\nconst modules = {};\n']
+    for name in MODULES:
+        text = asset(name)
+        exported = ", ".join(found[2] for found in EXPORT.finditer(text))
+        text = EXPORT.sub(r"\1", IMPORT.sub(r'const \1 = modules["\2"];', text))
+        parts.append(f'modules["{name}"] = (() => {{\n{text}return {{ {exported} }};\n}})();\n')
+    return "".join(parts)
+
+
+def document(
+    title: str, contents: dict[str, Any], blocks: Iterable[tuple[str, str]]
+) -> Iterator[str]:
+    """The page in pieces. contents: what the program is told at once; blocks: (id, packed data)."""
+    style, script = "".join(asset(name) for name in STYLES), program()
+    yield (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy(style, script)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="referrer" content="no-referrer">\n<link rel="icon" href="data:,">\n'
+        f"<title>{_escaped(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        "<noscript>This page shows a run with a program of its own: allow JavaScript for it."
+        "</noscript>\n"
+        f'<script type="application/json" id="contents">{to_json(contents)}</script>\n'
+    )
+    for name, data in blocks:
+        yield f'<script type="text/plain" id="{name}">{data}</script>\n'
+    yield f'<script type="module">{script}</script>\n</body>\n</html>\n'
+
+
+def policy(style: str, script: str) -> str:
+    """The Content-Security-Policy of a page with this style and program. connect-src 'self' is for
+    the watch page; a file has no self."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src '{_hash(script)}'",
+            f"style-src '{_hash(style)}'",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    )
+
+
+def report(readers: Sequence[RunReader], more: dict[str, Any]) -> Iterator[str]:
+    """The page of finished runs, or as far as they are. more: for `contents`."""
+    messages = [(number, reader.poll()) for number, reader in enumerate(readers)]
+    first = [one for _, told in messages for one in told if one["kind"] != "groups"]
+    rows = [one for _, told in messages for one in told if one["kind"] == "groups"]
+    bodies = [
+        (number, start, min(start + BODIES_A_BLOCK, reader.samples))
+        for number, reader in enumerate(readers)
+        for start in range(0, reader.samples, BODIES_A_BLOCK)
+    ]
+    contents = {
+        **more,
+        "live": False,
+        "rows": [f"rows-{n}" for n in range(len(rows))],
+        "bodies": [[f"bodies-{run}-{start}", run, start, end] for run, start, end in bodies],
+    }
+
+    def blocks() -> Iterator[tuple[str, str]]:
+        yield "runs", packed(first)
+        for n, message in enumerate(rows):
+            yield f"rows-{n}", packed([message])
+        for run, start, end in bodies:
+            yield f"bodies-{run}-{start}", packed(readers[run].bodies(range(start, end)))
+
+    yield from document(_title(readers), contents, blocks())
+
+
+def live(readers: Sequence[RunReader], more: dict[str, Any]) -> str:
+    """The page that asks for its data, see jobs/watch.py."""
+    return "".join(document(_title(readers), {**more, "live": True}, ()))
+
+
+def _title(readers: Sequence[RunReader]) -> str:
+    return ", ".join(reader.path.resolve().name for reader in readers) + " · postgrad"
+
+
+def _escaped(text: str) -> str:
+    for letter, name in (("&", "amp"), ("<", "lt"), (">", "gt")):
+        text = text.replace(letter, f"&{name};")
+    return text.encode(errors="replace").decode()
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,190 @@
+"""What a page is told of a run: messages, each once, in the order in which they came to be.
+
+The report reads them all at once, the watch page goes on asking. A message is a JSON object with
+`kind`: "run" (recipe, versions, summary, plan), "metrics", "evaluations" and "events" (lines),
+"groups" (samples), "counts" (how many samples there are and are shown), "trouble" (what could not
+be read), "reset" (the directory holds another run, or lines were cut away: forget all).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from postgrad.observe.report.follow import Followed, parse, read_object
+from postgrad.observe.report.samples import body, group_row, vocabulary
+from postgrad.observe.report.selection import Cap, Group, Selection, heads
+from postgrad.observe.report.tokens import Pieces, pieces_of
+from postgrad.observe.run_dir import RECIPE, SUMMARY
+
+Message = dict[str, Any]
+PLAN = "plan.json"
+WHOLE = (RECIPE, SUMMARY, PLAN)  # files that are replaced at once
+LOGS = {"metrics": "metrics.jsonl", "evaluations": "eval.jsonl", "events": "events.jsonl"}
+SAMPLES = "samples.jsonl"
+GROUPS_A_MESSAGE = 32
+DIGITS = 7  # significant, of metrics: float32 has no more
+
+
+class RunReader:
+    """Reads a run directory, and never writes or locks there.
+
+    about: what else to say of a recipe, as JSON values. expected_steps: see `Selection`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        number: int,
+        cap: Cap,
+        about: Callable[[dict[str, Any]], dict[str, Any]] = lambda recipe: {},
+        *,
+        expected_steps: int = 0,
+    ) -> None:
+        self.path = path
+        self._number = number
+        self._cap = cap
+        self._about = about
+        self._expected_steps = expected_steps
+        self._begin()
+
+    def poll(self) -> list[Message]:
+        """What is new."""
+        messages: list[Message] = []
+        if any(log.rewritten() for log in (*self._logs.values(), self._samples)):
+            self._begin()
+            messages.append({"kind": "reset"})
+        messages += self._whole_files()
+        for kind, log in self._logs.items():
+            messages += self._lines(kind, log)
+        messages += self._groups()
+        return [{**message, "run": self._number} for message in messages]
+
+    def bodies(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """`vocab` and `bodies` by number of samples that a page shows; without those that are not
+        there any more.
+        """
+        found: dict[int, dict[str, Any]] = {}
+        with (self.path / SAMPLES).open("rb") as file:
+            for number in numbers:
+                if 0 <= number < len(self._shown):
+                    start, length = self._shown[number]
+                    file.seek(start)
+                    if (line := parse(file.read(length))) is not None:
+                        found[number] = body(line, self._pieces)
+        return {"vocab": vocabulary(list(found.values()), self._pieces), "bodies": found}
+
+    @property
+    def samples(self) -> int:
+        """How many samples are shown."""
+        return len(self._shown)
+
+    def _begin(self) -> None:
+        self._logs = {kind: Followed(self.path / name) for kind, name in LOGS.items()}
+        self._samples = Followed(self.path / SAMPLES)
+        self._selection = Selection(self._cap, self._expected_steps)
+        self._shown: list[tuple[int, int]] = []
+        self._signature: tuple[Any, ...] = ()
+        self._pieces: Pieces | None = None
+
+    def _whole_files(self) -> Iterator[Message]:
+        signature = tuple(_signature(self.path / name) for name in WHOLE)
+        if signature == self._signature:
+            return
+        self._signature = signature
+        told = read_object(self.path / RECIPE) or {}
+        recipe = told.get("recipe")
+        recipe = recipe if isinstance(recipe, dict) else {}
+        yield {
+            "kind": "run",
+            "name": self.path.resolve().name,
+            "path": str(self.path),
+            "recipe": recipe,
+            "versions": told.get("versions"),
+            "summary": read_object(self.path / SUMMARY),
+            "plan": _newest(read_object(self.path / PLAN)),
+            **self._about(recipe),
+        }
+        if not told:
+            yield _trouble(RECIPE, "there is none, or it cannot be read", [])
+
+    def _lines(self, kind: str, log: Followed) -> Iterator[Message]:
+        unreadable: list[int] = []
+        found: list[dict[str, Any]] = []
+        for start, line in log.lines():
+            parsed = parse(line)
+            if parsed is None:
+                unreadable.append(start)
+            else:
+                found.append(_rounded(parsed))
+        if found:
+            yield {"kind": kind, "lines": found}
+        if unreadable:
+            yield _trouble(log.path.name, "lines are no JSON objects", unreadable)
+
+    def _groups(self) -> Iterator[Message]:
+        unreadable: list[int] = []
+        before = self._selection.seen
+        chosen = self._selection.take(heads(self._samples.lines(), unreadable))
+        if chosen:
+            if self._pieces is None:
+                told = read_object(self.path / RECIPE) or {}
+                recipe = told.get("recipe")
+                model = recipe.get("model") if isinstance(recipe, dict) else None
+                self._pieces = pieces_of(self.path, model)
+            with (self.path / SAMPLES).open("rb") as file:
+                rows = (self._row(file, group, unreadable) for group in chosen)
+                yield from _batched([row for row in rows if row["samples"]])
+        if self._selection.seen != before:
+            counts = {"samples": self._selection.seen, "shown": len(self._shown)}
+            yield {"kind": "counts", "pieces": self._pieces is not None, **counts}
+        if unreadable:
+            yield _trouble(SAMPLES, "lines are no samples", unreadable)
+
+    def _row(self, file: Any, group: Group, unreadable: list[int]) -> dict[str, Any]:
+        lines: list[tuple[int, dict[str, Any]]] = []
+        for start, length in group.spans:
+            file.seek(start)
+            line = parse(file.read(length))
+            if line is None:
+                unreadable.append(start)
+            else:
+                lines.append((len(self._shown), line))
+                self._shown.append((start, length))
+        return group_row(lines) if lines else {"samples": []}
+
+
+def _newest(plan: dict[str, Any] | None) -> Any:
+    """A run that was resumed was planned again: the last entry of plan.json."""
+    entries = plan.get("plans") if plan else None
+    return entries[-1] if isinstance(entries, list) and entries else None
+
+
+def _batched(rows: list[dict[str, Any]]) -> Iterator[Message]:
+    for start in range(0, len(rows), GROUPS_A_MESSAGE):
+        yield {"kind": "groups", "groups": rows[start : start + GROUPS_A_MESSAGE]}
+
+
+def _trouble(name: str, what: str, places: list[int]) -> Message:
+    at = f": {len(places)}, the first at byte {places[0]}" if places else ""
+    return {"kind": "trouble", "message": f"{name}: {what}{at}"}
+
+
+def _signature(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _rounded(line: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+        for key, value in line.items()
+    }
+
+
+def expected_steps(recipe: dict[str, Any]) -> int:
+    """What a recipe says of its length in steps; 0 where it says it in another way."""
+    steps = recipe.get("steps")
+    return steps if isinstance(steps, int) else 0

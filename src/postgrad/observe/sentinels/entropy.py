@@ -1,0 +1,56 @@
+"""The policy has stopped trying other answers."""
+
+import math
+
+import numpy as np
+from pydantic import Field
+
+from postgrad.core.records import RolloutBatch
+from postgrad.observe.sentinels.base import Look, Memory, Seen, Sentinel, mean, measured
+
+KEY, BEST = "sampled_entropy", "best_reward_fraction"
+MOST = 0.5  # a task that so many samples solve has no entropy left to keep
+
+
+class Entropy(Sentinel):
+    """Speaks while the mean entropy of the last `steps` steps is under `share` of that of the run's
+    first ones, and less than half of the samples earn the best reward of their step.
+    """
+
+    share: float = Field(default=0.1, gt=0.0, lt=1.0)
+    steps: int = Field(default=5, ge=1, le=256)
+
+    def look(self, seen: Seen, before: Memory) -> Look | None:
+        if not measured(seen, KEY, BEST):
+            return None
+        first, last = list(before.get("first", ())), list(before.get("last", ()))
+        if len(first) < self.steps:
+            return Look({"first": [*first, seen[KEY]], "last": []})
+        last = [*last, seen[KEY]][-self.steps :]
+        after = {"first": first, "last": last}
+        start, now = mean(first), mean(last)
+        share = now / start if start > 0 else 1.0
+        if len(last) < self.steps or share >= self.share or seen[BEST] >= MOST:
+            return Look(after, share)
+        return Look(
+            after,
+            share,
+            f"entropy has collapsed: {now:.3g} nats a token, {share:.1%} of the {start:.3g} at the "
+            f"start (limit {self.share:.0%}), and {seen[BEST]:.0%} of the samples earn the best "
+            "reward; answers no longer differ, so nothing new is found: lower learner.lr, set "
+            "algorithm.entropy_coef, or raise algorithm.clip_high",
+        )
+
+
+def sampled_entropy(batch: RolloutBatch) -> dict[str, float]:
+    """Of the kept samples: nats a token, as the mean -log p of the tokens that the policy sampled,
+    which is right on average and free; and the share that earns the step's highest reward.
+    """
+    if not len(batch):
+        return {KEY: math.nan, BEST: math.nan}
+    mask = batch.sequences.loss_mask.values
+    logprobs = batch.sampled_logprobs.values
+    return {
+        KEY: -float(logprobs.sum(where=mask, dtype=np.float64)) / int(mask.sum()),
+        BEST: float((batch.rewards == batch.rewards.max()).mean()),
+    }

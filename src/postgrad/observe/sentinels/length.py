@@ -1,0 +1,39 @@
+"""Answers grow and grow: often what is rewarded is length."""
+
+from pydantic import Field
+
+from postgrad.observe.sentinels.base import Look, Memory, Seen, Sentinel, mean, measured
+
+KEY, REWARD = "response_length", "reward"
+NOISE = 5  # steps over which lengths are averaged
+
+
+class Length(Sentinel):
+    """Speaks while the mean response length of the newest five steps is over `factor` times that of
+    five steps `window` steps ago.
+    """
+
+    factor: float = Field(default=2.0, gt=1.0)
+    window: int = Field(default=50, ge=2 * NOISE, le=512)
+
+    def look(self, seen: Seen, before: Memory) -> Look | None:
+        if not measured(seen, KEY, REWARD):
+            return None
+        lengths = [*before.get("lengths", ()), seen[KEY]][-self.window :]
+        rewards = [*before.get("rewards", ()), seen[REWARD]][-self.window :]
+        after = {"lengths": lengths, "rewards": rewards}
+        if len(lengths) < 2 * NOISE:
+            return Look(after)
+        then, now = mean(lengths[:NOISE]), mean(lengths[-NOISE:])
+        times = now / max(then, 1.0)
+        if times <= self.factor:
+            return Look(after, times)
+        earned = f"{mean(rewards[:NOISE]):.3g} to {mean(rewards[-NOISE:]):.3g}"
+        return Look(
+            after,
+            times,
+            f"answers run away in length: {now:.0f} tokens, {times:.1f} times the {then:.0f} of "
+            f"{len(lengths)} steps ago (limit {self.factor:g}), while the reward went from {earned}"
+            ": read samples; if they are padding, add a length penalty, or use an aggregation that "
+            "does not favour long answers",
+        )

@@ -1,0 +1,47 @@
+"""Learner and sampler give the same tokens the same logprobs."""
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from postgrad.observe.sentinels.base import Look, Memory, Seen, Sentinel
+
+Floats = NDArray[np.float32]
+DIFFERENCE, RATIO = "sentinel/prob_difference", "sentinel/ratio_excess"
+
+
+class Mismatch(Sentinel):
+    """Two pieces of code computed the same logprobs: mean |p - p'| stays within `prob_difference`
+    (verl: normal below 0.005) and mean exp|log p - log p'| within `ratio_excess` (NeMo RL). A ratio
+    compared with itself would prove nothing.
+    """
+
+    prob_difference: float = Field(default=0.01, gt=0.0)
+    ratio_excess: float = Field(default=1.05, gt=1.0)
+
+    def look(self, seen: Seen, before: Memory) -> Look | None:
+        if DIFFERENCE not in seen:
+            return None
+        difference, ratio = seen[DIFFERENCE], seen[RATIO]
+        if difference <= self.prob_difference and ratio <= self.ratio_excess:
+            return Look({})  # NaN is no agreement
+        return Look(
+            {},
+            message=f"learner and sampler disagree on the same tokens: mean |p - p'| "
+            f"{difference:.4g} (limit {self.prob_difference:g}), mean exp|log p - log p'| "
+            f"{ratio:.4g} (limit {self.ratio_excess:g}); compare their dtypes (rollout.dtype), or "
+            "set algorithm.correction",
+        )
+
+
+def differences(learner: Floats, sampled: Floats, mask: NDArray[np.bool_]) -> dict[str, float]:
+    """Mean |p - p'| and mean exp|log p - log p'| over the tokens [N] of `mask`, in float64; {}
+    where there are none.
+    """
+    one, two = learner[mask].astype(np.float64), sampled[mask].astype(np.float64)
+    if not len(one):
+        return {}
+    return {
+        DIFFERENCE: float(np.abs(np.exp(one) - np.exp(two)).mean()),
+        RATIO: float(np.exp(np.minimum(np.abs(one - two), 20.0)).mean()),
+    }

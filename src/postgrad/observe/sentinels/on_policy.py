@@ -1,0 +1,55 @@
+"""Before a step's first update the policy is the one whose old logprobs were computed."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from postgrad.observe.sentinels.base import Look, Memory, Seen, Sentinel
+
+KEY = "sentinel/on_policy"
+LIMITS = {"float32": 1e-4, "bfloat16": 0.02}  # of the compute dtype; what rounding alone gives
+
+
+class OnPolicy(Sentinel):
+    """Where old logprobs are computed in a forward of their own, the first update's must agree: the
+    mean |ratio - 1| over tokens stays within `limit`.
+
+    Two codes paths that disagree (dropout that acts in one, other masks, other positions) train on
+    a ratio that is not one. limit: by the compute dtype where left out.
+    """
+
+    limit: float | None = Field(default=None, gt=0.0)
+
+    def for_dtype(self, dtype: str) -> "OnPolicy":
+        """With the limit that suits what the learner computes in."""
+        known = self.limit if self.limit is not None else LIMITS.get(dtype, max(LIMITS.values()))
+        return self.model_copy(update={"limit": known})
+
+    def look(self, seen: Seen, before: Memory) -> Look | None:
+        if KEY not in seen:
+            return None
+        value, limit = seen[KEY], self.limit or LIMITS["float32"]
+        if value <= limit:
+            return Look({})
+        return Look(
+            {},
+            message=f"the first update of the step is not on-policy: mean |ratio - 1| {value:.3g} "
+            f"(limit {limit:g}) between two forwards of the same weights; the loss clips a ratio "
+            "that should be 1: look for what differs between scoring and training",
+        )
+
+
+def ratio_distance(
+    old: NDArray[np.float32], now: NDArray[np.float32], mask: NDArray[np.bool_]
+) -> dict[str, float]:
+    """{sentinel/on_policy: mean |exp(now - old) - 1|} over the tokens [N] of `mask` that both know
+    (NaN: not computed), {} where there are none.
+    """
+    both = mask & ~np.isnan(now)
+    if not both.any():
+        return {}
+    change = now[both].astype(np.float64) - old[both]
+    bounded = np.clip(np.nan_to_num(change, nan=math.inf), -20.0, 20.0)
+    return {KEY: float(np.abs(np.expm1(bounded)).mean())}

@@ -1,0 +1,52 @@
+"""The rollout engine really has the weights that were sent to it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from postgrad.observe.sentinels.base import Action, Look, Memory, Seen, Sentinel
+
+Floats = NDArray[np.float32]
+DIFFERENCE, MOVED = "sentinel/publish_difference", "sentinel/policy_moved"
+
+
+class Publish(Sentinel):
+    """Engine and learner score the same probe after each publish. They may differ by `difference`
+    nats; and once the policy has moved by more than `noise` since the engine's last weights, by no
+    more than half of that way: a stale engine lies where it was, which a fixed limit would miss at
+    small learning rates.
+    """
+
+    action: Action = "stop"
+    difference: float = Field(default=0.05, gt=0.0)  # bfloat16 rounds to about 0.01
+    noise: float = Field(default=1e-3, gt=0.0)  # what rounding alone may look like
+
+    def look(self, seen: Seen, before: Memory) -> Look | None:
+        if DIFFERENCE not in seen:
+            return None
+        difference, moved = seen[DIFFERENCE], seen[MOVED]
+        stale = moved > self.noise and difference > moved / 2
+        if difference <= self.difference and not stale:  # NaN is no agreement
+            return Look({})
+        return Look(
+            {},
+            message="the rollout engine does not have the policy's weights: mean logprob "
+            f"difference {difference:.4g} on the same tokens (limit {self.difference:g}), while "
+            f"the policy moved by {moved:.4g}; what it samples is another policy's: mend the "
+            "engine's load_weights",
+        )
+
+
+def probed(
+    before: Sequence[Floats], engine: Sequence[Floats], learner: Sequence[Floats]
+) -> dict[str, float]:
+    """Of the probe's logprobs by the engine before and after weights were sent, and the learner's:
+    how far apart the two are, and how far the policy moved; means over all tokens.
+    """
+    return {DIFFERENCE: _distance(engine, learner), MOVED: _distance(before, learner)}
+
+
+def _distance(one: Sequence[Floats], two: Sequence[Floats]) -> float:
+    return float(np.abs(np.concatenate(one) - np.concatenate(two)).mean())

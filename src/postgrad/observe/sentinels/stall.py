@@ -1,0 +1,11 @@
+"""A phase without progress; observe/watchdog.py is what looks, since time is no metric."""
+
+from pydantic import Field
+
+from postgrad.observe.sentinels.base import Acting
+
+
+class Stall(Acting):
+    """Speaks once for a phase that has made no progress for `seconds`."""
+
+    seconds: float = Field(default=1800.0, gt=0.0)

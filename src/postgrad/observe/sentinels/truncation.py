@@ -1,0 +1,21 @@
+"""Answers that are cut off teach little: their end was never written."""
+
+from pydantic import Field
+
+from postgrad.observe.sentinels.base import Level, Seen
+
+
+class Truncation(Level):
+    """Speaks while more than `limit` of the samples hit the token limit, `steps` steps in a row."""
+
+    limit: float = Field(default=0.5, gt=0.0, le=1.0)
+
+    def value(self, seen: Seen) -> float | None:
+        return seen.get("truncated_fraction") if "samples" in seen else None
+
+    def tell(self, value: float, seen: Seen) -> str:
+        return (
+            f"{value:.0%} of the answers are cut off at the token limit (limit {self.limit:.0%}), "
+            f"at {seen['response_length']:.0f} tokens on average: raise rollout.max_new_tokens and "
+            "data.max_len, or teach the model to stop (SFT, a length penalty)"
+        )

@@ -1,0 +1,36 @@
+"""Verifiers that give no score."""
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from postgrad.core.records import ScoredGroup
+from postgrad.observe.sentinels.base import Level, Seen
+
+KEY = "failed_fraction"
+
+
+class VerifierFailures(Level):
+    """Speaks while verifiers fail on more than `limit` of a step's samples. What stops a run
+    without any sentinel is scoring.max_failed_fraction.
+    """
+
+    limit: float = Field(default=0.02, ge=0.0, lt=1.0)
+    steps: int = Field(default=1, ge=1)
+
+    def value(self, seen: Seen) -> float | None:
+        return seen.get(KEY)
+
+    def tell(self, value: float, seen: Seen) -> str:
+        return (
+            f"verifiers gave no score to {value:.1%} of the samples (limit {self.limit:.1%}): "
+            "their causes are in events.jsonl (verifier_failed); mend the verifier, or give it "
+            "more cpu_seconds or wall_seconds"
+        )
+
+
+def failed(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """The share of samples on which at least one component failed."""
+    samples = sum(len(group.rollouts) for group in groups)
+    found = sum(len({one.sample for one in group.failures}) for group in groups)
+    return {KEY: found / max(1, samples)}

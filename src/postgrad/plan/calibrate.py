@@ -1,0 +1,162 @@
+"""`postgrad plan --calibrate RUN_DIR`: how fast this machine is, from what a run measured."""
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from postgrad.algorithms.critic import Critic
+from postgrad.core.errors import UsageError
+from postgrad.models.known_shapes import shape_of_model
+from postgrad.observe.console import Console
+from postgrad.observe.run_dir import RunDirectory
+from postgrad.plan import calibration
+from postgrad.plan.calibration import Machine, Measured
+from postgrad.plan.foreseen import PHASE_OF
+from postgrad.plan.hardware import Hardware, full_name, this_cpu, this_machine, with_threads
+from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.row_lengths import row_lengths
+from postgrad.plan.timing import Samples
+from postgrad.recipe.load import recipe_from_json
+from postgrad.recipe.recipe import Recipe
+
+LEAST = 3  # steps beyond those that warm up, or a median says little
+WARM_UP = 1  # steps of a run in which kernels are chosen and memory is first taken
+
+Line = Mapping[str, Any]
+
+
+def calibrate(run_dir: Path, console: Console) -> dict[str, Any]:
+    """Learns from the run in `run_dir` and stores it for later plans; returns what was learned.
+
+    Raises UsageError where there is no run, no plan.json or too few steps in it, or it ran on other
+    hardware than this.
+    """
+    directory = RunDirectory.open(run_dir)
+    machine, after = _newest_plan(directory)
+    recipe = calibration.chosen(
+        recipe_from_json(directory.recipe()), machine.dtype, machine.threads or None
+    )
+    hardware = _hardware(machine, run_dir)
+    lines = warm(_lines(run_dir / "metrics.jsonl", after), recipe)
+    if len(lines) < LEAST:
+        raise UsageError(
+            f"{run_dir} has {len(lines)} steps beyond those that warm up; a calibration needs "
+            f"{LEAST}"
+        )
+    path = calibration.calibration_file()
+    if path is None:
+        raise UsageError("no home directory: name the calibration file in POSTGRAD_CALIBRATION")
+    facts = Facts(shape_of_model, hardware, lengths=row_lengths(recipe))  # and nothing calibrated
+    rows = list(learned(outlook(recipe, facts), lines, machine, str(run_dir.resolve())))
+    if not rows:
+        raise UsageError(f"{run_dir}: its metrics have no time of a phase that is planned")
+    calibration.write(path, rows)
+    _show(rows, path, console)
+    return {"file": str(path), "measured": [row.model_dump() for row in rows]}
+
+
+def _hardware(machine: Machine, run_dir: Path) -> Hardware:
+    """This machine, as far as the run used it. Raises UsageError where it is another."""
+    found = this_cpu()
+    if machine.device != full_name(found.device):
+        found = this_machine()
+    if machine.device != full_name(found.device):
+        raise UsageError(
+            f"{run_dir} ran on {machine.device}, this machine is {full_name(found.device)}: "
+            "calibrate where the run was"
+        )
+    return with_threads(found, machine.threads or None)
+
+
+def warm(lines: Sequence[Line], recipe: Recipe) -> Sequence[Line]:
+    """Without the steps that warm up, those of a critic too, in which the policy does not learn."""
+    algorithm = recipe.algorithm
+    alone = algorithm.critic_warmup_steps if isinstance(algorithm, Critic) else 0
+    return lines[max(WARM_UP, alone) :]
+
+
+def median(lines: Sequence[Line], key: str) -> float | None:
+    """Of the lines that have the number; None where none has."""
+    values = [line[key] for line in lines if line.get(key) is not None]
+    return statistics.median(values) if values else None
+
+
+def learned(of: Outlook, lines: Sequence[Line], machine: Machine, run: str) -> Iterator[Measured]:
+    """A row for each phase. of: the outlook with nothing calibrated."""
+    shares = _shares(of, lines)
+    for name, phases in PHASE_OF[of.recipe.job].items():
+        if len(phases) != 1:  # its parts are measured too
+            continue
+        (phase,) = phases
+        seconds, foreseen = median(lines, f"{name}_seconds"), of.timing.step.get(phase)
+        if not seconds or not foreseen:
+            continue
+        tokens = shares.get(phase, 1.0)
+        yield Measured(
+            **machine.to_json(),
+            job=of.recipe.job,
+            phase=phase,
+            times=_rounded(seconds / foreseen / tokens),
+            tokens=_rounded(tokens),
+            run=run,
+            date=datetime.now(UTC).date().isoformat(),
+        )
+
+
+def _shares(of: Outlook, lines: Sequence[Line]) -> dict[str, float]:
+    """Tokens of a step over those that are foreseen, of the phases that count them."""
+    samples = Samples.of(of.recipe, of.geometry, of.lengths)
+    learners = sum(role.learner is not None for role in of.roles)
+    learning = learners * of.geometry.epochs_per_rollout * samples.tokens
+    computed = [_sum(line, "/computed_tokens") for line in lines]
+    found = {"update": statistics.median(computed) / learning}
+    written = median(lines, "response_tokens")
+    if written is not None:
+        found["sample"] = written / samples.learned
+        found["score"] = (samples.tokens - samples.learned + written) / samples.tokens
+    return {phase: share for phase, share in found.items() if share > 0.0}
+
+
+def _sum(line: Line, ending: str) -> float:
+    return sum(value for key, value in line.items() if key.endswith(ending) and value is not None)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.7g}")
+
+
+def _newest_plan(directory: RunDirectory) -> tuple[Machine, int]:
+    """What the run computed with, and the step after which that holds."""
+    plans = directory.plans()
+    if not plans:
+        raise UsageError(f"{directory.plan} is not there: the run is one of an older version")
+    try:
+        return Machine(**plans[-1]["machine"]), int(plans[-1]["after_step"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise UsageError(f"{directory.plan} says no machine: {error!r}") from error
+
+
+def _lines(path: Path, after: int) -> list[Line]:
+    """Steps after step `after`, from which on the plan holds."""
+    try:
+        text = path.read_text("utf-8")
+        found = [json.loads(line) for line in text.splitlines()]
+        return [line for line in found if line["step"] > after]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UsageError(f"{path} is not what a run logs: {error!r}") from error
+
+
+def _show(rows: Sequence[Measured], path: Path, console: Console) -> None:
+    one = rows[0]
+    machine = Machine(one.device, one.dtype, one.threads)
+    console.table(
+        f"learned of {machine}",
+        ("phase", "times what the table foresees, by token", "tokens, of those foreseen"),
+        [(row.phase, f"{row.times:.3g}", f"{row.tokens:.1%}") for row in rows],
+    )
+    console.note(f"wrote {path}: plans for {machine} use it from now on")

@@ -1,0 +1,75 @@
+"""What loggers of others hold of a run, read with their own formats: {step: {metric: value}}."""
+
+import json
+import sqlite3
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+Steps = dict[int, dict[str, float]]
+BLOCK, HEADER = 32768, 7
+
+
+def tensorboard(run_dir: Path) -> Steps:
+    """As TensorBoard's own reader draws it. A step that stands twice in a curve is an error."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir / "tensorboard"))
+    events.Reload()
+    found: Steps = {}
+    for tag in events.Tags()["scalars"]:
+        for point in events.Scalars(tag):
+            assert tag not in found.setdefault(point.step, {}), (tag, point.step)
+            found[point.step][tag] = point.value
+    return found
+
+
+def trackio(folder: Path, project: str) -> dict[str, Steps]:
+    """Runs of a project's database. A step that stands twice is an error."""
+    with sqlite3.connect(folder / f"{project}.db") as database:
+        rows = database.execute(
+            "select run_name, step, metrics from metrics order by id"
+        ).fetchall()
+    found: dict[str, Steps] = {}
+    for name, step, metrics in rows:
+        assert step not in found.setdefault(name, {}), (name, step)
+        found[name][step] = json.loads(metrics)
+    return found
+
+
+def wandb_offline(run_dir: Path) -> list[tuple[str, Steps]]:
+    """(run id, steps) of each process's files, oldest first. Of a step that is sent twice W&B keeps
+    the first: steps only rise.
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    found: list[tuple[str, Steps]] = []
+    for path in sorted((run_dir / "wandb").glob("offline-run-*/run-*.wandb")):
+        steps: Steps = {}
+        for data in _records(path.read_bytes()):
+            record = Record.FromString(data)
+            if record.WhichOneof("record_type") == "history":
+                items = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
+                step = int(items.pop("_step", record.history.step.num))
+                values = {k: json.loads(v) for k, v in items.items() if not k.startswith("_")}
+                assert step not in steps
+                steps[step] = values
+        found.append((path.stem.removeprefix("run-"), steps))
+    return found
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """The records of a LevelDB log, as W&B writes one, up to where a kill cut it."""
+    at, whole = HEADER, b""  # the file has a header of its own, as long as a record's
+    while at + HEADER <= len(data):
+        if (rest := BLOCK - at % BLOCK) < HEADER:
+            at += rest
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + HEADER])
+        part = data[at + HEADER : at + HEADER + length]
+        if kind == 0 or len(part) < length:
+            return
+        at += HEADER + length
+        whole = part if kind in (1, 2) else whole + part
+        if kind in (1, 4):
+            yield whole

@@ -1,0 +1,316 @@
+"""A sick run makes its sentinel speak and no other; a healthy run makes none.
+
+Illnesses are planted in whole runs. Answers of a model that was never taught to stop are cut off:
+runs end them at letters where truncation is not the illness.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.runs import assert_same_run, lines, tensors, train_until_killed
+from postgrad.checkpoint.state import RunState
+from postgrad.core.handles import done
+from postgrad.jobs.pipeline import train_pipeline
+from postgrad.jobs.rl import RLJob
+from postgrad.jobs.train import resume, train
+from postgrad.learner.optimizer import MasterOptimizer
+from postgrad.learner.role import PolicyLearner
+from postgrad.observe.console import Console
+from postgrad.observe.sentinels.base import SentinelStop
+from postgrad.observe.sentinels.stall import Stall
+from postgrad.observe.settings import SentinelSettings
+from postgrad.observe.watchdog import Watchdog
+from postgrad.recipe.pipeline import load_pipeline
+from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.source import LiveSource
+
+ENDS = {"max_new_tokens": 6, "stop": list("aeiouAEIOU .,;:!?bcdfghjklmnpqrstvwxyz")}
+RECIPES = Path(__file__).parents[2] / "recipes"
+Patch = pytest.MonkeyPatch
+
+
+def spoken(run_dir: str) -> list[tuple[str, int | None]]:
+    """Which sentinels spoke, and at which step."""
+    found = lines(Path(run_dir) / "events.jsonl")
+    return [(one["sentinel"], one.get("step")) for one in found if one["event"] == "sentinel"]
+
+
+def other_old_logprobs(patch: Patch) -> None:
+    """What scores before the step is not what trains: every logprob off by 0.001."""
+    right = PolicyLearner.logprobs
+
+    def off(self: Any, sequences: Any) -> Any:
+        column = right(self, sequences).result()
+        return done(column.like(column.values + np.float32(1e-3) * (column.values != 0)))
+
+    patch.setattr(PolicyLearner, "logprobs", off)
+
+
+def other_sampler(patch: Patch) -> None:
+    """The engine says other logprobs than it samples with, by half."""
+    right = LocalEngine.completed
+
+    def off(self: Any) -> Any:
+        found = right(self)
+        for one in found:
+            one.logprobs[...] *= 0.5
+        return found
+
+    patch.setattr(LocalEngine, "completed", off)
+
+
+def stale_engine(patch: Patch) -> None:
+    patch.setattr(LocalEngine, "load_weights", lambda self, weights, version: None)
+
+
+def outlier_batch(patch: Patch) -> None:
+    """One update's gradients are a hundred times as large."""
+    right = MasterOptimizer.step
+
+    def step(self: Any, rate: float) -> float:
+        if self.updates == 12:
+            for master in self.master.values():
+                master.grad *= 100
+        return right(self, rate)
+
+    patch.setattr(MasterOptimizer, "step", step)
+
+
+def hanging_engine(patch: Patch) -> None:
+    right = LocalEngine.load_weights
+
+    def slow(self: Any, weights: Any, version: int) -> None:
+        right(self, weights, version)
+        if version == 2:
+            time.sleep(0.6)
+
+    patch.setattr(LocalEngine, "load_weights", slow)
+
+
+class Illness(NamedTuple):
+    """sentinel: who speaks of it; recipe: what it takes beside the tiny RL recipe."""
+
+    sentinel: str
+    plant: Callable[[Patch], None] | None = None
+    job: str = "rl"
+    recipe: dict[str, Any] = {}
+
+
+def pays(name: str) -> list[dict[str, Any]]:
+    return [{"type": f"tiny_rewards:{name}"}]
+
+
+ILLNESSES = [
+    Illness("on_policy", other_old_logprobs, recipe={"batch": {"train_batch_size": 8}}),
+    Illness("mismatch", other_sampler),
+    Illness("publish", stale_engine, recipe={"steps": 1, "sentinels": {"publish": "warn"}}),
+    Illness(
+        "gradient", outlier_batch, "sft", {"steps": 14, "sentinels": {"gradient": {"after": 8}}}
+    ),
+    Illness(
+        "entropy",
+        recipe={
+            "steps": 16,
+            "learner": {"lr": 3e-2},
+            "rollout": {"stop": []},
+            "sentinels": {"entropy": {"share": 0.8, "steps": 3}, "truncation": "off"},
+        },
+    ),
+    Illness(
+        "kl",
+        recipe={
+            "steps": 6,
+            "learner": {"lr": 5e-2},
+            "algorithm": {"type": "grpo", "kl_coef": 1e-4},
+            "sentinels": {"kl": {"reference": 0.05}},
+        },
+    ),
+    Illness(
+        "evaluation",
+        recipe={
+            "steps": 10,
+            "rewards": [*pays("vowels"), {"type": "tiny_rewards:no_vowel", "weight": 0.0}],
+            "learner": {"lr": 4e-2},
+            "eval": {"component": "no_vowel", "every": 5, "size": 16},
+            "rollout": {"stop": []},
+            "sentinels": {"truncation": "off"},
+        },
+    ),
+    Illness(
+        "length",
+        recipe={
+            "steps": 24,
+            "rewards": pays("long"),
+            "learner": {"lr": 5e-2},
+            "rollout": {**ENDS, "max_new_tokens": 16},
+        },
+    ),
+    Illness(
+        "repetition",
+        recipe={
+            "steps": 24,
+            "rewards": pays("near_a"),
+            "learner": {"lr": 5e-2},
+            "rollout": {**ENDS, "max_new_tokens": 1},
+        },
+    ),
+    Illness("truncation", recipe={"rollout": {"stop": []}}),
+    Illness("no_gradient", recipe={"steps": 6, "rewards": pays("nothing")}),
+    Illness(
+        "verifier",
+        recipe={"rewards": pays("sometimes_broken"), "scoring": {"max_failed_fraction": 1.0}},
+    ),
+    Illness("stall", hanging_engine, recipe={"sentinels": {"stall": {"seconds": 0.2}}}),
+]
+
+
+@pytest.mark.parametrize("illness", ILLNESSES, ids=lambda one: one.sentinel)
+def test_a_sick_run_makes_its_sentinel_speak_and_no_other(
+    illness: Illness, make_recipe: Any, console: Console, monkeypatch: Patch
+) -> None:
+    if illness.plant is not None:
+        illness.plant(monkeypatch)
+    usual = {"rollout": ENDS} if illness.job == "rl" else {}
+    recipe = make_recipe(illness.job, **(usual | illness.recipe))
+    train(recipe, console)
+    assert {name for name, _ in spoken(recipe.run_dir)} == {illness.sentinel}
+
+
+HEALTHY = {
+    "sft": ("sft", {"steps": 20}),
+    "rl": ("rl", {"steps": 12, "rollout": ENDS}),
+    "rl of several updates": (
+        "rl",
+        {"steps": 12, "rollout": ENDS, "batch": {"train_batch_size": 8, "epochs_per_rollout": 2}},
+    ),
+    "rl with kl and an evaluation": (
+        "rl",
+        {
+            "steps": 12,
+            "rollout": ENDS,
+            "eval": {"every": 3},
+            "algorithm": {"type": "rloo", "kl_in": "reward", "kl_coef": 0.1},
+        },
+    ),
+    "rl in bfloat16": (
+        "rl",
+        {
+            "steps": 8,
+            "rollout": ENDS,
+            "model": {"dtype": "bfloat16"},
+            "batch": {"train_batch_size": 8},
+        },
+    ),
+    "reward": ("reward", {"steps": 20}),
+    "preference": ("preference", {"steps": 20}),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_run_keeps_every_sentinel_silent(
+    name: str, make_recipe: Any, console: Console
+) -> None:
+    job, changes = HEALTHY[name]
+    recipe = make_recipe(job, **changes)
+    train(recipe, console)
+    assert spoken(recipe.run_dir) == []
+
+
+def test_a_sentinel_that_stops_saves_the_run_and_says_how_to_go_on(
+    make_recipe: Any, console: Console
+) -> None:
+    changes = {"rewards": pays("nothing"), "rollout": ENDS, "checkpoint": {"save_steps": 0}}
+    watched = {"no_gradient": {"action": "stop", "steps": 2}}
+    recipe = make_recipe("rl", steps=6, sentinels=watched, **changes)
+    with pytest.raises(SentinelStop) as stopped:
+        train(recipe, console)
+    told = str(stopped.value)
+    assert told.startswith("sentinel no_gradient: 100% of the groups have no gradient (limit 90%)")
+    assert "the checkpoint of step 2 stands; continue with postgrad resume" in told
+    assert stopped.value.exit_code == 1
+    run = Path(recipe.run_dir)
+    resume(run, ["--sentinels.no_gradient.action", "observe"], [], console)
+    assert [line["step"] for line in lines(run / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    assert spoken(recipe.run_dir) == [("no_gradient", 2)]  # it is still the same illness
+
+
+def test_a_resumed_run_that_is_still_sick_is_stopped_again(
+    make_recipe: Any, console: Console
+) -> None:
+    watched = {"no_gradient": {"action": "stop", "steps": 2}}
+    recipe = make_recipe("rl", steps=6, sentinels=watched, rewards=pays("nothing"), rollout=ENDS)
+    for step in (2, 3):
+        with pytest.raises(SentinelStop, match=f"stopped after step {step}"):
+            train(recipe, console)
+
+
+def test_a_stall_that_stops_leaves_the_last_boundary(
+    make_recipe: Any, console: Console, monkeypatch: Patch
+) -> None:
+    """The second step hangs before anything of it is trained: the first is whole, and saved."""
+    next_groups, dogs = LiveSource.next, list[Any]()
+
+    def hang(self: Any, step: int, *more: Any) -> Any:
+        if step == 2:
+            dogs[0]._settings = Stall(action="stop", seconds=0.2)
+            time.sleep(60)
+        return next_groups(self, step, *more)
+
+    watch = Watchdog.__enter__
+    monkeypatch.setattr(Watchdog, "__enter__", lambda self: dogs.append(self) or watch(self))
+    monkeypatch.setattr(LiveSource, "next", hang)
+    recipe = make_recipe(
+        "rl",
+        sentinels={"stall": {"action": "stop", "seconds": 60.0}},
+        rollout=ENDS,
+        checkpoint={"save_steps": 0},
+    )
+    with pytest.raises(SentinelStop, match=r"phase sample made no progress .* after step 1: the"):
+        train(recipe, console)
+    assert RunState.from_json(_newest_state(recipe.run_dir)).step == 1
+
+
+def _newest_state(run_dir: str) -> Any:
+    newest = max((Path(run_dir) / "checkpoints").glob("step-*"))
+    return json.loads((newest / "state.json").read_text("utf-8"))
+
+
+def test_a_killed_and_resumed_run_speaks_as_one_that_never_stopped(
+    make_recipe: Any, console: Console, monkeypatch: Patch
+) -> None:
+    """What has been seen is run state: five steps without gradient are five after a kill too."""
+    changes = {"steps": 7, "rewards": pays("nothing"), "rollout": ENDS}
+    whole, killed = make_recipe("rl", "whole", **changes), make_recipe("rl", "killed", **changes)
+    train(whole, console)
+    train_until_killed(monkeypatch, RLJob, 3, killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert spoken(whole.run_dir) == spoken(killed.run_dir) == [("no_gradient", 5)]
+    assert_same_run(whole, killed, 7)
+    states = [_newest_state(one.run_dir)["sentinels"] for one in (whole, killed)]
+    assert states[0] == states[1]
+    assert states[0]["no_gradient"]["since"] == 5
+
+
+def test_sentinels_that_are_off_change_no_bit(make_recipe: Any, console: Console) -> None:
+    off = dict.fromkeys(SentinelSettings.model_fields, "off")
+    one, two = make_recipe("rl", "one"), make_recipe("rl", "two", sentinels=off)
+    train(one, console)
+    train(two, console)
+    a, b = tensors(one.run_dir, 3), tensors(two.run_dir, 3)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert spoken(two.run_dir) == []
+
+
+@pytest.mark.slow
+def test_the_quickstart_is_healthy(tmp_path: Path, console: Console) -> None:
+    """As shipped: its SFT and its RL."""
+    train_pipeline(load_pipeline(RECIPES / "quickstart", ["--run_dir", str(tmp_path)]), console)
+    for stage in ("sft", "rl"):
+        assert spoken(str(tmp_path / stage)) == []

@@ -1,0 +1,150 @@
+"""What a page is told of a run, at once or while it is written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.made_run import GROUP, add_step, made_run, sample
+from postgrad.observe.report.run import Message, RunReader, expected_steps
+from postgrad.observe.report.selection import Cap
+from postgrad.observe.sinks import Logs
+
+
+def read(path: Path, **more: Any) -> RunReader:
+    return RunReader(path, 0, Cap(), **more)
+
+
+def of(messages: list[Message], kind: str) -> list[Message]:
+    return [message for message in messages if message["kind"] == kind]
+
+
+def rows(messages: list[Message]) -> list[dict[str, Any]]:
+    groups = [group for message in of(messages, "groups") for group in message["groups"]]
+    return [row for group in groups for row in group["samples"]]
+
+
+def test_all_of_a_run_is_told_once(tmp_path: Path) -> None:
+    reader = read(made_run(tmp_path / "run", steps=6, groups=2))
+    told = reader.poll()
+    (run,) = of(told, "run")
+    assert (run["name"], run["run"], run["recipe"]["job"]) == ("run", 0, "rl")
+    assert run["summary"] is None  # it has not ended
+    assert run["plan"]["after_step"] == 2  # the newest
+    assert [line["step"] for line in of(told, "metrics")[0]["lines"]] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in of(told, "evaluations")[0]["lines"]] == [0, 6]
+    assert [line["event"] for line in of(told, "events")[0]["lines"]] == ["started", "sentinel"]
+    assert [row["id"] for row in rows(told)] == list(range(6 * 2 * GROUP))
+    counts = {"samples": 48, "shown": 48, "pieces": True}
+    assert of(told, "counts") == [{"kind": "counts", "run": 0, **counts}]
+    assert of(told, "trouble") == []
+    assert reader.poll() == []
+
+
+def test_only_what_is_new_is_told_afterwards(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "run", steps=2)
+    reader = read(path)
+    reader.poll()
+    logs = Logs(path)
+    add_step(logs, 3, 2)
+    logs.close()
+    (path / "summary.json").write_text('{"steps": 3}')
+    told = reader.poll()
+    assert [line["step"] for line in of(told, "metrics")[0]["lines"]] == [3]
+    assert {group["step"] for group in of(told, "groups")[0]["groups"]} == {3}
+    assert of(told, "run")[0]["summary"] == {"steps": 3}
+    assert len(of(told, "events")) == 0
+
+
+def test_a_line_that_is_being_written_waits(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "run", steps=1)
+    reader = read(path)
+    reader.poll()
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "lo')
+        file.flush()
+        assert reader.poll() == []
+        file.write('ss": 1.0}\n')
+    assert of(reader.poll(), "metrics")[0]["lines"] == [{"step": 2, "loss": 1.0}]
+
+
+def test_a_resumed_run_is_told_anew(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "run", steps=4)
+    reader = read(path)
+    reader.poll()
+    logs = Logs(path)
+    lines = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    kept = {"metrics.jsonl": len(b"".join(lines[:2]))}
+    logs.rewind({name: kept.get(name, 0) for name in ("metrics.jsonl", "eval.jsonl")})
+    add_step(logs, 3, 2)
+    logs.close()
+    told = reader.poll()
+    assert told[0] == {"kind": "reset", "run": 0}
+    assert [line["step"] for line in of(told, "metrics")[0]["lines"]] == [1, 2, 3]
+    assert [row["id"] for row in rows(told)] == list(range(2 * GROUP))
+    assert len(of(told, "events")[0]["lines"]) == 2
+
+
+def test_what_cannot_be_read_is_told_and_hides_nothing_else(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "run", steps=2)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('garbage\n{"step": 3}\n')
+    with (path / "samples.jsonl").open("a") as file:
+        head = json.dumps(sample(9, 99, 0, "x"))[:200]
+        file.write(f"{head}\n[]\n")
+    (path / "recipe.json").write_text("{")
+    told = read(path).poll()
+    assert [line["step"] for line in of(told, "metrics")[0]["lines"]] == [1, 2, 3]
+    assert len(rows(told)) == 2 * 2 * GROUP
+    troubles = [message["message"] for message in of(told, "trouble")]
+    assert [text.split(":")[0] for text in troubles] == [
+        "recipe.json",
+        "metrics.jsonl",
+        "samples.jsonl",
+    ]
+    assert "2, the first at byte" in troubles[2]
+
+
+def test_a_run_that_has_written_nothing_yet_is_told_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text('{"recipe": {"job": "sft"}, "versions": {}}')
+    told = read(tmp_path).poll()
+    assert [message["kind"] for message in told] == ["run"]
+
+
+def test_numbers_that_are_not_finite_stay_readable(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "run", steps=1)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "loss": NaN, "reward": 1e999, "big": 123456789.123}\n')
+    line = of(read(path).poll(), "metrics")[0]["lines"][1]
+    assert line["big"] == 123456800.0
+    assert str(line["loss"]) == "nan"
+
+
+def test_bodies_are_read_by_number(tmp_path: Path) -> None:
+    reader = read(made_run(tmp_path / "run", steps=2, groups=1))
+    reader.poll()
+    found = reader.bodies([1, 7, 8, -1])
+    assert set(found["bodies"]) == {1, 7}
+    words, body = found["vocab"], found["bodies"][7]
+    text = "".join(words[token] for token in body["turns"][0]["ids"])
+    assert text == "Twice 1 is 2, says sample 3 of step 2."
+
+
+def test_looking_changes_nothing(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "run", steps=2)
+
+    def state() -> dict[str, tuple[int, bytes]]:
+        files = [one for one in path.rglob("*") if one.is_file()]
+        return {str(one): (one.stat().st_mtime_ns, one.read_bytes()) for one in files}
+
+    before = state()
+    reader = read(path)
+    reader.poll()
+    reader.bodies(range(reader.samples))
+    assert state() == before
+
+
+@pytest.mark.parametrize(("recipe", "steps"), [({"steps": 7}, 7), ({"steps": None}, 0), ({}, 0)])
+def test_a_recipe_that_does_not_say_steps_expects_none(recipe: dict[str, Any], steps: int) -> None:
+    assert expected_steps(recipe) == steps

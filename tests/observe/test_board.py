@@ -1,0 +1,151 @@
+"""The live block: what it says, and that it fits."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from postgrad.observe.board import Board, PhaseShown, duration, sparkline
+
+METRICS = {
+    "reward": 0.5,
+    "loss": -0.00001,
+    "policy/kl": 0.0123,
+    "sampled_entropy": 1.25,
+    "response_length": 123.4,
+    "truncated_fraction": 0.02,
+    "policy/grad_norm": 0.53,
+    "response_tokens_per_second": 12345.0,
+    "peak_memory_bytes": 3.0 * 2**30,
+    "foreseen/sample_seconds": 1.25,
+    "foreseen/train_seconds": 0.5,
+    "foreseen/export_seconds": 9.0,
+    "sample_seconds": 1.5,
+    "sample/decode_seconds": 1.0,
+    "train_seconds": 0.5,
+}
+
+
+def board(steps: int = 3) -> Board:
+    made = Board(total=200, before=40, began=100.0)
+    for step in range(41, 41 + steps):
+        made.stepped(step, {**METRICS, "reward": step / 100})
+    return made
+
+
+def text(of: Board, width: int = 80, now: float = 190.0) -> str:
+    return "\n".join(line.plain for line in of.lines(width, now))
+
+
+def test_it_says_where_the_run_stands_and_how_long_it_takes() -> None:
+    """Three steps in 90 s: 157 more take 78 minutes and a half."""
+    assert "43/200  22%  1:30 gone, 1:18:30 left" in text(board())
+    assert "left" not in text(board(0))  # nothing is known yet
+
+
+def test_it_shows_figures_with_their_curves_speeds_and_forecasts() -> None:
+    shown = text(board())
+    assert "reward        0.430 ▁▅█" in shown
+    assert "loss         0.0000" in shown  # not -0.0000
+    assert "entropy       1.250" in shown
+    assert "length        123.4" in shown
+    assert "sampled 12,345 tok/s   memory 3.00 GiB   a step 2.00 s of 1.75 foreseen" in shown
+    assert "accuracy" not in shown
+
+
+def test_memory_is_that_of_the_phases_where_both_are_known() -> None:
+    """The process's own peak has the loading in it, which the forecast of a step has not."""
+    known = {"train_memory_bytes": 2.0, "sample_memory_bytes": 1.0}
+    foreseen = {"foreseen/train_memory_bytes": 1.5, "foreseen/sample_memory_bytes": 2.5}
+    one = board()
+    scaled = {name: value * 2**30 for name, value in (known | foreseen).items()}
+    one.stepped(44, {**METRICS, **scaled})
+    assert "memory 2.00 GiB of 2.50 foreseen" in text(one)
+
+
+def test_an_evaluation_shows_its_first_accuracy() -> None:
+    one = board()
+    one.evaluated(40, {"eval/reward": 0.1, "eval/accuracy": 0.61, "eval/hard/accuracy": 0.2})
+    assert "accuracy      61.0% at step 40" in text(one)
+    one.evaluated(50, {"eval/accuracy": math.nan})
+    one.evaluated(60, {"eval/accuracy": 0.7})
+    assert "accuracy      70.0% ▁█" in text(one)
+
+
+def test_sentinels_are_silent_or_say_what_they_see() -> None:
+    one = board()
+    assert "sentinels silent: nothing looks wrong" in text(one)
+    for name in ("kl", "length", "entropy", "mismatch", "gradient"):
+        one.spoken(name, f"{name} is 3 (limit 1)")
+    shown = text(one)
+    assert "▲ kl: kl is 3 (limit 1)" in shown
+    assert "gradient is" not in shown
+    assert "▲ and 1 more" in shown
+    for name in ("kl", "length", "entropy", "mismatch", "gradient", "stall"):
+        one.spoken(name, None)
+    assert "sentinels silent" in text(one)
+
+
+def test_a_phase_moves_and_one_that_cannot_be_counted_lives() -> None:
+    one = board()
+    one.phase = PhaseShown("sample", 64, 185.0)
+    one.phase.advance(16)
+    assert "16/64  5 s" in text(one)
+    one.phase = PhaseShown("export", None, 188.0)
+    assert "export    2 s" in text(one)
+
+
+@pytest.mark.parametrize("unicode", [True, False])
+@given(
+    width=st.integers(1, 200),
+    name=st.text(max_size=30),
+    said=st.text(max_size=300),
+    step=st.integers(0, 10**7),
+)
+def test_no_line_is_wider_than_the_terminal(
+    unicode: bool, width: int, name: str, said: str, step: int
+) -> None:
+    one = board()
+    one.unicode, one.total, one.step = unicode, 10**7, step
+    one.phase = PhaseShown(name, 10**9, 0.0, 10**8)
+    one.evaluated(1, {"eval/accuracy": 0.5})
+    one.spoken("kl", said)
+    for line in one.lines(width, 1e7):
+        assert cell_len(line.plain) <= max(20, width - 1)
+
+
+def test_without_unicode_every_character_is_ascii() -> None:
+    one = board()
+    one.unicode = False
+    one.phase = PhaseShown("sample", 64, 185.0, 20)
+    one.spoken("kl", "too far")
+    assert text(one, 60).isascii()
+
+
+@given(st.lists(st.floats(-1e9, 1e9), max_size=100), st.integers(1, 50))
+def test_a_curve_is_no_longer_than_asked_and_goes_from_bottom_to_top(
+    values: list[float], most: int
+) -> None:
+    curve = sparkline(values, most)
+    assert len(curve) == (min(most, len(values)) if len(values) > 1 else 0)
+    rising = sparkline(sorted(values), most)
+    assert list(rising) == sorted(rising)
+
+
+def test_a_curve_shows_all_that_is_kept_in_the_room_there_is() -> None:
+    assert sparkline([0.0, 0.0, 1.0, 1.0, 2.0, 2.0], 3) == "▁▅█"
+    assert sparkline([1.0, 1.0], 8) == "▁▁"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "0 s"), (59.4, "59 s"), (60, "1:00"), (3599, "59:59"), (7425, "2:03:45")],
+)
+def test_durations_are_short(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+def test_a_long_run_keeps_no_more_than_it_can_show() -> None:
+    assert all(len(curve) == 240 for curve in board(1000).curves.values())
