@@ -96,9 +96,9 @@ class RankGroup:
         self._order = ThreadPoolExecutor(size + 4, "ranks")
         self._turn = threading.Lock()
         self._ended = False
-        room: dict[str, Any] = {"num_cpus": 0, "num_gpus": 1 if device == "cuda" else 0}
-        as_actor: Any = ray.remote(**room, concurrency_groups={"aside": 1})  # pyright: ignore[reportCallIssue]
-        actor: Any = as_actor(_Rank)
+        remote: Any = ray.remote  # its types know neither an actor's groups nor numbers by name
+        room = {"num_cpus": 0, "num_gpus": 1 if device == "cuda" else 0}
+        actor: Any = remote(**room, concurrency_groups={"aside": 1})(_Rank)
         self._actors = [actor.remote() for _ in range(size)]
         try:
             made = [one.make.remote(worker, list(arguments)) for one in self._actors]

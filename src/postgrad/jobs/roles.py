@@ -222,7 +222,6 @@ def _trained(
     load: Loaded,
 ) -> Backbone:
     """With an adapter where the settings say so: the weights under it never change."""
-    run.clock.peaks.set_baseline()  # data are read, and no weight is
     backbone = load(run.recipe, settings, path, run.choices)
     if settings.lora is not None:
         hold_to(run, role, path)

@@ -18,7 +18,6 @@ from postgrad.learner.protocols import Follows, Learns, PolicyRole, Read, Reads,
 from postgrad.learner.role import Learner, Policy, PolicyLearner, UpdateResult
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.learner.update import Update
-from postgrad.models.settings import LoraSettings
 from postgrad.recipe.recipe import RLRecipe
 
 WORKER = "postgrad.jobs.ranks.worker:RankWorker"
@@ -46,15 +45,19 @@ def join(run: Run, stack: ExitStack) -> None:
 
 def policy(run: Run, path: str, temperature: float = 1.0, *, without_steps: int = 0) -> PolicyRole:
     """See jobs.roles.policy."""
+    run.clock.peaks.set_baseline()  # data are read, and no weight is
     if run.group is None:
         return roles.policy(run, path, temperature, without_steps=without_steps)
     more = {"temperature": temperature, "without_steps": without_steps}
     _make(run, run.group, "policy", path, more)
-    return RankedRole(run.group, "policy", temperature, lora=run.recipe.model.lora)
+    lora = run.recipe.model.lora
+    drops = lora is not None and bool(lora.dropout)
+    return RankedRole(run.group, "policy", temperature, adapter=lora is not None, drops=drops)
 
 
 def reward_model(run: Run, path: str) -> ScoringRole:
     """See jobs.roles.reward_model."""
+    run.clock.peaks.set_baseline()
     if run.group is None:
         return roles.reward_model(run, path)
     _make(run, run.group, "reward_model", path)
@@ -120,23 +123,19 @@ class RankedRole:
         role: str,
         temperature: float = 1.0,
         *,
-        lora: LoraSettings | None = None,
+        adapter: bool = False,
+        drops: bool = False,
     ) -> None:
-        """lora: of its adapter, where it has one."""
+        self.drops = drops
         self._group = group
         self._role = role
-        self._lora = lora
+        self._adapter = adapter
         self.temperature = temperature
 
     @property
     def name(self) -> str:
         """Learns.name."""
         return self._role
-
-    @property
-    def drops(self) -> bool:
-        """PolicyRole.drops."""
-        return self._lora is not None and self._lora.dropout > 0.0
 
     @property
     def updates(self) -> int:
@@ -163,7 +162,7 @@ class RankedRole:
 
     def under_adapter(self) -> Any:
         """PolicyRole.under_adapter."""
-        return None if self._lora is None else self.start()
+        return self.start() if self._adapter else None
 
     def after_step(self, step: int, policy: PolicyRole) -> None:
         """Follows.after_step: the policy is on the same ranks."""
