@@ -1,6 +1,8 @@
 """Groups of ranks behind Ray: what is answered, in which order, and what bad days look like."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +19,13 @@ MISBEHAVING = "helpers.rank_workers:Misbehaving"
 
 @pytest.fixture(scope="module", autouse=True)
 def _cluster() -> Iterator[None]:
-    group.start(SETTINGS)
-    yield
-    group.stop()
+    """Ranks import their worker by its name, as a user's own algorithm would be."""
+    with pytest.MonkeyPatch.context() as patch:
+        folders = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+        group.start(SETTINGS)
+        yield
+        group.stop()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from postgrad.core.errors import RunError
 from postgrad.core.seeds import integer
 from postgrad.data.texts import texts
 from postgrad.jobs.choices import Choices
+from postgrad.jobs.run import Clock
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Policy, PolicyLearner
@@ -46,6 +47,8 @@ class Place(Protocol):
     def geometry(self) -> BatchGeometry: ...
     @property
     def ranks(self) -> Ranks: ...
+    @property
+    def clock(self) -> Clock: ...
 
     choices: Choices
 

@@ -82,7 +82,7 @@ class PolicyRole(Reads, Learns, Protocol):
 
     @property
     def drops(self) -> bool:
-        """Whether training drops inputs of an adapter: each update's policy is another one then."""
+        """True where dropout acts in updates, so that their logprobs are not those of the role."""
         ...
 
     def under_adapter(self) -> Reads | None:

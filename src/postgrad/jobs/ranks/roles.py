@@ -18,6 +18,7 @@ from postgrad.learner.protocols import Follows, Learns, PolicyRole, Read, Reads,
 from postgrad.learner.role import Learner, Policy, PolicyLearner, UpdateResult
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.learner.update import Update
+from postgrad.models.settings import LoraSettings
 from postgrad.recipe.recipe import RLRecipe
 
 WORKER = "postgrad.jobs.ranks.worker:RankWorker"
@@ -50,9 +51,7 @@ def policy(run: Run, path: str, temperature: float = 1.0, *, without_steps: int 
         return roles.policy(run, path, temperature, without_steps=without_steps)
     more = {"temperature": temperature, "without_steps": without_steps}
     _make(run, run.group, "policy", path, more)
-    lora = run.recipe.model.lora
-    drops = lora is not None and bool(lora.dropout)
-    return RankedRole(run.group, "policy", temperature, adapter=lora is not None, drops=drops)
+    return RankedRole(run.group, "policy", temperature, lora=run.recipe.model.lora)
 
 
 def reward_model(run: Run, path: str) -> ScoringRole:
@@ -123,19 +122,23 @@ class RankedRole:
         role: str,
         temperature: float = 1.0,
         *,
-        adapter: bool = False,
-        drops: bool = False,
+        lora: LoraSettings | None = None,
     ) -> None:
-        self.drops = drops
+        """lora: of its adapter, where it has one."""
         self._group = group
         self._role = role
-        self._adapter = adapter
+        self._lora = lora
         self.temperature = temperature
 
     @property
     def name(self) -> str:
         """Learns.name."""
         return self._role
+
+    @property
+    def drops(self) -> bool:
+        """PolicyRole.drops."""
+        return self._lora is not None and self._lora.dropout > 0.0
 
     @property
     def updates(self) -> int:
@@ -162,7 +165,7 @@ class RankedRole:
 
     def under_adapter(self) -> Any:
         """PolicyRole.under_adapter."""
-        return self.start() if self._adapter else None
+        return None if self._lora is None else self.start()
 
     def after_step(self, step: int, policy: PolicyRole) -> None:
         """Follows.after_step: the policy is on the same ranks."""

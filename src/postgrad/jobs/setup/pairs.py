@@ -11,7 +11,7 @@ from postgrad.core.batch import BatchGeometry
 from postgrad.core.cursor import Cursor
 from postgrad.core.records import Sequences
 from postgrad.data.cache import cache_folder
-from postgrad.data.pairs import Labelled, Pair, training_labelled, training_pairs
+from postgrad.data.pairs import Labelled, Pair
 from postgrad.jobs import preference as preferred
 from postgrad.jobs.pairs import PairEvaluator
 from postgrad.jobs.preference import PreferenceJob
@@ -20,7 +20,7 @@ from postgrad.jobs.reward import RewardJob
 from postgrad.jobs.roles import frozen_policy, hold_to
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
-from postgrad.jobs.setup import common
+from postgrad.jobs.setup import common, rows
 from postgrad.learner.protocols import PolicyRole
 from postgrad.learner.reference_logprobs import ReferenceLogprobs
 from postgrad.models.load import load_tokenizer
@@ -32,7 +32,7 @@ def reward(run: Run, recipe: RewardRecipe, path: str, checkpoint: Checkpoint | N
     """See setup.job.assemble."""
     tokenizer = load_tokenizer(path)
     require_padding(tokenizer, path)
-    pairs = training_pairs(recipe.data, tokenizer, exclude=common.held_out(recipe))
+    pairs = rows.pairs(recipe, tokenizer)
     common.show_rows(run, pairs.accounts)
     evaluator = _evaluator(run, recipe, tokenizer)
     run.geometry = recipe.geometry(len(pairs))
@@ -50,10 +50,10 @@ def preference(
     tokenizer, algorithm = load_tokenizer(path), recipe.algorithm
     one_by_one = algorithm.level != "pair"
     if one_by_one:
-        draws: Any = training_labelled(recipe.data, tokenizer, exclude=common.held_out(recipe))
+        draws: Any = rows.labelled(recipe, tokenizer)
         read: Any = preferred.of_labelled
     else:
-        draws = training_pairs(recipe.data, tokenizer, exclude=common.held_out(recipe))
+        draws = rows.pairs(recipe, tokenizer)
         read = preferred.of_pairs
     common.show_rows(run, draws.accounts)
     evaluator = _evaluator(run, recipe, tokenizer)

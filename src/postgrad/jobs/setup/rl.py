@@ -6,7 +6,6 @@ from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Prompt
 from postgrad.data.draws import Draws
-from postgrad.data.mixture import training_prompts
 from postgrad.jobs import auto_sizes, environments
 from postgrad.jobs.learned import learned_reward
 from postgrad.jobs.publish import PROBES, Publisher
@@ -14,7 +13,7 @@ from postgrad.jobs.ranks import roles
 from postgrad.jobs.rl import Parts, RLJob, Roles
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
-from postgrad.jobs.setup import common
+from postgrad.jobs.setup import common, rows
 from postgrad.models.load import load_tokenizer
 from postgrad.recipe.recipe import RLRecipe
 from postgrad.rewards.scorer import Scorer
@@ -31,15 +30,10 @@ def assemble(
     _check_tokens(recipe, path, tokenizer)
     learned = learned_reward(recipe, tokenizer)
     scorer = stack.enter_context(environments.scorer(recipe, learned))  # starts beside what follows
-    prompts = training_prompts(
-        environments.through(recipe, recipe.data),
-        tokenizer,
-        max_new_tokens=recipe.rollout.max_new_tokens,
-        exclude=common.held_out(recipe),
-    )
+    prompts = rows.prompts(recipe, tokenizer)
     common.show_rows(run, prompts.accounts)
     environments.check_rows(recipe, prompts)
-    common.check_answers(scorer, prompts)
+    common.check_answers(scorer, prompts.all())
     evaluator = common.evaluator(run, recipe, tokenizer, scorer) if recipe.eval.sets else None
     run.geometry = recipe.geometry(len(prompts))
     parts = _roles(run, recipe, path, checkpoint)
