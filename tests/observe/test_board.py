@@ -19,7 +19,9 @@ METRICS = {
     "policy/grad_norm": 0.53,
     "response_tokens_per_second": 12345.0,
     "peak_memory_bytes": 3.0 * 2**30,
-    "foreseen/peak_memory_bytes": 4.0 * 2**30,
+    "foreseen/sample_seconds": 1.25,
+    "foreseen/train_seconds": 0.5,
+    "foreseen/export_seconds": 9.0,
     "sample_seconds": 1.5,
     "sample/decode_seconds": 1.0,
     "train_seconds": 0.5,
@@ -49,8 +51,18 @@ def test_it_shows_figures_with_their_curves_speeds_and_forecasts() -> None:
     assert "loss         0.0000" in shown  # not -0.0000
     assert "entropy       1.250" in shown
     assert "length        123.4" in shown
-    assert "sampled 12,345 tok/s   memory 3.00 GiB of 4.00 foreseen   a step 2.00 s" in shown
+    assert "sampled 12,345 tok/s   memory 3.00 GiB   a step 2.00 s of 1.75 foreseen" in shown
     assert "accuracy" not in shown
+
+
+def test_memory_is_that_of_the_phases_where_both_are_known() -> None:
+    """The process's own peak has the loading in it, which the forecast of a step has not."""
+    known = {"train_memory_bytes": 2.0, "sample_memory_bytes": 1.0}
+    foreseen = {"foreseen/train_memory_bytes": 1.5, "foreseen/sample_memory_bytes": 2.5}
+    one = board()
+    scaled = {name: value * 2**30 for name, value in (known | foreseen).items()}
+    one.stepped(44, {**METRICS, **scaled})
+    assert "memory 2.00 GiB of 2.50 foreseen" in text(one)
 
 
 def test_an_evaluation_shows_its_first_accuracy() -> None:

@@ -167,10 +167,7 @@ class Board:
         return Text.assemble((f"{label:<9}", "dim"), f" {value:>9} ", (padded, "cyan"))
 
     def _machine(self, width: int) -> list[Text]:
-        known = dict(self.metrics)
-        seconds = [v for k, v in known.items() if k.endswith("_seconds") and "/" not in k]
-        if seconds:
-            known[STEP] = sum(seconds)
+        known = _with_totals(self.metrics)
         parts = [
             f"{label} {known[name]:,.0f} tok/s"
             for label, name in SPEEDS
@@ -195,6 +192,19 @@ class Board:
         if more := len(self.sentinels) - len(shown):
             found.append(Text(f"{mark} and {more} more", "yellow"))
         return found
+
+
+def _with_totals(metrics: Mapping[str, float]) -> dict[str, float]:
+    """With the whole step's seconds and most memory, beside what was foreseen of its phases."""
+    known = dict(metrics)
+    for ending, total, of in (("_seconds", STEP, sum), ("_memory_bytes", MEMORY, max)):
+        phases = [k for k in metrics if k.endswith(ending) and "/" not in k and k != MEMORY]
+        foreseen = [metrics[FORESEEN + k] for k in phases if FORESEEN + k in metrics]
+        if phases and (foreseen or total == STEP):
+            known[total] = of(metrics[k] for k in phases)
+        if foreseen:
+            known[FORESEEN + total] = of(foreseen)
+    return known
 
 
 def _first(metrics: Mapping[str, float], names: tuple[str, ...]) -> float | None:

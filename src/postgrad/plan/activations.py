@@ -1,28 +1,30 @@
-"""What a forward and backward pass keeps, in bytes: formulas held to measurements by tests.
+"""What forward and backward passes of a decoder's layers hold, in bytes a token.
 
-Everything is linear in the tokens of a micro-batch: attention keeps no scores, and logits exist one
-chunk at a time. `width` is bytes of one number of the format that the model computes in.
+Counted from the operations that models and autograd make of a layer, and held to what torch's
+memory events say by benchmarks and tests. `width` is bytes of one number of the format that the
+model computes in. The output head is in plan.head, attention's geometry in plan.blocks.
 """
 
 from postgrad.models.settings import LoraSettings
 from postgrad.models.shapes import ModelShape
+from postgrad.plan.blocks import Blocks
 from postgrad.plan.roles import adapted_layers
 
 FLOAT32 = 4
-HEAD_CHUNK = 2**24  # logits of one chunk, models.head.CHUNK_VALUES
-HEAD_COPIES = 4  # logits, shifted and exponentiated, and their gradient
 
 
-def kept_by_layer(shape: ModelShape, width: int, lora: LoraSettings | None) -> int:
-    """Bytes a token that one decoder layer keeps for its backward pass."""
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+def kept_by_layer(shape: ModelShape, width: int, lora: LoraSettings | None, blocks: Blocks) -> int:
+    """What one decoder layer keeps for its backward pass."""
+    hidden, inner, queries = shape.hidden_size, shape.intermediate_size, shape.query_size
     linear = (2 * hidden + queries) * width  # the inputs of q/k/v, of gate/up and of o
     feedforward = 4 * inner * width  # gate, up, the activated gate, and their product
-    attention = (2 * queries + 2 * keys) * width  # rotated q, k, v and what comes out
-    normed = 2 * hidden + (queries + keys if shape.qk_norm else 0)
-    # A norm computes in float32: its input and the scaled input; narrow formats keep both twice.
-    norms = normed * (2 * FLOAT32 if width == FLOAT32 else FLOAT32 + width)
+    if lora is not None and width != FLOAT32:  # only the adapter's own copies of inputs are kept
+        linear, feedforward = 0, 3 * inner * width
+    attention = int((2 * queries + 2 * shape.key_size * blocks.keys) * width)  # q, k, v, and out
+    normed = 2 * hidden + (queries + shape.key_size if shape.qk_norm else 0)
+    # A norm computes in float32 and keeps its input there, which is the stream itself where that is
+    # float32. A weight that trains keeps what it scales.
+    norms = normed * (FLOAT32 + (0 if lora else width))
     return linear + feedforward + attention + norms + _kept_by_adapter(shape, width, lora)
 
 
@@ -36,35 +38,52 @@ def _kept_by_adapter(shape: ModelShape, width: int, lora: LoraSettings | None) -
     return converted + dropped + len(layers) * lora.rank * FLOAT32
 
 
-def kept(shape: ModelShape, width: int, lora: LoraSettings | None, *, checkpointing: bool) -> int:
-    """Bytes a token of a whole forward pass. With checkpointing every layer keeps its input, and
-    the one whose backward pass runs everything.
+def kept(
+    shape: ModelShape,
+    width: int,
+    lora: LoraSettings | None,
+    blocks: Blocks,
+    *,
+    checkpointing: bool,
+) -> int:
+    """What a whole forward pass keeps until its backward pass: of every layer all, or with
+    checkpointing its input; attention's masks, once; the last norm; what the head reads.
     """
-    layer = kept_by_layer(shape, width, lora)
+    layer = shape.hidden_size * width
     if not checkpointing:
-        return shape.layers * layer
-    return shape.layers * shape.hidden_size * width + layer
+        layer = kept_by_layer(shape, width, lora, blocks)
+    read = 2 if lora is None else int(width == FLOAT32)  # what the norm scales, what the head reads
+    last = shape.hidden_size * (FLOAT32 + read * width)
+    return shape.layers * layer + _masks(shape, width, blocks) + last
 
 
-def working(shape: ModelShape, width: int) -> int:
-    """Bytes a token that the backward pass of one layer takes beside what was kept."""
-    return (3 * shape.intermediate_size + 4 * shape.hidden_size) * width
+def backward_of_layer(
+    shape: ModelShape,
+    width: int,
+    lora: LoraSettings | None,
+    blocks: Blocks,
+    *,
+    checkpointing: bool,
+) -> int:
+    """What the backward pass of one layer holds beside what was kept: gradients, and with
+    checkpointing all that the layer would have kept.
+    """
+    gradients = (2 * shape.intermediate_size + 2 * shape.hidden_size) * width
+    if not checkpointing:
+        return gradients
+    return gradients + kept_by_layer(shape, width, lora, blocks)
 
 
-def forward_only(shape: ModelShape, width: int) -> int:
-    """Bytes a token of a forward pass that keeps nothing."""
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    inside = max(3 * shape.intermediate_size, queries + 2 * keys)
-    return (inside + 2 * shape.hidden_size) * width + 2 * shape.hidden_size * FLOAT32
+def forward_only(shape: ModelShape, width: int, blocks: Blocks) -> int:
+    """What a forward pass that keeps nothing holds: of the feed-forward three products, or
+    attention's, beside the stream.
+    """
+    queries = shape.query_size
+    attention = int((3 * queries + 2 * shape.key_size * (1 + blocks.keys)) * width)
+    inside = max(3 * shape.intermediate_size * width, attention)
+    return inside + 4 * shape.hidden_size * width + _masks(shape, width, blocks)
 
 
-def head_bytes(shape: ModelShape, width: int, *, backward: bool, trains: bool) -> int:
-    """Of the output head: one chunk of logits, and the gradient of its matrix where it trains."""
-    copies = HEAD_COPIES if backward else 2
-    matrix = shape.vocab_size * shape.hidden_size * width if backward and trains else 0
-    return copies * max(HEAD_CHUNK, shape.vocab_size) * FLOAT32 + matrix
-
-
-def full_logits(shape: ModelShape, tokens: int) -> int:
-    """What a trainer holds that makes all logits in float32, with their gradient: never here."""
-    return 2 * tokens * shape.vocab_size * FLOAT32
+def _masks(shape: ModelShape, width: int, blocks: Blocks) -> int:
+    """What is added to scores, once for all layers, for every query head of a key head."""
+    return int(blocks.scores * (shape.heads // shape.kv_heads) * width)

@@ -3,17 +3,17 @@
 Phases: load (weights are read), rollout (the engine samples), score (roles that do not learn here
 read the samples), update (forward, backward and the optimizer's step), save (the state is copied).
 What a role holds is there in every phase but its gradients, which live from the first micro-batch
-of an update to its end.
+of an update to its end. Passes of one role at a time come on top (plan.passes).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from postgrad.models.shapes import ModelShape
-from postgrad.plan import activations
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.hardware import Device
+from postgrad.plan.lengths import Lengths
+from postgrad.plan.passes import Bytes, Passes
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sharing import Sharing
 from postgrad.plan.sizes import Sizes, width
@@ -21,7 +21,10 @@ from postgrad.recipe.recipe import Answering, Recipe
 
 Phase = Literal["load", "rollout", "score", "update", "save"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-FRAMEWORK = {"cpu": 0, "gpu": 1_000_000_000}  # context and kernels; of a CPU counted as baseline
+# Context and kernels of a GPU; interpreter and libraries, after imports, of a CPU.
+FRAMEWORK = {"cpu": 450_000_000, "gpu": 1_000_000_000}
+SMALL_BLOCKS = ("activations", "backward pass of a layer", "prompts computed ahead")
+KEPT_BACK = 0.7  # of them, measured: docs/planning.md
 FOUR_BITS = 4.127 / 8  # bytes a weight, NF4 with double quantization (arXiv:2305.14314)
 
 
@@ -75,20 +78,25 @@ class Memory:
 
 
 def memory(
-    recipe: Recipe, roles: Iterable[PlannedRole], sizes: Sizes, sharing: Sharing, device: Device
+    recipe: Recipe,
+    roles: Iterable[PlannedRole],
+    sizes: Sizes,
+    sharing: Sharing,
+    device: Device,
+    lengths: Lengths,
 ) -> Memory:
     """What the run takes on one device. Ranks have a device each, and the engine works on it."""
     roles = tuple(roles)
     cpu = device.is_cpu
     lines = [Line("run", "framework", _always(FRAMEWORK["cpu" if cpu else "gpu"]))]
     for role in roles:
-        b = width(role.model.dtype, cpu=cpu)
-        lines += _held(role, b, sharing)
-        lines += _computing(role, b, sizes, sharing)
+        lines += _held(role, width(role.model.dtype, cpu=cpu), sharing)
+    passes = Passes(recipe, sizes, lengths, cpu=cpu)
+    lines += _engine(recipe, roles[0], passes, sharing, cpu=cpu)
+    lines += _passing(roles, passes, sharing)
     if cpu:
-        state = sum(state_bytes(role) for role in roles) // sharing.optimizer
-        lines.append(Line("run", "copy of the state", {"save": state}))
-    lines += _engine(recipe, roles[0], sizes, sharing, cpu=cpu)
+        lines += _of_host(recipe, roles)
+        lines.append(Line("run", "kept by the allocator", _kept_back(lines)))
     return Memory(tuple(line for line in lines if any(line.bytes.values())), device.memory_bytes)
 
 
@@ -107,7 +115,6 @@ def _held(role: PlannedRole, b: int, sharing: Sharing) -> Iterator[Line]:
         yield Line(role.name, "master weights", _always(FLOAT32 * trained // sharing.optimizer))
     moments = moment_bytes(role) // sharing.optimizer
     yield Line(role.name, "optimizer", {p: moments for p in PHASES if p != "load"})
-    yield Line(role.name, "gradients", {"update": FLOAT32 * trained // sharing.gradients})
     if role.learner.ema_decay:
         yield Line(role.name, "moving average", _always(FLOAT32 * trained // sharing.optimizer))
 
@@ -148,47 +155,67 @@ def state_bytes(role: PlannedRole) -> int:
     return whole + moment_bytes(role)
 
 
-def _computing(role: PlannedRole, b: int, sizes: Sizes, sharing: Sharing) -> Iterator[Line]:
-    """What lives while the role reads a micro-batch."""
-    shape, tokens = role.shape, sizes.micro_tokens
-    alone = tokens * activations.forward_only(shape, b) // sharing.tensor
-    head = 0 if role.scores else activations.head_bytes(shape, b, backward=False, trains=False)
-    if role.learner is None:
-        yield Line(role.name, "activations", {"score": alone})
-        yield Line(role.name, "logits of a chunk", {"score": head})
+def _passing(roles: Sequence[PlannedRole], passes: Passes, sharing: Sharing) -> Iterator[Line]:
+    """What lives while a role computes, of the role that takes most: one does at a time."""
+    if not passes.sizes.micro_tokens:
         return
-    kept = activations.kept(
-        shape, b, role.model.lora, checkpointing=role.model.gradient_checkpointing
-    )
-    inside = tokens * (kept + activations.working(shape, b)) // sharing.tensor
-    yield Line(role.name, "activations", {"score": alone, "update": inside})
-    if role.scores:
-        return
-    trains = role.model.lora is None
-    back = activations.head_bytes(shape, b, backward=True, trains=trains) // sharing.tensor
-    yield Line(role.name, "logits of a chunk", {"score": head, "update": back})
-    if b != FLOAT32 and trains:
-        largest = shape.vocab_size * shape.hidden_size * b // sharing.tensor
-        yield Line(role.name, "gradient being added", {"update": largest})
+    learning: dict[str, Bytes] = {}
+    reading: dict[str, Bytes] = {}
+    for role in roles:
+        reading[role.name] = _divided(passes.reading(role), sharing)
+        if role.learner is not None:
+            gradients = {"gradients": FLOAT32 * role.trained // sharing.gradients}
+            learning[role.name] = gradients | _divided(passes.learning(role), sharing)
+    phases: tuple[tuple[Phase, dict[str, Bytes]], ...] = (("score", reading), ("update", learning))
+    found: dict[tuple[str, str], dict[Phase, int]] = {}
+    for phase, candidates in phases:
+        name, fullest = max(candidates.items(), key=lambda one: sum(one[1].values()))
+        for what, count in fullest.items():
+            found.setdefault((name, what), {})[phase] = count
+    yield from (Line(name, what, counts) for (name, what), counts in found.items())
+
+
+def _divided(found: Bytes, sharing: Sharing) -> dict[str, int]:
+    return {what: count // sharing.tensor for what, count in found.items()}
 
 
 def _engine(
-    recipe: Recipe, policy: PlannedRole, sizes: Sizes, sharing: Sharing, *, cpu: bool
+    recipe: Recipe, policy: PlannedRole, passes: Passes, sharing: Sharing, *, cpu: bool
 ) -> Iterator[Line]:
-    """The engine's own copy of the policy, its cache, and what a prefill takes."""
-    if sizes.engine is None:
+    """The engine's own copy of the policy, its cache, and what it computes."""
+    if passes.sizes.engine is None:
         return
-    shape: ModelShape = policy.shape
     assert isinstance(recipe, Answering)
     b = engine_width(recipe, policy, cpu=cpu)
-    yield Line("engine", "weights", _always(shape.parameters() * b // sharing.tensor))
-    cache = sizes.engine.cache_tokens * shape.cache_bytes_per_token(b) // sharing.tensor
-    yield Line("engine", "key-value cache", _always(cache))
-    prompts = sizes.prefill_tokens * (
-        activations.forward_only(shape, b) + shape.cache_bytes_per_token(b)
-    )
-    logits = 3 * sizes.engine.slots * shape.vocab_size * FLOAT32
-    yield Line("engine", "prompts and logits", {"rollout": (prompts + logits) // sharing.tensor})
+    yield Line("engine", "weights", _always(policy.shape.parameters() * b // sharing.tensor))
+    yield Line("engine", "key-value cache", _always(passes.cache(policy, b) // sharing.tensor))
+    for what, count in _divided(passes.sampling(policy, b), sharing).items():
+        yield Line("engine", what, {"rollout": count})
+
+
+def _of_host(recipe: Recipe, roles: Sequence[PlannedRole]) -> Iterator[Line]:
+    """What a GPU's host holds, and a CPU itself: the file that is read, the copy of the state that
+    is written behind the next step, the model that is exported and read back.
+    """
+    largest = max(FLOAT32 * role.parameters for role in roles)
+    yield Line("run", "file being read", {"load": largest})
+    settings = recipe.checkpoint
+    if settings.save_steps or settings.save_minutes or settings.best_metric:
+        state = sum(state_bytes(role) for role in roles)
+        phases: tuple[Phase, ...] = ("rollout", "score", "update", "save")
+        yield Line("run", "copy of the state", dict.fromkeys(phases, state))
+    if settings.save_hf:
+        yield Line("run", "exported model", {"save": 2 * FLOAT32 * roles[0].parameters})
+
+
+def _kept_back(lines: Sequence[Line]) -> dict[Phase, int]:
+    """Of freed blocks too small to have pages of their own, the C library hands few back."""
+    found = dict.fromkeys(PHASES, 0)
+    for line in lines:
+        if line.what in SMALL_BLOCKS:
+            for phase, count in line.bytes.items():
+                found[phase] += int(KEPT_BACK * count)
+    return found
 
 
 def engine_width(recipe: Answering, policy: PlannedRole, *, cpu: bool) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.models.settings import ModelSettings
-from postgrad.plan import activations
+from postgrad.plan.activations import FLOAT32
 from postgrad.plan.auto import AutoSizes
 from postgrad.plan.calibration import Measured, factors, machine_of
 from postgrad.plan.efficiency import Efficiency, efficiency_of
@@ -93,7 +93,7 @@ def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
     roles = planned_roles(recipe, facts.shape)
     policy = roles[0]
     b = engine_width(recipe, policy, cpu=device.is_cpu) if isinstance(recipe, Answering) else 0
-    before = memory(recipe, roles, Sizes(0, 0, None, 0), sharing, device).at("load")
+    before = memory(recipe, roles, Sizes(0, 0, None, 0), sharing, device, lengths).at("load")
     free = int((device.memory_bytes - before - policy.shape.parameters() * b) * FREE)
     found = sizes(
         recipe,
@@ -113,7 +113,7 @@ def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
         roles=roles,
         sizes=found,
         lengths=lengths,
-        memory=memory(recipe, roles, found, sharing, device),
+        memory=memory(recipe, roles, found, sharing, device, lengths),
         timing=times if shown is None else shown.applied(times),
         calibrated=shown and shown.source,
     )
@@ -126,4 +126,4 @@ def full_logits_bytes(of: Outlook) -> int:
     policy = of.roles[0]
     if policy.scores:
         return 0
-    return activations.full_logits(policy.shape, of.sizes.micro_tokens)
+    return 2 * of.sizes.micro_tokens * policy.shape.vocab_size * FLOAT32

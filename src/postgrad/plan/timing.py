@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from postgrad.core.batch import BatchGeometry
+from postgrad.models.shapes import ForwardFlops, ModelShape
 from postgrad.plan.efficiency import Efficiency
 from postgrad.plan.hardware import Device
 from postgrad.plan.lengths import Lengths
@@ -18,6 +19,7 @@ from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sharing import Sharing
 from postgrad.plan.sizes import Sizes, width
 from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RLRecipe
+from postgrad.rollout.local.shared import LANES
 
 GRADIENT = 4  # bytes: ranks add gradients in float32
 
@@ -67,6 +69,11 @@ class Machine:
         peak = self.device.bf16_flops if b == 2 else self.device.float32_flops
         ranks = self.sharing.replicas * self.sharing.context * self.sharing.tensor
         return flops / (peak * self.efficiency.products * ranks)
+
+    def as_products(self, flops: ForwardFlops, *, head: bool = True) -> float:
+        """Of a forward pass, attention's counted as often as they are slower than products."""
+        whole = flops.body + flops.attention / self.efficiency.attention
+        return whole + (flops.head if head else 0.0)
 
     def reads(self, count: float) -> float:
         """Seconds in which one device reads or writes that many bytes."""
@@ -146,17 +153,22 @@ def _readers(
             yield role
 
 
-def _flops(role: PlannedRole, samples: Samples) -> float:
-    """Of one forward pass over a step's samples."""
+def _flops(role: PlannedRole, samples: Samples, machine: Machine) -> float:
+    """Of one forward pass over a step's samples, as many as products do in the same time."""
     found = role.shape.flops(samples.tokens, samples.squares, samples.learned)
-    return found.body + found.attention + (0 if role.scores else found.head)
+    return machine.as_products(found, head=not role.scores)
 
 
 def _forward(role: PlannedRole, samples: Samples, sizes: Sizes, machine: Machine) -> float:
     b = width(role.model.dtype, cpu=machine.device.is_cpu)
     passes = _passes(samples, sizes, machine)
-    seconds = machine.products(_flops(role, samples), b) + passes * machine.efficiency.overhead
-    return seconds + passes * _gathering(role, b, machine)
+    seconds = machine.products(_flops(role, samples, machine), b)
+    return seconds + passes * (_overhead(role.shape, machine) + _gathering(role, b, machine))
+
+
+def _overhead(shape: ModelShape, machine: Machine) -> float:
+    """Seconds of one pass over all layers that no figure of a device says."""
+    return machine.efficiency.overhead * shape.layers
 
 
 def _passes(samples: Samples, sizes: Sizes, machine: Machine) -> float:
@@ -193,8 +205,8 @@ def _updating(
     model = role.model
     times = (2 if model.lora else 3) + (1 if model.gradient_checkpointing else 0)
     passes = _passes(samples, sizes, machine)
-    seconds = machine.products(times * _flops(role, samples), b)
-    seconds += passes * (2 * machine.efficiency.overhead + 2 * _gathering(role, b, machine))
+    seconds = machine.products(times * _flops(role, samples, machine), b)
+    seconds += passes * 2 * (_overhead(role.shape, machine) + _gathering(role, b, machine))
     seconds *= geometry.epochs_per_rollout
     micro_batches = passes * geometry.epochs_per_rollout / geometry.updates_per_step
     return seconds + geometry.updates_per_step * _stepping(role, micro_batches, machine)
@@ -223,21 +235,28 @@ def _sampling(
     lengths: Lengths,
     machine: Machine,
 ) -> float:
-    """Prompts once each; then one pass a token for as many sequences as there are slots."""
+    """Prompts once each; then one pass a token for as many sequences as there are slots: it reads
+    the weights or multiplies with them, whichever takes longer, and so with keys and values.
+    """
     assert sizes.engine is not None
-    shape = policy.shape
+    shape, answers = policy.shape, recipe.batch.n_samples_per_prompt
     b = engine_width(recipe, policy, cpu=machine.device.is_cpu)
     prompts = geometry.rollout_batch_size or 0
     read = shape.flops(prompts * lengths.prompt, prompts * lengths.prompt**2, prompts)
-    seconds = machine.products(read.body + read.attention + read.head, b)
+    seconds = machine.products(machine.as_products(read), b)
     sequences = geometry.samples_per_step / machine.sharing.replicas
     together = min(sequences, sizes.engine.slots)
     passes = lengths.answer * max(1.0, sequences / together)
-    held = together * (lengths.prompt + lengths.answer / 2) * shape.cache_bytes_per_token(b)
-    weights = shape.parameters() * b
-    reading = (held + weights) / machine.sharing.tensor
-    reading /= machine.device.bandwidth * machine.efficiency.decoding
-    one = shape.flops(together, together * 2 * (lengths.prompt + lengths.answer / 2), together)
-    alone = machine.products(one.body + one.attention + one.head, b)
-    alone *= machine.sharing.replicas * machine.sharing.context
-    return seconds + passes * (max(reading, alone) + machine.efficiency.overhead)
+    seen = lengths.prompt + lengths.answer / 2
+    held = together * (lengths.prompt / min(answers, LANES) + lengths.answer / 2)
+    one = shape.flops(together, together * 2 * seen, together)
+    alone = machine.sharing.replicas * machine.sharing.context
+    weights = max(
+        machine.reads(shape.parameters() * b / machine.sharing.tensor),
+        machine.products(one.body + one.head, b) * alone,
+    )
+    cache = max(
+        machine.reads(held * shape.cache_bytes_per_token(b) / machine.sharing.tensor),
+        machine.products(one.attention, b) * alone,
+    )
+    return seconds + passes * (weights + cache + _overhead(shape, machine))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.sentinels import group
+from postgrad.core.records import RolloutBatch
 from postgrad.observe.sentinels.base import Look, Seen, Sentinel
 from postgrad.observe.sentinels.entropy import Entropy, sampled_entropy
 from postgrad.observe.sentinels.evaluation import Evaluation
@@ -293,7 +294,7 @@ def test_sets_are_compared_each_with_its_own_best() -> None:
 
 def test_entropy_is_what_the_sampled_tokens_cost_on_average() -> None:
     groups = [group([0.0, 1.0], logprobs=[[-1.0, -3.0], [-2.0]]), group([0.5], logprobs=[[-2.0]])]
-    found = sampled_entropy(groups)
+    found = sampled_entropy(RolloutBatch.of(groups))
     assert found["sampled_entropy"] == pytest.approx(8.0 / 4)
     assert found["best_reward_fraction"] == pytest.approx(1 / 3)
 

@@ -1,25 +1,42 @@
 """TensorBoard: event files in RUN_DIR/tensorboard."""
 
+import time
+from typing import Any
+
 from postgrad.observe.loggers.base import RunIdentity, Values
 
 FOLDER = "tensorboard"
 
 
 class TensorBoard:
-    """Steps after the one that a run goes on from are purged: TensorBoard draws the new ones."""
+    """A step is one event with all its numbers. Steps after the one that a run goes on from are
+    purged by a session's start, as TensorBoard calls it: it draws the new ones.
+    """
 
     def __init__(self, run: RunIdentity) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+        events: Any = event_pb2  # made at run time, without types
+        summaries: Any = summary_pb2
+        self._event, self._summary = events.Event, summaries.Summary
         folder = run.directory / FOLDER
         held = folder.is_dir() and any(folder.iterdir())
         self.last = run.start if held else -1
-        purge = self.last + 1 if held else None
-        self._writer = SummaryWriter(str(folder), purge_step=purge)  # pyright: ignore[reportPrivateImportUsage, reportUnknownMemberType, reportArgumentType]
+        self._writer = EventFileWriter(str(folder))
+        if held:
+            start = events.SessionLog(status=events.SessionLog.START)
+            for event in (
+                events.Event(step=run.start + 1, file_version="brain.Event:2"),
+                events.Event(step=run.start + 1, session_log=start),
+            ):
+                event.wall_time = time.time()
+                self._writer.add_event(event)
 
     def log(self, step: int, values: Values) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)  # pyright: ignore[reportUnknownMemberType]
+        one = self._summary.Value
+        summary = self._summary(value=[one(tag=k, simple_value=v) for k, v in values.items()])
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
         self._writer.flush()  # a killed run has what it told
 
     def close(self) -> None:

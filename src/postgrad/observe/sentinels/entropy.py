@@ -1,12 +1,11 @@
 """The policy has stopped trying other answers."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from pydantic import Field
 
-from postgrad.core.records import ScoredGroup
+from postgrad.core.records import RolloutBatch
 from postgrad.observe.sentinels.base import Look, Memory, Seen, Sentinel, mean, measured
 
 KEY, BEST = "sampled_entropy", "best_reward_fraction"
@@ -43,16 +42,15 @@ class Entropy(Sentinel):
         )
 
 
-def sampled_entropy(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Nats a token, as the mean -log p of the tokens that the policy sampled: right on average and
-    free; and the share of kept samples that earn the step's highest reward.
+def sampled_entropy(batch: RolloutBatch) -> dict[str, float]:
+    """Of the kept samples: nats a token, as the mean -log p of the tokens that the policy sampled,
+    which is right on average and free; and the share that earns the step's highest reward.
     """
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    logprobs = [one.logprobs[one.policy_mask] for one in rollouts]
-    tokens = sum(len(one) for one in logprobs)
-    surprise = sum(float(one.sum(dtype=np.float64)) for one in logprobs)
-    rewards = np.concatenate([group.total[group.kept] for group in groups] or [np.zeros(0)])
+    if not len(batch):
+        return {KEY: math.nan, BEST: math.nan}
+    mask = batch.sequences.loss_mask.values
+    logprobs = batch.sampled_logprobs.values
     return {
-        KEY: -surprise / tokens if tokens else math.nan,
-        BEST: float((rewards == rewards.max()).mean()) if len(rewards) else math.nan,
+        KEY: -float(logprobs.sum(where=mask, dtype=np.float64)) / int(mask.sum()),
+        BEST: float((batch.rewards == batch.rewards.max()).mean()),
     }

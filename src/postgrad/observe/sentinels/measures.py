@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from postgrad.core.records import ScoredGroup
+from postgrad.core.records import RolloutBatch, ScoredGroup
 from postgrad.observe.sentinels.entropy import sampled_entropy
 from postgrad.observe.sentinels.no_gradient import stuck
 from postgrad.observe.sentinels.repetition import repeated
 from postgrad.observe.sentinels.verifier import failed
 
 
-def of_samples(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Metrics of all the samples of a step."""
-    return {**sampled_entropy(groups), **stuck(groups), **repeated(groups), **failed(groups)}
+def of_samples(groups: Sequence[ScoredGroup], batch: RolloutBatch) -> dict[str, float]:
+    """Metrics of all the samples of a step; batch: those that are trained on."""
+    return {**sampled_entropy(batch), **stuck(groups), **repeated(groups), **failed(groups)}

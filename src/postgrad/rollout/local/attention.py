@@ -39,9 +39,9 @@ class Recording:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """AttentionContext.attend."""
-        self.keys.append(key)
-        self.values.append(value)
+        """AttentionContext.attend. Copies: views would hold a layer's queries, keys and values."""
+        self.keys.append(key.contiguous())
+        self.values.append(value.contiguous())
         return self._inner.attend(
             layer, query, key, value, scale=scale, window=window, softcap=softcap
         )

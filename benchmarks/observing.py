@@ -1,0 +1,189 @@
+"""What observing costs of a step: sentinels, their measures, the live block, loggers.
+
+    python benchmarks/observing.py --pairs 8 --steps 30 --to benchmarks/results/observing.json
+
+Runs of one recipe in one process, in pairs, A B, B A, ...: one with every sentinel, the block drawn
+to a terminal and TensorBoard, one with metrics.jsonl alone. CPU time of all threads of the process,
+which a busy machine changes least; the difference of each pair, with its standard error. A
+difference of a percent drowns in noise, so what observing itself takes is counted too: the CPU time
+inside its calls, drawing included.
+"""
+
+import argparse
+import io
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RECIPE = """
+job = "rl"
+run_dir = "{run_dir}"
+steps = {steps}
+[model.init]
+type = "qwen3"
+hidden_size = {hidden}
+intermediate_size = {intermediate}
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 4
+[model.init.tokenizer]
+kind = "characters"
+phrases = ["Spell this word backward (example: sun -> nus): "]
+[data]
+path = "reasoning-gym:spell_backward"
+size = 2000
+max_len = 64
+[[rewards]]
+type = "reasoning_gym"
+[algorithm]
+type = "grpo"
+[batch]
+rollout_batch_size = {prompts}
+n_samples_per_prompt = 8
+[rollout]
+max_new_tokens = 12
+[learner]
+lr = 1e-4
+threads = 1
+"""
+OFF = "off"
+
+
+class Terminal(io.StringIO):
+    """Takes what is drawn."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Spent:
+    """CPU seconds inside calls, of the thread that makes them."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def count(self, owner: Any, name: str) -> None:
+        """Every call of owner.name from now on."""
+        right: Callable[..., Any] = getattr(owner, name)
+
+        def counted(*args: Any, **more: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return right(*args, **more)
+            finally:
+                self.seconds += time.thread_time() - began
+
+        setattr(owner, name, counted)
+
+
+def watch_calls() -> Spent:
+    """Counts everything that observing calls in a step."""
+    from rich.live import Live
+
+    from postgrad.jobs import rl
+    from postgrad.observe.console import Console
+    from postgrad.observe.loggers.all import Loggers
+    from postgrad.observe.sentinels.watch import Sentinels
+
+    spent = Spent()
+    for owner, name in (
+        (Sentinels, "look"),
+        (Loggers, "log"),
+        (Console, "step"),
+        (Live, "refresh"),
+        (rl, "of_samples"),
+        (rl, "ratio_distance"),
+        (rl, "differences"),
+    ):
+        spent.count(owner, name)
+    return spent
+
+
+def run(
+    arguments: argparse.Namespace, folder: Path, observed: bool, spent: Spent
+) -> dict[str, Any]:
+    """CPU and wall seconds of a step, and what of them observing counted itself."""
+    from postgrad.jobs.rl import RLJob
+    from postgrad.jobs.train import train
+    from postgrad.observe.console import Console
+    from postgrad.observe.settings import SentinelSettings
+    from postgrad.recipe.load import load_recipe
+
+    path = folder / "recipe.toml"
+    sizes = {"hidden": arguments.hidden, "intermediate": 2 * arguments.hidden}
+    path.write_text(
+        RECIPE.format(
+            run_dir=folder / "run", steps=arguments.steps, prompts=arguments.prompts, **sizes
+        )
+    )
+    names = SentinelSettings.model_fields
+    flags = [f for name in names for f in (f"--sentinels.{name}.action", OFF)]
+    flags = ["--observe.loggers", '["tensorboard"]'] if observed else flags
+    marks: list[tuple[float, float, float]] = []
+    step = RLJob.step
+
+    def marked(self: Any, state: Any) -> Any:
+        marks.append((time.process_time(), time.perf_counter(), spent.seconds))
+        return step(self, state)
+
+    RLJob.step = marked
+    try:
+        console = Console("auto" if observed else "quiet", Terminal())
+        train(load_recipe(path, flags), console, overwrite=True)
+    finally:
+        RLJob.step = step
+    first, last = marks[2], marks[-1]  # two steps warm up
+    n = len(marks) - 3
+    cpu, wall, inside = ((b - a) / n for a, b in zip(first, last, strict=True))
+    return {"cpu_seconds": cpu, "wall_seconds": wall, "inside_seconds": inside}
+
+
+def compared(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+    """Medians, the mean relative difference of a pair and its standard error, and the share."""
+    more = [with_it["cpu_seconds"] / without["cpu_seconds"] - 1 for with_it, without in pairs]
+    inside = [with_it["inside_seconds"] / with_it["cpu_seconds"] for with_it, _ in pairs]
+    return {
+        "observed_cpu_seconds": statistics.median(one["cpu_seconds"] for one, _ in pairs),
+        "bare_cpu_seconds": statistics.median(one["cpu_seconds"] for _, one in pairs),
+        "observed_wall_seconds": statistics.median(one["wall_seconds"] for one, _ in pairs),
+        "bare_wall_seconds": statistics.median(one["wall_seconds"] for _, one in pairs),
+        "overhead_of_pairs": statistics.mean(more),
+        "standard_error": statistics.stdev(more) / len(more) ** 0.5 if len(more) > 1 else None,
+        "inside_share": statistics.median(inside),
+        "pairs": [[a["cpu_seconds"], b["cpu_seconds"]] for a, b in pairs],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("pairs", 8), ("steps", 30), ("hidden", 192), ("prompts", 32)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--to", type=Path)
+    arguments = parser.parse_args()
+    os.environ |= {"TERM": "xterm", "COLUMNS": "100"}
+    spent = watch_calls()
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for number in range(arguments.pairs + 1):
+        found: dict[bool, dict[str, Any]] = {}
+        for observed in (True, False) if number % 2 else (False, True):
+            with tempfile.TemporaryDirectory() as folder:
+                found[observed] = run(arguments, Path(folder), observed, spent)
+        if number:  # the first pair imports
+            pairs.append((found[True], found[False]))
+            print(f"pair {number}: {found[True]} {found[False]}", file=sys.stderr)
+    settings = {k: v for k, v in vars(arguments).items() if k != "to"}
+    result = {"settings": settings, **compared(pairs)}
+    text = json.dumps(result, indent=2)
+    print(text)
+    if arguments.to:
+        arguments.to.write_text(text + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

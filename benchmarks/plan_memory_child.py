@@ -1,0 +1,133 @@
+"""What benchmarks.plan_memory does in processes of their own: make a model, run a recipe."""
+
+import ctypes
+import gc
+import json
+import resource
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+
+from benchmarks.plan_memory_cases import SIZES
+
+SMALL = "small"
+
+
+def make(size: str, data: str, to: str) -> None:
+    """The model of a size, and a tiny one with its tokenizer, made from `data`."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from postgrad.models.fresh import make_fresh
+    from postgrad.models.save import save_model
+    from postgrad.models.settings import ModelInit
+
+    hidden, inner, layers, heads, kv_heads, vocabulary, kind = SIZES[size]
+    lines = Path(data).read_text("utf-8").splitlines()[:2000]
+    init = ModelInit.model_validate(
+        {
+            "type": kind, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "num_key_value_heads": 1,
+        }
+    )  # fmt: skip
+    small = Path(to) / f"{size}-{SMALL}"
+    make_fresh(init, lines, 0, small)
+    tokenizer = AutoTokenizer.from_pretrained(small)
+    config: Any = AutoConfig.from_pretrained(small)
+    config.update(
+        {
+            "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+            "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+            "head_dim": hidden // heads, "vocab_size": vocabulary,
+            "layer_types": ["full_attention"] * layers,
+        }
+    )  # fmt: skip
+    torch.manual_seed(0)
+    lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    save_model(lm, tokenizer, Path(to) / size)
+    print(json.dumps(sum(p.numel() for p in lm.parameters())))
+
+
+def run(value: Any) -> None:
+    """Trains, and prints its peak less what it held before, by phase."""
+    from postgrad.jobs.train import train
+    from postgrad.observe.console import Console
+    from postgrad.recipe.load import parse_recipe
+
+    train(parse_recipe(value["warm"]), Console("quiet"))
+    gc.collect()
+    trim()
+    peaks: dict[str, int] = {}
+    with watching(peaks):
+        held = psutil.Process().memory_info().rss
+        before, faults = cpu_seconds(), page_faults()
+        train(parse_recipe(value["recipe"]), Console("quiet"))
+    found = {name: peak - held for name, peak in peaks.items()}
+    phase = max(found, key=found.__getitem__)
+    print(
+        json.dumps(
+            {
+                "bytes": found[phase], "phase": phase, "phases": found, "held": held,
+                "cpu_seconds": round(cpu_seconds() - before, 2),
+                "page_faults": page_faults() - faults,
+            }
+        )
+    )  # fmt: skip
+
+
+def trim() -> None:
+    """What malloc keeps of freed memory goes back, where it is glibc's."""
+    back = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if back is not None:
+        back(0)
+
+
+@contextmanager
+def watching(peaks: dict[str, int]) -> Generator[None]:
+    """The peak resident size in each phase of a run, and between them."""
+    from postgrad.jobs.run import Run
+
+    whole = Run.phase
+
+    def end(name: str) -> None:
+        peaks[name] = max(peaks.get(name, 0), peak_bytes())
+        forget()
+
+    @contextmanager
+    def phase(self: Run, name: str, total: int | None = None) -> Generator[None]:
+        end("between")
+        with whole(self, name, total):
+            yield
+        end(name)
+
+    with patch.object(Run, "phase", phase):
+        forget()
+        yield
+        end("between")
+
+
+def forget() -> None:
+    """The kernel's peak begins anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_bytes() -> int:
+    """Since then."""
+    status = Path("/proc/self/status").read_text("utf-8")
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def cpu_seconds() -> float:
+    """Of all threads."""
+    return time.process_time()
+
+
+def page_faults() -> int:
+    """Pages that the kernel had to give."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

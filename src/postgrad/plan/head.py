@@ -1,0 +1,77 @@
+"""What the output head holds: a few chunks of logits, and gradients of its matrix.
+
+models.head computes logprobs in chunks of CHUNK logits. Where there are several, each is computed
+again in the backward pass.
+"""
+
+from dataclasses import dataclass
+
+from postgrad.models.shapes import ModelShape
+
+FLOAT32 = 4
+CHUNK = 2**24  # models.head.CHUNK_VALUES, which a test holds it to
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The head of a model over so many entries. cpu: elementwise steps go block by block there,
+    elsewhere they make copies of a chunk. entropy: of the policy is computed too; heated: at
+    another temperature than 1. trains: its matrix has a gradient.
+    """
+
+    shape: ModelShape
+    width: int
+    entries: int
+    cpu: bool
+    trains: bool
+    entropy: bool = False
+    heated: bool = False
+
+    @property
+    def _values(self) -> int:
+        """Logits of one chunk, of whole rows."""
+        vocabulary = self.shape.vocab_size
+        return vocabulary * min(self.entries, max(1, CHUNK // vocabulary))
+
+    @property
+    def _several(self) -> bool:
+        return self.entries > max(1, CHUNK // self.shape.vocab_size)
+
+    def forward(self) -> int:
+        """Logits, and what is made of them without a gradient."""
+        copies = 1 if self.cpu else 2 + self.entropy + self.heated
+        return self._values * (copies * FLOAT32 + self._narrow)
+
+    def backward(self) -> int:
+        """Logits and their gradient."""
+        copies = 2 if self.cpu else 3 + 2 * self.entropy + self.heated
+        return self._values * (copies * FLOAT32 + self._narrow)
+
+    @property
+    def _narrow(self) -> int:
+        """The product's own output where that is not float32."""
+        return self.width if self.width != FLOAT32 else 0
+
+    def matrix(self) -> int:
+        """Gradients of the matrix while chunks are added up: their sum so far and one more; and
+        the new sum, where it cannot be made in place (models.linear gives a view).
+        """
+        if not self.trains:
+            return 0
+        added = 3 if self.cpu and self.width == FLOAT32 else 2
+        return (added if self._several else 1) * self._matrix
+
+    def waiting(self) -> int:
+        """Of a matrix that is the embedding too: its gradient waits until the end of the pass."""
+        return self._matrix if self.trains and self.shape.tied else 0
+
+    def ending(self) -> int:
+        """When the embedding's gradient is made and added to that of the head, and both in float32
+        to that of earlier micro-batches.
+        """
+        wide = 0 if self.width == FLOAT32 else self._matrix // self.width * FLOAT32
+        return self.waiting() + self._matrix + wide if self.trains else 0
+
+    @property
+    def _matrix(self) -> int:
+        return self.shape.embedding_parameters * self.width

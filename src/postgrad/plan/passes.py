@@ -1,0 +1,132 @@
+"""What passes of a role hold while they run, beside what it always holds: bytes by what for.
+
+One role computes at a time, and its peak is either where the output head meets all that was kept,
+or in the backward pass of the last layer: the second is shown as what it takes beyond the first.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from postgrad.plan import activations
+from postgrad.plan.activations import FLOAT32
+from postgrad.plan.blocks import Blocks
+from postgrad.plan.head import Head
+from postgrad.plan.lengths import Lengths
+from postgrad.plan.roles import PlannedRole
+from postgrad.plan.sizes import Sizes, width
+from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe
+from postgrad.rollout.local.budget import align
+from postgrad.rollout.local.shared import LANES
+
+SAMPLED, FILTERED = 4, 41  # bytes a logit: its weight; sorted, ranked and summed beside it
+SAMPLED_TOGETHER = 2**24  # rollout.local.sampler.CHUNK_VALUES
+
+Bytes = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Passes of a run's roles on one device, before tensor parallelism divides them."""
+
+    recipe: Recipe
+    sizes: Sizes
+    lengths: Lengths
+    cpu: bool
+
+    def learning(self, role: PlannedRole) -> Bytes:
+        """One forward and backward pass."""
+        shape, b, lora = role.shape, width(role.model.dtype, cpu=self.cpu), role.model.lora
+        blocks, tokens = self._blocks(role), self.sizes.micro_tokens
+        checkpointing = role.model.gradient_checkpointing
+        kept = activations.kept(shape, b, lora, blocks, checkpointing=checkpointing)
+        layer = activations.backward_of_layer(shape, b, lora, blocks, checkpointing=checkpointing)
+        found = {"activations": tokens * kept}
+        if role.scores:
+            return found | {"backward pass of a layer": tokens * layer}
+        head = self._head(role, trains=lora is None)
+        inside = max(tokens * layer + head.waiting(), head.ending())
+        return found | {
+            "logits of a chunk": head.backward(),
+            "gradient of the output matrix": head.matrix(),
+            "backward pass of a layer": max(0, inside - head.backward() - head.matrix()),
+        }
+
+    def reading(self, role: PlannedRole) -> Bytes:
+        """One forward pass without gradients."""
+        b = width(role.model.dtype, cpu=self.cpu)
+        tokens = self.sizes.micro_tokens
+        layer = tokens * activations.forward_only(role.shape, b, self._blocks(role))
+        if role.scores:
+            return {"activations": layer}
+        stream = 2 * tokens * role.shape.hidden_size * b
+        logits = self._head(role, trains=False).forward()
+        return {"activations": layer, "logits of a chunk": max(0, stream + logits - layer)}
+
+    def cache(self, role: PlannedRole, b: int) -> int:
+        """The engine's cache. A CPU gives only the pages that are written: prompts stand once for
+        the samples that share them.
+        """
+        engine, recipe = self.sizes.engine, self.recipe
+        assert engine is not None
+        assert isinstance(recipe, Answering)
+        tokens = engine.cache_tokens
+        if self.cpu:
+            new = align(min(recipe.rollout.max_new_tokens, self.sizes.longest))
+            prompts = -(-engine.slots // min(self._answers, LANES))
+            old = align(max(self.sizes.longest - new, 1))
+            tokens = min(tokens, engine.slots * new + prompts * old)
+        return tokens * role.shape.cache_bytes_per_token(b)
+
+    def sampling(self, role: PlannedRole, b: int) -> Bytes:
+        """Prompts that are computed ahead, with their keys and values; then a row's logits."""
+        engine, recipe = self.sizes.engine, self.recipe
+        assert engine is not None
+        assert isinstance(recipe, Answering)
+        shape, prompts = role.shape, self._prompt_tokens(recipe)
+        blocks = Blocks() if not self.cpu else Blocks.of(self.lengths, 1)
+        inside = 4 * shape.intermediate_size + 4 * shape.hidden_size
+        inside = max(inside * b, activations.forward_only(shape, b, blocks))
+        logits = engine.slots * shape.vocab_size
+        rollout = recipe.rollout
+        filtered = rollout.top_k or rollout.top_p < 1.0 or rollout.min_p
+        each = SAMPLED + (FILTERED if filtered else 0)
+        drawn = logits * (FLOAT32 + (b if b != FLOAT32 else 0))
+        drawn += min(logits, max(SAMPLED_TOGETHER, shape.vocab_size)) * each
+        return {
+            "prompts computed ahead": prompts * (shape.cache_bytes_per_token(b) + inside),
+            "logits": max(0, drawn - prompts * inside),
+        }
+
+    def _prompt_tokens(self, recipe: Answering) -> int:
+        """Of one forward pass over prompts: as many as there are, up to a limit."""
+        most = self.sizes.prefill_tokens
+        if not isinstance(recipe, RLRecipe):
+            return most
+        waiting = recipe.batch.rollout_batch_size * self.lengths.prompt
+        return int(min(most, max(waiting, self.lengths.prompt)))
+
+    @property
+    def _answers(self) -> int:
+        """That stand behind one prompt."""
+        if isinstance(self.recipe, RLRecipe):
+            return self.recipe.batch.n_samples_per_prompt
+        paired = isinstance(self.recipe, Comparing) and self.recipe.algorithm.level == "pair"
+        return 2 if paired else 1
+
+    def _blocks(self, role: PlannedRole) -> Blocks:
+        chosen = role.model.attention
+        if chosen == "flex" or (chosen == "auto" and not self.cpu):
+            return Blocks()
+        return Blocks.of(self.lengths, self._answers)
+
+    def _head(self, role: PlannedRole, *, trains: bool) -> Head:
+        recipe = self.recipe
+        return Head(
+            role.shape,
+            width(role.model.dtype, cpu=self.cpu),
+            self.sizes.micro_tokens,
+            cpu=self.cpu,
+            trains=trains,
+            entropy=recipe.algorithm.needs().entropy,
+            heated=isinstance(recipe, RLRecipe) and recipe.rollout.temperature != 1.0,
+        )

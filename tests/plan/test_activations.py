@@ -1,0 +1,92 @@
+"""What a plan says that a forward pass keeps, against what autograd keeps of a real one."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.layout import blocks as layout_blocks
+from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.models import head as models_head
+from postgrad.models.adapters import add_adapter
+from postgrad.models.attention import NAME
+from postgrad.models.load import place
+from postgrad.models.settings import LoraSettings
+from postgrad.models.shapes import ModelShape, shape_of
+from postgrad.plan import blocks, passes
+from postgrad.plan.activations import kept
+from postgrad.plan.blocks import Blocks
+from postgrad.plan.head import CHUNK
+from postgrad.plan.lengths import Lengths
+from postgrad.rollout.local import sampler
+
+SIZES = {
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+LORA = LoraSettings(rank=8, alpha=8)
+CPU = torch.device("cpu")
+
+
+def made(kind: str, dtype: torch.dtype, lora: LoraSettings | None, checkpointing: bool) -> Backbone:
+    torch.manual_seed(0)
+    config: Any = AutoConfig.for_model(kind, **SIZES)
+    lm = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
+    place(lm, "this model", CPU, gradient_checkpointing=checkpointing)
+    adapter = None if lora is None else add_adapter(lm, lora, seed=0)
+    return Backbone(lm, CPU, MicroBatch(), adapter=adapter)
+
+
+def sequences(count: int, length: int) -> Sequences:
+    tokens = [np.full(length, 3 + row, np.int32) for row in range(count)]
+    masks = [np.arange(length) >= 1] * count
+    return Sequences(Ragged.of(tokens, np.int32), Ragged.of(masks, np.bool_), np.arange(count))
+
+
+def bytes_kept(backbone: Backbone, of: Sequences) -> int:
+    """Of all storages that autograd saves in a forward pass, weights and logits left out."""
+    weights = {p.untyped_storage().data_ptr() for p in backbone.lm.parameters()}
+    saved: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        logits = tensor.shape[-1:] == (SIZES["vocab_size"],)
+        if not logits and tensor.untyped_storage().data_ptr() not in weights:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    (layout,) = backbone.micro_batches(of, np.arange(len(of)))
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        logprobs, _ = backbone.logprobs(layout, 1.0)
+    logprobs.sum().backward()
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_what_is_foreseen_is_what_autograd_keeps(
+    kind: str, dtype: torch.dtype, lora: LoraSettings | None, checkpointing: bool
+) -> None:
+    count, length = 2, 600  # three runs of queries
+    found = bytes_kept(made(kind, dtype, lora, checkpointing), sequences(count, length))
+    shape: ModelShape = shape_of({"model_type": kind, **SIZES})
+    geometry = Blocks.of(Lengths(length / 2, length / 2, 1.0, "here"), 1)
+    if checkpointing:  # attention's masks are kept by the context: autograd does not see them
+        geometry = replace(geometry, scores=0.0)
+    foreseen = kept(shape, dtype.itemsize, lora, geometry, checkpointing=checkpointing)
+    assert foreseen * count * length == pytest.approx(found, rel=0.05)
+
+
+def test_sizes_that_a_plan_repeats_are_those_of_the_program() -> None:
+    assert models_head.CHUNK_VALUES == CHUNK
+    assert layout_blocks.QUERY_RUN == blocks.QUERY_RUN
+    assert sampler.CHUNK_VALUES == passes.SAMPLED_TOGETHER

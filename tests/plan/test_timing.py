@@ -1,0 +1,66 @@
+"""Time that a plan foresees grows as that of runs does: with tokens, squared lengths, passes."""
+
+from typing import Any
+
+import pytest
+
+from postgrad.models.known_shapes import shape_of_model
+from postgrad.plan.hardware import Hardware, catalogue
+from postgrad.plan.lengths import Lengths
+from postgrad.plan.plan import Facts, outlook
+from postgrad.plan.timing import Timing
+from postgrad.recipe.load import parse_recipe
+
+# CPU seconds of one thread of an AMD EPYC, November 2026: benchmarks.growth, a fresh 6M Qwen2.
+UPDATES = {
+    (4, 128): 0.27, (8, 128): 0.56, (16, 128): 1.04, (32, 128): 2.24, (64, 128): 4.40,
+    (4, 256): 0.62, (4, 512): 1.31, (4, 1024): 3.25, (4, 2048): 7.92,
+}  # fmt: skip
+ROLLOUTS = {
+    (16, 32): 0.38, (32, 32): 0.81, (64, 32): 1.46, (128, 32): 3.65, (256, 32): 6.68,
+    (16, 64): 0.77, (16, 128): 1.65, (16, 256): 3.42, (16, 512): 7.53,
+}  # fmt: skip
+INIT: dict[str, Any] = {
+    "type": "qwen2", "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "tokenizer": {"vocab_size": 4096},
+}  # fmt: skip
+PROMPT = 16  # tokens, of a rollout
+
+
+def planned(table: dict[str, Any], lengths: Lengths) -> Timing:
+    common = {"run_dir": "run", "steps": 1, "model": {"init": INIT, "dtype": "float32"}}
+    recipe = parse_recipe({**common, **table})
+    one_core = Hardware(count=1, device=catalogue({})["CPU"])
+    facts = Facts(shape_of_model, one_core, lengths)
+    return outlook(recipe, facts).timing
+
+
+def update(sequences: int, length: int) -> float:
+    table = {
+        "job": "sft",
+        "data": {"path": "rows.jsonl", "max_len": 2048},
+        "batch": {"train_batch_size": sequences, "micro_train_tokens": 2048},
+    }
+    return planned(table, Lengths(length / 2, length / 2, 1.0, "here")).step["update"]
+
+
+def rollout(sequences: int, length: int) -> float:
+    table = {
+        "job": "rl",
+        "data": {"path": "rows.jsonl", "max_len": 2048},
+        "batch": {"rollout_batch_size": sequences, "n_samples_per_prompt": 1},
+        "rewards": [{"type": "gsm8k"}],
+        "algorithm": {"type": "reinforce_pp"},
+        "rollout": {"slots": 16, "max_new_tokens": length},
+    }
+    return planned(table, Lengths(PROMPT, length, 1.0, "here")).step["sample"]
+
+
+@pytest.mark.parametrize(("foresee", "known"), [(update, UPDATES), (rollout, ROLLOUTS)])
+def test_once_calibrated_with_one_run_others_are_foreseen_within_a_quarter(
+    foresee: Any, known: dict[tuple[int, int], float]
+) -> None:
+    (size, seconds), *others = known.items()
+    factor = seconds / foresee(*size)
+    for size, seconds in others:
+        assert factor * foresee(*size) == pytest.approx(seconds, rel=0.25), size
