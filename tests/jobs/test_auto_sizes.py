@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from helpers.runs import assert_same_run, lines
 from jobs.conftest import MakeRecipe
 from postgrad.core.errors import RunError, UsageError
-from postgrad.jobs import auto_sizes
+from postgrad.jobs import auto_sizes, foreseen
 from postgrad.jobs.auto_sizes import largest
 from postgrad.jobs.choices import choose
 from postgrad.jobs.train import resume, train
@@ -151,6 +151,19 @@ def test_what_would_leave_no_room_for_the_optimizer_does_not_fit(
     monkeypatch.setattr(auto_sizes, "_moments_to_come", lambda learner: 10**15)  # pyright: ignore[reportUnknownLambdaType]
     with pytest.raises(RunError, match="no memory for one forward and backward"):
         train(make_recipe("sft", batch={"micro_train_tokens": "auto"}), console)
+
+
+def test_where_nothing_can_be_planned_the_device_alone_says_what_fits(
+    make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: Any) -> Any:
+        raise UsageError("no device is called that")
+
+    monkeypatch.setattr(foreseen, "hardware_here", unknown)
+    tight(monkeypatch, tokens=1500)
+    recipe = make_recipe("sft", steps=1, batch={"micro_train_tokens": "auto"})
+    train(recipe, console)
+    assert [one["size"] for one in events(recipe.run_dir, "size_chosen")] == [1024]
 
 
 def test_a_recorded_size_that_cannot_hold_a_row_is_refused(

@@ -52,7 +52,8 @@ def planned(
     recipe: Recipe, choices: Choices, recorded: Mapping[str, Any]
 ) -> tuple[Choices, frozenset[str]]:
     """The choices with what the plan says for memory that is free now, and the names of those that
-    have to be tried: what was recorded is used as it is.
+    have to be tried: what was recorded is used as it is. With several ranks, whose trials would
+    have to agree, the plan alone decides.
     """
     asked = {
         TOKENS: recipe.batch.micro_train_tokens == "auto",
@@ -61,8 +62,8 @@ def planned(
     untried = frozenset(name for name, auto in asked.items() if auto and not recorded.get(name))
     if not untried:
         return choices, untried
-    sizes = AutoSizes.largest(recipe, foreseen.hardware_here(choices).device)
-    with suppress(PostgradError):  # no shape is known: the device alone says what fits
+    sizes = AutoSizes.largest(recipe, cpu=choices.device == "cpu")
+    with suppress(PostgradError):  # what it is made from is not known: the device says what fits
         sizes = _fitting(recipe, choices)
     found = choices
     if TOKENS in untried:
@@ -71,7 +72,7 @@ def planned(
         applied = sizes.applied(recipe)
         assert isinstance(applied, Answering)
         found = replace(found, slots=sizes.slots, cache_tokens=applied.rollout.cache_tokens)
-    return found, untried
+    return found, untried if recipe.learner.ranks == 1 else frozenset()
 
 
 def _fitting(recipe: Recipe, choices: Choices) -> AutoSizes:

@@ -7,7 +7,6 @@ its own.
 from dataclasses import dataclass, replace
 
 from postgrad.core.batch import MICRO_TRAIN_TOKENS
-from postgrad.plan.hardware import Device
 from postgrad.plan.memory import Phase
 from postgrad.recipe.recipe import Answering, Comparing, Recipe
 from postgrad.rollout.local.budget import MAX_SLOTS, places_for
@@ -26,10 +25,10 @@ class AutoSizes:
     floor: int
 
     @classmethod
-    def largest(cls, recipe: Recipe, device: Device) -> "AutoSizes":
+    def largest(cls, recipe: Recipe, *, cpu: bool) -> "AutoSizes":
         """What would be fastest, were there room."""
         floor = least_tokens(recipe)
-        most = max(floor, MICRO_TRAIN_TOKENS["cpu" if device.is_cpu else "cuda"])
+        most = max(floor, MICRO_TRAIN_TOKENS["cpu" if cpu else "cuda"])
         asked = recipe.batch.micro_train_tokens == "auto"
         return cls(most if asked else None, _most_slots(recipe), floor)
 

@@ -77,7 +77,7 @@ def outlook(recipe: Recipe, facts: Facts) -> Outlook:
     """Plans `recipe`, sizes that are "auto" as large as they fit. Raises UsageError where the shape
     of one of its models is not to be had.
     """
-    sizes = AutoSizes.largest(recipe, facts.hardware.device)
+    sizes = AutoSizes.largest(recipe, cpu=facts.hardware.device.is_cpu)
     while True:
         found = replace(_outlook(sizes.applied(recipe), facts), auto=sizes.to_json())
         smaller = None if found.memory.fits else sizes.smaller(found.memory.peak)
