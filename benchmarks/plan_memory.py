@@ -11,7 +11,6 @@ configurations whose name has all of them; the file's other rows stay as they ar
 import argparse
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,8 @@ from typing import Any
 
 from benchmarks.plan_memory_cases import Case, cases
 from benchmarks.plan_memory_child import SMALL, make, run
+
+COMMAND = "python -m benchmarks.plan_memory --data DIR --to benchmarks/results/plan_memory.json"
 
 
 def in_child(what: str, value: Any) -> Any:
@@ -134,7 +135,7 @@ def write(to: Path, rows: Sequence[Any]) -> None:
     """The file, with the command that makes it."""
     settings = {k: v for k, v in os.environ.items() if k.startswith("MALLOC_")}
     text = {
-        "command": shlex.join(["python", "-m", "benchmarks.plan_memory", *sys.argv[1:]]),
+        "command": COMMAND,
         "environment": settings,
         "rows": list(rows),
     }

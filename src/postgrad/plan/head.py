@@ -42,24 +42,27 @@ class Head:
         copies = 1 if self.cpu else 2 + self.entropy + self.heated
         return self._values * (copies * FLOAT32 + self._narrow)
 
-    def backward(self) -> int:
-        """Logits and their gradient."""
+    def backward(self) -> tuple[int, int]:
+        """Of logits and their gradient, and of gradients of the matrix, when both together are
+        most: while the logits' gradient is made, while the matrix's is made from that and, where
+        several chunks are added up, waits for the next, or while a new sum is made (in float32 on a
+        CPU not in place: models.linear gives a view).
+        """
         copies = 2 if self.cpu else 3 + 2 * self.entropy + self.heated
-        return self._values * (copies * FLOAT32 + self._narrow)
+        one = self._values * (FLOAT32 + self._narrow)
+        logits = self._values * (copies * FLOAT32 + self._narrow)
+        if not self.trains:
+            return logits, 0
+        sums = self._matrix if self._several else 0
+        moments = [(logits, sums), (one, sums + self._matrix)]
+        if sums and self.cpu and self.width == FLOAT32:
+            moments.append((0, 3 * self._matrix))
+        return max(moments, key=sum)
 
     @property
     def _narrow(self) -> int:
         """The product's own output where that is not float32."""
         return self.width if self.width != FLOAT32 else 0
-
-    def matrix(self) -> int:
-        """Gradients of the matrix while chunks are added up: their sum so far and one more; and
-        the new sum, where it cannot be made in place (models.linear gives a view).
-        """
-        if not self.trains:
-            return 0
-        added = 3 if self.cpu and self.width == FLOAT32 else 2
-        return (added if self._several else 1) * self._matrix
 
     def waiting(self) -> int:
         """Of a matrix that is the embedding too: its gradient waits until the end of the pass."""

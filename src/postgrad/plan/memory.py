@@ -23,8 +23,11 @@ Phase = Literal["load", "rollout", "score", "update", "save"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 # Context and kernels of a GPU; interpreter and libraries, after imports, of a CPU.
 FRAMEWORK = {"cpu": 450_000_000, "gpu": 1_000_000_000}
-SMALL_BLOCKS = ("activations", "backward pass of a layer", "prompts computed ahead")
-KEPT_BACK = 0.7  # of them, measured: docs/planning.md
+# Of a CPU's run, measured (docs/planning.md): data, tokenizer, logs, buffers of libraries; and of
+# what layers hold, how much more stays with the C library's allocator. An adapter makes and frees
+# three products more for each layer that it stands on.
+OBJECTS = 120_000_000
+KEPT_BACK, KEPT_BACK_ADAPTED = 0.5, 1.4
 FOUR_BITS = 4.127 / 8  # bytes a weight, NF4 with double quantization (arXiv:2305.14314)
 
 
@@ -96,7 +99,8 @@ def memory(
     lines += _passing(roles, passes, sharing)
     if cpu:
         lines += _of_host(recipe, roles)
-        lines.append(Line("run", "kept by the allocator", _kept_back(lines)))
+        lines.append(Line("run", "objects and buffers", _always(OBJECTS)))
+        lines.append(Line("run", "kept by the allocator", _kept_back(roles, passes)))
     return Memory(tuple(line for line in lines if any(line.bytes.values())), device.memory_bytes)
 
 
@@ -194,11 +198,9 @@ def _engine(
 
 
 def _of_host(recipe: Recipe, roles: Sequence[PlannedRole]) -> Iterator[Line]:
-    """What a GPU's host holds, and a CPU itself: the file that is read, the copy of the state that
-    is written behind the next step, the model that is exported and read back.
+    """What a GPU's host holds, and a CPU itself: the copy of the state that is written behind the
+    next step, the model that is exported and read back.
     """
-    largest = max(FLOAT32 * role.parameters for role in roles)
-    yield Line("run", "file being read", {"load": largest})
     settings = recipe.checkpoint
     if settings.save_steps or settings.save_minutes or settings.best_metric:
         state = sum(state_bytes(role) for role in roles)
@@ -208,14 +210,18 @@ def _of_host(recipe: Recipe, roles: Sequence[PlannedRole]) -> Iterator[Line]:
         yield Line("run", "exported model", {"save": 2 * FLOAT32 * roles[0].parameters})
 
 
-def _kept_back(lines: Sequence[Line]) -> dict[Phase, int]:
-    """Of freed blocks too small to have pages of their own, the C library hands few back."""
-    found = dict.fromkeys(PHASES, 0)
-    for line in lines:
-        if line.what in SMALL_BLOCKS:
-            for phase, count in line.bytes.items():
-                found[phase] += int(KEPT_BACK * count)
-    return found
+def _kept_back(roles: Sequence[PlannedRole], passes: Passes) -> dict[Phase, int]:
+    """Freed blocks too small to have pages of their own are not given back, and those that are
+    aligned are seldom used again for another of their size: what roles that learn have left is
+    there in all phases of the following steps.
+    """
+    found = 0
+    for role in roles:
+        if role.learner is not None:
+            share = KEPT_BACK if role.model.lora is None else KEPT_BACK_ADAPTED
+            passed = 2 if role.model.gradient_checkpointing else 1  # forward passes
+            found += int(share * passed * passes.freed(role))
+    return {"rollout": found, "score": found, "update": found, "save": found}
 
 
 def engine_width(recipe: Answering, policy: PlannedRole, *, cpu: bool) -> int:

@@ -35,21 +35,33 @@ class Passes:
 
     def learning(self, role: PlannedRole) -> Bytes:
         """One forward and backward pass."""
-        shape, b, lora = role.shape, width(role.model.dtype, cpu=self.cpu), role.model.lora
-        blocks, tokens = self._blocks(role), self.sizes.micro_tokens
-        checkpointing = role.model.gradient_checkpointing
-        kept = activations.kept(shape, b, lora, blocks, checkpointing=checkpointing)
-        layer = activations.backward_of_layer(shape, b, lora, blocks, checkpointing=checkpointing)
-        found = {"activations": tokens * kept}
+        kept, layer = self._of_layers(role)
+        found = {"activations": kept}
         if role.scores:
-            return found | {"backward pass of a layer": tokens * layer}
-        head = self._head(role, trains=lora is None)
-        inside = max(tokens * layer + head.waiting(), head.ending())
+            return found | {"backward pass of a layer": layer}
+        head = self._head(role, trains=role.model.lora is None)
+        inside = max(layer + head.waiting(), head.ending())
+        logits, matrix = head.backward()
         return found | {
-            "logits of a chunk": head.backward(),
-            "gradient of the output matrix": head.matrix(),
-            "backward pass of a layer": max(0, inside - head.backward() - head.matrix()),
+            "logits of a chunk": logits,
+            "gradient of the output matrix": matrix,
+            "backward pass of a layer": max(0, inside - logits - matrix),
         }
+
+    def _of_layers(self, role: PlannedRole) -> tuple[int, int]:
+        """What all layers keep, and what the backward pass of one takes beside it."""
+        b, tokens = width(role.model.dtype, cpu=self.cpu), self.sizes.micro_tokens
+        given = role.shape, b, role.model.lora, self._blocks(role)
+        checkpointing = role.model.gradient_checkpointing
+        kept = activations.kept(*given, checkpointing=checkpointing)
+        layer = activations.backward_of_layer(*given, checkpointing=checkpointing)
+        return tokens * kept, tokens * layer
+
+    def freed(self, role: PlannedRole) -> int:
+        """What the layers of a role hold at one time, and let go: in training, or in reading."""
+        if role.learner is not None:
+            return sum(self._of_layers(role))
+        return self.reading(role)["activations"]
 
     def reading(self, role: PlannedRole) -> Bytes:
         """One forward pass without gradients."""

@@ -1,0 +1,56 @@
+"""What a plan says of passes: one role at a time, and never more logits than there are entries."""
+
+from typing import Any
+
+from postgrad.models.known_shapes import shape_of_model
+from postgrad.models.settings import ModelInit, ModelSettings
+from postgrad.plan.hardware import parse_hardware
+from postgrad.plan.head import CHUNK, Head
+from postgrad.plan.memory import Memory
+from postgrad.plan.plan import Facts, outlook
+from postgrad.recipe.load import parse_recipe
+
+INIT: dict[str, Any] = {"tokenizer": {"vocab_size": 4096}}
+
+
+def planned(more: dict[str, Any], hardware: str = "CPU") -> Memory:
+    recipe = parse_recipe(
+        {
+            "job": "rl",
+            "run_dir": "run",
+            "steps": 9,
+            "model": {"init": INIT, "dtype": "float32"},
+            "data": {"path": "rows.jsonl", "max_len": 512},
+            "rewards": [{"type": "gsm8k"}],
+            "algorithm": {"type": "grpo"},
+            "batch": {"micro_train_tokens": 2048},
+            "rollout": {"slots": 16, "cache_tokens": 16_384, "max_new_tokens": 128},
+            **more,
+        }
+    )
+    return outlook(recipe, Facts(shape_of_model, parse_hardware(hardware))).memory
+
+
+def roles_with(memory: Memory, what: str) -> set[str]:
+    return {line.role for line in memory.lines if line.what == what and line.bytes.get("update")}
+
+
+def test_critic_and_policy_learn_one_after_the_other() -> None:
+    both = planned({"algorithm": {"type": "ppo"}})
+    assert roles_with(both, "weights") == {"policy", "critic", "engine"}
+    assert roles_with(both, "activations") == roles_with(both, "gradients") == {"policy"}
+
+
+def test_a_copy_of_the_state_is_there_only_where_saves_are_written_behind_steps() -> None:
+    last, each = planned({}), planned({"checkpoint": {"save_steps": 1}})
+    assert not roles_with(last, "copy of the state")
+    assert roles_with(each, "copy of the state") == {"run"}
+    assert not roles_with(planned({"checkpoint": {"save_steps": 1}}, "H100"), "copy of the state")
+
+
+def test_logits_of_few_entries_are_less_than_a_chunk() -> None:
+    shape = shape_of_model(ModelSettings(init=ModelInit.model_validate(INIT)))
+    few, many = (Head(shape, 4, entries, cpu=True, trains=True) for entries in (1024, 10_000))
+    matrix = 4096 * 256 * 4
+    assert few.backward() == (2 * 1024 * 4096 * 4, 0)
+    assert many.backward() == (2 * CHUNK * 4, matrix)  # the sum of the chunks before
