@@ -13,8 +13,14 @@ class TensorBoard:
     """
 
     def __init__(self, run: RunIdentity) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        # protobuf makes these names when it is imported
+        from tensorboard.compat.proto.event_pb2 import (
+            Event,  # pyright: ignore[reportAttributeAccessIssue]
+            SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
+        )
+        from tensorboard.compat.proto.summary_pb2 import (
+            Summary,  # pyright: ignore[reportAttributeAccessIssue]
+        )
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = Event, Summary
