@@ -112,15 +112,20 @@ def watching(peaks: dict[str, int]) -> Generator[None]:
 
 
 def forget() -> None:
-    """The kernel's peak begins anew."""
+    """The kernel's peak begins anew, and what a run keeps of it: its phases begin it anew too."""
+    from postgrad.jobs.peaks import Resident
+
     Path("/proc/self/clear_refs").write_text("5")
+    Resident.most = 0
 
 
 def peak_bytes() -> int:
     """Since then."""
+    from postgrad.jobs.peaks import Resident
+
     status = Path("/proc/self/status").read_text("utf-8")
     line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
+    return max(int(line.split()[1]) * 1024, Resident.most)
 
 
 def cpu_seconds() -> float:

@@ -31,10 +31,10 @@ def tight(monkeypatch: pytest.MonkeyPatch, tokens: int = 2**30, slots: int = 2**
     """An allocator that refuses more than so many tokens in a forward that learns, or slots."""
     forward, init = Backbone._run, LocalEngine.__init__
 
-    def limited(self: Backbone, layout: Any, read: Any) -> Any:
+    def limited(self: Backbone, layout: Any, *rest: Any) -> Any:
         if torch.is_grad_enabled() and layout.n_tokens > tokens:
             raise RuntimeError(REFUSED)
-        return forward(self, layout, read)
+        return forward(self, layout, *rest)
 
     def engine(self: LocalEngine, *args: Any, **named: Any) -> None:
         if named["slots"] > slots:
