@@ -38,9 +38,7 @@ def trackio(folder: Path, project: str) -> dict[str, Steps]:
 
 
 def wandb_offline(run_dir: Path) -> list[tuple[str, Steps]]:
-    """(run id, steps) of each process's files, oldest first. Of a step that is sent twice W&B keeps
-    the first: steps only rise.
-    """
+    """(run id, steps) of each process's files, oldest first."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     found: list[tuple[str, Steps]] = []

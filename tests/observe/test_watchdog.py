@@ -65,6 +65,18 @@ def test_a_phase_that_advances_and_no_phase_at_all_are_left_alone(tmp_path: Path
     assert stream.getvalue() == ""
 
 
+def test_a_stall_stands_in_the_terminals_block_while_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str | None] = []
+    monkeypatch.setattr(Console, "spoken", lambda self, name, text: said.append(text))
+    with watchdog(tmp_path, "warn", StringIO()) as dog, dog.phase("sample"):
+        wait(lambda: len(said) == 1)
+        dog.beat()
+    assert "phase sample makes no progress" in (said[0] or "")
+    assert said[1:] == [None]
+
+
 def test_stop_ends_the_run_from_the_main_thread(tmp_path: Path) -> None:
     with (
         pytest.raises(RunError, match="phase sample made no progress"),

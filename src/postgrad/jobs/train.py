@@ -19,6 +19,7 @@ from postgrad.jobs.export import own_role, role_of
 from postgrad.jobs.loop import Job, loop
 from postgrad.jobs.peaks import Peaks, gauge_for
 from postgrad.jobs.profile import Profiled
+from postgrad.jobs.ranks.roles import join
 from postgrad.jobs.run import Clock, Run
 from postgrad.jobs.setup.job import assemble
 from postgrad.jobs.stopping import StopSignals
@@ -177,15 +178,13 @@ def prepare(
         untried=untried,
     )
     _tell_start(run, checkpoint)
+    join(run, stack)
     job, base = _assembled(run, stack, checkpoint)
     chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
     for line in chosen.lines():
         console.note(line)
     state = checkpoint.state if checkpoint else _beginning()
-    with run.phase("plan"):
-        run.foreseen = foreseen.foresee(
-            directory, recipe, run.choices, logs, after=state.step, steps=run.steps
-        )
+    _foresee(run, state)
     event = "resumed" if checkpoint else "started"
     logs.event(event, f"step {state.step}", step=state.step, **run.choices.to_json())
     return run, job, base, state
@@ -200,7 +199,22 @@ def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tup
             raise
         standing = f"the checkpoint of step {checkpoint.step} stands" if checkpoint else NOTHING
         step = checkpoint.step if checkpoint else 0
-        raise out_of_memory.explain(run, step, error, standing) from error
+        phase = out_of_memory.phase_of(run)
+        raise out_of_memory.explain(run, step, phase, error, standing) from error
+
+
+def _foresee(run: Run, state: RunState) -> None:
+    """See jobs.foreseen.foresee."""
+    with run.phase("plan"):
+        run.foreseen = foreseen.foresee(
+            run.directory,
+            run.recipe,
+            run.choices,
+            run.logs,
+            after=state.step,
+            steps=run.steps,
+            held=run.clock.peaks.baseline,
+        )
 
 
 def _newest(store: CheckpointStore, console: Console) -> Checkpoint | None:

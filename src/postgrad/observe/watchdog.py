@@ -66,7 +66,9 @@ class Watchdog:
     def beat(self) -> None:
         """There was progress."""
         self._beaten = time.monotonic()
-        self._told = False
+        if self._told:
+            self._told = False
+            self._console.spoken("stall", None)
 
     def _watch(self) -> None:
         while not self._ended.wait(min(1.0, self._settings.seconds / 4)):
@@ -84,6 +86,7 @@ class Watchdog:
         except (OSError, RunError) as error:  # a full disk may be why: people are told all the same
             message = f"{message}; it could not be recorded: {error}"
         if self._settings.action != "observe":
+            self._console.spoken("stall", message)
             self._console.warn(f"sentinel stall: {message}")
         if self._settings.action == "stop":
             os.kill(os.getpid(), signal.SIGUSR1)

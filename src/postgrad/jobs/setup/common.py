@@ -11,7 +11,7 @@ from postgrad.data.account import RowAccount
 from postgrad.jobs import environments
 from postgrad.jobs.evaluation import Evaluator
 from postgrad.jobs.run import Run
-from postgrad.learner.role import Learner
+from postgrad.learner.protocols import Learns
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Answering, Recipe
@@ -61,7 +61,7 @@ def require_same_tokens(path: str, role: str, tokenizer: Any) -> None:
         )
 
 
-def restore(learner: Learner[Any], checkpoint: Checkpoint | None) -> None:
+def restore(learner: Learns, checkpoint: Checkpoint | None) -> None:
     """Goes on from a checkpoint where there is one."""
     if checkpoint is not None:
         learner.load(checkpoint.tensors)

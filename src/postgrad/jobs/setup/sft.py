@@ -3,7 +3,8 @@
 from contextlib import ExitStack
 
 from postgrad.checkpoint.store import Checkpoint
-from postgrad.jobs import auto_sizes, environments, roles
+from postgrad.jobs import auto_sizes, environments
+from postgrad.jobs.ranks import roles
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
 from postgrad.jobs.setup import common, rows
@@ -32,5 +33,5 @@ def assemble(
         engine = auto_sizes.engine(
             run, recipe, path, sequences=evaluator.sequences, max_len=evaluator.max_len
         )
-    auto_sizes.try_tokens(run, [policy])
+    roles.try_tokens(run, [policy])
     return SFTJob(run, recipe.algorithm, policy, conversations, engine, evaluator)

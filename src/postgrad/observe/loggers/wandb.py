@@ -4,9 +4,9 @@ from postgrad.observe.loggers.base import RunIdentity, Values
 
 
 class WandB:
-    """The run's id makes a resumed run one curve. Online W&B says how far it has come; offline each
-    process leaves files of its own, and `wandb sync` joins them: a step that stands in two is taken
-    from the first.
+    """The run's id makes a resumed run one curve. Online W&B says how far it has come. Offline
+    nobody knows what a kill left in the older files, so each process's hold the run from its
+    beginning: the newest are the whole curve.
     """
 
     def __init__(self, run: RunIdentity) -> None:
@@ -24,7 +24,7 @@ class WandB:
             ),
         )
         offline = bool(self._run.settings.mode == "offline")
-        self.last = run.start if offline else self._run.starting_step - 1
+        self.last = -1 if offline else self._run.starting_step - 1
 
     def log(self, step: int, values: Values) -> None:
         self._run.log(dict(values), step=step)
