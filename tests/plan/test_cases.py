@@ -88,6 +88,21 @@ def test_with_rows_of_4096_it_fits_with_zero2() -> None:
     assert planned(reward_model(4096, "zero2"), "6xRTX-4090").fits
 
 
+def test_the_advice_for_rows_of_8192_is_rows_of_4096_and_no_gathers_across_pcie() -> None:
+    facts = Facts(shape_of_model, parse_hardware("6xRTX-4090"))
+    advice = advise(outlook(reward_model(8192, "zero2"), facts), facts)
+    assert [one.overrides for one in advice] == [("--data.max_len", "4096")]
+    assert advice[-1].after.fits
+
+
+def test_gathers_across_pcie_are_the_advice_where_nothing_else_helps() -> None:
+    recipe = rl("Qwen/Qwen2.5-3B", 512, 2, "zero2")
+    facts = Facts(shape_of_model, parse_hardware("2xRTX-4090"))
+    start = outlook(recipe, facts)
+    assert not start.fits
+    assert advise(start, facts)[-1].after.fits
+
+
 def test_rl_of_7b_fits_two_a100_of_40g_with_an_adapter_only() -> None:
     path = "Qwen/Qwen2.5-7B"
     assert planned(rl(path, 2048, 2, "zero2", lora=True), "2xA100-40G").fits

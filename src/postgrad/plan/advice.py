@@ -34,12 +34,15 @@ class Advice:
 
     @property
     def effect(self) -> str:
-        """Peak memory and time of a step, before and after."""
+        """Peak memory, and time of a step and of the run, before and after."""
         was, now = self.before, self.after
+        hours = ""
+        if was.timing.hours is not None and now.timing.hours is not None:
+            hours = f", the run {was.timing.hours:.3g} -> {now.timing.hours:.3g} h"
         return (
             f"{self.reason}: {gigabytes(was.memory.peak_bytes)} -> "
             f"{gigabytes(now.memory.peak_bytes)} at the peak, a step "
-            f"{was.timing.step_seconds:.3g} -> {now.timing.step_seconds:.3g} s"
+            f"{was.timing.step_seconds:.3g} -> {now.timing.step_seconds:.3g} s{hours}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +93,8 @@ def _smaller(now: Outlook) -> Iterator[tuple[Overrides, str]]:
     if not recipe.model.gradient_checkpointing:
         flags = _flags("model.gradient_checkpointing", True)
         yield flags, "activations are computed again in the backward pass"
-    yield from _sharded(now)
+    gathers_cross_host = now.hardware.device.link == "pcie"
+    yield from _sharded(now, last="zero2" if gathers_cross_host else "zero3")
     yield from _fewer_places(now, least=FEW)
     if recipe.model.lora is None:
         flags = ("--model.lora", "{ rank = 64, alpha = 64 }")
@@ -98,6 +102,8 @@ def _smaller(now: Outlook) -> Iterator[tuple[Overrides, str]]:
     yield from _fewer_places(now, least=1)
     if recipe.data.max_len >= 512:
         yield _shorter(recipe), "shorter rows; longer ones are dropped"
+    if gathers_cross_host:
+        yield from _sharded(now, last="zero3")
 
 
 def _fewer_places(now: Outlook, least: int) -> Iterator[tuple[Overrides, str]]:
@@ -111,12 +117,12 @@ def _fewer_places(now: Outlook, least: int) -> Iterator[tuple[Overrides, str]]:
     yield flags, "fewer sequences are sampled together"
 
 
-def _sharded(now: Outlook) -> Iterator[tuple[Overrides, str]]:
-    """The next stage of sharding, or more ranks where devices are idle."""
+def _sharded(now: Outlook, last: str) -> Iterator[tuple[Overrides, str]]:
+    """The next stage of sharding up to `last`, or more ranks where devices are idle."""
     learner, idle = now.recipe.learner, now.hardware.count - now.recipe.learner.ranks
     stages = ("none", "zero1", "zero2", "zero3")
     stage = stages.index(learner.sharding)
-    if learner.ranks > 1 and stage < 3:
+    if learner.ranks > 1 and stage < stages.index(last):
         text = "divides more of the state over the ranks"
         yield _flags("learner.sharding", stages[stage + 1]), text
     if idle > 0:

@@ -160,6 +160,7 @@ def test_several_things_that_are_wrong_are_all_told(
     assert report.exit_code == RECIPE
 
 
+@pytest.mark.slow
 def test_stages_of_a_pipeline_start_from_what_the_one_before_exported(
     console: Console, tmp_path: Path
 ) -> None:
