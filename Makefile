@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 
-.PHONY: quickstart test test-slow test-browser test-faults lint types docs
+.PHONY: quickstart test test-slow test-ranks test-browser test-faults lint types docs
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -19,7 +19,10 @@ test: .venv/ready  ## the fast tests
 
 test-slow: .venv/ready  ## whole runs on real questions, and 20 kills of every kind
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group peers --group harness
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "slow and not browser"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "slow and not browser and not ranks"
+
+test-ranks: .venv/ready  ## several processes that train together, over gloo and behind Ray
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ranks
 
 test-browser: .venv/ready  ## report and watch pages in the Chromium of this machine
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group browser

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -279,3 +280,13 @@ def test_two_runs_stand_side_by_side(opened: Open, two: str) -> None:
     runs = [text.split("\t")[1] for text in table.locator("tbody tr").all_inner_texts()]
     assert set(runs) == {"a", "b"}
     assert len(runs) % GROUP == 0
+
+
+def test_a_run_without_samples_says_so(opened: Open, tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", steps=3)
+    (run / "samples.jsonl").unlink()
+    report([run], None, Console("quiet"))
+    page = opened((run / "report.html").as_uri())
+    page.wait_for_selector("#samples >> text=There are no samples")
+    assert not page.locator(".browser").is_visible()
+    assert not page.get_by_label("Search").is_visible()

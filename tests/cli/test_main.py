@@ -151,11 +151,30 @@ def test_config_shows_every_default_and_loads_again(files: Files) -> None:
 
 
 def test_batch_numbers_are_printed_with_their_units(files: Files) -> None:
-    _, out, _ = files.run("train", files.recipe, "--dry-run")
+    _, out, _ = files.run("train", files.recipe)
     assert re.search(r"train_batch_size +2  samples per update, over all ranks", out)
     assert re.search(r"micro_train_tokens +2048  tokens per replica", out)
-    assert "everything up to the first step works" in out
-    assert not files.run_dir.exists()
+
+
+def test_a_dry_run_tries_everything_and_leaves_nothing(files: Files) -> None:
+    before = sorted(files.folder.rglob("*"))
+    code, out, _ = files.run("train", files.recipe, "--dry-run", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert report["problems"] == []
+    assert report["plan"]["fits"]
+    assert {"rows", "train", "save", "load the checkpoint", "export"} <= {
+        one["name"] for one in report["checks"] if one["ok"]
+    }
+    assert sorted(files.folder.rglob("*")) == before
+
+
+def test_a_dry_run_that_finds_a_wrong_recipe_exits_with_2_and_says_it(files: Files) -> None:
+    flags = ("--learner.lr", "1e-3", "--data.max_len", "2")
+    code, out, _ = files.run("train", files.recipe, "--dry-run", *flags)
+    assert code == 2
+    assert "rows: " in out
+    assert "no row of" in out
 
 
 def test_doctor_says_what_a_run_would_choose(files: Files) -> None:

@@ -39,6 +39,10 @@ def test_every_step_says_what_was_foreseen_of_each_phase_and_what_was_measured(
             assert line[f"{name}_seconds"] > 0
             assert line[f"foreseen/{name}_memory_bytes"] > 0
             assert line.get(f"{name}_memory_bytes", 1) > 0
+        top = [line[f"foreseen/{name}_seconds"] for name in PHASES[job] if "/" not in name]
+        assert line["foreseen/step_seconds"] == pytest.approx(sum(top), abs=1e-5)
+        whole = line.get("foreseen/peak_memory_bytes", line["peak_memory_bytes"])
+        assert whole > line["foreseen/train_memory_bytes"]
     phases = plan["memory"]["phases"]
     assert metrics[0]["foreseen/train_memory_bytes"] == max(phases["score"], phases["update"])
     assert set(PHASES[job]) <= set(summary["phases"])

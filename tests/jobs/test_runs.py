@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from helpers.runs import assert_same_run, lines, tensors
 from postgrad.core.errors import UsageError
 from postgrad.jobs.export import export
-from postgrad.jobs.train import dry_run, resume, train
+from postgrad.jobs.train import resume, train
 from postgrad.observe.claim import claimed
 from postgrad.observe.console import Console
 
@@ -97,13 +97,6 @@ def test_epochs_and_episodes_say_how_long_a_run_is(make_recipe: Any, console: Co
     assert train(epochs, console)["steps"] == -(-kept // 2 // 8)
     episodes = make_recipe("rl", "episodes", steps=None, total_episodes=40)
     assert train(episodes, console)["episodes"] == 32
-
-
-def test_a_dry_run_leaves_nothing_behind(make_recipe: Any, console: Console) -> None:
-    recipe = make_recipe("rl")
-    report = dry_run(recipe, console)
-    assert report["batch"]["samples_per_step"] == 16
-    assert not Path(recipe.run_dir).exists()
 
 
 def test_the_best_checkpoint_is_kept_and_named(make_recipe: Any, console: Console) -> None:

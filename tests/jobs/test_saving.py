@@ -8,7 +8,7 @@ import pytest
 
 from helpers.runs import lines
 from postgrad.checkpoint.store import CheckpointStore
-from postgrad.jobs.train import dry_run, train
+from postgrad.jobs.train import train
 from postgrad.observe.console import Console
 
 
@@ -41,11 +41,13 @@ def test_a_disk_without_room_for_all_of_them_is_told_before_the_run(
     recipe = make_recipe("sft", checkpoint={"max_ckpt_num": 2, "best_metric": "eval/accuracy"})
     told = StringIO()
     monkeypatch.setattr(CheckpointStore, "require_space", lambda self, size: 4 * size - 1)
-    dry_run(recipe, Console("plain", told))
+    train(recipe, Console("plain", told))
     assert "there is no room for 4 checkpoints" in told.getvalue()
     told = StringIO()
+    kept = {"max_ckpt_num": 2, "best_metric": "eval/accuracy"}
+    recipe = make_recipe("sft", "two", checkpoint=kept)
     monkeypatch.setattr(CheckpointStore, "require_space", lambda self, size: 4 * size)
-    dry_run(recipe, Console("plain", told))
+    train(recipe, Console("plain", told))
     assert "there is no room" not in told.getvalue()
 
 

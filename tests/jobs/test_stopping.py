@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,14 @@ from postgrad.jobs.stopping import Stop, Stopped, StopSignals
 from postgrad.jobs.train import resume, train
 from postgrad.learner.role import Learner
 from postgrad.observe.console import Console
+
+
+@pytest.fixture(autouse=True)
+def terminal() -> Iterator[None]:
+    """A terminal that may close, also where these tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def ask(number: int = signal.SIGTERM) -> None:

@@ -9,12 +9,18 @@ from torch import nn
 
 from postgrad.core.errors import RunError
 from postgrad.learner.reference import MovingReference
+from postgrad.parallel.ranks import ALONE
 
 
 def backbone(value: float, dtype: torch.dtype = torch.float32) -> Any:
     lm = nn.Linear(2, 1, bias=False, dtype=dtype)
     nn.init.constant_(lm.weight, value)
-    return SimpleNamespace(lm=lm.requires_grad_(False))
+    return SimpleNamespace(lm=lm.requires_grad_(False), ranks=ALONE)
+
+
+def policy(value: float) -> Any:
+    """Of such weights."""
+    return SimpleNamespace(weights=lambda: weights(value))
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:
@@ -31,7 +37,7 @@ def test_a_refreshed_reference_takes_the_policys_weights_every_n_steps() -> None
     )
     seen = []
     for step in range(1, 8):
-        reference.after_step(step, weights(float(step)))
+        reference.after_step(step, policy(float(step)))
         seen.append(held(reference))
     assert seen == [0.0, 0.0, 3.0, 3.0, 3.0, 6.0, 6.0]
 
@@ -42,7 +48,7 @@ def test_a_moving_average_moves_a_little_with_every_step() -> None:
     )
     seen = []
     for step in range(1, 4):
-        reference.after_step(step, weights(8.0))
+        reference.after_step(step, policy(8.0))
         seen.append(held(reference))
     assert seen == [2.0, 3.5, 4.625]
 
@@ -52,7 +58,7 @@ def test_the_average_is_kept_in_float32_though_the_reference_computes_in_bfloat1
         backbone(1.0, torch.bfloat16), 1.0, refresh_steps=0, ema_decay=0.999, policy=weights(1.0)
     )
     for step in range(1, 1001):
-        reference.after_step(step, weights(2.0))
+        reference.after_step(step, policy(2.0))
     expected = 2.0 - 0.999**1000
     average = reference.tensors()["reference.weights"]["weight"]
     assert average.dtype == torch.float32
@@ -73,14 +79,14 @@ def test_a_reference_goes_on_from_a_checkpoint_to_the_same_bits(
 
     whole, cut = made(), made()
     for step in range(1, 5):
-        whole.after_step(step, weights(step / 3))
+        whole.after_step(step, policy(step / 3))
     saved = {name: t.clone() for name, t in whole.tensors()["reference.weights"].items()}
     assert whole.state_bytes() == 8
     cut.load(lambda stem: {"reference.weights": saved}[stem])
     assert held(cut) == held(whole)
     for step in range(5, 9):
-        whole.after_step(step, weights(step / 3))
-        cut.after_step(step, weights(step / 3))
+        whole.after_step(step, policy(step / 3))
+        cut.after_step(step, policy(step / 3))
     assert held(cut) == held(whole)
 
 

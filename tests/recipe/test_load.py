@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from postgrad.algorithms.rloo import RLOO
 from postgrad.core.errors import UsageError
+from postgrad.recipe.compare import compare
 from postgrad.recipe.lines import Place
 from postgrad.recipe.load import (
     load_recipe,
@@ -406,9 +407,42 @@ def test_gates_and_routes_come_back_from_a_resolved_recipe(write: Write) -> None
     assert recipe_from_json(json.loads(json.dumps(recipe.dump()))) == recipe
 
 
-def test_a_recipe_for_a_cluster_can_be_read_and_planned_but_not_run_yet(write: Write) -> None:
-    ranks = ("--cluster.type", "ray", "--learner.ranks", "8", "--learner.sharding", "zero2")
-    recipe = load_recipe(write(), ranks)
+RANKS = ("--cluster.type", "ray", "--learner.ranks", "8", "--learner.sharding", "zero2")
+PPO = (*RANKS, "--algorithm.type", "ppo")
+
+
+def test_a_recipe_for_several_ranks_can_be_run(write: Write) -> None:
+    recipe = load_recipe(write(), RANKS)
     assert recipe.parallel.ranks == 8
-    with pytest.raises(UsageError, match="postgrad plan"):
+    require_runnable(recipe)
+
+
+def test_what_divides_sequences_can_be_run_and_what_divides_matrices_only_planned(
+    write: Write,
+) -> None:
+    require_runnable(load_recipe(write(), (*RANKS, "--learner.context_parallel", "2")))
+    recipe = load_recipe(write(), (*RANKS, "--learner.tensor_parallel", "2"))
+    assert recipe.geometry(8).data_parallel_size == 4
+    with pytest.raises(UsageError, match=r"learner\.tensor_parallel = 2: this version plans it"):
         require_runnable(recipe)
+
+
+def test_a_run_goes_on_with_another_number_of_ranks_for_all_its_roles(write: Write) -> None:
+    before = load_recipe(write(), (*PPO, "--critic.learner.lr", "1e-3"))
+    flags = ["--learner.ranks", "4", "--learner.sharding", "zero3"]
+    after = with_overrides(before, flags)
+    assert isinstance(after, RLRecipe)
+    assert (after.critic.learner.ranks, after.critic.learner.sharding) == (4, "zero3")
+    assert compare(before, after, [], Path("run"))
+
+
+def test_a_critic_cannot_be_on_other_ranks_than_its_policy(write: Write) -> None:
+    with pytest.raises(UsageError, match=r"critic\.learner\.ranks.*2 beside the policy's 8"):
+        load_recipe(write(), (*PPO, "--critic.learner.ranks", "2"))
+
+
+def test_four_bits_are_not_divided_over_ranks(write: Write) -> None:
+    four = ("--model.quantize", "4bit", "--model.lora.rank", "4")
+    with pytest.raises(UsageError, match=r"learner\.sharding.*cannot be divided"):
+        load_recipe(write(), (*RANKS, *four))
+    load_recipe(write(), (*RANKS, *four, "--learner.sharding", "none"))

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from postgrad.checkpoint import manifest as contents
 from postgrad.checkpoint.manifest import Damaged
+from postgrad.checkpoint.parts import Divided
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError
 from postgrad.core.files import remove, sync_directory, sync_file, write_json
@@ -45,6 +46,9 @@ def write(folder: Path, state: RunState, tensors: Mapping[str, Mapping[str, Tens
     for stem, named in tensors.items():
         path = folder / f"{stem}.safetensors"
         try:
+            if isinstance(named, Divided):
+                named.write(folder, stem)
+                continue
             save_file({name: t.detach().contiguous() for name, t in named.items()}, path)
         except SafetensorError as error:
             full = "No space left" in str(error)

@@ -14,14 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from postgrad.checkpoint import files
 from postgrad.checkpoint import manifest as contents
 from postgrad.checkpoint.files import STATE
 from postgrad.checkpoint.manifest import Damaged
+from postgrad.checkpoint.parts import WITH_RANK, Divided, Reader
 from postgrad.checkpoint.retention import surplus
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.state import RunState
@@ -50,16 +49,16 @@ class Checkpoint:
     files: frozenset[str]
     skipped: tuple[str, ...] = ()
 
-    def tensors(self, stem: str) -> dict[str, Tensor]:
-        """The tensors of STEM.safetensors, on the CPU. RunError where there are none."""
-        path = self.path / f"{stem}.safetensors"
-        if path.name not in self.files:
-            known = ", ".join(sorted(self.files))
-            raise RunError(f"{path} is no file of this checkpoint, which has {known}")
-        try:
-            return load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise RunError(f"{path} cannot be read: {error}") from error
+    @property
+    def stems(self) -> list[str]:
+        """What tensor files there are, those in parts once."""
+        found = (name.removesuffix(".safetensors") for name in self.files if name != STATE)
+        return sorted({WITH_RANK.sub("", stem) for stem in found})
+
+    @property
+    def tensors(self) -> Reader:
+        """Reads the tensors of STEM.safetensors, or of the parts that ranks wrote, by stem."""
+        return Reader(self.path, self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +231,10 @@ class CheckpointStore:
 
 def size_of(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
     """Bytes of all tensors."""
-    return sum(t.numel() * t.element_size() for named in tensors.values() for t in named.values())
+    return sum(
+        named.size if isinstance(named, Divided) else sum(t.nbytes for t in named.values())
+        for named in tensors.values()
+    )
 
 
 def _reason(error: OSError) -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,16 @@ if TYPE_CHECKING:  # the console is imported by the commands that need it
 OVERRIDES = "Every key of a recipe can be given as --section.key VALUE."
 
 Run = Callable[[argparse.Namespace, list[str]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended that has something to tell and yet may not have gone well. result: what
+    --json prints.
+    """
+
+    result: Any
+    exit_code: int
 
 
 class Commands:

@@ -10,7 +10,7 @@ from typing import Any
 
 from postgrad import __version__
 from postgrad.cli import checkpoints, evaluate, look, machine, plan, serve, train
-from postgrad.cli.command import OVERRIDES, Commands
+from postgrad.cli.command import OVERRIDES, Commands, Ended
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.files import finite
 
@@ -42,9 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001  # whatever is left has one line for people too
         hint = "; run again with --debug to see where, and please report it"
         return _fail(error, known.debug, 1, f"{type(error).__name__}: {error}{hint}")
+    ended = result if isinstance(result, Ended) else Ended(result, 0)
     if known.json:
-        print(json.dumps(finite(result), ensure_ascii=False))
-    return 0
+        print(json.dumps(finite(ended.result), ensure_ascii=False))
+    return ended.exit_code
 
 
 def _fail(error: BaseException, debug: bool, code: int, text: str | None = None) -> int:

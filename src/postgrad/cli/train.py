@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from postgrad.cli.command import Commands, console_of
+from postgrad.cli.command import Commands, Ended, console_of
 from postgrad.core.errors import UsageError
 from postgrad.core.imports import heavy_imports
 
@@ -14,7 +14,7 @@ def add(commands: Commands) -> None:
     one = commands.add_for_recipe(
         "train", _train, "run a recipe, or the recipes of a folder with pipeline.toml", folders=True
     )
-    one.add_argument("--dry-run", action="store_true", help="everything up to the first step")
+    one.add_argument("--dry-run", action="store_true", help="the plan, then all of it in small")
     one.add_argument("--profile", action="store_true", help="where the time of a step goes")
     one.add_argument("--overwrite", choices=("true", "false"), default="false")
     _add_run_flags(one)
@@ -41,10 +41,12 @@ def _train(known: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.recipe.load import load_recipe
     from postgrad.recipe.pipeline import load_pipeline
 
+    if known.dry_run:
+        return _dry_run(known, rest)
     overwrite = known.overwrite == "true"
     if known.recipe.is_dir():
-        if known.dry_run or known.profile:
-            raise UsageError("--dry-run and --profile are for one recipe, not for a folder")
+        if known.profile:
+            raise UsageError("--profile is for one recipe, not for a folder")
         pipeline = load_pipeline(known.recipe, rest)
         with heavy_imports():
             from postgrad.jobs.pipeline import train_pipeline
@@ -54,10 +56,8 @@ def _train(known: argparse.Namespace, rest: list[str]) -> Any:
         )
     recipe = load_recipe(known.recipe, rest)
     with heavy_imports():
-        from postgrad.jobs.train import dry_run, train
+        from postgrad.jobs.train import train
 
-    if known.dry_run:
-        return dry_run(recipe, console_of(known))
     return train(
         recipe,
         console_of(known),
@@ -65,6 +65,25 @@ def _train(known: argparse.Namespace, rest: list[str]) -> Any:
         allow_change=known.allow_change,
         profile=known.profile,
     )
+
+
+def _dry_run(known: argparse.Namespace, rest: list[str]) -> Ended:
+    from postgrad.recipe.load import load_recipe
+    from postgrad.recipe.pipeline import load_pipeline
+
+    if known.recipe.is_dir():
+        pipeline = load_pipeline(known.recipe, rest)
+        with heavy_imports():
+            from postgrad.jobs.dry_run.command import dry_run_pipeline, exit_code, pipeline_json
+
+        reports = dry_run_pipeline(pipeline, console_of(known), tracebacks=known.debug)
+        return Ended(pipeline_json(reports), exit_code(list(reports.values())))
+    recipe = load_recipe(known.recipe, rest)
+    with heavy_imports():
+        from postgrad.jobs.dry_run.command import dry_run
+
+    report = dry_run(recipe, console_of(known), tracebacks=known.debug)
+    return Ended(report.to_json(), report.exit_code)
 
 
 def _resume(known: argparse.Namespace, rest: list[str]) -> Any:

@@ -1,1 +1,1 @@
-"""Where roles and engines run; the only place that will import ray."""
+"""Where roles and engines run; the only place that imports ray."""

@@ -30,6 +30,11 @@ class Draws(Protocol[Drawn]):
         """Where the rows of each dataset went."""
         ...
 
+    @property
+    def parts(self) -> "Sequence[DrawnSet[Drawn]]":
+        """The datasets, one by one."""
+        ...
+
     def __len__(self) -> int:
         """Draws in one epoch."""
         ...
@@ -52,6 +57,11 @@ class DrawnSet(Generic[Drawn]):
         self.accounts = (account,)
         self._entries = entries
         self._order = Order(len(entries), shuffle)
+
+    @property
+    def parts(self) -> "Sequence[DrawnSet[Drawn]]":
+        """Itself."""
+        return (self,)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -11,7 +11,7 @@ from postgrad.core.seeds import integer
 from postgrad.data.account import RowAccount
 from postgrad.data.cache import TokenCache
 from postgrad.data.conversations import Conversation, load_conversations
-from postgrad.data.draws import Drawn, Draws
+from postgrad.data.draws import Drawn, DrawnSet, Draws
 from postgrad.data.order import Order
 from postgrad.data.overlap import HeldOut
 from postgrad.data.prompts import load_prompts
@@ -38,6 +38,11 @@ class Mixture(Generic[Drawn]):
     def accounts(self) -> list[RowAccount]:
         """Of every set, in order."""
         return [account for one in self._sets for account in one.accounts]
+
+    @property
+    def parts(self) -> list[DrawnSet[Drawn]]:
+        """The sets, in order."""
+        return [part for one in self._sets for part in one.parts]
 
     def draw(self, ticket: int, seed: int) -> Drawn:
         """The epoch's permutation says which set's turn it is, and the how manieth."""

@@ -67,7 +67,7 @@ def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
         print_rows(console, accounts, f"rows of the evaluation data, read by {path}")
         for _, prompts in evaluator.sets:
             environments.check_rows(recipe, prompts)
-            check_answers(scorer, prompts)
+            check_answers(scorer, prompts.all())
         if learned is not None and isinstance(recipe, RLRecipe):
             model = recipe.reward_model.model
             learned.role = roles.frozen_reward_model(recipe, model, learned.path, choices)

@@ -19,7 +19,7 @@ from postgrad.data.prompts import PromptSet, load_prompts
 from postgrad.jobs import environments
 from postgrad.jobs.results import Count, Problem, Result, by_dataset, rates
 from postgrad.recipe.recipe import Answering
-from postgrad.recipe.settings import EvalSettings
+from postgrad.recipe.settings import EvalSet, EvalSettings
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.environment import SingleTurn
@@ -27,13 +27,24 @@ from postgrad.rollout.sampling import Drawing, mean_counts, sample_groups
 from postgrad.rollout.settings import SamplingSettings
 
 
+def read_set(recipe: Answering, one: EvalSet, tokenizer: Any) -> PromptSet:
+    """One evaluation set. Raises UsageError for data that cannot be read, see data.prompts, and for
+    a row without the column that `by` names.
+    """
+    new = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
+    found = load_prompts(
+        environments.through(recipe, one.data), tokenizer, max_prompt_tokens=one.max_len - new
+    )
+    for prompt in found.all():
+        _dataset(prompt, one.by)
+    return found
+
+
 class Evaluator:
     """The evaluation sets of a recipe, read once."""
 
     def __init__(self, recipe: Answering, tokenizer: Any, scorer: Scorer) -> None:
-        """Raises UsageError for data that cannot be read, see data.prompts, and for a row without
-        the column that eval.by names.
-        """
+        """Raises UsageError as read_set does."""
         self.settings: EvalSettings = recipe.eval
         self._seed = integer(recipe.seed, "evaluation")
         self._tokenizer = tokenizer
@@ -45,19 +56,8 @@ class Evaluator:
         )
         self._environment = environments.environment(recipe, tokenizer) or SingleTurn()
         self._sets: list[tuple[str | None, PromptSet]] = [
-            (
-                one.name,
-                load_prompts(
-                    environments.through(recipe, one.data),
-                    tokenizer,
-                    max_prompt_tokens=one.max_len - new,
-                ),
-            )
-            for one in self.settings.sets
+            (one.name, read_set(recipe, one, tokenizer)) for one in self.settings.sets
         ]
-        for one, (_, prompts) in zip(self.settings.sets, self._sets, strict=True):
-            for prompt in prompts.all():
-                _dataset(prompt, one.by)
 
     @property
     def sets(self) -> Sequence[tuple[str | None, PromptSet]]:

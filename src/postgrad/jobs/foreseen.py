@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from postgrad.core.errors import PostgradError
@@ -64,10 +64,18 @@ class Foreseen:
 
 
 def foresee(
-    directory: RunDirectory, recipe: Recipe, choices: Choices, logs: Logs, *, after: int, steps: int
+    directory: RunDirectory,
+    recipe: Recipe,
+    choices: Choices,
+    logs: Logs,
+    *,
+    after: int,
+    steps: int,
+    held: int | None,
 ) -> Foreseen:
     """Plans the run as it is about to go on after step `after`, and writes that to plan.json behind
-    what was foreseen of it before, where it is something else.
+    what was foreseen of it before, where it is something else. held: resident bytes before the run;
+    None where they are not known.
 
     A plan that cannot be made stops no run: plan.json and an event say why.
     """
@@ -82,6 +90,9 @@ def foresee(
         planned = outlook(made, facts)
         entry |= Page(planned, advise(planned, facts)).to_json()
         found = Foreseen.of(planned)
+        if held is not None and choices.device == "cpu":  # peak_memory_bytes counts them too
+            whole = held + max(found.bytes.values())
+            found = replace(found, bytes={**found.bytes, "peak": whole})
     except Exception as error:  # noqa: BLE001  # recorded: to run matters more than to foresee
         told = str(error) if isinstance(error, PostgradError) else repr(error)
         entry["problem"] = f"no plan could be made: {told}"

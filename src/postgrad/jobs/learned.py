@@ -10,7 +10,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.jobs.reward import last_scores
-from postgrad.learner.score import ScoreRole
+from postgrad.learner.protocols import Scores
 from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.score import scale_of
 from postgrad.recipe.recipe import Answering, RLRecipe
@@ -34,7 +34,7 @@ class LearnedReward:
             )
         self.path = path
         self._scale = scale_of(load_config(path))
-        self.role: ScoreRole | None = None
+        self.role: Scores | None = None
 
     @property
     def mean(self) -> float | None:

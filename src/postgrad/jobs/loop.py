@@ -67,8 +67,8 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
             if not out_of_memory.ran_out(error):
                 raise
             clear_frames(error.__traceback__)  # they hold what was being computed
-            standing = saver.rescue(state)
-            raise out_of_memory.explain(run, state.step, error, standing) from error
+            phase, standing = out_of_memory.phase_of(run), saver.rescue(state)
+            raise out_of_memory.explain(run, state.step, phase, error, standing) from error
         finally:
             saver.close()
     return state

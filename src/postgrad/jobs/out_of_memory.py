@@ -14,7 +14,8 @@ from postgrad.plan.plan import outlook
 # What torch's allocator for a CPU says in a plain RuntimeError.
 SAID = ("can't allocate memory", "not enough memory", "DefaultCPUAllocator")
 LESS = 0.8  # of the peak that was foreseen has to do: it was too much
-MOST = 3  # changes that are named
+# What a run that has begun can change: neither its data nor what is in its checkpoints.
+CHANGEABLE = ("--batch.micro_", "--model.gradient_checkpointing", "--rollout.slots")
 SAMPLING = ("sample", "publish", "evaluate")  # phases in which the engine works
 GENERAL = "a smaller batch.micro_train_tokens, model.gradient_checkpointing = true"
 
@@ -30,9 +31,13 @@ def ran_out(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(said in str(error) for said in SAID)
 
 
-def explain(run: Run, step: int, error: BaseException, standing: str) -> OutOfMemory:
-    """What is raised in place of `error`. standing: where the run can go on from."""
-    phase = run.clock.open[-1] if run.clock.open else "start"
+def phase_of(run: Run) -> str:
+    """The phase, or part of one, that was under way when it failed."""
+    return run.clock.open[-1] if run.clock.open else "start"
+
+
+def explain(run: Run, step: int, phase: str, error: BaseException, standing: str) -> OutOfMemory:
+    """What is raised in place of `error`. standing: what the run can go on from."""
     told = str(error).strip().partition("\n")[0] or type(error).__name__
     where = f"{phase} of step {step + 1}" if "plan" in run.clock.total else f"phase {phase}"
     changes = smaller(run, phase)
@@ -40,16 +45,16 @@ def explain(run: Run, step: int, error: BaseException, standing: str) -> OutOfMe
         keys = dict.fromkeys(flag[2:] for flag in changes if flag.startswith("--"))
         words = [*changes, *(word for key in keys for word in ("--allow-change", key))]
         command = shlex.join(["postgrad", "resume", str(run.directory.path), *words])
-        advice = f"needs less with: {command}"
+        advice = f"with less it goes on as: {command}"
     else:
-        advice = f"what needs less: {GENERAL}"
+        advice = f"what takes less: {GENERAL}; see postgrad plan"
     run.logs.event("out_of_memory", told, step=step, phase=phase)
-    return OutOfMemory(f"out of memory in {where}: {told}; {standing}. It {advice}")
+    return OutOfMemory(f"out of memory in {where}: {told}; {standing}; {advice}")
 
 
 def smaller(run: Run, phase: str) -> tuple[str, ...]:
-    """Flags of the changes that the plan advises where there is less memory than it takes; () where
-    there is no plan.
+    """Flags of the changes that the plan advises where there is less memory than it takes, as far
+    as they can be made in the middle of a run; () where there is no plan.
     """
     sizes = run.choices.sizes
     flags: tuple[str, ...] = ()
@@ -65,10 +70,11 @@ def smaller(run: Run, phase: str) -> tuple[str, ...]:
         device = facts.hardware.device.model_copy(update={"memory_bytes": max(1, room)})
         hardware = facts.hardware.model_copy(update={"device": device})
         facts = replace(facts, hardware=hardware)
-        advised = advise(outlook(recipe, facts), facts)[:MOST]
+        advised = advise(outlook(recipe, facts), facts)
     except Exception:  # noqa: BLE001  # plan.json says why; what failed is told first
         return flags
     for one in advised:
-        if not set(one.overrides) & set(flags):
+        key = one.overrides[0]
+        if key.startswith(CHANGEABLE) and key not in flags:
             flags += one.overrides
     return flags

@@ -15,7 +15,7 @@ from postgrad.data.account import RowAccount
 from postgrad.data.pairs import Pair, PairSet, load_pairs
 from postgrad.jobs.results import Problem, Result, by_dataset, rates
 from postgrad.ops.calibration import calibration_error, margin_histogram
-from postgrad.recipe.settings import PairEvalSettings
+from postgrad.recipe.settings import PairEvalSet, PairEvalSettings
 
 Score = Callable[[Sequences], NDArray[np.float64]]  # [S], what a model thinks of each sequence
 
@@ -31,21 +31,26 @@ def sequences_of(pairs: Sequence[Pair]) -> Sequences:
     )
 
 
+def read_set(one: PairEvalSet, tokenizer: Any) -> PairSet:
+    """One evaluation set. Raises UsageError for data that cannot be read, and for a row without the
+    column that `by` names.
+    """
+    found = load_pairs(one.data, tokenizer)
+    for pair in found.all():
+        _dataset(pair, one.by, found.account.name)
+    return found
+
+
 class PairEvaluator:
     """The evaluation sets of a recipe, read once; a pair is right where its chosen answer scores
     higher than its rejected one.
     """
 
     def __init__(self, settings: PairEvalSettings, tokenizer: Any) -> None:
-        """Raises UsageError for data that cannot be read, and for a row without the column that
-        eval.by names.
-        """
+        """Raises UsageError as read_set does."""
         self._settings = settings
         self._tokenizer = tokenizer
-        self._sets: list[PairSet] = [load_pairs(one.data, tokenizer) for one in settings.sets]
-        for one, pairs in zip(settings.sets, self._sets, strict=True):
-            for pair in pairs.all():
-                _dataset(pair, one.by, pairs.account.name)
+        self._sets: list[PairSet] = [read_set(one, tokenizer) for one in settings.sets]
 
     @property
     def accounts(self) -> list[RowAccount]:

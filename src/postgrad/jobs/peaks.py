@@ -91,14 +91,14 @@ class Peaks:
         self.step: dict[str, int] = {}
         self.total: dict[str, int] = {}
         self._gauge = gauge
-        self._baseline: int | None = None
+        self.baseline: int | None = None  # bytes that the run found
         self._open: list[int] = []  # the peak of each open span so far
 
     def set_baseline(self) -> None:
         """What is held now was held before the run's own: counted from the first call on."""
-        if self._gauge is not None and self._baseline is None:
+        if self._gauge is not None and self.baseline is None:
             self._gather()
-            self._baseline = self._gauge.held()
+            self.baseline = self._gauge.held()
             self._open = [0] * len(self._open)  # what lay before the baseline is not the run's
 
     @contextmanager
@@ -116,8 +116,8 @@ class Peaks:
             raise
         self._gather()
         peak = self._open.pop()
-        if self._baseline is not None:
-            above = max(0, peak - self._baseline)
+        if self.baseline is not None:
+            above = max(0, peak - self.baseline)
             self.step[name] = max(self.step.get(name, 0), above)
             self.total[name] = max(self.total.get(name, 0), above)
 

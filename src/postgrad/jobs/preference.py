@@ -17,8 +17,8 @@ from postgrad.jobs.pairs import PairEvaluator
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.jobs.supervised import SupervisedJob
+from postgrad.learner.protocols import PolicyRole
 from postgrad.learner.reference_logprobs import ReferenceLogprobs
-from postgrad.learner.role import PolicyLearner
 from postgrad.ops.preferences import Answers
 
 
@@ -29,7 +29,7 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
         self,
         run: Run,
         algorithm: PreferenceAlgorithm,
-        policy: PolicyLearner,
+        policy: PolicyRole,
         draws: Draws[Drawn],
         read: Callable[[Sequence[Drawn]], tuple[Sequences, NDArray[np.bool_]]],
         reference: ReferenceLogprobs | None,

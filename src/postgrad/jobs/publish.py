@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.protocols import PolicyRole
 from postgrad.observe.sentinels.publish import probed
 from postgrad.rollout.engine import Engine
 
@@ -28,7 +28,7 @@ class Publisher:
 
     def __init__(
         self,
-        policy: PolicyLearner,
+        policy: PolicyRole,
         engine: Engine,
         prompts: Sequence[NDArray[np.int32]],
     ) -> None:
@@ -46,7 +46,7 @@ class Publisher:
         """Publish; returns what the probe found, for the sentinel to judge."""
         temperature = self._policy.temperature
         before = self._engine.logprobs(self._probe, temperature)
-        self._engine.load_weights(self._policy.whole(), self._policy.optimizer.updates)
+        self._engine.load_weights(self._policy.whole(), self._policy.updates)
         engine = self._engine.logprobs(self._probe, temperature)
         learner = self._policy.logprobs(_scored_everywhere(self._probe)).result()
         return probed(before, engine, list(learner))

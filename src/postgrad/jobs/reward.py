@@ -14,8 +14,8 @@ from postgrad.jobs.pairs import PairEvaluator, sequences_of
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.jobs.supervised import SupervisedJob
+from postgrad.learner.protocols import Scores, ScoringRole
 from postgrad.learner.role import UpdateResult
-from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.models.score import RewardScale
 
 KEPT = 0.9  # of the running mean and mean square, at each step
@@ -32,7 +32,7 @@ class RewardJob(SupervisedJob[Pair]):
         self,
         run: Run,
         algorithm: RewardAlgorithm,
-        model: ScoreLearner,
+        model: ScoringRole,
         pairs: Draws[Pair],
         evaluator: PairEvaluator | None,
     ) -> None:
@@ -73,7 +73,7 @@ def scale_of_state(state: Mapping[str, Any]) -> RewardScale:
     return RewardScale(mean, float(np.sqrt(max(0.0, square - mean * mean))) or 1.0)
 
 
-def last_scores(model: ScoreRole, sequences: Sequences) -> NDArray[np.float64]:
+def last_scores(model: Scores, sequences: Sequences) -> NDArray[np.float64]:
     """[S] the score of each whole sequence: that of its last token."""
     marked = sequences.at_last()
     return model.scores(marked).result().values[marked.loss_mask.values].astype(np.float64)

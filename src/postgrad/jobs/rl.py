@@ -2,9 +2,9 @@
 
 import math
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,8 @@ from postgrad.jobs.evaluation import Evaluator, sample_metrics
 from postgrad.jobs.publish import Publisher
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
-from postgrad.learner.reference import MovingReference
-from postgrad.learner.role import Learner, Policy, PolicyLearner, UpdateResult
-from postgrad.learner.score import ScoreLearner
+from postgrad.learner.protocols import Changes, Follows, Learns, PolicyRole, Reads, ScoringRole
+from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import updates
 from postgrad.observe.samples import step_samples
 from postgrad.observe.sentinels.measures import of_samples
@@ -35,34 +34,26 @@ from postgrad.rollout.source import Sampled, Source
 SUMMED = ("computed_tokens", "skipped_samples", "bounded_exponents")
 
 
-class Changing(Protocol):
-    """A role whose weights a checkpoint holds."""
-
-    def tensors(self) -> dict[str, Mapping[str, Tensor]]: ...
-
-    def state_bytes(self) -> int: ...
-
-    def load(self, read: Callable[[str], Mapping[str, Tensor]]) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Who learns, and what is measured from. critic, reference: where the algorithm needs them."""
+    """Who learns, and what is measured from. critic, reference: where the algorithm needs them;
+    follows: the reference, where it follows the policy.
+    """
 
-    policy: PolicyLearner
-    critic: ScoreLearner | None
-    reference: Policy | None
+    policy: PolicyRole
+    critic: ScoringRole | None
+    reference: Reads | None
+    follows: Follows | None
 
     @property
-    def learners(self) -> list[Learner[Any]]:
+    def learners(self) -> list[Learns]:
         """Those that learn."""
         return [one for one in (self.policy, self.critic) if one is not None]
 
     @property
-    def changing(self) -> list[Changing]:
+    def changing(self) -> list[Changes]:
         """Those that a checkpoint holds."""
-        follows = self.reference if isinstance(self.reference, MovingReference) else None
-        return [one for one in (self.policy, self.critic, follows) if one is not None]
+        return [one for one in (self.policy, self.critic, self.follows) if one is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +96,8 @@ class RLJob:
             parts.publish.show(batch.sequences)
             published = parts.publish()
         number = state.step + 1
-        if isinstance(parts.roles.reference, MovingReference):
-            parts.roles.reference.after_step(number, parts.roles.policy.weights())
+        if parts.roles.follows is not None:
+            parts.roles.follows.after_step(number, parts.roles.policy)
         with run.phase("log"):
             decode = parts.tokenizer.decode
             run.logs.samples(

@@ -4,18 +4,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
+from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import RunError
 from postgrad.core.seeds import integer
 from postgrad.data.texts import texts
 from postgrad.jobs.choices import Choices
-from postgrad.jobs.run import Run
+from postgrad.jobs.run import Clock
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Policy, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
+from postgrad.learner.settings import LearnerSettings
 from postgrad.models.adapters import add_adapter
 from postgrad.models.fresh import make_fresh
 from postgrad.models.hashes import directory_hash
@@ -23,6 +26,7 @@ from postgrad.models.load import load_model
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelSettings
 from postgrad.parallel.device import compute_dtype
+from postgrad.parallel.ranks import Ranks
 from postgrad.recipe.recipe import (
     Answering,
     PreferenceRecipe,
@@ -32,6 +36,21 @@ from postgrad.recipe.recipe import (
 )
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.sizes import probe_sizes
+
+
+class Place(Protocol):
+    """Where a run's roles are made: its own process, or one of several ranks."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def geometry(self) -> BatchGeometry: ...
+    @property
+    def ranks(self) -> Ranks: ...
+    @property
+    def clock(self) -> Clock: ...
+
+    choices: Choices
 
 
 def base_model(recipe: Recipe, init: Path) -> str:
@@ -50,33 +69,34 @@ def base_model(recipe: Recipe, init: Path) -> str:
 
 
 def policy(
-    run: Run, path: str, temperature: float = 1.0, *, without_steps: int = 0
+    run: Place, path: str, temperature: float = 1.0, *, without_steps: int = 0
 ) -> PolicyLearner:
     """The policy with its optimizer. without_steps: in which it does not learn, so that its rate
     does not end above where it should.
     """
     recipe = run.recipe
-    backbone = _trained(run, "policy", recipe.model, path, _causal)
+    backbone = _trained(run, "policy", recipe.model, recipe.learner, path, _causal)
     updates = max(1, _updates(run) - without_steps * run.geometry.updates_per_step)
     return PolicyLearner(backbone, recipe.learner, updates, temperature)
 
 
-def reward_model(run: Run, path: str) -> ScoreLearner:
+def reward_model(run: Place, path: str) -> ScoreLearner:
     """The reward model that a job trains, with its optimizer."""
     recipe = run.recipe
-    backbone = _trained(run, "reward_model", recipe.model, path, _scoring)
+    backbone = _trained(run, "reward_model", recipe.model, recipe.learner, path, _scoring)
     return ScoreLearner("reward_model", backbone, "at", recipe.learner, _updates(run))
 
 
-def critic(run: Run, recipe: RLRecipe, path: str) -> ScoreLearner:
+def critic(run: Place, recipe: RLRecipe, path: str) -> ScoreLearner:
     """The critic with its optimizer, from a reward model or, with a fresh head, from a policy."""
     settings = recipe.critic
-    backbone = _trained(run, "critic", settings.model, settings.model.path or path, _scoring)
+    start = settings.model.path or path
+    backbone = _trained(run, "critic", settings.model, settings.learner, start, _scoring)
     return ScoreLearner("critic", backbone, "before", settings.learner, _updates(run))
 
 
 def reference(
-    run: Run, recipe: RLRecipe | PreferenceRecipe, path: str, policy: PolicyLearner
+    run: Place, recipe: RLRecipe | PreferenceRecipe, path: str, policy: PolicyLearner
 ) -> Policy:
     """The model that KL is measured from: the policy's own start `path` unless another is named.
 
@@ -84,12 +104,22 @@ def reference(
     """
     start = recipe.reference.model.path or path
     hold_to(run, "reference", start)
-    if start == path and policy.backbone.adapter is not None:
-        return Policy(policy.backbone, policy.temperature, base=True)
+    if start == path and (under := policy.under_adapter()) is not None:
+        return under
+    backbone = _causal(run.recipe, recipe.reference.model, start, run.choices)
+    _freeze(backbone, run)
+    return Policy(backbone, policy.temperature)
+
+
+def moving_reference(
+    run: Place, recipe: RLRecipe, path: str, policy: PolicyLearner
+) -> MovingReference:
+    """A reference that starts where the policy does, and follows it."""
+    start = recipe.reference.model.path or path
+    hold_to(run, "reference", start)
     backbone = _causal(run.recipe, recipe.reference.model, start, run.choices)
     backbone.lm.requires_grad_(False)
-    if not recipe.reference.moves:
-        return Policy(backbone, policy.temperature)
+    backbone.divide(run.ranks, recipe.learner.sharding)  # as the policy's, row for row
     return MovingReference(
         backbone,
         policy.temperature,
@@ -99,15 +129,17 @@ def reference(
     )
 
 
-def scorer(run: Run, recipe: RLRecipe, path: str, critic: ScoreLearner | None) -> ScoreRole:
+def scorer(run: Place, recipe: RLRecipe, path: str, critic: ScoreLearner | None) -> ScoreRole:
     """The frozen reward model at `path`. Where the critic's adapter lies on the same weights the
     two share them.
     """
     hold_to(run, "reward_model", path)
     frozen = run.choices.frozen  # has the critic's base where that is under an adapter
     if critic is not None and frozen.get("critic") == frozen["reward_model"]:
-        return ScoreRole(critic.backbone, "at", base=True)
-    return frozen_reward_model(recipe, recipe.reward_model.model, path, run.choices)
+        return critic.under_adapter()
+    backbone = _scoring(recipe, recipe.reward_model.model, path, run.choices, fresh_head=False)
+    _freeze(backbone, run)
+    return ScoreRole(backbone, "at")
 
 
 def frozen_policy(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Policy:
@@ -151,7 +183,7 @@ def frozen_hash(path: str) -> str:
     return directory_hash(Path(path)) if Path(path).is_dir() else path
 
 
-def hold_to(run: Run, role: str, path: str) -> None:
+def hold_to(run: Place, role: str, path: str) -> None:
     """Frozen weights are named in checkpoints, not copied: a run goes on from the same ones only.
 
     Raises RunError where those of `role` are not what the run was started with.
@@ -165,7 +197,7 @@ def hold_to(run: Run, role: str, path: str) -> None:
     run.choices = replace(run.choices, frozen={**run.choices.frozen, role: digest})
 
 
-def _updates(run: Run) -> int:
+def _updates(run: Place) -> int:
     assert run.geometry.total_updates is not None  # known once the data is read
     return run.geometry.total_updates
 
@@ -173,14 +205,29 @@ def _updates(run: Run) -> int:
 Loaded = Callable[[Recipe, ModelSettings, str, Choices], Backbone]
 
 
-def _trained(run: Run, role: str, settings: ModelSettings, path: str, load: Loaded) -> Backbone:
+def _freeze(backbone: Backbone, run: Place) -> None:
+    """Weights that never change need no optimizer: they are divided only where computing weights
+    are.
+    """
+    backbone.lm.requires_grad_(False)
+    backbone.divide(run.ranks, "zero3" if run.recipe.learner.sharding == "zero3" else "none")
+
+
+def _trained(
+    run: Place,
+    role: str,
+    settings: ModelSettings,
+    learner: LearnerSettings,
+    path: str,
+    load: Loaded,
+) -> Backbone:
     """With an adapter where the settings say so: the weights under it never change."""
-    run.clock.peaks.set_baseline()  # data are read, and no weight is
     backbone = load(run.recipe, settings, path, run.choices)
     if settings.lora is not None:
         hold_to(run, role, path)
         seed = integer(run.recipe.seed, "adapter")
         backbone.adapter = add_adapter(backbone.lm, settings.lora, seed=seed, name=role)
+    backbone.divide(run.ranks, learner.sharding)
     return backbone
 
 

@@ -4,12 +4,14 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import psutil
 from torch.profiler import record_function
 
 from postgrad.checkpoint.store import CheckpointStore
 from postgrad.core.batch import BatchGeometry
+from postgrad.core.handles import Handle
 from postgrad.jobs.choices import Choices
 from postgrad.jobs.foreseen import Foreseen
 from postgrad.jobs.peaks import Peaks, Resident
@@ -20,6 +22,7 @@ from postgrad.observe.run_dir import RunDirectory
 from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
+from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.recipe.recipe import Recipe
 
 
@@ -67,9 +70,19 @@ class Clock:
         return time.perf_counter() - self.started
 
 
+class RankCalls(Protocol):
+    """Calls that go to every rank of a group, in one order; rank 0 answers."""
+
+    def call(self, method: str, *arguments: Any) -> Handle[Any]: ...
+
+    def aside(self, method: str, *arguments: Any) -> Handle[Any]: ...
+
+
 @dataclass(slots=True)
 class Run:
-    """One execution of a recipe in its directory. choices may gain the engine's sizes."""
+    """One execution of a recipe in its directory. choices may gain the engine's sizes. group: the
+    ranks that hold the roles; None where this process does.
+    """
 
     recipe: Recipe
     directory: RunDirectory
@@ -87,6 +100,13 @@ class Run:
     loggers: Loggers = field(default_factory=Loggers)  # none but in a run that trains
     peak_bytes: int = 0
     shown: Phase | None = None  # the phase under way
+    under_way: str = ""  # its name, or that of the phase which failed
+    group: RankCalls | None = None
+
+    @property
+    def ranks(self) -> Ranks:
+        """This process is alone in what it holds itself."""
+        return ALONE
 
     @property
     def steps(self) -> int:
@@ -97,6 +117,7 @@ class Run:
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Generator[None]:
         """Times a phase, shows its progress (`advance`) and watches that it does not hang."""
+        self.under_way = name
         with (
             self.clock.timed(name),
             self.watchdog.phase(name),

@@ -10,6 +10,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from postgrad.checkpoint.parts import Divided
 from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import CheckpointStore, SaveFailed, Untidy, size_of
 from postgrad.core.errors import DiskFull, RunError
@@ -81,7 +82,9 @@ def _write(store: CheckpointStore, state: RunState, tensors: Tensors, best: bool
 
 def _copied(tensors: Tensors) -> Tensors:
     return {
-        stem: {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
+        stem: named.copied()
+        if isinstance(named, Divided)
+        else {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
         for stem, named in tensors.items()
     }
 

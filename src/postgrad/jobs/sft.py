@@ -11,7 +11,7 @@ from postgrad.jobs.evaluation import Evaluator
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.jobs.supervised import SupervisedJob
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.protocols import PolicyRole
 from postgrad.rollout.engine import Engine
 
 
@@ -22,7 +22,7 @@ class SFTJob(SupervisedJob[Conversation]):
         self,
         run: Run,
         algorithm: SFT,
-        policy: PolicyLearner,
+        policy: PolicyRole,
         conversations: Draws[Conversation],
         engine: Engine | None,
         evaluator: Evaluator | None,
@@ -41,7 +41,7 @@ class SFTJob(SupervisedJob[Conversation]):
         assert self._engine is not None
         assert self._evaluator is not None
         with self._run.phase("publish"):
-            version = self._policy.optimizer.updates
+            version = self._policy.updates
             self._engine.load_weights(self._policy.whole(), version)
         with self._run.phase("evaluate", self._evaluator.total):
             return self._evaluator(self._engine, self._run.advance)

@@ -15,7 +15,8 @@ from postgrad.core.records import Experience
 from postgrad.data.draws import Drawn, Draws
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
-from postgrad.learner.role import Learner, UpdateResult
+from postgrad.learner.protocols import Learns
+from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import Update
 
 
@@ -23,7 +24,7 @@ class SupervisedJob(ABC, Generic[Drawn]):
     """One learner and the samples that it draws."""
 
     def __init__(
-        self, run: Run, learner: Learner[Any], algorithm: Algorithm, draws: Draws[Drawn]
+        self, run: Run, learner: Learns, algorithm: Algorithm, draws: Draws[Drawn]
     ) -> None:
         self._run = run
         self._learner = learner

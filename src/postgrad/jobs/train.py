@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from postgrad.jobs.export import own_role, role_of
 from postgrad.jobs.loop import Job, loop
 from postgrad.jobs.peaks import Peaks, gauge_for
 from postgrad.jobs.profile import Profiled
+from postgrad.jobs.ranks.roles import join
 from postgrad.jobs.run import Clock, Run
 from postgrad.jobs.setup.job import assemble
 from postgrad.jobs.stopping import StopSignals
@@ -90,22 +90,6 @@ def resume(
     return _execute(recipe, directory, console, allow_change)
 
 
-def dry_run(recipe: Recipe, console: Console) -> dict[str, Any]:
-    """Everything up to the first step, in a directory that is thrown away: data, rewards, model,
-    batch numbers. Returns {"dry_run": True, "batch": numbers}.
-    """
-    require_runnable(recipe)
-    own = recipe.checkpoint.model_copy(update={"ckpt_path": None})  # nobody's checkpoints are read
-    recipe = recipe.model_copy(update={"checkpoint": own})
-    with TemporaryDirectory(prefix="postgrad-") as folder:
-        directory = RunDirectory.create(Path(folder) / "run", recipe.dump(), overwrite=False)
-        with ExitStack() as stack:
-            run, _, _, _ = _prepare(recipe, directory, console, stack)
-            batch = run.geometry.to_json()
-    console.note("dry run: everything up to the first step works")
-    return {"dry_run": True, "batch": batch}
-
-
 def _execute(
     recipe: Recipe,
     directory: RunDirectory,
@@ -116,7 +100,7 @@ def _execute(
 ) -> dict[str, Any]:
     with ExitStack() as stack:
         stack.enter_context(claimed(directory.path))
-        run, job, base, state = _prepare(recipe, directory, console, stack, allow_change)
+        run, job, base, state = prepare(recipe, directory, console, stack, allow_change)
         state = _open_loggers(run, state, stack)
         if profile:
             job = Profiled(job, run, state)
@@ -157,14 +141,16 @@ def _open_loggers(run: Run, state: RunState, stack: ExitStack) -> RunState:
     return replace(state, loggers=known)
 
 
-def _prepare(
+def prepare(
     recipe: Recipe,
     directory: RunDirectory,
     console: Console,
     stack: ExitStack,
     allow_change: Sequence[str] = (),
 ) -> tuple[Run, Job, str, RunState]:
-    """The run, its job, its base model's path, and the state to start from."""
+    """The run, its job, its base model's path, and the state to start from: of a new run, or of
+    the newest checkpoint in its directory. What has to be closed is put on `stack`.
+    """
     logs = Logs(directory.path, console.warn)
     stack.callback(logs.close)
     store = store_of(recipe, directory)
@@ -192,15 +178,13 @@ def _prepare(
         untried=untried,
     )
     _tell_start(run, checkpoint)
+    join(run, stack)
     job, base = _assembled(run, stack, checkpoint)
     chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
     for line in chosen.lines():
         console.note(line)
     state = checkpoint.state if checkpoint else _beginning()
-    with run.phase("plan"):
-        run.foreseen = foreseen.foresee(
-            directory, recipe, run.choices, logs, after=state.step, steps=run.steps
-        )
+    _foresee(run, state)
     event = "resumed" if checkpoint else "started"
     logs.event(event, f"step {state.step}", step=state.step, **run.choices.to_json())
     return run, job, base, state
@@ -215,7 +199,22 @@ def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tup
             raise
         standing = f"the checkpoint of step {checkpoint.step} stands" if checkpoint else NOTHING
         step = checkpoint.step if checkpoint else 0
-        raise out_of_memory.explain(run, step, error, standing) from error
+        phase = out_of_memory.phase_of(run)
+        raise out_of_memory.explain(run, step, phase, error, standing) from error
+
+
+def _foresee(run: Run, state: RunState) -> None:
+    """See jobs.foreseen.foresee."""
+    with run.phase("plan"):
+        run.foreseen = foreseen.foresee(
+            run.directory,
+            run.recipe,
+            run.choices,
+            run.logs,
+            after=state.step,
+            steps=run.steps,
+            held=run.clock.peaks.baseline,
+        )
 
 
 def _newest(store: CheckpointStore, console: Console) -> Checkpoint | None:

@@ -60,10 +60,11 @@ def _problem(
 
 def _check_tensors(checkpoint: Checkpoint, by_role: Mapping[str, Shapes]) -> None:
     """Weights, moments and averages have the names and shapes of each role's parameters."""
-    for path in sorted(checkpoint.path.glob("*.safetensors")):
-        tensors = dict(checkpoint.tensors(path.stem))
+    for stem in checkpoint.stems:
+        path = checkpoint.path / f"{stem}.safetensors"
+        tensors = dict(checkpoint.tensors(stem))
         names = set(tensors)
-        role, _, what = path.stem.partition(".")
+        role, _, what = stem.partition(".")
         if role not in by_role:
             raise RunError(f"{path} is of a role that this run has not")
         wanted = by_role[role]

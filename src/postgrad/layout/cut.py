@@ -45,7 +45,7 @@ def cut(
         runs[-1] += members
         room_tokens, room_count = room_tokens + tokens, room_count + len(members)
 
-    for members in _groups(sequences, rows):
+    for members in groups_of(sequences, rows):
         tokens = cost(members)
         if fits(tokens, len(members)):
             place(members, tokens)
@@ -60,7 +60,8 @@ def cut(
     return [np.array(run, np.int64) for run in runs]
 
 
-def _groups(sequences: Sequences, rows: NDArray[np.int64]) -> list[list[int]]:
+def groups_of(sequences: Sequences, rows: NDArray[np.int64]) -> list[list[int]]:
+    """`rows` by their group, groups and members in the order in which they come."""
     groups: dict[int, list[int]] = {}
     for row in rows.tolist():
         groups.setdefault(int(sequences.group[row]), []).append(row)

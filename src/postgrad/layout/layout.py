@@ -57,6 +57,25 @@ class Layout:
         return np.concatenate(parts[::-1])
 
 
+def nothing() -> Layout:
+    """The layout of a rank that has no sequences left while others still work: one token and one
+    entry, so that its forward and backward use every weight, and no sequence.
+    """
+    zero = np.zeros(1, np.int64)
+    return Layout(
+        token_ids=zero,
+        positions=zero,
+        subtree_end=zero + 1,
+        segment_start=np.arange(2),
+        parent=zero - 1,
+        hidden_row=zero,
+        target=zero,
+        sequence=zero,
+        column=zero,
+        n_sequences=0,
+    )
+
+
 def lay_out(
     sequences: Sequences,
     rows: NDArray[np.int64],

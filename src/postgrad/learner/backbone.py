@@ -1,10 +1,12 @@
-"""A backbone: one set of weights on one device. Roles borrow it; one forward runs at a time."""
+"""A backbone: one set of weights on one device, or divided over ranks. Roles borrow it; one forward
+runs at a time.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,12 +18,16 @@ from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.cut import cut
 from postgrad.layout.keys import row_keys
-from postgrad.layout.layout import Layout, Reads, lay_out
+from postgrad.layout.layout import Layout, Reads, lay_out, nothing
+from postgrad.layout.share import share
+from postgrad.learner.context import HeadExchange, Run, require_heads
 from postgrad.models import head
 from postgrad.models.adapters import Adapter
 from postgrad.models.attention import AttentionContext
 from postgrad.models.packed import hidden_states
 from postgrad.models.tree import TreeAttention
+from postgrad.parallel.ranks import ALONE, Ranks
+from postgrad.parallel.sharding import Sharding, Stage
 
 Out = TypeVar("Out")
 
@@ -62,6 +68,9 @@ class Backbone:
     `lm` is a transformers model loaded with our attention, on `device`: a causal one, or a body
     with a `score` head. `attention` is the recipe's choice: "sdpa", "flex", or "auto" (flex on
     CUDA). adapter: what lies on `lm`, whose own weights are frozen then.
+
+    On several ranks (`divide`) every rank is given the same sequences, runs its share of them, and
+    knows the results of all.
     """
 
     def __init__(
@@ -76,8 +85,21 @@ class Backbone:
         self.device = device
         self.micro = micro
         self.adapter = adapter
+        self.ranks = ALONE
+        self.sharding: Sharding | None = None
         self._forward = PackedForward(lm)
         self._flex = attention == "flex" or (attention == "auto" and device.type == "cuda")
+
+    def divide(self, ranks: Ranks, stage: Stage) -> None:
+        """Works on `ranks` from now on, with weights divided as `stage` says. Before any optimizer
+        looks at the weights, and after an adapter was put on.
+        """
+        self.ranks = ranks
+        lm: Any = self.lm
+        require_heads(lm.config, ranks.context)
+        heads = [lm.score] if hasattr(lm, "score") and self.adapter is None else []
+        layers = lm.get_decoder().layers
+        self.sharding = Sharding(self._forward, layers, heads, stage, ranks, lm.dtype)
 
     def micro_batches(
         self,
@@ -87,34 +109,62 @@ class Backbone:
         reads: Reads = "before",
         whole_groups: bool = False,
     ) -> Iterator[Layout]:
-        """`rows` cut to fit and laid out, one layout for each forward."""
+        """`rows` cut to fit and laid out, one layout for each forward. On several ranks this rank's
+        share of them, and as many as the rank with most has: `nothing` where there is none left.
+        """
+        ranks = self.ranks
+        mine = share(sequences, rows, ranks.replicas, whole_groups=whole_groups)[ranks.replica]
         runs = cut(
             sequences,
-            rows,
+            mine,
             max_tokens=self.micro.max_tokens,
             max_sequences=self.micro.max_sequences,
             whole_groups=whole_groups,
         )
-        return (lay_out(sequences, run, reads=reads) for run in runs)
+        return self._layouts(sequences, runs, ranks.most(len(runs)), reads)
+
+    def _layouts(
+        self, sequences: Sequences, runs: list[NDArray[np.int64]], count: int, reads: Reads
+    ) -> Iterator[Layout]:
+        for number in range(count):
+            if self.sharding is not None:
+                self.sharding.before_micro_batch(number == count - 1)
+            if number < len(runs):
+                yield lay_out(sequences, runs[number], reads=reads)
+            else:
+                yield nothing()
+
+    def let_go(self) -> None:
+        """Once weights have moved, or nothing runs for a while."""
+        if self.sharding is not None:
+            self.sharding.let_go()
 
     def logprobs(
         self, layout: Layout, temperature: float, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Logprobs [E] of a layout's loss entries, and their entropies if asked, float32."""
-        target = torch.from_numpy(layout.target).to(self.device)
-        return self._run(
+        run = self._own(layout)
+        targets = layout.target if run is None else run.targets(layout)
+        found, entropy = self._run(
             layout,
+            run,
             partial(
                 head.target_logprobs,
-                targets=target,
+                targets=torch.from_numpy(targets).to(self.device),
                 temperature=temperature,
                 with_entropy=with_entropy,
             ),
         )
+        if run is not None:
+            found = run.outputs(found, layout, self.ranks)
+            entropy = None if entropy is None else run.outputs(entropy, layout, self.ranks)
+        return found, entropy
 
     def scores(self, layout: Layout) -> Tensor:
         """What the score head says at a layout's loss entries: [E] float32."""
-        return self._run(layout, head.scores)
+        run = self._own(layout)
+        found = self._run(layout, run, head.scores)
+        return found if run is None else run.outputs(found, layout, self.ranks)
 
     def as_base(self) -> AbstractContextManager[None]:
         """The frozen weights under the adapter act, bit for bit: a reference beside its policy, a
@@ -127,12 +177,24 @@ class Backbone:
         if self.adapter is None or not self.adapter.settings.dropout:
             return nullcontext()
         keys = row_keys(layout.token_ids, layout.positions, layout.segment_start, layout.parent)
+        if (run := self._own(layout)) is not None:
+            keys = keys[run.rows]
         return self.adapter.dropping(torch.from_numpy(keys).to(self.device), update)
 
-    def _run(self, layout: Layout, read: Callable[[nn.Module, Tensor], Out]) -> Out:
+    def _own(self, layout: Layout) -> Run | None:
+        """This rank's rows, where several have one layout; else None."""
+        return Run.of(layout, self.ranks) if self.ranks.context > 1 else None
+
+    def _run(
+        self, layout: Layout, run: Run | None, read: Callable[[nn.Module, Tensor], Out]
+    ) -> Out:
         arrays = layout.token_ids, layout.positions, layout.hidden_row
+        context = self._context(layout)
+        if run is not None:
+            arrays = layout.token_ids[run.rows], layout.positions[run.rows], run.hidden_row
+            context = HeadExchange(context, layout.n_tokens, self.ranks)
         tensors = (torch.from_numpy(array).to(self.device) for array in arrays)
-        return self._forward(*tensors, self._context(layout), read)
+        return self._forward(*tensors, context, read)
 
     def _context(self, layout: Layout) -> AttentionContext:
         if self._flex:
@@ -149,6 +211,11 @@ class Backbone:
     ) -> Ragged:
         """What `read` says at every loss token, float32; zeros at other tokens."""
         values = np.zeros(len(sequences.tokens.values), np.float32)
+        known = np.zeros(len(values), np.bool_)
         for layout in self.micro_batches(sequences, np.arange(len(sequences)), reads=reads):
-            values[layout.column] = read(layout).cpu().numpy()
-        return sequences.tokens.like(values)
+            found = read(layout)
+            if layout.n_sequences:
+                values[layout.column] = found.cpu().numpy()
+                known[layout.column] = True
+        self.let_go()
+        return sequences.tokens.like(self.ranks.merged(values, known)[0])

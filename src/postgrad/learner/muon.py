@@ -2,12 +2,15 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from postgrad.learner.settings import LearnerSettings
+from postgrad.parallel.sharding import WHOLE, Piece
+
+Gather = Callable[[str, Tensor], tuple[Tensor, Piece]]  # by name; see MasterOptimizer
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al., 2024: the steepest slope at zero
 SMALLEST = 1e-7  # a norm below it is taken for this one: zeros stay zeros
@@ -49,9 +52,16 @@ class Muon:
     rounding of 1e-6 in the gradient (here 2e-6): micro-batches and ranks would change the update.
     """
 
-    def __init__(self, weights: Mapping[str, nn.Parameter], settings: LearnerSettings) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, nn.Parameter],
+        settings: LearnerSettings,
+        gather: Gather | None = None,
+    ) -> None:
+        """gather: the whole matrix from this rank's part; None where parts are whole."""
         self.weights = weights
         self._settings = settings
+        self._gather = gather
         self.momentum: dict[str, Tensor] = {}  # by name; from the first step on
 
     @torch.no_grad()
@@ -72,6 +82,7 @@ class Muon:
                 ahead = momentum
                 if settings.muon_nesterov:
                     ahead = weight.grad.lerp(momentum, settings.muon_momentum)
-                size = ADAMW_RMS * math.sqrt(max(weight.shape))
-                direction = orthogonalised(ahead, settings.muon_ns_steps)
+                matrix, piece = self._gather(name, ahead) if self._gather else (ahead, WHOLE)
+                size = ADAMW_RMS * math.sqrt(max(matrix.shape))
+                direction = piece.of(orthogonalised(matrix, settings.muon_ns_steps))
                 weight.add_(direction, alpha=-rate * size)

@@ -1,13 +1,17 @@
 """Master weights and their optimizers, with state that is nothing but named tensors."""
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.learner.muon import Muon, is_hidden_matrix
 from postgrad.learner.settings import LearnerSettings
+from postgrad.parallel.ranks import ALONE, Ranks
+from postgrad.parallel.sharding import Piece, local, piece_of, whole
 
 UPDATES = "updates"  # the state's one tensor that belongs to no weight
 ADAMW = ("exp_avg", "exp_avg_sq")
@@ -24,14 +28,22 @@ class MasterOptimizer:
 
     `model` is a module or its weights by name; those that need a gradient are trained. Raises
     UsageError where Muon is asked for and no weight is for it.
+
+    On several ranks weights may be divided over them: then masters, gradients and state are this
+    rank's parts, `pieces` says where in the whole they lie, and all ranks step together.
     """
 
     def __init__(
-        self, model: nn.Module | Mapping[str, nn.Parameter], settings: LearnerSettings
+        self,
+        model: nn.Module | Mapping[str, nn.Parameter],
+        settings: LearnerSettings,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._settings = settings
+        self._ranks = ranks
         named = model.named_parameters() if isinstance(model, nn.Module) else model.items()
         self._working = {name: p for name, p in named if p.requires_grad}
+        self.pieces = {name: piece_of(p, ranks) for name, p in self._working.items()}
         self.master = {name: self._master_of(p) for name, p in self._working.items()}
         matrices = {name: p for name, p in self.master.items() if is_hidden_matrix(name, p)}
         if settings.optimizer == "muon" and not matrices:
@@ -39,7 +51,7 @@ class MasterOptimizer:
                 'learner.optimizer = "muon" finds no matrix in a decoder layer to train among '
                 f'{sorted(self.master)[:3]}...: take "adamw"'
             )
-        self._muon = Muon(matrices if settings.optimizer == "muon" else {}, settings)
+        self._muon = Muon(matrices if settings.optimizer == "muon" else {}, settings, self._gather)
         self._moments = {
             name: MUON if name in self._muon.weights else ADAMW for name in self.master
         }
@@ -60,6 +72,8 @@ class MasterOptimizer:
 
     @staticmethod
     def _master_of(working: nn.Parameter) -> nn.Parameter:
+        if isinstance(working, DTensor):  # float32 already, divided, and rounded where it computes
+            return nn.Parameter(local(working))
         if working.dtype == torch.float32:
             return working
         master = nn.Parameter(working.detach().float())
@@ -81,11 +95,9 @@ class MasterOptimizer:
         momentum. The length of Muon's step does not depend on it; what does is how much of the
         next twenty steps one outlier decides.
         """
-        for master in self.master.values():
-            if master.grad is None:  # an update without any gradient still decays and counts
-                master.grad = torch.zeros_like(master)
+        self._take_gradients()
         limit = self._settings.max_grad_norm or float("inf")
-        norm = float(nn.utils.clip_grad_norm_(list(self.master.values()), limit))
+        norm = self._clip(limit)
         if not norm < float("inf"):
             raise RunError(
                 f"the gradient of update {self.updates} is not finite (norm {norm}): lower "
@@ -102,14 +114,50 @@ class MasterOptimizer:
         self.updates += 1
         return norm
 
+    def _take_gradients(self) -> None:
+        """The whole sum over all ranks: FSDP2 has added what it divided, the rest is added here."""
+        for name, master in self.master.items():
+            working = self._working[name]
+            if self.pieces[name].divided and working.grad is not None:
+                master.grad, working.grad = local(working.grad), None
+            if master.grad is None:  # an update without any gradient still decays and counts
+                master.grad = torch.zeros_like(master)
+        self._ranks.sum_(
+            [
+                master.grad
+                for name, master in self.master.items()
+                if master.grad is not None and not self.pieces[name].divided
+            ]
+        )
+
+    def _clip(self, limit: float) -> float:
+        """The norm of all gradients, over all ranks where they are divided; then they are clipped,
+        once.
+        """
+        masters = list(self.master.values())
+        if not any(piece.divided for piece in self.pieces.values()):
+            return float(nn.utils.clip_grad_norm_(masters, limit))
+        squares = 0.0
+        for name, master in self.master.items():
+            assert master.grad is not None
+            share = 1.0 if self.pieces[name].divided else 1.0 / self._ranks.size
+            squares += share * float(master.grad.double().square().sum())
+        norm = math.sqrt(self._ranks.sum(squares))
+        nn.utils.clip_grads_with_norm_(masters, limit, torch.tensor(norm))
+        return norm
+
+    def _gather(self, name: str, part: Tensor) -> tuple[Tensor, Piece]:
+        """A divided weight's whole tensor, and where this rank's part of it lies."""
+        return whole(part, self.pieces[name], self._ranks), self.pieces[name]
+
     @torch.no_grad()
     def _publish(self) -> None:
         for name, working in self._working.items():
-            if working is not self.master[name]:
+            if working is not self.master[name] and not self.pieces[name].divided:
                 working.copy_(self.master[name])
 
     def weights(self) -> dict[str, Tensor]:
-        """The master weights by hub name."""
+        """The master weights by hub name: this rank's parts."""
         return {name: p.detach() for name, p in self.master.items()}
 
     def state(self) -> dict[str, Tensor]:
@@ -125,6 +173,11 @@ class MasterOptimizer:
                 found |= {f"{name}.{moment}": of[moment] for moment in ADAMW}
         return found
 
+    def parts_of(self, what: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's parts of whole tensors by hub name. Those of another model are a RunError."""
+        _check(what, weights, {name: torch.Size(one.shape) for name, one in self.pieces.items()})
+        return {name: piece.of(weights[name]) for name, piece in self.pieces.items()}
+
     def state_bytes(self) -> int:
         """What weights() and state() will take once there were updates."""
         kept = [p.nbytes * (1 + len(self._moments[name])) for name, p in self.master.items()]
@@ -135,7 +188,7 @@ class MasterOptimizer:
         """Go on from what weights() and state() gave. Names and shapes of another model or another
         optimizer are RunErrors, and change nothing.
         """
-        shapes = {name: p.shape for name, p in self.master.items()}
+        shapes = {name: torch.Size(self.pieces[name].shape) for name in self.master}
         _check("weights", weights, shapes)
         updates = _updates_of(state)
         moments = {
@@ -146,11 +199,12 @@ class MasterOptimizer:
         }
         _check("optimizer state", state, {UPDATES: torch.Size(()), **moments})
         for name, master in self.master.items():
-            master.copy_(weights[name])
+            piece = self.pieces[name]
+            master.copy_(piece.of(weights[name]))
             if not updates:
                 continue
             saved = {
-                moment: torch.empty_like(master).copy_(state[f"{name}.{moment}"])
+                moment: torch.empty_like(master).copy_(piece.of(state[f"{name}.{moment}"]))
                 for moment in self._moments[name]
             }
             if self._moments[name] == MUON:

@@ -8,7 +8,9 @@ from torch import Tensor
 from postgrad.core.errors import RunError
 from postgrad.learner.average import MovingAverage
 from postgrad.learner.backbone import Backbone
+from postgrad.learner.protocols import PolicyRole
 from postgrad.learner.role import Policy
+from postgrad.parallel.sharding import Piece, local, piece_of
 
 
 class MovingReference(Policy):
@@ -30,18 +32,25 @@ class MovingReference(Policy):
         self._refresh_steps = refresh_steps
         self._average = MovingAverage(policy, ema_decay) if ema_decay else None
 
-    def after_step(self, step: int, policy: Mapping[str, Tensor]) -> None:
-        """Once step `step` has moved the policy's weights."""
+    def after_step(self, step: int, policy: PolicyRole) -> None:
+        """Once step `step` has moved the policy's weights, which are divided as these are."""
+        weights = policy.weights()
         if self._average is not None:
-            self._average.update(policy)
+            self._average.update(weights)
             self._take(self._average.weights)
         elif step % self._refresh_steps == 0:
-            self._take(policy)
+            self._take(weights)
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """What a checkpoint has to hold: the average in float32, or the weights as used."""
         own = self._parameters() if self._average is None else self._average.weights
         return {"reference.weights": own}
+
+    @property
+    def pieces(self) -> dict[str, Piece]:
+        """Where this rank's parts of the weights lie in the whole, by name."""
+        ranks = self.backbone.ranks
+        return {name: piece_of(p, ranks) for name, p in self.backbone.lm.named_parameters()}
 
     def state_bytes(self) -> int:
         """Of `tensors`."""
@@ -49,16 +58,16 @@ class MovingReference(Policy):
 
     def load(self, read: Callable[[str], Mapping[str, Tensor]]) -> None:
         """Go on from a checkpoint. RunError where its weights are of another model."""
-        saved = read("reference.weights")
-        if self._average is not None:
-            self._average.load(saved)
-        own = self._parameters()
-        if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in own.items()}:
+        saved, pieces = read("reference.weights"), self.pieces
+        if {n: tuple(t.shape) for n, t in saved.items()} != {n: p.shape for n, p in pieces.items()}:
             raise RunError("the checkpoint's reference is of another model")
-        self._take(saved)
+        mine = {name: piece.of(saved[name]) for name, piece in pieces.items()}
+        if self._average is not None:
+            self._average.load(mine)
+        self._take(mine)
 
     def _parameters(self) -> dict[str, Tensor]:
-        return dict(self.backbone.lm.named_parameters())
+        return {name: local(p) for name, p in self.backbone.lm.named_parameters()}
 
     @torch.no_grad()
     def _take(self, weights: Mapping[str, Tensor]) -> None:

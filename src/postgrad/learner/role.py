@@ -23,6 +23,7 @@ from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.schedule import rate
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
+from postgrad.parallel.sharding import Piece, assembled, whole
 
 AnyAlgorithm = TypeVar("AnyAlgorithm", bound=Algorithm)
 
@@ -53,7 +54,10 @@ class Policy:
         def read(layout: Layout) -> Tensor:
             return self.backbone.logprobs(layout, self.temperature)[0]
 
-        with self.backbone.as_base() if self._base else nullcontext():
+        with (
+            self.backbone.ranks.doing("logprobs"),
+            self.backbone.as_base() if self._base else nullcontext(),
+        ):
             return done(self.backbone.column(sequences, read))
 
 
@@ -75,7 +79,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         self.total_updates = total_updates
         adapter = backbone.adapter
         trained = backbone.lm if adapter is None else adapter.parameters()
-        self.optimizer = MasterOptimizer(trained, settings)
+        self.optimizer = MasterOptimizer(trained, settings, backbone.ranks)
         self.average = (
             MovingAverage(self.weights(), settings.ema_decay) if settings.ema_decay else None
         )
@@ -90,10 +94,18 @@ class Learner(ABC, Generic[AnyAlgorithm]):
     ) -> tuple[LossOutput, Tensor]:
         """The loss of one layout, and the role's outputs [E] there."""
 
+    @abstractmethod
+    def _outputs(self, layout: Layout) -> Tensor:
+        """The role's outputs [E] alone."""
+
     def update(self, update: Update, algorithm: AnyAlgorithm) -> Handle[UpdateResult]:
         """One optimizer step on `update`: its loss is the sum over micro-batches, each already
         divided by the denominators of the whole update.
         """
+        with self.backbone.ranks.doing(f"{self.name} update {self.optimizer.updates}"):
+            return done(self._update(update, algorithm))
+
+    def _update(self, update: Update, algorithm: AnyAlgorithm) -> UpdateResult:
         experience = update.experience
         flat = FlatColumns(update, self._weights(update, algorithm), self.backbone.device)
         metrics = {f"{self.name}/loss": torch.zeros((), device=self.backbone.device)}
@@ -105,6 +117,9 @@ class Learner(ABC, Generic[AnyAlgorithm]):
             reads=self.reads,
             whole_groups=algorithm.level in ("pair", "group"),
         ):
+            if not layout.n_sequences:  # others still work: zeros, and every collective
+                (self._outputs(layout) * 0.0).sum().backward()
+                continue
             with self.backbone.dropping(layout, self.optimizer.updates):
                 output, found = self._loss(layout, flat, algorithm)
                 output.loss.backward()
@@ -115,16 +130,30 @@ class Learner(ABC, Generic[AnyAlgorithm]):
             computed += layout.n_tokens
         learning_rate = rate(self.settings, self.optimizer.updates, self.total_updates)
         norm = self.optimizer.step(learning_rate)
+        self.backbone.let_go()
         if self.average is not None:
             self.average.update(self.weights())
-        report = algorithm.report({name: float(value) for name, value in metrics.items()})
+        ranks = self.backbone.ranks
+        sums = ranks.sums({name: float(value) for name, value in metrics.items()})
+        outputs, _ = ranks.merged(outputs, ~np.isnan(outputs))
+        report = algorithm.report(sums)
         report |= {
             f"{self.name}/grad_norm": norm,
             f"{self.name}/lr": learning_rate,
-            f"{self.name}/computed_tokens": computed,
+            f"{self.name}/computed_tokens": int(ranks.sum(computed)) // ranks.context,
             f"{self.name}/skipped_samples": len(update.rows) - len(update.rows_with_gradient),
         }
-        return done(UpdateResult(report, outputs))
+        return UpdateResult(report, outputs)
+
+    @property
+    def pieces(self) -> Mapping[str, Piece]:
+        """Where this rank's parts of what is trained lie in the whole, by name."""
+        return self.optimizer.pieces
+
+    @property
+    def updates(self) -> int:
+        """How many this role has had."""
+        return self.optimizer.updates
 
     @property
     def drops(self) -> bool:
@@ -133,13 +162,22 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         return adapter is not None and adapter.settings.dropout > 0
 
     def weights(self) -> dict[str, Tensor]:
-        """What is trained, float32, by hub name, or by PEFT's where it is an adapter."""
+        """What is trained, float32, by hub name, or by PEFT's where it is an adapter: this rank's
+        parts.
+        """
         return self.optimizer.weights()
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights by hub name, an adapter's merged into its base one matrix at a time."""
-        adapter = self.backbone.adapter
-        return iter(self.weights().items()) if adapter is None else adapter.hub_weights()
+        """All weights by hub name, an adapter's merged into its base one matrix at a time. All
+        ranks have to ask for all of them.
+        """
+        adapter, optimizer = self.backbone.adapter, self.optimizer
+        if adapter is not None:
+            return ((name, assembled(tensor)) for name, tensor in adapter.hub_weights())
+        return (
+            (name, whole(part, optimizer.pieces[name], self.backbone.ranks))
+            for name, part in self.weights().items()
+        )
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """All state that a checkpoint has to hold, by file stem: "policy.weights"."""
@@ -162,7 +200,8 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         """
         self.optimizer.load(read(f"{self.name}.weights"), read(f"{self.name}.optimizer"))
         if self.average is not None:
-            self.average.load(read(f"{self.name}.ema"))
+            saved = read(f"{self.name}.ema")
+            self.average.load(self.optimizer.parts_of("moving average", saved))
 
 
 class PolicyLearner(Policy, Learner[PolicyAlgorithm]):
@@ -178,8 +217,19 @@ class PolicyLearner(Policy, Learner[PolicyAlgorithm]):
         Policy.__init__(self, backbone, temperature)
         Learner.__init__(self, "policy", backbone, settings, total_updates)
 
+    def under_adapter(self) -> Policy | None:
+        """Its own start, as a reference; None where that is gone, without an adapter."""
+        return None if self.backbone.adapter is None else self.start()
+
+    def start(self) -> Policy:
+        """What it is before its first update, and with an adapter for ever."""
+        return Policy(self.backbone, self.temperature, base=True)
+
     def _weights(self, update: Update, algorithm: PolicyAlgorithm) -> Ragged:
         return algorithm.entry_weights(update.experience.sequences, update.rows)
+
+    def _outputs(self, layout: Layout) -> Tensor:
+        return self.backbone.logprobs(layout, self.temperature)[0]
 
     def _loss(
         self, layout: Layout, flat: FlatColumns, algorithm: PolicyAlgorithm

@@ -31,7 +31,10 @@ class ScoreRole:
 
     def scores(self, sequences: Sequences) -> Handle[Ragged]:
         """The score at every loss token, float32; zeros elsewhere."""
-        with self.backbone.as_base() if self._base else nullcontext():
+        with (
+            self.backbone.ranks.doing("scores"),
+            self.backbone.as_base() if self._base else nullcontext(),
+        ):
             return done(self.backbone.column(sequences, self.backbone.scores, self.reads))
 
 
@@ -49,8 +52,15 @@ class ScoreLearner(ScoreRole, Learner[ScoreAlgorithm]):
         ScoreRole.__init__(self, backbone, reads)
         Learner.__init__(self, name, backbone, settings, total_updates)
 
+    def under_adapter(self) -> ScoreRole:
+        """The frozen weights under its adapter and their head, as a reward model."""
+        return ScoreRole(self.backbone, "at", base=True)
+
     def _weights(self, update: Update, algorithm: ScoreAlgorithm) -> Ragged:
         return algorithm.score_weights(update.experience.sequences, update.rows)
+
+    def _outputs(self, layout: Layout) -> Tensor:
+        return self.backbone.scores(layout)
 
     def _loss(
         self, layout: Layout, flat: FlatColumns, algorithm: ScoreAlgorithm

@@ -100,9 +100,9 @@ class Adapter:
         self.name = name
         self._masks = masks
         mine = re.compile(rf"\.(lora_[AB]|modules_to_save)\.{name}\.")
-        self._parameters = {
-            PREFIX + mine.sub(_in_file, own): parameter
-            for own, parameter in lm.named_parameters()
+        self._own_names = {
+            PREFIX + mine.sub(_in_file, own): own
+            for own, _ in lm.named_parameters()
             if mine.search(own)
         }
 
@@ -111,12 +111,13 @@ class Adapter:
         "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
         "base_model.model.score.weight".
         """
-        return dict(self._parameters)
+        parameters = dict(self.lm.named_parameters())  # looked up: sharding puts others in place
+        return {name: parameters[own] for name, own in self._own_names.items()}
 
     @property
     def nbytes(self) -> int:
         """Of the parameters."""
-        return sum(parameter.nbytes for parameter in self._parameters.values())
+        return sum(parameter.nbytes for parameter in self.parameters().values())
 
     @contextmanager
     def active(self) -> Generator[None]:
@@ -171,7 +172,7 @@ class Adapter:
         """Takes weights by the names of `parameters`. Missing or unknown names and other shapes are
         RunErrors, and change nothing.
         """
-        own = self._parameters
+        own = self.parameters()
         if weights.keys() != own.keys():
             raise RunError(
                 f"the weights are of another adapter than {self.name!r}: "

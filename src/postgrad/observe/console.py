@@ -220,6 +220,20 @@ class Console:
         """A line that quiet mode shows too."""
         self._rich.print(self._text(f"warning: {text}", "yellow"))
 
+    def error(self, text: str) -> None:
+        """What went wrong, in quiet mode too."""
+        self._rich.print(self._text(text, "red"))
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person looks at a terminal, with colours."""
+        return self._rich.is_terminal
+
+    def spans(self, parts: Sequence[tuple[str, str]]) -> None:
+        """One text of (part, rich style) after each other; what it says is never markup."""
+        if not self._quiet:
+            self._rich.print(Text.assemble(*(self._text(*part) for part in parts)))
+
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """A table; text of models and data is shown as it is, never as markup."""
         if self._quiet:

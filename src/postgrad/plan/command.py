@@ -37,8 +37,7 @@ def plan(
     recipe, facts = facts_of(
         load_recipe(path, overrides), parse_hardware(hardware) if hardware else this_machine()
     )
-    start = outlook(recipe, facts)
-    page = Page(start, advise(start, facts))
+    page = page_of(recipe, facts)
     show(page, console)
     report = page.to_json()
     if fit is not None:
@@ -61,6 +60,12 @@ def facts_of(recipe: Recipe, hardware: Hardware) -> tuple[Recipe, Facts]:
     hardware = with_threads(hardware, recipe.learner.threads)
     lengths = row_lengths(recipe)
     return recipe, Facts(shape_of_model, hardware, lengths=lengths, calibration=shown)
+
+
+def page_of(recipe: Recipe, facts: Facts) -> Page:
+    """The plan with its advice. Raises UsageError where a model's shape is not to be had."""
+    start = outlook(recipe, facts)
+    return Page(start, advise(start, facts))
 
 
 def show(page: Page, console: Console) -> None:

@@ -29,11 +29,12 @@ MEMORY_OF: Mapping[str, tuple[Phase, ...]] = {
 
 
 def phase_seconds(of: Outlook) -> dict[str, float]:
-    """Seconds of a step by phase, in the run's words."""
+    """Seconds of a step by phase, in the run's words; "step": of all of it."""
     found = {
         name: sum(of.timing.step.get(one, 0.0) for one in phases)
         for name, phases in PHASE_OF[of.recipe.job].items()
     }
+    found["step"] = of.timing.step_seconds
     return {name: seconds for name, seconds in found.items() if seconds}
 
 
@@ -54,11 +55,10 @@ def _bytes(memory: Memory, timed: Mapping[str, object]) -> Iterator[tuple[str, i
 
 def columns(seconds: Mapping[str, float], peaks: Mapping[str, int]) -> dict[str, float]:
     """What a line of metrics.jsonl says beside what was measured: foreseen/NAME_seconds and
-    foreseen/NAME_memory_bytes of each phase of a step.
+    foreseen/NAME_memory_bytes of what is in a step.
     """
-    found: dict[str, float] = {}
-    for name, value in seconds.items():
-        found[f"foreseen/{name}_seconds"] = round(value, 6)
-        if name in peaks:
-            found[f"foreseen/{name}_memory_bytes"] = peaks[name]
-    return found
+    found: dict[str, float] = {
+        f"foreseen/{name}_seconds": round(value, 6) for name, value in seconds.items()
+    }
+    held = {name: count for name, count in peaks.items() if name not in ("load", "save")}
+    return found | {f"foreseen/{name}_memory_bytes": count for name, count in held.items()}

@@ -253,6 +253,22 @@ def _model(recipe: Recipe) -> Iterator[Problem]:
 
 def _ranks(recipe: Recipe) -> Iterator[Problem]:
     ranks = recipe.learner.ranks
+    critic = getattr(recipe, "critic", None)
+    for key in ("ranks", "tensor_parallel", "context_parallel"):
+        mine = getattr(recipe.learner, key)
+        other = mine if critic is None else getattr(critic.learner, key)
+        if other != mine:
+            yield (
+                ("critic", "learner", key),
+                f"{other} beside the policy's {mine}: all roles share ranks: leave it out",
+            )
+    four = [recipe.model, *([critic.model] if critic is not None else [])]
+    if recipe.learner.sharding != "none" and any(one.quantize != "none" for one in four):
+        yield (
+            ("learner", "sharding"),
+            f'"{recipe.learner.sharding}": weights in four bits cannot be divided over ranks: use '
+            '"none", which holds them whole on each',
+        )
     if ranks > 1 and recipe.cluster.type == "local":
         yield (
             ("learner", "ranks"),

@@ -23,6 +23,12 @@ ALLOWED = (
     "eval.every",
     "eval.at_end",
     "learner.ranks",
+    "learner.sharding",
+    "learner.context_parallel",
+    "critic.learner.ranks",
+    "critic.learner.sharding",
+    "critic.learner.context_parallel",
+    "cluster",
 )
 # Two ways to say one thing change together, and an unsaid one is None.
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
 from postgrad.recipe.checks import as_json
-from postgrad.recipe.lines import key_lines
+from postgrad.recipe.lines import Place, key_lines
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.overrides import Override, apply_overrides, parse_overrides
 from postgrad.recipe.recipe import JOBS, Recipe
@@ -64,19 +64,27 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     given = [
         Override(place, one.value, one.flag)
         for one in parse_overrides(overrides)
-        for place in in_sets(data, one.place)
+        for place in [*in_sets(data, one.place), *_with_critic(data, one.place)]
     ]
     return recipe_from_json(data, given)
 
 
+def _with_critic(data: dict[str, Any], place: Place) -> list[Place]:
+    """A resolved critic states its own ranks, which are the policy's: they change together."""
+    critic = data.get("critic")
+    shared = ("ranks", "sharding", "tensor_parallel", "context_parallel")
+    theirs = place[:1] == ("learner",) and place[1:] and place[1] in shared
+    return [("critic", *place)] if theirs and critic is not None else []
+
+
 def require_runnable(recipe: Recipe) -> None:
     """Raises UsageError where a recipe can be planned and not run: it names the model of a
-    pipeline's stage (`@NAME`), or wants a cluster.
+    pipeline's stage (`@NAME`), or wants what is not built yet.
     """
-    if recipe.cluster.type != "local":
+    if recipe.learner.tensor_parallel > 1:
         raise UsageError(
-            'cluster.type = "ray": this version plans clusters (postgrad plan) and does not run '
-            'them yet; use "local", one process'
+            f"learner.tensor_parallel = {recipe.learner.tensor_parallel}: this version plans it "
+            "(postgrad plan) and does not run it yet; use 1"
         )
     for key, name in names_used(recipe):
         raise UsageError(

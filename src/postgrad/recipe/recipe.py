@@ -17,6 +17,7 @@ from postgrad.algorithms.dpo import DPO
 from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
 from postgrad.algorithms.sft import SFT
 from postgrad.checkpoint.settings import CheckpointSettings
+from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.batch import (
     BatchGeometry,
     BatchSettings,
@@ -34,7 +35,6 @@ from postgrad.models.settings import ModelSettings
 from postgrad.observe.settings import ObserveSettings, SentinelSettings
 from postgrad.recipe import checks
 from postgrad.recipe.settings import (
-    ClusterSettings,
     CriticSettings,
     EvalSettings,
     PairEvalSettings,

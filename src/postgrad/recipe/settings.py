@@ -1,7 +1,7 @@
 """Sections of a recipe that put rooms together: evaluation, reference, cluster."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -10,12 +10,6 @@ from postgrad.data.pair_settings import PairSettings
 from postgrad.data.settings import DataSettings
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
-
-
-class ClusterSettings(Settings):
-    """Where ranks run: in this process, or behind Ray."""
-
-    type: Literal["local", "ray"] = "local"
 
 
 class ReferenceSettings(Settings):

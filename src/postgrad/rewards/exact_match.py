@@ -38,6 +38,9 @@ class ExactMatch(Verifier):
             return f"nothing is left of the reference answer {prompt.answer!r}"
         return None
 
+    def right_answer(self, prompt: PromptView) -> str | None:
+        return prompt.answer if self.pattern is None else None
+
     def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
         reason = self.check(prompt)
         if reason is not None:

@@ -45,6 +45,9 @@ class F1(Verifier):
             return str(error)
         return None
 
+    def right_answer(self, prompt: PromptView) -> str | None:
+        return self._references(prompt)[0] if self.pattern is None else None
+
     def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
         references = self._references(prompt)
         answer = extract(self.pattern, rollout.text) if self.pattern else rollout.text

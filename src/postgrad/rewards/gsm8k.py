@@ -50,6 +50,10 @@ class GSM8K(Verifier):
             return f"no '#### number' in the reference answer {prompt.answer[-80:]!r}"
         return None
 
+    def right_answer(self, prompt: PromptView) -> str | None:
+        answer = prompt.answer or ""
+        return answer if "####" in answer else f"#### {answer}"
+
     def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
         reason = self.check(prompt)
         if reason is not None:

@@ -33,6 +33,11 @@ class Math(Verifier):
             return f"math-verify reads no answer in {prompt.answer[-80:]!r}"
         return None
 
+    def right_answer(self, prompt: PromptView) -> str | None:
+        answer = prompt.answer or ""
+        boxed = not any(mark in answer for mark in _DELIMITED)
+        return rf"\boxed{{{answer}}}" if boxed else answer
+
     def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
         reason = self.check(prompt)
         if reason is not None:

@@ -54,6 +54,9 @@ class MultipleChoice(Verifier):
             return str(error)
         return None
 
+    def right_answer(self, prompt: PromptView) -> str | None:
+        return f"<answer>{self._right(prompt, self._options(prompt))}</answer>"
+
     def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
         options = self._options(prompt)
         right = self._right(prompt, options)

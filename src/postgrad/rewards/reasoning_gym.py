@@ -37,6 +37,10 @@ class ReasoningGym(Verifier):
             )
         return None
 
+    def right_answer(self, prompt: PromptView) -> str | None:
+        tag, answer = self.answer_tag, prompt.answer
+        return answer if tag is None else f"<{tag}>{answer}</{tag}>"
+
     def score(self, prompt: PromptView, rollout: RolloutView) -> float | Score:
         dataset, entry = _problem(prompt)
         answer = self._answer(rollout.text)

@@ -67,6 +67,13 @@ class Verifier(Settings):
         del prompt
         return None
 
+    def right_answer(self, prompt: PromptView) -> str | None:
+        """A sample that has to score 1, made of the row's reference answer; None where none can be
+        made of it. A dry run tries it.
+        """
+        del prompt
+        return None
+
     def score(self, prompt: PromptView, rollout: RolloutView) -> float | Score:
         """The reward of one sample. What it raises is a recorded failure, never a score of 0."""
         raise NotImplementedError

@@ -97,7 +97,8 @@ def test_samples_come_back_equal_from_the_file(page: str) -> None:
 
 
 def test_nothing_of_the_page_is_fetched(page: str) -> None:
-    assert not re.search(r"(https?:)?//[a-z]", page.replace("http://www.w3.org/2000/svg", ""))
+    rest = page.replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"""https?://|["'(]//[a-z]""", rest)  # packed data may have "//" by chance
     for name, attributes in Reader(page).found:
         assert not attributes.get("src")
         assert name != "link" or attributes["href"] == "data:,"

@@ -27,6 +27,11 @@ def test_a_group_says_once_what_its_samples_share() -> None:
     assert "failures" not in row["samples"][0]
 
 
+def test_the_mean_advantage_is_of_tokens_in_the_loss() -> None:
+    line = sample(1, 0, 3, "abcd", advantages=[1.0, 0.0, 0.0, 0.5], mask=[1, 0, 0, 1])
+    assert group_row([(0, line)])["samples"][0]["advantage"] == 0.75
+
+
 def test_a_body_has_the_values_of_each_token() -> None:
     line = sample(1, 0, 3, "ab€", columns={"turn_rewards": [0.0]})
     line["turns"][0]["logprobs"][0] = -1.23456

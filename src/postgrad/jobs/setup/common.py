@@ -8,11 +8,10 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.data import account, overlap
 from postgrad.data.account import RowAccount
-from postgrad.data.draws import Draws
 from postgrad.jobs import environments
 from postgrad.jobs.evaluation import Evaluator
 from postgrad.jobs.run import Run
-from postgrad.learner.role import Learner
+from postgrad.learner.protocols import Learns
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Answering, Recipe
@@ -25,11 +24,10 @@ def held_out(recipe: Recipe) -> overlap.HeldOut:
     return overlap.held_out(sets, recipe.data.decontaminate_ngram)
 
 
-def check_answers(scorer: Scorer, prompts: Draws[Prompt]) -> None:
+def check_answers(scorer: Scorer, rows: Sequence[Prompt]) -> None:
     """Raises UsageError where a verifier cannot read a row's reference answer, or no reward applies
     to a row: it would score every sample of that row wrong, in silence.
     """
-    rows = prompts.all()
     unreadable = scorer.check(rows)
     if unreadable:
         prompt, reason = unreadable[0]
@@ -46,7 +44,7 @@ def evaluator(run: Run, recipe: Answering, tokenizer: object, scorer: Scorer) ->
     show_rows(run, [prompts.account for _, prompts in found.sets], "evaluation")
     for _, prompts in found.sets:
         environments.check_rows(recipe, prompts)
-        check_answers(scorer, prompts)
+        check_answers(scorer, prompts.all())
     return found
 
 
@@ -63,7 +61,7 @@ def require_same_tokens(path: str, role: str, tokenizer: Any) -> None:
         )
 
 
-def restore(learner: Learner[Any], checkpoint: Checkpoint | None) -> None:
+def restore(learner: Learns, checkpoint: Checkpoint | None) -> None:
     """Goes on from a checkpoint where there is one."""
     if checkpoint is not None:
         learner.load(checkpoint.tensors)

@@ -11,17 +11,18 @@ from postgrad.core.batch import BatchGeometry
 from postgrad.core.cursor import Cursor
 from postgrad.core.records import Sequences
 from postgrad.data.cache import cache_folder
-from postgrad.data.pairs import Labelled, Pair, training_labelled, training_pairs
-from postgrad.jobs import auto_sizes, roles
+from postgrad.data.pairs import Labelled, Pair
 from postgrad.jobs import preference as preferred
 from postgrad.jobs.pairs import PairEvaluator
 from postgrad.jobs.preference import PreferenceJob
+from postgrad.jobs.ranks import roles
 from postgrad.jobs.reward import RewardJob
+from postgrad.jobs.roles import frozen_policy, hold_to
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
-from postgrad.jobs.setup import common
+from postgrad.jobs.setup import common, rows
+from postgrad.learner.protocols import PolicyRole
 from postgrad.learner.reference_logprobs import ReferenceLogprobs
-from postgrad.learner.role import Policy, PolicyLearner
 from postgrad.models.load import load_tokenizer
 from postgrad.models.score import require_padding
 from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
@@ -31,13 +32,13 @@ def reward(run: Run, recipe: RewardRecipe, path: str, checkpoint: Checkpoint | N
     """See setup.job.assemble."""
     tokenizer = load_tokenizer(path)
     require_padding(tokenizer, path)
-    pairs = training_pairs(recipe.data, tokenizer, exclude=common.held_out(recipe))
+    pairs = rows.pairs(recipe, tokenizer)
     common.show_rows(run, pairs.accounts)
     evaluator = _evaluator(run, recipe, tokenizer)
     run.geometry = recipe.geometry(len(pairs))
     model = roles.reward_model(run, path)
     foresee_disk(run, model.state_bytes())
-    auto_sizes.try_tokens(run, [model])
+    roles.try_tokens(run, [model])
     common.restore(model, checkpoint)
     return RewardJob(run, recipe.algorithm, model, pairs, evaluator)
 
@@ -49,10 +50,10 @@ def preference(
     tokenizer, algorithm = load_tokenizer(path), recipe.algorithm
     one_by_one = algorithm.level != "pair"
     if one_by_one:
-        draws: Any = training_labelled(recipe.data, tokenizer, exclude=common.held_out(recipe))
+        draws: Any = rows.labelled(recipe, tokenizer)
         read: Any = preferred.of_labelled
     else:
-        draws = training_pairs(recipe.data, tokenizer, exclude=common.held_out(recipe))
+        draws = rows.pairs(recipe, tokenizer)
         read = preferred.of_pairs
     common.show_rows(run, draws.accounts)
     evaluator = _evaluator(run, recipe, tokenizer)
@@ -62,7 +63,7 @@ def preference(
     run.geometry = recipe.geometry(len(draws))
     policy = roles.policy(run, path)
     foresee_disk(run, policy.state_bytes())
-    auto_sizes.try_tokens(run, [policy])
+    roles.try_tokens(run, [policy])
     reference = None
     if algorithm.needs().reference:
         wanted = _read_by_reference(recipe, draws, read, run.geometry, evaluator)
@@ -100,17 +101,17 @@ def _read_by_reference(
 
 
 def _reference(
-    run: Run, recipe: PreferenceRecipe, path: str, policy: PolicyLearner, wanted: list[Sequences]
+    run: Run, recipe: PreferenceRecipe, path: str, policy: PolicyRole, wanted: list[Sequences]
 ) -> ReferenceLogprobs:
     """The reference's logprobs. Where it is the policy's own start, the policy computes them before
     it is restored: there never is a second model.
     """
     start = recipe.reference.model.path or path
-    roles.hold_to(run, "reference", start)
+    hold_to(run, "reference", start)
     if start == path:
-        reference = Policy(policy.backbone, base=True)
+        reference = policy.start()
     else:
-        reference = roles.frozen_policy(recipe, recipe.reference.model, start, run.choices)
+        reference = frozen_policy(recipe, recipe.reference.model, start, run.choices)
     one, quantize = run.choices, recipe.reference.model.quantize
     if start == path:
         quantize = recipe.model.quantize

@@ -6,14 +6,14 @@ from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Prompt
 from postgrad.data.draws import Draws
-from postgrad.data.mixture import training_prompts
-from postgrad.jobs import auto_sizes, environments, roles
+from postgrad.jobs import auto_sizes, environments
 from postgrad.jobs.learned import learned_reward
 from postgrad.jobs.publish import PROBES, Publisher
+from postgrad.jobs.ranks import roles
 from postgrad.jobs.rl import Parts, RLJob, Roles
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
-from postgrad.jobs.setup import common
+from postgrad.jobs.setup import common, rows
 from postgrad.models.load import load_tokenizer
 from postgrad.recipe.recipe import RLRecipe
 from postgrad.rewards.scorer import Scorer
@@ -30,15 +30,10 @@ def assemble(
     _check_tokens(recipe, path, tokenizer)
     learned = learned_reward(recipe, tokenizer)
     scorer = stack.enter_context(environments.scorer(recipe, learned))  # starts beside what follows
-    prompts = training_prompts(
-        environments.through(recipe, recipe.data),
-        tokenizer,
-        max_new_tokens=recipe.rollout.max_new_tokens,
-        exclude=common.held_out(recipe),
-    )
+    prompts = rows.prompts(recipe, tokenizer)
     common.show_rows(run, prompts.accounts)
     environments.check_rows(recipe, prompts)
-    common.check_answers(scorer, prompts)
+    common.check_answers(scorer, prompts.all())
     evaluator = common.evaluator(run, recipe, tokenizer, scorer) if recipe.eval.sets else None
     run.geometry = recipe.geometry(len(prompts))
     parts = _roles(run, recipe, path, checkpoint)
@@ -52,7 +47,7 @@ def assemble(
         max_len=max(recipe.data.max_len, evaluator.max_len if evaluator else 0),
     )
     readers = [one for one in (parts.reference, learned and learned.role) if one is not None]
-    auto_sizes.try_tokens(run, parts.learners, readers)
+    roles.try_tokens(run, parts.learners, readers)
     first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
     publish = Publisher(parts.policy, engine, first)
     run.sentinels.at_start(publish())  # proves the weights of a resumed run too
@@ -90,12 +85,13 @@ def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None)
     algorithm = recipe.algorithm
     warmup = algorithm.critic_warmup_steps if isinstance(algorithm, Critic) else 0
     policy = roles.policy(run, path, recipe.rollout.temperature, without_steps=warmup)
-    needs = recipe.algorithm.needs()
-    found = Roles(
-        policy=policy,
-        critic=roles.critic(run, recipe, path) if needs.critic else None,
-        reference=roles.reference(run, recipe, path, policy) if needs.reference else None,
-    )
+    needs, follows = recipe.algorithm.needs(), None
+    critic = roles.critic(run, recipe, path) if needs.critic else None
+    if needs.reference and recipe.reference.moves:
+        reference = follows = roles.moving_reference(run, recipe, path, policy)
+    else:
+        reference = roles.reference(run, recipe, path, policy) if needs.reference else None
+    found = Roles(policy, critic, reference, follows)
     foresee_disk(run, sum(one.state_bytes() for one in found.changing))
     if checkpoint is not None:
         for one in found.changing:

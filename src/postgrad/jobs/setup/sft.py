@@ -3,11 +3,11 @@
 from contextlib import ExitStack
 
 from postgrad.checkpoint.store import Checkpoint
-from postgrad.data.mixture import training_conversations
-from postgrad.jobs import auto_sizes, environments, roles
+from postgrad.jobs import auto_sizes, environments
+from postgrad.jobs.ranks import roles
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
-from postgrad.jobs.setup import common
+from postgrad.jobs.setup import common, rows
 from postgrad.jobs.sft import SFTJob
 from postgrad.models.load import load_tokenizer
 from postgrad.recipe.recipe import SFTRecipe
@@ -18,8 +18,7 @@ def assemble(
 ) -> SFTJob:
     """See setup.job.assemble."""
     tokenizer = load_tokenizer(path)
-    data = environments.through(recipe, recipe.data)
-    conversations = training_conversations(data, tokenizer, exclude=common.held_out(recipe))
+    conversations = rows.conversations(recipe, tokenizer)
     common.show_rows(run, conversations.accounts)
     evaluator = None
     if recipe.eval.sets:
@@ -34,5 +33,5 @@ def assemble(
         engine = auto_sizes.engine(
             run, recipe, path, sequences=evaluator.sequences, max_len=evaluator.max_len
         )
-    auto_sizes.try_tokens(run, [policy])
+    roles.try_tokens(run, [policy])
     return SFTJob(run, recipe.algorithm, policy, conversations, engine, evaluator)

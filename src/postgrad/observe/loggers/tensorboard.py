@@ -1,6 +1,7 @@
 """TensorBoard: event files in RUN_DIR/tensorboard."""
 
 import time
+from typing import Any
 
 from postgrad.observe.loggers.base import RunIdentity, Values
 
@@ -13,26 +14,21 @@ class TensorBoard:
     """
 
     def __init__(self, run: RunIdentity) -> None:
-        # protobuf makes these names when it is imported
-        from tensorboard.compat.proto.event_pb2 import (
-            Event,  # pyright: ignore[reportAttributeAccessIssue]
-            SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
-        )
-        from tensorboard.compat.proto.summary_pb2 import (
-            Summary,  # pyright: ignore[reportAttributeAccessIssue]
-        )
+        from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._event, self._summary = Event, Summary
+        events: Any = event_pb2  # made at run time, without types
+        summaries: Any = summary_pb2
+        self._event, self._summary = events.Event, summaries.Summary
         folder = run.directory / FOLDER
         held = folder.is_dir() and any(folder.iterdir())
         self.last = run.start if held else -1
         self._writer = EventFileWriter(str(folder))
         if held:
-            start = SessionLog(status=SessionLog.START)
+            start = events.SessionLog(status=events.SessionLog.START)
             for event in (
-                Event(step=run.start + 1, file_version="brain.Event:2"),
-                Event(step=run.start + 1, session_log=start),
+                events.Event(step=run.start + 1, file_version="brain.Event:2"),
+                events.Event(step=run.start + 1, session_log=start),
             ):
                 event.wall_time = time.time()
                 self._writer.add_event(event)

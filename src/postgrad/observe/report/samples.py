@@ -43,7 +43,8 @@ def _row(number: int, line: Json) -> Json:
     }
     if line.get("failures"):
         row["failures"] = line["failures"]
-    advantages = _numbers(_list(line, "advantages"))
+    weighed = zip(_list(line, "advantages"), _list(line, "mask"), strict=False)
+    advantages = _numbers([value for value, bears_loss in weighed if bears_loss])
     if advantages:
         row["advantage"] = _short(math.fsum(advantages) / len(advantages))
     return row

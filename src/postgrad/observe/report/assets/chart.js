@@ -24,7 +24,7 @@ export class Cursor {
 
 /** A figure. `read()` gives {series, references, marks, weight, log, xName}; series are
  * {name, colour, xs, ys, low, high, dashed, measured}, `measured` being few points that are not
- * smoothed; `format` makes text of a value, also at the axis with `byFormat`. */
+ * smoothed; `format` makes text of a value, also at the axis with `byFormat`, which is for bytes. */
 export class Chart {
   constructor({ title, about, format, cursor, read, byFormat = false }) {
     Object.assign(this, { title, format, cursor, read, byFormat });
@@ -103,7 +103,8 @@ export class Chart {
 
   #grid(root, low, high) {
     const [from, to] = this.domain;
-    const ys = ticks(low, high, 3);
+    const unit = this.byFormat ? 1024 ** Math.floor(Math.log(Math.max(high, 1)) / Math.log(1024)) : 1; // bytes
+    const ys = ticks(low / unit, high / unit, 3).map((y) => y * unit);
     const names = this.log || this.byFormat ? ys.map((y) => this.format(this.log ? 10 ** y : y)) : labels(ys);
     ys.forEach((y, i) => {
       const at = this.py(this.log ? 10 ** y : y);

@@ -3,7 +3,7 @@
 import { choice, field, h, settled, table } from "./dom.js";
 import { measured } from "./format.js";
 import { Chart } from "./chart.js";
-import { isConstant, last } from "./series.js";
+import { last, moves } from "./series.js";
 
 const GROUPS = [
   ["Result", /^(reward$|reward\/|eval\/|loss$|policy\/(accuracy|reward_margin)$|reward_model\/(accuracy|margin)$)/],
@@ -99,10 +99,7 @@ export class Curves {
   }
 
   #moves(name) {
-    return this.store.runs.some((run) => {
-      const ys = seriesOf(run, name, "step").ys;
-      return ys.some((value) => !Number.isNaN(value)) && !isConstant(ys);
-    });
+    return this.store.runs.some((run) => moves(seriesOf(run, name, "step").ys));
   }
 
   #group({ title, moving, still }) {
@@ -115,7 +112,7 @@ export class Curves {
       { "aria-label": title },
       h("h3", {}, title),
       h("div", { className: "charts" }, moving.map((name) => this.#chart(name).element)),
-      still.length ? h("p", { className: "constants" }, h("span", { className: "quiet" }, "Did not change: "), constants) : null,
+      still.length ? h("p", { className: "constants" }, h("span", { className: "quiet" }, "One value only: "), constants) : null,
     );
   }
 

@@ -110,7 +110,7 @@ function rewards(row) {
   const columns = [{ name: "component" }, { name: "score", number: true }];
   const rows = entries.map(([name, value]) => [name, value === null || failed.has(name) ? "failed" : fixed(value, 4)]);
   rows.push([h("strong", {}, "reward"), typeof row.total === "number" ? h("strong", {}, fixed(row.total, 4)) : "none"]);
-  if (typeof row.advantage === "number") rows.push(["advantage, mean over tokens", fixed(row.advantage, 4)]);
+  if (typeof row.advantage === "number") rows.push(["advantage, mean over tokens in the loss", fixed(row.advantage, 4)]);
   return h("div", {}, h("h4", {}, "Rewards"), table("Rewards by component", columns, rows, { hidden: true }));
 }
 

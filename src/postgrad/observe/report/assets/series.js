@@ -92,10 +92,10 @@ export function nearest(xs, x) {
   return Math.abs(xs[low] - x) <= Math.abs(xs[high] - x) ? low : high;
 }
 
-/** True where a curve has nothing to show: one value only. */
-export function isConstant(values) {
-  const known = values.filter((value) => !Number.isNaN(value));
-  return known.length > 1 && known.every((value) => value === known[0]);
+/** True where there is a curve to show: two values at least. */
+export function moves(values) {
+  const first = values.find((value) => !Number.isNaN(value));
+  return values.some((value) => !Number.isNaN(value) && value !== first);
 }
 
 export function median(values) {

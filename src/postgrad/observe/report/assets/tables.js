@@ -4,6 +4,7 @@ import { choice, field, h, settled, svg, table } from "./dom.js";
 import { count, fixed, plain, seconds } from "./format.js";
 
 const LOUD = new Set(["sentinel", "warning", "failure", "failed", "error"]);
+const TOLD_APART = new Set(["data", "started", "resumed"]); // each has facts of its own
 const SHOWN = 200;
 const PARTS = /_(low|high)(\/|$)/; // the ends of intervals
 
@@ -64,7 +65,7 @@ function bar(low, value, high, [from, to]) {
   );
 }
 
-/** What happened, in the order of time; repeated lines once with how often. */
+/** What happened, in the order of time; equal lines but for their numbers once, with how often. */
 export class Events {
   constructor(store) {
     this.store = store;
@@ -78,6 +79,7 @@ export class Events {
 
   update() {
     const events = this.store.runs.flatMap((run) => run.events.map((event) => ({ run, event })));
+    events.sort((a, b) => plain(a.event.time).localeCompare(plain(b.event.time)));
     const kinds = [...new Set(events.map(({ event }) => plain(event.event)))];
     if (!kinds.includes(this.kind)) this.kind = "";
     const select = choice([["", `all (${events.length})`], ...kinds.map((kind) => [kind, kind])], this.kind, (kind) => {
@@ -90,11 +92,11 @@ export class Events {
     const shown = this.all ? rows : rows.slice(0, SHOWN);
     const many = this.store.runs.length > 1;
     const columns = [{ name: "time" }, ...(many ? [{ name: "run" }] : []), { name: "event" }, { name: "what happened" }];
-    const cells = shown.map(({ run, event, times }) => [
+    const cells = shown.map(({ run, event, all }) => [
       h("time", { dateTime: plain(event.time) }, plain(event.time).slice(0, 19).replace("T", " ")),
       ...(many ? [h("span", { className: `run-name c${run.number}` }, run.name)] : []),
-      h("span", { className: LOUD.has(event.event) ? "kind loud" : "kind" }, plain(event.event) + (times > 1 ? ` ×${times}` : "")),
-      described(event),
+      h("span", { className: LOUD.has(event.event) ? "kind loud" : "kind" }, plain(event.event) + (all.length > 1 ? ` ×${all.length}` : "")),
+      all.length > 1 ? listed(all) : described(event),
     ]);
     const rest = rows.length - shown.length;
     this.list.replaceChildren(
@@ -106,14 +108,18 @@ export class Events {
 
 function together(events) {
   const found = [];
-  for (const { run, event } of events) {
+  const kindOf = ({ run, event }) => `${run.number} ${plain(event.event)} ${plain(event.message).replace(/\d+/g, "#")}`;
+  for (const one of events) {
     const before = found[found.length - 1];
-    if (before && before.run === run && before.event.event === event.event && before.event.message === event.message && event.event !== "data") {
-      before.times += 1;
-      before.until = event;
-    } else found.push({ run, event, times: 1 });
+    if (before && !TOLD_APART.has(one.event.event) && kindOf(before) === kindOf(one)) before.all.push(one.event);
+    else found.push({ ...one, all: [one.event] });
   }
   return found;
+}
+
+function listed(events) {
+  const lines = events.map((event) => `${plain(event.time).slice(11, 19)} ${event.step === undefined ? "" : `step ${plain(event.step)}: `}${plain(event.message)}`);
+  return h("details", {}, h("summary", {}, `${plain(events[0].message)}, and so on`), h("pre", {}, lines.join("\n")));
 }
 
 function described(event) {
@@ -143,7 +149,7 @@ export class Recipes {
     this.element.replaceChildren(
       many ? h("h3", {}, "What differs") : "",
       many ? (rows.length ? table("Differences of the recipes", columns, rows, { hidden: true }) : h("p", { className: "quiet" }, "The recipes are equal.")) : "",
-      h("details", { open: !many }, h("summary", {}, "Every key, resolved"), h("div", { className: "tools" }, field("Find a key", this.search)), this.whole),
+      h("details", {}, h("summary", {}, "Every key, resolved"), h("div", { className: "tools" }, field("Find a key", this.search)), this.whole),
     );
     this.update();
   }

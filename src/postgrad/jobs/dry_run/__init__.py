@@ -1,0 +1,1 @@
+"""`postgrad train --dry-run`: the plan, the real thing in small, what would have failed later."""

@@ -1,0 +1,233 @@
+"""What recipe and machine alone say of the hours to come: nothing is run for it."""
+
+import math
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from postgrad.core.batch import BatchGeometry
+from postgrad.core.errors import UsageError
+from postgrad.core.records import Prompt
+from postgrad.jobs.checkpoints import store_of
+from postgrad.jobs.dry_run.data import Sets
+from postgrad.jobs.dry_run.report import FAILURE, Report
+from postgrad.observe.claim import require_unclaimed
+from postgrad.observe.loggers.all import require_installed
+from postgrad.observe.run_dir import RunDirectory
+from postgrad.plan.command import facts_of, page_of, show
+from postgrad.plan.hardware import parse_hardware, this_machine
+from postgrad.plan.page import Page
+from postgrad.recipe.compare import compare
+from postgrad.recipe.load import recipe_from_json
+from postgrad.recipe.recipe import Answering, Recipe
+
+LONG_HOURS = 0.5  # of a run that should not be lost as a whole
+CUT = 0.05  # of the reference answers longer than what may be sampled
+
+
+def plan(report: Report, recipe: Recipe, hardware: str | None = None) -> Page | None:
+    """The plan, shown. None where none can be made: that is no reason why a run would fail."""
+    page: Page | None = None
+    with report.check("plan") as check:
+        try:
+            found = parse_hardware(hardware) if hardware else this_machine()
+            page = page_of(*facts_of(recipe, found))
+        except UsageError as error:
+            report.warn(check, f"no plan can be made: {error}")
+            return None
+        show(page, report.console)
+        report.plan = page.to_json()
+        check.detail = page.verdict()
+        if not page.outlook.fits:
+            first = f"; first of the advice: {page.advice[0].change}" if page.advice else ""
+            report.problem(check, f"{page.verdict()}{first} (postgrad plan says more)")
+    return page
+
+
+def place(report: Report, recipe: Recipe) -> None:
+    """Whether run_dir can be what the run takes it for; nothing there is touched."""
+    path = Path(recipe.run_dir)
+    with report.check("run_dir") as check:
+        require_unclaimed(path)
+        folder = existing(path)
+        if not os.access(folder, os.W_OK | os.X_OK) or not folder.is_dir():
+            report.problem(
+                check, f"run_dir {path} cannot be made: {folder} cannot be written to", FAILURE
+            )
+        if not RunDirectory.holds_results(path):
+            check.detail = f"a new run in {path}"
+        elif not recipe.checkpoint.load_checkpoint:
+            report.problem(check, f"{path} already holds a run: choose another --run_dir")
+        else:
+            compare(recipe_from_json(RunDirectory.open(path).recipe()), recipe, (), path)
+            steps = store_of(recipe, RunDirectory(path)).steps()
+            check.detail = f"{path} holds this run: it goes on after step {max(steps, default=0)}"
+
+
+def loggers(report: Report, recipe: Recipe) -> None:
+    """Whether the packages of all loggers are there; none of them is told anything."""
+    if recipe.observe.loggers:
+        with report.check("loggers") as check:
+            require_installed(recipe.observe.loggers)
+            check.detail = ", ".join(recipe.observe.loggers)
+
+
+def existing(path: Path) -> Path:
+    """The nearest folder above that is there, or itself."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def batches(report: Report, recipe: Recipe, sets: Sets, page: Page | None) -> None:
+    """The batch numbers with the rows that are there, and what happens when."""
+    with report.check("batches") as check:
+        assert sets.training is not None
+        geometry = recipe.geometry(len(sets.training))
+        for line in geometry.lines():
+            report.console.note(line)
+        check.detail = f"{geometry.steps} steps, {geometry.total_updates} updates"
+        for told in _times(recipe, geometry, page):
+            report.warn(check, told)
+        warmup = recipe.learner.warmup_updates
+        if geometry.total_updates is not None and warmup > geometry.total_updates:
+            report.problem(
+                check,
+                f"learner.warmup_updates = {warmup} is more than the {geometry.total_updates} "
+                "updates of the whole run: the rate would never be reached",
+            )
+
+
+def _times(recipe: Recipe, geometry: BatchGeometry, page: Page | None) -> Iterator[str]:
+    """What would not happen before the end."""
+    steps = geometry.steps or 0
+    hours = page.outlook.timing.hours if page is not None else None
+    saves = recipe.checkpoint
+    by_steps = 0 < saves.save_steps < steps
+    if not by_steps and not saves.save_minutes and (hours or 0.0) > LONG_HOURS:
+        yield (
+            f"nothing is saved before the end of about {hours:.1f} hours: a machine that stops "
+            "takes all of them; give checkpoint.save_minutes or checkpoint.save_steps"
+        )
+    if saves.save_steps > steps and not saves.save_minutes:
+        yield f"checkpoint.save_steps = {saves.save_steps} is more than the run's {steps} steps"
+    if recipe.eval.every > steps:
+        yield f"eval.every = {recipe.eval.every} is more than the run's {steps} steps"
+
+
+def best_metric(report: Report, recipe: Recipe, found: Collection[str], sets: Sets) -> None:
+    """Whether some evaluation measures what the best checkpoint is chosen by. found: what the
+    small evaluation measured.
+    """
+    wanted, times = recipe.checkpoint.best_metric, recipe.eval
+    if wanted is None:
+        return
+    with report.check("best_metric") as check:
+        check.detail = wanted
+        if not (times.every or times.at_start or times.at_end):
+            report.problem(
+                check,
+                f"checkpoint.best_metric = {wanted!r} is never measured: give eval.every",
+            )
+        elif wanted not in {*found, *_of_whole_sets(recipe, sets)}:
+            names = ", ".join(sorted(found)) or "none"
+            report.problem(
+                check,
+                f"checkpoint.best_metric = {wanted!r} is none of what evaluations measure: {names}",
+            )
+
+
+def _of_whole_sets(recipe: Recipe, sets: Sets) -> Iterator[str]:
+    """Metrics that a few rows or samples do not have: pass@k, and rates by dataset."""
+    for place, one in enumerate(recipe.eval.sets):
+        prefix = "eval/" if one.name is None else f"eval/{one.name}/"
+        rates = ["accuracy"]
+        if isinstance(recipe, Answering):
+            rates += [f"pass@{k}" for k in recipe.eval.pass_at if k > 1]
+            rates += ["greedy_accuracy"] if recipe.eval.greedy else []
+        part = sets.evaluation.get(place)
+        rows = part.all() if part is not None else []
+        names = {str(row.metadata[one.by]) if one.by else part_name(row, part) for row in rows}
+        for rate in rates:
+            yield prefix + rate
+            yield from (f"{prefix}{rate}/{name}" for name in names if len(names) > 1)
+
+
+def part_name(row: object, part: object) -> str:
+    """What a row is counted under."""
+    account = getattr(part, "account", None)
+    return row.dataset if isinstance(row, Prompt) else getattr(account, "name", "")
+
+
+def answers_fit(report: Report, recipe: Answering, sets: Sets, tokenizer: Any) -> None:
+    """Whether a right answer has room in what may be sampled."""
+    prompts = [one for one in sets.prompts() if one.answer]
+    if not prompts:
+        return
+    with report.check("room for answers") as check:
+        most = recipe.rollout.max_new_tokens
+        some = prompts[:: max(1, len(prompts) // 1000)]
+        texts = [one.answer for one in some]
+        ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        lengths = sorted(map(len, ids))
+        longer = sum(one >= most for one in lengths)
+        check.detail = f"reference answers have up to {lengths[-1]} tokens, {most} may be sampled"
+        if longer > CUT * len(some):
+            report.warn(
+                check,
+                f"{longer} of {len(some)} reference answers have {most} tokens or more "
+                f"(rollout.max_new_tokens), the longest {lengths[-1]}: samples as long are cut off "
+                "before they end",
+            )
+
+
+def disk(report: Report, recipe: Recipe, checkpoint: int, model: int, page: Page | None) -> None:
+    """Whether everything that the run will write has room. checkpoint, model: bytes of one."""
+    with report.check("disk") as check:
+        saves, directory = recipe.checkpoint, RunDirectory(Path(recipe.run_dir))
+        count = min(saves.max_ckpt_num + (saves.best_metric is not None), _saves(recipe, page)) + 1
+        wanted: dict[Path, int] = {}
+        store = store_of(recipe, directory)
+        root, count = existing(store.root), max(1, count - len(store.steps()))
+        wanted[root] = checkpoint * count
+        copies = {False: 0, True: 1, "each": count}[saves.save_hf]
+        own = existing(directory.path)
+        wanted[own] = wanted.get(own, 0) + model * copies
+        for folder, size in _by_device(wanted).items():
+            free = shutil.disk_usage(folder).free
+            check.detail = f"up to {_gb(size)} of {_gb(free)} in {folder}"
+            if size > free:
+                report.problem(
+                    check,
+                    f"checkpoints of {_gb(checkpoint)} each ({count} at one time) and models of "
+                    f"{_gb(model)} ({copies}) take {_gb(size)} in {folder}, where {_gb(free)} are "
+                    "free: lower checkpoint.max_ckpt_num, or set checkpoint.ckpt_path to another "
+                    "disk",
+                    FAILURE,
+                )
+
+
+def _saves(recipe: Recipe, page: Page | None) -> int:
+    """Checkpoints that the run makes in all, where that is known."""
+    steps = page.outlook.geometry.steps if page is not None else None
+    saves = recipe.checkpoint
+    if steps is None or saves.save_minutes or saves.best_metric is not None:
+        return 2**30
+    return math.ceil(steps / saves.save_steps) if saves.save_steps else 1
+
+
+def _by_device(wanted: dict[Path, int]) -> dict[Path, int]:
+    """Folders of one disk together."""
+    found: dict[int, tuple[Path, int]] = {}
+    for folder, size in wanted.items():
+        device = folder.stat().st_dev
+        first, sum_so_far = found.get(device, (folder, 0))
+        found[device] = first, sum_so_far + size
+    return dict(found.values())
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.2f} GB"

@@ -1,0 +1,208 @@
+"""The small run: every phase once, a checkpoint, the same bits back from it, an exported model."""
+
+import gc
+import hashlib
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from postgrad.checkpoint.state import RunState
+from postgrad.core.errors import RunError
+from postgrad.jobs.dry_run.report import FAILURE, Check, Report
+from postgrad.jobs.export import export, own_role
+from postgrad.jobs.loop import Job, loop
+from postgrad.jobs.run import Run
+from postgrad.jobs.summary import read_lines
+from postgrad.jobs.train import prepare
+from postgrad.observe.console import Console
+from postgrad.observe.run_dir import RunDirectory
+from postgrad.recipe.recipe import Recipe
+
+EXPECTED = ("started", "resumed", "saved", "data", "size_chosen", "size_lowered", "no_plan")
+FATAL = ("save_failed", "copy_failed")
+
+
+@dataclass(slots=True)
+class Trial:
+    """What the small run left. measured: the names that its evaluation gave; model: what was
+    exported, None where it did not come so far. checkpoint, model: bytes too.
+    """
+
+    measured: set[str] = field(default_factory=set[str])
+    model: Path | None = None
+    checkpoint_bytes: int = 0
+    model_bytes: int = 0
+
+
+def try_run(report: Report, recipe: Recipe, to: Path) -> Trial:
+    """Runs `recipe`, a small one, in its run_dir, and exports to `to`. What fails is a problem."""
+    trial = Trial()
+    directory = RunDirectory.create(Path(recipe.run_dir), recipe.dump(), overwrite=False)
+    digests = _first_process(report, recipe, directory, trial)
+    _free()
+    if digests is None:
+        return trial
+    with report.check("load the checkpoint") as check, ExitStack() as stack:
+        _, job, _, state = prepare(recipe, directory, _silent(), stack)
+        again = digests_of(job)
+        if again != digests or state.step != 1:
+            names = [name for name in digests if again.get(name) != digests[name]]
+            raise RunError(f"the checkpoint gives other bits than were saved: {', '.join(names)}")
+        check.detail = f"the same bits in {len(digests)} tensors"
+        del job
+    _free()
+    with report.check("export") as check:
+        trial.model = export(directory.path, "latest", to)
+        trial.model_bytes = _size(to)
+        check.detail = f"{own_role(recipe)}: plain transformers gives the same logits"
+    return trial
+
+
+def _first_process(
+    report: Report, recipe: Recipe, directory: RunDirectory, trial: Trial
+) -> dict[str, str] | None:
+    """One step, evaluation and checkpoint; the digests of all state, None where it failed."""
+    with ExitStack() as stack:
+        started = _prepared(report, recipe, directory, stack)
+        if started is None:
+            return None
+        run, job, state = started
+        ended = _step(report, run, job, state)
+        _tell_events(report, directory)
+        if ended is None:
+            return None
+        trial.measured = set(ended.evaluations)
+        trial.checkpoint_bytes = _size(directory.checkpoints)
+        return digests_of(job)
+
+
+def _prepared(
+    report: Report, recipe: Recipe, directory: RunDirectory, stack: ExitStack
+) -> tuple[Run, Job, RunState] | None:
+    with report.check("load"):
+        run, job, _, state = prepare(recipe, directory, _silent(), stack)
+        return run, job, state
+    return None
+
+
+def _step(report: Report, run: Run, job: Job, state: RunState) -> RunState | None:
+    """The state after all phases, each a check; None where one failed."""
+    ended: RunState | None = None
+    with report.check("step") as check:
+        try:
+            ended = loop(run, job, state)
+        except Exception:
+            check.name = run.under_way or check.name
+            raise
+    _tell_phases(report, run, check)
+    return ended
+
+
+def _tell_phases(report: Report, run: Run, check: Check) -> None:
+    """A check for each phase that came to its end, in place of one for all."""
+    done = {name: seconds for name, seconds in run.clock.total.items() if "/" not in name}
+    failed = [] if check.ok else [check]
+    report.checks.remove(check)
+    details = _details(run)
+    for name, seconds in done.items():
+        if name != "load":  # a check of its own
+            report.checks.append(Check(name, seconds=seconds, detail=details.get(name, "")))
+    report.checks += failed
+    if not check.ok:
+        return
+    for line in read_lines(run.directory.path / "metrics.jsonl"):
+        _judge(report, line)
+
+
+def _details(run: Run) -> dict[str, str]:
+    """What a phase did, from the step's metrics."""
+    lines = list(read_lines(run.directory.path / "metrics.jsonl"))
+    line = lines[-1] if lines else {}
+    found: dict[str, str] = {}
+    if "response_tokens" in line:
+        found["sample"] = f"{line['samples']:.0f} samples, {line['response_tokens']:.0f} tokens"
+    if "loss" in line:
+        found["train"] = f"{line['samples']:.0f} samples, loss {_number(line['loss'])}"
+    if "sentinel/publish_difference" in line:
+        found["publish"] = f"logprobs differ by {line['sentinel/publish_difference']:.2g}"
+    if "peak_memory_bytes" in line:
+        found["log"] = f"{line['peak_memory_bytes'] / 1e9:.2f} GB of memory at the peak"
+    return found
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
+
+
+def _judge(report: Report, line: Mapping[str, Any]) -> None:
+    """Whether the step's numbers are numbers."""
+    train = next(one for one in reversed(report.checks) if one.name == "train")
+    wrong = [
+        name
+        for name, value in line.items()
+        if name.endswith(("loss", "grad_norm")) and not (value is not None and math.isfinite(value))
+    ]
+    skipped = [v for name, v in line.items() if name.endswith("/skipped_samples")]
+    if skipped and line.get("samples") in skipped:
+        report.warn(train, "no sample had a gradient: the step that was tried taught nothing")
+    elif wrong:
+        report.problem(
+            train,
+            f"the first update gives no number for {', '.join(wrong)}: look at learner.lr, "
+            "model.dtype and the weights",
+            FAILURE,
+        )
+
+
+def _tell_events(report: Report, directory: RunDirectory) -> None:
+    """What the run recorded that nobody waits for: sentinels, verifiers, saves that failed."""
+    told: dict[str, tuple[str, int]] = {}
+    for line in read_lines(directory.path / "events.jsonl"):
+        kind = str(line["event"])
+        first, count = told.get(kind, (str(line["message"]), 0))
+        told[kind] = first, count + 1
+    for kind, (first, count) in told.items():
+        times = "" if count == 1 else f" ({count} times)"
+        if kind in FATAL:
+            report.problem(Check(kind), f"{first}{times}", FAILURE)
+        elif kind not in EXPECTED:
+            report.warn(Check(kind), f"{first}{times}")
+
+
+def digests_of(job: Job) -> dict[str, str]:
+    """The hash of every tensor that a checkpoint holds, by file and name."""
+    return {
+        f"{stem}/{name}": _digest(tensor)
+        for stem, named in job.tensors().items()
+        for name, tensor in named.items()
+    }
+
+
+def _digest(tensor: Tensor) -> str:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    whole = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}".encode())
+    whole.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    return whole.hexdigest()
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _free() -> None:
+    """What the first one held, before the second is made."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _silent() -> Console:
+    """The small run's own lines say what the report says better."""
+    return Console("quiet", StringIO())

@@ -1,0 +1,99 @@
+"""A layout on the ranks of one replica: each has a run of its rows, and all heads of them.
+
+Ulysses (arXiv:2309.14509): attention is left as it is, over all rows of a share of the heads.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from postgrad.core.errors import UsageError
+from postgrad.layout.layout import Layout
+from postgrad.models.attention import AttentionContext
+from postgrad.parallel.exchange import heads_from_rows, outputs_of_all, rows_from_heads
+from postgrad.parallel.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """This rank's rows of a layout, padded so that all ranks have equally many, and the entries
+    that read them. A last entry, which counts for nothing, lets every rank use the output head.
+    """
+
+    rows: NDArray[np.int64]  # [L] of the layout; padding repeats its first row
+    hidden_row: NDArray[np.int64]  # [e + 1] into `rows`
+    entries: NDArray[np.int64]  # [e] of the layout's
+
+    @classmethod
+    def of(cls, layout: Layout, ranks: Ranks) -> "Run":
+        """Rows in equal runs, in the order of ranks."""
+        each = -(-layout.n_tokens // ranks.context)
+        start = ranks.context_rank * each
+        rows = np.arange(start, start + each)
+        rows[rows >= layout.n_tokens] = 0
+        entries = np.flatnonzero((layout.hidden_row >= start) & (layout.hidden_row < start + each))
+        hidden = np.append(layout.hidden_row[entries] - start, 0)
+        return cls(rows, hidden, entries)
+
+    def targets(self, layout: Layout) -> NDArray[np.int64]:
+        """[e + 1] what the entries predict."""
+        return np.append(layout.target[self.entries], 0)
+
+    def outputs(self, mine: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
+        """[E] the outputs of all ranks from this one's [e + 1]."""
+        places = torch.from_numpy(self.entries).to(mine.device)
+        own = mine[:-1] + mine[-1] * 0.0
+        return outputs_of_all(own, places, len(layout.target), ranks.context_group)
+
+
+class HeadExchange:
+    """The attention of a layout for ranks that have a run of its rows each."""
+
+    def __init__(self, inner: AttentionContext, tokens: int, ranks: Ranks) -> None:
+        self._inner = inner
+        self._tokens = tokens
+        self._size = ranks.context
+        self._group: Any = ranks.context_group
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """AttentionContext.attend of this rank's rows."""
+        key, value = (self._shared(each) for each in (key, value))
+        query, key, value = (
+            heads_from_rows(each, self._group)[:, : self._tokens] for each in (query, key, value)
+        )
+        found = self._inner.attend(
+            layer, query, key, value, scale=scale, window=window, softcap=softcap
+        )
+        padding = -self._tokens % self._size
+        by_head = torch.nn.functional.pad(found.transpose(0, 1), (0, 0, 0, padding))
+        return rows_from_heads(by_head, self._group).transpose(0, 1)
+
+    def _shared(self, x: Tensor) -> Tensor:
+        """Fewer key heads than ranks: each goes to as many ranks as read it."""
+        times = max(1, self._size // len(x))
+        return x.repeat_interleave(times, 0) if times > 1 else x
+
+
+def require_heads(config: Any, size: int) -> None:
+    """Raises UsageError where a model's heads cannot be dealt to so many ranks."""
+    heads, keys = config.num_attention_heads, config.num_key_value_heads
+    if heads % size or (keys % size and size % keys):
+        raise UsageError(
+            f"learner.context_parallel = {size}: {heads} attention heads with {keys} key heads "
+            f"cannot be dealt to {size} ranks: it has to divide {heads}, and {keys} or be a "
+            f"multiple of it"
+        )

@@ -1,0 +1,239 @@
+"""Ranks: the processes that hold one backbone together, and what they say to each other.
+
+Whoever starts the processes (Ray, a launcher, a test) hands in rank, size and an address; from then
+on the group lasts as long as the process. Alone, a process needs no group, and every collective
+gives back what it got. Sums are float32 or float64 and never averages; every rank adds in the same
+order, so all of them have the same bits afterwards.
+"""
+
+import json
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.device_mesh import DeviceMesh
+
+from postgrad.core.errors import RunError
+
+LIMIT_SECONDS = 600.0  # of one collective
+START_SECONDS = 60.0  # until all processes are there
+TOLD_SECONDS = 5.0  # to learn from the store who is missing
+
+
+class Ranks:
+    """This process among `size`. context: so many ranks, next to each other, share the sequences of
+    one replica; `replica` of `replicas` is this rank's. store: where each rank writes what it is
+    about to do, so that the others can name the one that did not come; None where there is one.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        device: str = "cpu",
+        store: Any = None,
+        context: int = 1,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.context = context
+        self.replica, self.context_rank = divmod(rank, context)
+        self.replicas = size // context
+        self.context_group = _context_group(rank, size, context) if context > 1 else None
+        self._store = store
+        self._count = 0
+        self._mesh: DeviceMesh | None = None
+        self._device = device
+
+    @classmethod
+    def join(
+        cls,
+        rank: int,
+        size: int,
+        address: str,
+        *,
+        device: str = "cpu",
+        context: int = 1,
+        limit_seconds: float = LIMIT_SECONDS,
+        start_seconds: float = START_SECONDS,
+    ) -> "Ranks":
+        """Meets the other processes at `address` (HOST:PORT; rank 0 listens there).
+
+        device: "cpu" (gloo) or "cuda" (NCCL). limit_seconds: after which a collective is given up.
+        Raises RunError where the port is taken or not everybody comes within start_seconds.
+        """
+        host, _, port = address.rpartition(":")
+        backend = "nccl" if device == "cuda" else "gloo"
+        try:
+            store = TCPStore(host, int(port), size, rank == 0, timedelta(seconds=start_seconds))
+            dist.init_process_group(
+                backend,
+                store=store,
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=limit_seconds),
+            )
+        except (RuntimeError, ValueError) as error:
+            raise RunError(
+                f"rank {rank} of {size} could not join the others at {address} within "
+                f"{start_seconds:g} seconds: {_first_line(error)}; is the port free, do all ranks "
+                "run, and can they reach that address?"
+            ) from error
+        return cls(rank, size, device, store, context)
+
+    def leave(self) -> None:
+        """Ends the group, if there is one."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """All ranks in one dimension: what weights are divided over."""
+        if self._mesh is None:
+            self._mesh = DeviceMesh(self._device, torch.arange(self.size), mesh_dim_names=("data",))
+        return self._mesh
+
+    @contextmanager
+    def doing(self, what: str) -> Generator[None]:
+        """Everything inside is done by all ranks. A collective that fails there is a RunError that
+        names the ranks which did not come.
+        """
+        if self.size == 1:
+            yield
+            return
+        self._count += 1
+        self._store.set(f"at/{self.rank}", f"{self._count} {what}")
+        try:
+            yield
+        except RuntimeError as error:
+            if not _of_a_collective(error):
+                raise
+            raise RunError(self._told(what, error)) from error
+
+    def sum_(self, tensors: list[Tensor]) -> None:
+        """Adds each tensor over all ranks, in place."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+
+    def sum(self, value: float) -> float:
+        """The sum of a number over all ranks, in float64."""
+        if self.size == 1:
+            return value
+        held = torch.tensor(value, dtype=torch.float64, device=self._device)
+        dist.all_reduce(held)
+        return float(held)
+
+    def most(self, count: int) -> int:
+        """The largest of a count."""
+        if self.size == 1:
+            return count
+        held = torch.tensor(count, device=self._device)
+        dist.all_reduce(held, dist.ReduceOp.MAX)
+        return int(held)
+
+    def merged(
+        self, values: NDArray[np.float32], known: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """[N] values that each replica knows some of; no two know the same. What nobody knows is as
+        it was here.
+        """
+        if self.size == 1:
+            return values, known
+        if self.context_rank:  # the first of a replica speaks for it
+            known = np.zeros_like(known)
+        both = np.stack([np.where(known, values, np.float32(0.0)), known.astype(np.float32)])
+        held = torch.from_numpy(both).to(self._device)
+        dist.all_reduce(held)
+        found, seen = held.cpu().numpy()
+        everywhere = seen > 0.0
+        return np.where(everywhere, found, values), everywhere
+
+    def sums(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Sums by name over replicas, of the names that any has, added in the order of ranks."""
+        if self.size == 1:
+            return dict(values)
+        found: dict[str, float] = {}
+        for one in self.gathered(dict(values))[:: self.context]:
+            for name, value in one.items():
+                found[name] = found.get(name, 0.0) + value
+        return found
+
+    def gathered(self, value: Any) -> list[Any]:
+        """A JSON value of every rank, by rank. NaN and infinities are let through."""
+        if self.size == 1:
+            return [value]
+        text = json.dumps(value).encode()
+        sizes = torch.zeros(self.size, dtype=torch.int64, device=self._device)
+        sizes[self.rank] = len(text)
+        dist.all_reduce(sizes)
+        widest = int(sizes.max())
+        mine = torch.zeros(widest, dtype=torch.uint8, device=self._device)
+        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(parts, mine)
+        pairs = zip(parts, sizes.tolist(), strict=True)
+        return [json.loads(part[:size].cpu().numpy().tobytes()) for part, size in pairs]
+
+    def require_same(self, what: str, value: str) -> None:
+        """Raises RunError where `value` is not the same on all ranks."""
+        values = self.gathered(value)
+        for rank, one in enumerate(values):
+            if one != values[0]:
+                raise RunError(
+                    f"rank {rank} and rank 0 disagree on {what}: {one} and {values[0]}; all ranks "
+                    "have to be of one run, with the same files and packages"
+                )
+
+    def _told(self, what: str, error: RuntimeError) -> str:
+        here = f"{self._count} {what}"
+        late = [f"rank {rank} ({at})" for rank, at in self._places() if at != here]
+        missing = ", ".join(late) or "no rank, all came: one of them failed"
+        return (
+            f"rank {self.rank} of {self.size} waited in vain in {what!r} (number {self._count}): "
+            f"missing: {missing}. torch says: {_first_line(error)}"
+        )
+
+    def _places(self) -> list[tuple[int, str]]:
+        """What each other rank was last about to do."""
+        found: list[tuple[int, str]] = []
+        with suppress(RuntimeError):
+            self._store.set_timeout(timedelta(seconds=TOLD_SECONDS))
+        for rank in range(self.size):
+            if rank == self.rank:
+                continue
+            try:
+                found.append((rank, self._store.get(f"at/{rank}").decode()))
+            except RuntimeError:
+                found.append((rank, "cannot be asked"))
+        return found
+
+
+ALONE = Ranks()
+
+
+def _context_group(rank: int, size: int, context: int) -> Any:
+    """The group of this rank's replica. Every rank has a part in making each of them."""
+    made = [
+        dist.new_group(list(range(first, first + context))) for first in range(0, size, context)
+    ]
+    return made[rank // context]
+
+
+def _of_a_collective(error: RuntimeError) -> bool:
+    """gloo raises plain RuntimeErrors where a peer is late or gone."""
+    told = str(error)
+    return isinstance(error, dist.DistError) or any(
+        word in told for word in ("gloo", "Timed out waiting", "Connection closed by peer")
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,81 @@
+"""Groups of ranks behind Ray: what is answered, in which order, and what bad days look like."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from postgrad.cluster import group
+from postgrad.cluster.group import RankGroup
+from postgrad.cluster.settings import ClusterSettings
+from postgrad.core.errors import RunError, UsageError
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+SETTINGS = ClusterSettings(type="ray", start_seconds=600.0)
+MISBEHAVING = "helpers.rank_workers:Misbehaving"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    """Ranks import their worker by its name, as a user's own algorithm would be."""
+    with pytest.MonkeyPatch.context() as patch:
+        folders = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+        group.start(SETTINGS)
+        yield
+        group.stop()
+
+
+@pytest.fixture
+def two() -> Iterator[RankGroup]:
+    made = RankGroup(MISBEHAVING, ("hello",), 2, "cpu", SETTINGS)
+    yield made
+    made.close()
+
+
+def test_rank_0_answers_and_calls_keep_their_order(two: RankGroup) -> None:
+    assert two.call("greet", "Ann").result() == "hello Ann from 0"
+    handles = [two.call("remember", number) for number in range(20)]
+    assert [len(handle.result()) for handle in handles] == list(range(1, 21))
+    assert two.aside("greet", "Bob").result() == "hello Bob from 0"
+
+
+def test_the_error_of_any_rank_ends_the_group_with_its_message(two: RankGroup) -> None:
+    with pytest.raises(RunError, match=r"^the gradient of rank 1 is not finite$"):
+        two.call("fail", 1).result()
+    with pytest.raises(RunError, match="the ranks have ended"):
+        two.call("greet", "Ann")
+
+
+def test_an_error_of_ours_is_told_with_its_rank(two: RankGroup) -> None:
+    with pytest.raises(RunError, match=r"rank 0 failed: ZeroDivisionError"):
+        two.call("stumble", 0).result()
+
+
+def test_the_cause_is_told_and_not_who_waited_for_it(two: RankGroup) -> None:
+    with pytest.raises(RunError, match=r"^rank 1 has no memory left$"):
+        two.call("wait_in_vain", 1).result()
+
+
+def test_a_rank_that_dies_is_named_though_the_others_wait(two: RankGroup) -> None:
+    with pytest.raises(RunError, match="rank 1 died: "):
+        two.call("die", 1).result()
+
+
+def test_a_full_disk_is_an_os_error_and_the_ranks_go_on(two: RankGroup) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        two.aside("full").result()
+    assert two.call("greet", "Ann").result() == "hello Ann from 0"
+
+
+def test_more_ranks_than_gpus_are_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(UsageError, match=r"learner\.ranks = 4096 needs as many GPUs"):
+        group.require_room(4096, "cuda")
+    group.require_room(4096, "cpu")
+
+
+def test_a_worker_that_cannot_be_made_says_why() -> None:
+    with pytest.raises(UsageError, match="has no 'Absent'"):
+        RankGroup("helpers.rank_workers:Absent", (), 1, "cpu", SETTINGS)

@@ -1,0 +1,148 @@
+"""What several ranks train, and one: the same small models on the same updates."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from postgrad.algorithms.base import Algorithm
+from postgrad.algorithms.bradley_terry import BradleyTerry
+from postgrad.algorithms.grpo import GRPO
+from postgrad.algorithms.gspo import GSPO
+from postgrad.algorithms.sft import SFT
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Experience, Sequences
+from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.learner.role import Learner, PolicyLearner
+from postgrad.learner.score import ScoreLearner
+from postgrad.learner.settings import LearnerSettings
+from postgrad.learner.update import Update
+from postgrad.models.adapters import add_adapter
+from postgrad.models.attention import NAME
+from postgrad.models.linear import speed_up
+from postgrad.models.score import _draw, in_float32
+from postgrad.models.settings import LoraSettings
+from postgrad.parallel.ranks import Ranks
+from postgrad.parallel.sharding import whole
+
+VOCABULARY = 37
+UPDATES = 10
+
+
+class Case(NamedTuple):
+    """kind: of the algorithm. groups: prompts of an update, 4 samples each; with one, most ranks
+    have a part of it or nothing.
+    """
+
+    stage: str
+    kind: str = "grpo"
+    lora: bool = False
+    checkpointing: bool = False
+    tied: bool = True
+    dtype: str = "float32"
+    groups: int = 3
+    optimizer: str = "adamw"
+
+    @property
+    def name(self) -> str:
+        return "-".join(str(part) for part in self)
+
+
+def model(case: Case) -> Any:
+    config = AutoConfig.for_model(
+        "qwen3", vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, initializer_range=0.1,
+        tie_word_embeddings=case.tied, num_labels=1, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    kind = AutoModelForSequenceClassification if case.kind == "reward" else AutoModelForCausalLM
+    lm = kind.from_config(config).to(getattr(torch, case.dtype))
+    lm.set_attn_implementation(NAME)
+    if case.kind == "reward":
+        _draw(lm.score, 0)
+        in_float32(lm.score)
+    speed_up(lm, torch.device("cpu"))
+    if case.checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        lm.train()
+    else:
+        lm.eval()
+    return lm
+
+
+def experience(case: Case, number: int) -> Experience:
+    """The samples of update `number`: the same on every rank."""
+    rng = np.random.default_rng(number)
+    size = 2 if case.kind == "reward" else 4
+    tokens, masks, group, advantages, old = [], [], [], [], []
+    for prompt in range(case.groups):
+        opening = rng.integers(0, VOCABULARY, 9 + prompt)
+        for _ in range(size):
+            answer = rng.integers(0, VOCABULARY, rng.integers(2, 9))
+            mask = np.arange(len(opening) + len(answer)) >= len(opening)
+            tokens.append(np.concatenate([opening, answer]))
+            masks.append(mask)
+            group.append(prompt)
+            advantages.append(mask * np.float32(rng.normal()))
+            old.append(mask * np.float32(-3.6))
+    sequences = Sequences(
+        Ragged.of(tokens, np.int32), Ragged.of(masks, np.bool_), np.array(group, np.int64)
+    )
+    if case.kind == "reward":
+        return BradleyTerry().experience(sequences, np.zeros(len(sequences) // 2))
+    columns = {
+        "advantages": Ragged.of(advantages, np.float32),
+        "old_logprobs": Ragged.of(old, np.float32),
+    }
+    if case.kind == "sft":
+        columns = {}
+    return Experience(sequences, columns, np.ones(len(sequences), np.bool_))
+
+
+def algorithm(case: Case) -> Algorithm:
+    return {"grpo": GRPO, "gspo": GSPO, "sft": SFT, "reward": BradleyTerry}[case.kind]()
+
+
+def learner(case: Case, ranks: Ranks, **settings: Any) -> Learner[Any]:
+    lm = model(case)
+    backbone = Backbone(lm, torch.device("cpu"), MicroBatch(max_tokens=64))
+    if case.lora:
+        backbone.adapter = add_adapter(lm, LoraSettings(rank=4, alpha=8, dropout=0.1), seed=1)
+    backbone.divide(ranks, case.stage)  # type: ignore[arg-type]
+    wanted = {"lr": 1e-2, "eps": 1e-6, "ema_decay": 0.5, "optimizer": case.optimizer, **settings}
+    all_settings = LearnerSettings(**wanted)
+    if case.kind == "reward":
+        return ScoreLearner("reward_model", backbone, "at", all_settings, 100)
+    return PolicyLearner(backbone, all_settings, 100)
+
+
+def gathered(one: Learner[Any], ranks: Ranks) -> dict[str, torch.Tensor]:
+    """The whole weights and their average."""
+    pieces = one.optimizer.pieces
+    found = {n: whole(t, pieces[n], ranks).clone() for n, t in one.weights().items()}
+    assert one.average is not None
+    for name, tensor in one.average.weights.items():
+        found[f"ema.{name}"] = whole(tensor, pieces[name], ranks).clone()
+    return found
+
+
+def train(ranks: Ranks, folder: Path, cases: list[Case]) -> None:
+    """Trains every case and writes its weights, outputs and metrics, from rank 0."""
+    for case in cases:
+        one, how = learner(case, ranks), algorithm(case)
+        numbers: dict[str, torch.Tensor] = {}
+        for number in range(UPDATES):
+            drawn = experience(case, number)
+            result = one.update(Update(drawn, np.arange(len(drawn))), how).result()
+            numbers[f"metric.{number}"] = torch.tensor(list(result.metrics.values()))
+            numbers[f"output.{number}"] = torch.from_numpy(result.outputs.copy())
+        if isinstance(one, PolicyLearner):
+            said = one.logprobs(experience(case, 99).sequences).result()
+            numbers["logprobs"] = torch.from_numpy(said.values.copy())
+        weights = gathered(one, ranks)
+        merged = {f"whole.{name}": tensor.clone() for name, tensor in one.whole()}
+        if ranks.rank == 0:
+            save_file({**weights, **numbers, **merged}, folder / f"{case.name}.safetensors")

@@ -1,0 +1,77 @@
+"""Processes that form a group of ranks over gloo on this machine."""
+
+import multiprocessing
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from postgrad.parallel.ranks import Ranks
+
+Work = Callable[..., None]  # (ranks, folder, *more)
+SECONDS = 900.0  # a machine that is shared
+
+
+def free_address() -> str:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{held.getsockname()[1]}"
+
+
+def run_ranks(
+    size: int, work: Work, folder: Path, *more: Any, limit_seconds: float = 200.0, context: int = 1
+) -> None:
+    """Runs `work` on so many ranks, each a fresh process; an error of one is an AssertionError with
+    its text. Results are files in `folder`.
+    """
+    spawn, address = multiprocessing.get_context("spawn"), free_address()
+    processes = [
+        spawn.Process(
+            target=_main,
+            args=(work, rank, size, address, folder, limit_seconds, context, more),
+            daemon=True,
+        )
+        for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(SECONDS)
+    left = [process for process in processes if process.is_alive()]
+    for process in left:
+        process.kill()
+        process.join()
+    told = [path.read_text() for path in sorted(folder.glob("failed-*"))]
+    assert not told, "\n".join(told)
+    assert not left, f"{len(left)} of {size} ranks did not end"
+    assert [process.exitcode for process in processes] == [0] * size
+
+
+def _main(
+    work: Work,
+    rank: int,
+    size: int,
+    address: str,
+    folder: Path,
+    limit_seconds: float,
+    context: int,
+    more: tuple[Any, ...],
+) -> None:
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        ranks = (
+            Ranks.join(rank, size, address, limit_seconds=limit_seconds, context=context)
+            if size > 1
+            else Ranks()
+        )
+        work(ranks, folder, *more)
+        ranks.leave()
+    except BaseException:
+        import traceback
+
+        (folder / f"failed-{rank}").write_text(f"rank {rank}:\n{traceback.format_exc()}")
+        raise

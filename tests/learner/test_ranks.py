@@ -1,0 +1,119 @@
+"""The learner on 2 and on 4 ranks gives the weights of one: README.md of tests/invariants."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers.rank_cases import Case, train
+from helpers.ranks import run_ranks
+from postgrad.core.errors import UsageError
+from postgrad.learner.context import require_heads
+from postgrad.parallel.ranks import Ranks
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+
+TWO = [
+    Case("none"),
+    Case("none", kind="reward", dtype="bfloat16"),
+    Case("zero1", checkpointing=True),
+    Case("zero2", tied=False),
+    Case("zero3", kind="sft", checkpointing=True),
+    Case("zero3", kind="gspo", tied=False, groups=1),
+    Case("zero3", kind="reward", checkpointing=True),
+    Case("zero2", lora=True, checkpointing=True),
+    Case("zero3", kind="reward", lora=True),
+    Case("zero3", dtype="bfloat16"),
+    Case("zero2", optimizer="muon"),
+]
+FOUR = [
+    Case("zero1", groups=1),
+    Case("zero3", kind="reward", groups=2),  # two pairs, four ranks: two have nothing to do
+    Case("zero3", lora=True, tied=False),
+    Case("none", kind="sft", groups=5),
+]
+SHARED = [  # both ranks have a run of each sequence's rows
+    Case("none", kind="gspo", tied=False),
+    Case("zero3", kind="reward", checkpointing=True),
+    Case("zero2", lora=True),
+    Case("zero1", checkpointing=True, groups=1),
+]
+TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-1}
+
+
+def trained(size: int, cases: list[Case], folder: Path, context: int = 1) -> Path:
+    made = folder / str(size)
+    made.mkdir(parents=True, exist_ok=True)
+    run_ranks(size, train, made, cases, context=context)
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    train(Ranks(), folder, list(dict.fromkeys([*TWO, *FOUR, *SHARED])))
+    torch.use_deterministic_algorithms(before)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(2, TWO, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(4, FOUR, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def shared(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    return trained(request.param, SHARED, tmp_path_factory.mktemp("context"), context=2)
+
+
+def distance(name: str, one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
+    """Relative norm of the difference of all tensors whose name begins so."""
+    names = [n for n in one if n.startswith(name)]
+    assert names
+    assert one.keys() == two.keys()
+    pairs = [(one[n].double().nan_to_num(), two[n].double().nan_to_num()) for n in names]
+    apart = sum(float((a - b).square().sum()) for a, b in pairs)
+    return (apart / sum(float(a.square().sum()) for a, _ in pairs)) ** 0.5
+
+
+def compare(case: Case, alone: Path, ranks: Path) -> None:
+    file = f"{case.name}.safetensors"
+    one, many = load_file(alone / file), load_file(ranks / file)
+    limit = TOLERANCE[case.dtype]
+    for what in ("model." if not case.lora else "base_model.", "ema.", "output.", "whole."):
+        assert distance(what, one, many) < limit, what
+    assert distance("metric.", one, many) < 10 * limit
+
+
+@pytest.mark.parametrize("case", TWO, ids=lambda case: case.name)
+def test_two_ranks_give_the_weights_of_one(case: Case, alone: Path, two: Path) -> None:
+    compare(case, alone, two)
+
+
+@pytest.mark.parametrize("case", FOUR, ids=lambda case: case.name)
+def test_four_ranks_give_the_weights_of_one(case: Case, alone: Path, four: Path) -> None:
+    compare(case, alone, four)
+
+
+@pytest.mark.parametrize("case", SHARED, ids=lambda case: case.name)
+def test_ranks_that_share_sequences_give_the_weights_of_one(
+    case: Case, alone: Path, shared: Path
+) -> None:
+    compare(case, alone, shared)
+
+
+@pytest.mark.parametrize(("heads", "keys", "size"), [(4, 2, 3), (6, 3, 2), (4, 2, 8)])
+def test_heads_that_cannot_be_dealt_are_refused(heads: int, keys: int, size: int) -> None:
+    config = SimpleNamespace(num_attention_heads=heads, num_key_value_heads=keys)
+    with pytest.raises(UsageError, match=f"context_parallel = {size}: {heads} attention heads"):
+        require_heads(config, size)
+    require_heads(SimpleNamespace(num_attention_heads=8, num_key_value_heads=2), 4)

@@ -1,0 +1,103 @@
+"""What ranks say to each other, and what is said of one that does not come."""
+
+import json
+import math
+import socket
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.ranks import free_address, run_ranks
+from postgrad.core.errors import RunError
+from postgrad.parallel.ranks import Ranks
+
+several = [pytest.mark.ranks, pytest.mark.slow]
+
+
+def test_alone_every_collective_gives_back_what_it_got() -> None:
+    alone, held = Ranks(), torch.tensor([1.5])
+    alone.sum_([held])
+    assert (float(held), alone.sum(2.5), alone.most(3)) == (1.5, 2.5, 3)
+    assert alone.sums({"a": 1.0}) == {"a": 1.0}
+    assert alone.gathered(["x"]) == [["x"]]
+    values, known = np.array([1.0, 2.0], np.float32), np.array([True, False])
+    assert alone.merged(values, known)[0] is values
+    alone.require_same("anything", "x")
+
+
+def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        with pytest.raises(RunError, match=f"rank 0 of 2 could not join the others at {address}"):
+            Ranks.join(0, 2, address, start_seconds=1.0)
+
+
+def test_a_rank_that_waits_alone_gives_up() -> None:
+    with pytest.raises(RunError, match=r"rank 1 of 2 could not join .* within 1 seconds"):
+        Ranks.join(1, 2, free_address(), start_seconds=1.0)
+
+
+def talk(ranks: Ranks, folder: Path) -> None:
+    with ranks.doing("talking"):
+        held = torch.full((2,), float(ranks.rank + 1))
+        ranks.sum_([held])
+        known = np.arange(4) // 2 == ranks.rank
+        values = np.where(known, np.arange(4, dtype=np.float32), np.float32(math.nan))
+        merged, everywhere = ranks.merged(values, known)
+        said = {
+            "sum_": held.tolist(),
+            "sum": ranks.sum(0.1),
+            "most": ranks.most(5 - ranks.rank),
+            "merged": merged.tolist(),
+            "everywhere": everywhere.tolist(),
+            "sums": ranks.sums({"both": 1.0, f"of {ranks.rank}": 2.0}),
+            "gathered": ranks.gathered("x" * ranks.rank),
+        }
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(said))
+
+
+def disagree(ranks: Ranks, folder: Path) -> None:
+    with pytest.raises(RunError, match="rank 1 and rank 0 disagree on the recipe: b and a"):
+        ranks.require_same("the recipe", "ab"[ranks.rank])
+
+
+def wait(ranks: Ranks, folder: Path) -> None:
+    if ranks.rank == 1:
+        with ranks.doing("resting"):
+            time.sleep(8.0)
+        return
+    with pytest.raises(RunError) as caught, ranks.doing("working"):
+        ranks.sum(1.0)
+    (folder / "told").write_text(str(caught.value))
+
+
+class TestTwoRanks:
+    pytestmark = several
+
+    def test_all_know_the_same_afterwards(self, tmp_path: Path) -> None:
+        run_ranks(2, talk, tmp_path)
+        one, two = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+        assert one == two
+        assert one == {
+            "sum_": [3.0, 3.0],
+            "sum": 0.2,
+            "most": 5,
+            "merged": [0.0, 1.0, 2.0, 3.0],
+            "everywhere": [True] * 4,
+            "sums": {"both": 2.0, "of 0": 2.0, "of 1": 2.0},
+            "gathered": ["", "x"],
+        }
+
+    def test_a_disagreement_names_the_rank(self, tmp_path: Path) -> None:
+        run_ranks(2, disagree, tmp_path)
+
+    def test_one_that_does_not_come_is_named_with_what_it_does(self, tmp_path: Path) -> None:
+        run_ranks(2, wait, tmp_path, limit_seconds=2.0)
+        told = (tmp_path / "told").read_text()
+        assert "rank 0 of 2 waited in vain in 'working' (number 1)" in told
+        assert "missing: rank 1 (1 resting)" in told
