@@ -159,7 +159,7 @@ ILLNESSES = [
             "rewards": pays("near_a"),
             "learner": {"lr": 5e-2},
             "rollout": {**ENDS, "max_new_tokens": 1},
-            "sentinels": {"no_gradient": "off"},  # once all say it, there is none either
+            "sentinels": {"no_gradient": "off", "truncation": "off"},  # they come along
         },
     ),
     Illness("truncation", recipe={"rollout": {"stop": []}}),
