@@ -137,7 +137,8 @@ def train(ranks: Ranks, folder: Path, cases: list[Case]) -> None:
         for number in range(UPDATES):
             drawn = experience(case, number)
             result = one.update(Update(drawn, np.arange(len(drawn))), how).result()
-            numbers[f"metric.{number}"] = torch.tensor(list(result.metrics.values()))
+            for name, value in result.metrics.items():
+                numbers[f"metric.{number}.{name}"] = torch.tensor(value)
             numbers[f"output.{number}"] = torch.from_numpy(result.outputs.copy())
         if isinstance(one, PolicyLearner):
             said = one.logprobs(experience(case, 99).sequences).result()

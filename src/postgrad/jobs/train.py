@@ -161,7 +161,8 @@ def prepare(
     placing.apply(choices.placement)
     choices, untried = auto_sizes.planned(recipe, choices, recorded)
     logs.rewind(checkpoint.state.log_offsets if checkpoint else {})
-    sentinels = Sentinels(recipe.sentinels.for_dtype(choices.dtype), logs, console)
+    suited = recipe.sentinels.for_dtypes(choices.dtype, choices.rollout_dtype)
+    sentinels = Sentinels(suited, logs, console)
     watchdog = stack.enter_context(Watchdog(recipe.sentinels.stall, logs, console, directory.path))
     run = Run(
         recipe,

@@ -19,8 +19,8 @@ from torch.nn import functional
 from postgrad.models.attention import AttentionContext
 from postgrad.models.head import full_logits
 from postgrad.models.linear import OneDNNLinear, in_order, project
-from postgrad.models.norm import FAMILIES
 from postgrad.models.packed import hidden_states
+from postgrad.models.settings import LLAMA_TYPES
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -105,7 +105,7 @@ class _Layer:
 
 
 class LayeredDecoder:
-    """A model of FAMILIES as plain products. `lm` keeps its parameters, in the same memory.
+    """A model of LLAMA_TYPES as plain products. `lm` keeps its parameters, in the same memory.
 
     Moving or converting `lm` afterwards parts the two.
     """
@@ -231,10 +231,10 @@ def _read(layer: Any, config: Any) -> _Layer:
 
 
 def _is_known(lm: Any) -> bool:
-    """Whether a model is transformers' own of FAMILIES, with plain layers in every place."""
+    """Whether a model is transformers' own of LLAMA_TYPES, with plain layers in every place."""
     config = lm.config
     ours = type(lm).__module__.startswith("transformers.models.")
-    if not ours or config.model_type not in FAMILIES or config.hidden_act != "silu":
+    if not ours or config.model_type not in LLAMA_TYPES or config.hidden_act != "silu":
         return False
     first = lm.model.layers[0].self_attn
     if 2 * len(lm.model.rotary_emb.inv_freq) != first.head_dim:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-# weight * x / sqrt(mean(x^2) + epsilon), computed in float32 and rounded before the weight. Gemma's
-# norms add one to their weight and are not among them.
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+from postgrad.models.settings import LLAMA_TYPES
 
 
 class _Norm(torch.autograd.Function):
+    """weight * x / sqrt(mean(x^2) + epsilon), computed in float32 and rounded before the weight."""
+
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         wide = rows.float()
@@ -41,7 +41,9 @@ class _Norm(torch.autograd.Function):
 
 
 class FusedRMSNorm(nn.Module):
-    """What a norm of FAMILIES becomes: its `weight` [H] and `variance_epsilon` stay."""
+    """What a norm of LLAMA_TYPES becomes: its `weight` [H] and `variance_epsilon` stay. Gemma's
+    norms add one to their weight and are not among them.
+    """
 
     weight: nn.Parameter
     variance_epsilon: float
@@ -52,10 +54,10 @@ class FusedRMSNorm(nn.Module):
 
 
 def fuse_norms(lm: Any, device: torch.device) -> None:
-    """The norms of a model of FAMILIES become one function each, on a CPU. Parameters, their names
-    and what the norms compute stay, up to rounding.
+    """The norms of a model of LLAMA_TYPES become one function each, on a CPU. Parameters, their
+    names and what the norms compute stay, up to rounding.
     """
-    if device.type == "cpu" and lm.config.model_type in FAMILIES:
+    if device.type == "cpu" and lm.config.model_type in LLAMA_TYPES:
         for module in lm.modules():
             kind = type(module)
             plain = kind.__module__.startswith("transformers.models.")

@@ -8,6 +8,9 @@ from pydantic import Field, field_validator
 
 from postgrad.core.settings import Settings
 
+# Types whose layers are Llama's, with or without biases and norms of queries and keys: they decode
+# layer by layer, and their norms are one function on a CPU.
+LLAMA_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 ModelType = Literal["qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3"]
 
 

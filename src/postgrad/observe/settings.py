@@ -49,9 +49,14 @@ class SentinelSettings(Settings):
             if isinstance(one, Sentinel) and one.action != "off"
         }
 
-    def for_dtype(self, dtype: str) -> "SentinelSettings":
-        """With the limits that suit what the learner computes in."""
-        return self.model_copy(update={"on_policy": self.on_policy.for_dtype(dtype)})
+    def for_dtypes(self, learner: str, engine: str | None) -> "SentinelSettings":
+        """With the limits that suit what learner and rollout engine compute in."""
+        plain = {learner, engine} <= {"float32", None}
+        suited = {
+            "on_policy": self.on_policy.for_dtype(learner),
+            "publish": self.publish.for_dtype("float32" if plain else "bfloat16"),
+        }
+        return self.model_copy(update=suited)
 
 
 class ObserveSettings(Settings):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from postgrad.plan.lengths import Lengths
 
-QUERY_RUN = 256  # layout.blocks.QUERY_RUN, which a test holds it to
+QUERY_RUN = 128  # layout.blocks.QUERY_RUN, which a test holds it to
 
 
 @dataclass(frozen=True, slots=True)

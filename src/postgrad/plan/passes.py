@@ -53,8 +53,8 @@ class Passes:
         b, tokens = width(role.model.dtype, cpu=self.cpu), self.sizes.micro_tokens
         given = role.shape, b, role.model.lora, self._blocks(role)
         checkpointing = role.model.gradient_checkpointing
-        kept = activations.kept(*given, checkpointing=checkpointing)
-        layer = activations.backward_of_layer(*given, checkpointing=checkpointing)
+        kept = activations.kept(*given, checkpointing=checkpointing, cpu=self.cpu)
+        layer = activations.backward_of_layer(*given, checkpointing=checkpointing, cpu=self.cpu)
         return tokens * kept, tokens * layer
 
     def freed(self, role: PlannedRole) -> int:
@@ -67,7 +67,7 @@ class Passes:
         """One forward pass without gradients."""
         b = width(role.model.dtype, cpu=self.cpu)
         tokens = self.sizes.micro_tokens
-        layer = tokens * activations.forward_only(role.shape, b, self._blocks(role))
+        layer = tokens * activations.forward_only(role.shape, b, self._blocks(role), cpu=self.cpu)
         if role.scores:
             return {"activations": layer}
         stream = 2 * tokens * role.shape.hidden_size * b
@@ -97,7 +97,7 @@ class Passes:
         shape, prompts = role.shape, self._prompt_tokens(recipe)
         blocks = Blocks() if not self.cpu else Blocks.of(self.lengths, 1)
         inside = 4 * shape.intermediate_size + 4 * shape.hidden_size
-        inside = max(inside * b, activations.forward_only(shape, b, blocks))
+        inside = max(inside * b, activations.forward_only(shape, b, blocks, cpu=self.cpu))
         logits = engine.slots * shape.vocab_size
         rollout = recipe.rollout
         filtered = rollout.top_k or rollout.top_p < 1.0 or rollout.min_p

@@ -146,6 +146,15 @@ def test_an_engine_has_the_weights_or_is_found_out(
     assert speaks(Publish(), [probed(ONE, moved(engine), moved(learner))]) == spoken
 
 
+def test_rounding_to_bfloat16_is_not_taken_for_a_stale_engine() -> None:
+    seen = {"sentinel/publish_difference": 0.0018, "sentinel/policy_moved": 0.0018}
+    assert speaks(SentinelSettings().for_dtypes("float32", "float32").publish, [seen])
+    for learner, engine in (("bfloat16", "bfloat16"), ("float32", "bfloat16")):
+        assert not speaks(SentinelSettings().for_dtypes(learner, engine).publish, [seen])
+    stale = {"sentinel/publish_difference": 0.03, "sentinel/policy_moved": 0.03}
+    assert speaks(SentinelSettings().for_dtypes("bfloat16", "bfloat16").publish, [stale])
+
+
 def test_distances_are_means_over_all_tokens_of_the_probe() -> None:
     """Sequences of one and three tokens: (0.25 + 3 * 0) / 4, no mean of means."""
     one, three = np.zeros(1, np.float32), np.zeros(3, np.float32)
