@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from postgrad.plan.lengths import Lengths
 
+STACKED = 1.1  # runs are padded to the longest of their stack: up to 1.3, a tenth as measured
 QUERY_RUN = 128  # layout.blocks.QUERY_RUN, which a test holds it to
 
 
@@ -28,7 +29,8 @@ class Blocks:
             prompt, answer, answers = 0.0, tokens, 1
         read, masked = _segment(prompt, 0.0)
         own, hidden = _segment(answer, prompt)
-        return cls((read + answers * own) / tokens, (masked + answers * hidden) / tokens)
+        keys, scores = read + answers * own, masked + answers * hidden
+        return cls(STACKED * keys / tokens, STACKED * scores / tokens)
 
 
 def _segment(length: float, before: float) -> tuple[float, float]:
