@@ -38,16 +38,21 @@ class Advice:
         was, now = self.before, self.after
         hours = ""
         if was.timing.hours is not None and now.timing.hours is not None:
-            hours = f", the run {was.timing.hours:.3g} -> {now.timing.hours:.3g} h"
+            hours = f", the run {_told(was.timing.hours)} -> {_told(now.timing.hours)} h"
         return (
             f"{self.reason}: {gigabytes(was.memory.peak_bytes)} -> "
             f"{gigabytes(now.memory.peak_bytes)} at the peak, a step "
-            f"{was.timing.step_seconds:.3g} -> {now.timing.step_seconds:.3g} s{hours}"
+            f"{_told(was.timing.step_seconds)} -> {_told(now.timing.step_seconds)} s{hours}"
         )
 
     def to_json(self) -> dict[str, Any]:
         """{change, effect}."""
         return {"change": self.change, "effect": self.effect}
+
+
+def _told(value: float) -> str:
+    """Three digits, and never a power of ten: 0.0123, 4.56, 17,900."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def advise(start: Outlook, facts: Facts) -> tuple[Advice, ...]:
