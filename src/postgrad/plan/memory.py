@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from postgrad.models.settings import LLAMA_TYPES
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.hardware import Device
 from postgrad.plan.lengths import Lengths
@@ -192,6 +193,9 @@ def _engine(
     assert isinstance(recipe, Answering)
     b = engine_width(recipe, policy, cpu=cpu)
     yield Line("engine", "weights", _always(policy.shape.parameters() * b // sharing.tensor))
+    if cpu and b == FLOAT32 and policy.shape.model_type in LLAMA_TYPES:  # models.linear.in_order
+        ordered = policy.shape.matrix_parameters * FLOAT32
+        yield Line("engine", "weights as products read them", _always(ordered))
     yield Line("engine", "key-value cache", _always(passes.cache(policy, b) // sharing.tensor))
     for what, count in _divided(passes.sampling(policy, b), sharing).items():
         yield Line("engine", what, {"rollout": count})
