@@ -38,11 +38,11 @@ class Advice:
         was, now = self.before, self.after
         hours = ""
         if was.timing.hours is not None and now.timing.hours is not None:
-            hours = f", the run {_told(was.timing.hours)} -> {_told(now.timing.hours)} h"
+            hours = f", the run {_digits(was.timing.hours)} -> {_digits(now.timing.hours)} h"
         return (
             f"{self.reason}: {gigabytes(was.memory.peak_bytes)} -> "
             f"{gigabytes(now.memory.peak_bytes)} at the peak, a step "
-            f"{_told(was.timing.step_seconds)} -> {_told(now.timing.step_seconds)} s{hours}"
+            f"{_digits(was.timing.step_seconds)} -> {_digits(now.timing.step_seconds)} s{hours}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Advice:
         return {"change": self.change, "effect": self.effect}
 
 
-def _told(value: float) -> str:
+def _digits(value: float) -> str:
     """Three digits, and never a power of ten: 0.0123, 4.56, 17,900."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
