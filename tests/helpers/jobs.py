@@ -114,6 +114,8 @@ def write_recipe(name: str, to: Path) -> Path:
     job = JOBS[name]
     path = to / "recipe.toml"
     text = COMMON.format(job=job.job, ema_decay=job.ema_decay) + job.sections
+    if job.job == "rl":  # fresh models never stop, and what a run tells is compared
+        text += '[sentinels]\ntruncation = "off"\n'
     best = "eval/reward" if job.sections.startswith(WORDS) else "eval/accuracy"
     text = text.replace("max_ckpt_num = 1", f'max_ckpt_num = 1\nbest_metric = "{best}"')
     for place, (first, rows) in {"rows": (0, 30), "held_out": (30, 6)}.items():

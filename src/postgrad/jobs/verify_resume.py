@@ -41,7 +41,8 @@ def verify_resume(
         _end(_start(recipe, whole, words))
         seconds = time.monotonic() - began
         console.note(f"a run that is left alone: {seconds:.1f} s")
-        moments = [seconds * (0.2 + 0.75 * float(uniform(seed, "kills", i))) for i in range(kills)]
+        shares = sorted(0.2 + 0.75 * float(uniform(seed, "kills", i)) for i in range(kills))
+        moments = [seconds * share for share in shares]  # early ones first: less is left each time
         done = _kill(recipe, killed, words, moments, console)
         one, two = fingerprint(whole), fingerprint(killed)
     different = sorted(name for name in {*one, *two} if one.get(name) != two.get(name))
