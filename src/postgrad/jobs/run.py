@@ -100,7 +100,6 @@ class Run:
     loggers: Loggers = field(default_factory=Loggers)  # none but in a run that trains
     peak_bytes: int = 0
     shown: Phase | None = None  # the phase under way
-    under_way: str = ""  # its name, or that of the phase which failed
     group: RankCalls | None = None
 
     @property
@@ -117,7 +116,6 @@ class Run:
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Generator[None]:
         """Times a phase, shows its progress (`advance`) and watches that it does not hang."""
-        self.under_way = name
         with (
             self.clock.timed(name),
             self.watchdog.phase(name),

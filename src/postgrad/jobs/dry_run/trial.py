@@ -99,7 +99,7 @@ def _step(report: Report, run: Run, job: Job, state: RunState) -> RunState | Non
         try:
             ended = loop(run, job, state)
         except Exception:
-            check.name = run.under_way or check.name
+            check.name = run.clock.open[0] if run.clock.open else check.name
             raise
     _tell_phases(report, run, check)
     return ended
