@@ -13,7 +13,6 @@ from postgrad.core.errors import RunError
 from postgrad.core.seeds import integer
 from postgrad.data.texts import texts
 from postgrad.jobs.choices import Choices
-from postgrad.jobs.run import Clock
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Policy, PolicyLearner
@@ -47,8 +46,6 @@ class Place(Protocol):
     def geometry(self) -> BatchGeometry: ...
     @property
     def ranks(self) -> Ranks: ...
-    @property
-    def clock(self) -> Clock: ...
 
     choices: Choices
 

@@ -7,7 +7,7 @@ import errno
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from postgrad.core.batch import BatchGeometry
 from postgrad.core.files import sync_file
 from postgrad.jobs import roles
 from postgrad.jobs.choices import Choices
-from postgrad.jobs.run import Clock
 from postgrad.learner.optimizer import UPDATES
 from postgrad.parallel import device as placing
 from postgrad.parallel.ranks import ALONE, Ranks
@@ -38,7 +37,6 @@ class _Place:
     geometry: BatchGeometry
     choices: Choices
     ranks: Ranks = ALONE
-    clock: Clock = field(default_factory=Clock)
 
 
 class RankWorker:
