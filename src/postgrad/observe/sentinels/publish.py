@@ -11,8 +11,8 @@ from postgrad.observe.sentinels.base import Action, Look, Memory, Seen, Sentinel
 Floats = NDArray[np.float32]
 DIFFERENCE, MOVED = "sentinel/publish_difference", "sentinel/policy_moved"
 
-# What rounding alone may look like, by format. In bfloat16 engine and learner of a 6M-parameter model
-# differed by 0.0017 to 0.0019 on the same weights; ten times that leaves room for deeper ones.
+# What rounding alone may look like, by format. In bfloat16 engine and learner of a model of 6M
+# parameters differed by 0.0017 to 0.0019 on the same weights; ten times that is for deeper ones.
 NOISE = {"float32": 1e-3, "bfloat16": 0.02}
 
 
