@@ -1,5 +1,6 @@
 """Attention over a tree of segments, for training and scoring: the learner's attention context."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -8,12 +9,10 @@ from postgrad.models.attention import attend_folded
 
 
 class _DeviceBlock:
-    """One block's indices on a device, and its masks by the window that a layer has."""
+    """One block's shape, and its masks on a device by the window that a layer has."""
 
     def __init__(self, block: Block, device: torch.device) -> None:
         self.shape = block.query_rows.shape[0], block.query_rows.shape[1], block.key_rows.shape[1]
-        self.query_rows = torch.from_numpy(block.query_rows.ravel()).to(device)
-        self.key_rows = torch.from_numpy(block.key_rows.ravel()).to(device)
         self._query_positions = torch.from_numpy(block.query_positions).to(device)[:, :, None]
         self._key_positions = torch.from_numpy(block.key_positions).to(device)[:, None, :]
         self._masks: dict[int | None, Tensor] = {}
@@ -37,11 +36,18 @@ class TreeAttention:
     """Attention over the blocks of a layout with scaled_dot_product_attention.
 
     Works on every device with a backward pass; rows are gathered with index_select, whose backward
-    is deterministic (indexing with repeated rows is not, on two CPU threads).
+    is deterministic (indexing with repeated rows is not, on two CPU threads). One gather serves all
+    blocks: each has a backward that clears and adds a gradient of all rows.
     """
 
     def __init__(self, plan: BlockPlan, device: torch.device) -> None:
         self._blocks = [_DeviceBlock(block, device) for block in plan.blocks]
+        queries = [block.query_rows.ravel() for block in plan.blocks]
+        keys = [block.key_rows.ravel() for block in plan.blocks]
+        self._query_rows = torch.from_numpy(np.concatenate(queries)).to(device)
+        self._key_rows = torch.from_numpy(np.concatenate(keys)).to(device)
+        self._query_sizes = [len(rows) for rows in queries]
+        self._key_sizes = [len(rows) for rows in keys]
         self._source_row = torch.from_numpy(plan.source_row).to(device)
 
     def attend(
@@ -65,17 +71,20 @@ class TreeAttention:
         kv_heads, value_dim = value.shape[0], value.shape[2]
         groups = heads // kv_heads
         # By rows, as projections write them: a gather of whole rows reads them where they lie.
-        query, key, value = (each.transpose(0, 1) for each in (query, key, value))
+        queries = query.transpose(0, 1).index_select(0, self._query_rows).split(self._query_sizes)
+        keys, values = (
+            each.transpose(0, 1).index_select(0, self._key_rows).split(self._key_sizes)
+            for each in (key, value)
+        )
         outputs: list[Tensor] = []
-        for block in self._blocks:
+        for block, q, k, v in zip(self._blocks, queries, keys, values, strict=True):
             count, rows, places = block.shape
-            q = query.index_select(0, block.query_rows).view(count, rows, kv_heads, groups, dim)
-            k = key.index_select(0, block.key_rows).view(count, places, kv_heads, dim)
-            v = value.index_select(0, block.key_rows).view(count, places, kv_heads, value_dim)
             out = attend_folded(
-                q.permute(0, 2, 3, 1, 4).reshape(count, kv_heads, groups * rows, dim),
-                k.transpose(1, 2),
-                v.transpose(1, 2),
+                q.view(count, rows, kv_heads, groups, dim)
+                .permute(0, 2, 3, 1, 4)
+                .reshape(count, kv_heads, groups * rows, dim),
+                k.view(count, places, kv_heads, dim).transpose(1, 2),
+                v.view(count, places, kv_heads, value_dim).transpose(1, 2),
                 block.mask(window, groups, query.dtype),
                 scale=scale,
                 softcap=softcap,
