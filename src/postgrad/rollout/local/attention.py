@@ -179,6 +179,7 @@ def _attend(
     else:
         scores = torch.bmm(query, key.transpose(1, 2)).mul_(scale / softcap)
         scores = scores.tanh_().mul_(softcap).add_(bias)
-    weights = nn.functional.softmax(scores, -1, dtype=torch.float32)
-    log_sum = scores.amax(-1, keepdim=True).float() - weights.amax(-1, keepdim=True).log_()
+    scores = scores.float()  # first of all: amax takes up to ten times as long in bfloat16 on CPUs
+    weights = scores.softmax(-1)
+    log_sum = scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log_()
     return torch.bmm(weights.to(value.dtype), value), log_sum
