@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from postgrad.models.attention import AttentionContext
 from postgrad.rollout.local.cache import KeyValueCache, LayerShape
