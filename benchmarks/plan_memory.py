@@ -51,7 +51,7 @@ def foreseen(case: Case, models: Path) -> dict[str, Any]:
     """What the plan says: bytes by phase above the framework's, and the lines of the peak."""
     from postgrad.models.known_shapes import shape_of_model
     from postgrad.plan.hardware import parse_hardware
-    from postgrad.plan.memory import PHASES
+    from postgrad.plan.phases import PHASES
     from postgrad.plan.plan import Facts, outlook
     from postgrad.plan.row_lengths import row_lengths
     from postgrad.recipe.load import parse_recipe

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from postgrad.core import seeds
 from postgrad.core.errors import RunError, UsageError
@@ -148,7 +149,7 @@ class Adapter:
         for own, layer in self._own_layers():
             if hasattr(layer, "lora_A"):
                 a, b = layer.lora_A[self.name].weight, layer.lora_B[self.name].weight
-                base = layer.get_base_weight().float()
+                base, a, b = (_whole(one) for one in (layer.get_base_weight().float(), a, b))
                 yield f"{own}.weight", torch.addmm(base, b, a, alpha=layer.scaling[self.name])
             else:
                 for end, tensor in layer.modules_to_save[self.name].named_parameters():
@@ -192,6 +193,11 @@ class Adapter:
         for own, layer in self.lm.named_modules():
             if self.name in _names(layer):
                 yield own, layer
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Of what is divided over ranks; of a matrix and its adapter both may be, or one of them."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _in_file(own: re.Match[str]) -> str:

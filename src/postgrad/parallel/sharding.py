@@ -10,7 +10,8 @@ float32 and divided by rows (dimension 0) in every stage but "none".
     none     whole on every rank, without FSDP2; the learner adds gradients before its step
 
 So with zero1 and zero2 a rank holds a whole copy of the weights from the first forward of an update
-to its last backward, and with zero1 whole float32 gradients too (docs/distributed.md).
+to its last backward, and with zero1 whole float32 gradients too (docs/distributed.md). What is
+frozen under an adapter they leave whole on every rank: a part of it would lie beside a whole copy.
 """
 
 from collections.abc import Iterable
@@ -72,10 +73,17 @@ class Sharding:
         )
         plain = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
         reshard = stage == "zero3"
+        whole = set() if reshard else _frozen_beside_trained(root)
         for module in alone:
-            fully_shard(module, mesh=ranks.mesh, reshard_after_forward=reshard, mp_policy=plain)
+            fully_shard(
+                module, mesh=ranks.mesh, reshard_after_forward=reshard, mp_policy=plain,
+                ignored_params=whole,
+            )  # fmt: skip
         for module in (*layers, root):
-            fully_shard(module, mesh=ranks.mesh, reshard_after_forward=reshard, mp_policy=policy)
+            fully_shard(
+                module, mesh=ranks.mesh, reshard_after_forward=reshard, mp_policy=policy,
+                ignored_params=whole,
+            )  # fmt: skip
         self._modules = [module for module in root.modules() if isinstance(module, FSDPModule)]
         for module in self._modules:
             module.set_gradient_divide_factor(1.0)  # sums, never means
@@ -103,6 +111,13 @@ def _narrow(root: nn.Module, compute: torch.dtype) -> bool:
     for parameter in trained:
         parameter.data = parameter.data.float()
     return bool(trained) and compute != torch.float32
+
+
+def _frozen_beside_trained(root: nn.Module) -> set[nn.Parameter]:
+    """Weights under an adapter; none of a module that is frozen as a whole."""
+    parameters = list(root.parameters())
+    trained = any(p.requires_grad for p in parameters)
+    return {p for p in parameters if trained and not p.requires_grad}
 
 
 def piece_of(parameter: Tensor, ranks: Ranks) -> Piece:

@@ -5,22 +5,27 @@ Every advice is a recipe that was planned: what is said to fit fits by the plann
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from postgrad.core.errors import UsageError
+from postgrad.plan.changes import ALL, Change, Overrides, faster, fewer_devices, ranked, smaller
+from postgrad.plan.hardware import Hardware
 from postgrad.plan.plan import Facts, Outlook, outlook
 from postgrad.recipe.load import with_overrides
-from postgrad.recipe.recipe import Comparing, Recipe
+from postgrad.recipe.recipe import Recipe
 
-Overrides = tuple[str, ...]
-FEW = 16  # sequences sampled together: with fewer, decoding only reads weights
+COUNTS = (2, 4, 8, 16, 32, 64)  # of devices, where those that are there do not do
 WORTH = 0.95  # a change that only saves time has to save a twentieth
+WASTED = 2 / 3  # half of the devices that do the run for less than this of the device-hours
+CHANGES_LEARNING = ("--model.lora", "--data.max_len")
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """overrides: flags of the command line; after: the outlook with it and all advice before."""
+    """overrides: flags of the command line; after: the outlook with it and all advice before, on
+    more devices than there are where that is the advice.
+    """
 
     overrides: Overrides
     reason: str
@@ -30,20 +35,25 @@ class Advice:
     @property
     def change(self) -> str:
         """As it is typed."""
-        return shlex.join(self.overrides)
+        had, has = self.before.hardware, self.after.hardware
+        more = () if had == has else ("--hardware", str(has))
+        return shlex.join((*more, *self.overrides))
 
     @property
     def effect(self) -> str:
         """Peak memory, and time of a step and of the run, before and after."""
         was, now = self.before, self.after
-        hours = ""
+        parts = [
+            f"{gigabytes(was.memory.peak_bytes)} -> {gigabytes(now.memory.peak_bytes)} at the peak",
+            f"a step {_digits(was.timing.step_seconds)} -> {_digits(now.timing.step_seconds)} s",
+        ]
         if was.timing.hours is not None and now.timing.hours is not None:
-            hours = f", the run {_digits(was.timing.hours)} -> {_digits(now.timing.hours)} h"
-        return (
-            f"{self.reason}: {gigabytes(was.memory.peak_bytes)} -> "
-            f"{gigabytes(now.memory.peak_bytes)} at the peak, a step "
-            f"{_digits(was.timing.step_seconds)} -> {_digits(now.timing.step_seconds)} s{hours}"
-        )
+            hours = was.timing.hours, now.timing.hours
+            parts.append(f"the run {_digits(hours[0])} -> {_digits(hours[1])} h")
+            if was.timing.devices != now.timing.devices:
+                spent = hours[0] * was.timing.devices, hours[1] * now.timing.devices
+                parts.append(f"{_digits(spent[0])} -> {_digits(spent[1])} device-hours")
+        return f"{self.reason}: {', '.join(parts)}"
 
     def to_json(self) -> dict[str, Any]:
         """{change, effect}."""
@@ -60,21 +70,21 @@ def advise(start: Outlook, facts: Facts) -> tuple[Advice, ...]:
     helps the last outlook does not fit either.
     """
     if start.fits:
-        return tuple(_faster(start, facts))
-    steps: list[tuple[Overrides, str]] = []
+        return tuple(_without_waste(start, facts))
+    steps: list[Change] = []
     now = start
     while not now.fits:
-        for overrides, reason in _smaller(now):
-            tried = _planned(now.recipe, overrides, facts)
+        for change in smaller(now):
+            tried = _planned(now.recipe, change[0], facts)
             if tried is not None and _better(tried, now):
-                steps.append((overrides, reason))
+                steps.append(change)
                 now = tried
                 break
         else:
             break
     if now.fits:
-        steps = _needed(start, steps, facts)
-    return tuple(_told(start, steps, facts))
+        return tuple(_told(start, _needed(start, steps, facts), facts))
+    return tuple(_on_more_devices(start, steps, facts))
 
 
 def _better(tried: Outlook, now: Outlook) -> bool:
@@ -83,97 +93,73 @@ def _better(tried: Outlook, now: Outlook) -> bool:
     return (tried.missing_devices, tried.memory.peak_bytes) < before
 
 
-def _smaller(now: Outlook) -> Iterator[tuple[Overrides, str]]:
-    """Changes that take less memory, those first that cost least time and change least."""
-    recipe = now.recipe
-    if now.missing_devices:
-        yield _flags("learner.ranks", now.hardware.count), "as many ranks as there are devices"
-    least = recipe.data.max_len * (2 if isinstance(recipe, Comparing) else 1)
-    if recipe.batch.micro_train_batch_size is None and now.sizes.micro_tokens > least:
-        tokens = max(least, now.sizes.micro_tokens // 2)
-        yield _flags("batch.micro_train_tokens", tokens), "a smaller forward pass"
-    elif (recipe.batch.micro_train_batch_size or 1) > 1:
-        size = _smaller_divisor(recipe.batch.micro_train_batch_size or 1)
-        yield _flags("batch.micro_train_batch_size", size), "a smaller forward pass"
-    if not recipe.model.gradient_checkpointing:
-        flags = _flags("model.gradient_checkpointing", True)
-        yield flags, "activations are computed again in the backward pass"
-    gathers_cross_host = now.hardware.device.link == "pcie"
-    yield from _sharded(now, last="zero2" if gathers_cross_host else "zero3")
-    yield from _fewer_places(now, least=FEW)
-    if recipe.model.lora is None:
-        flags = ("--model.lora", "{ rank = 64, alpha = 64 }")
-        yield flags, "an adapter trains, the model is frozen"
-    yield from _fewer_places(now, least=1)
-    if recipe.data.max_len >= 512:
-        yield _shorter(recipe), "shorter rows; longer ones are dropped"
-    if gathers_cross_host:
-        yield from _sharded(now, last="zero3")
-
-
-def _fewer_places(now: Outlook, least: int) -> Iterator[tuple[Overrides, str]]:
-    """Half the cache of the engine, for at least so many sequences."""
-    engine = now.sizes.engine
-    if engine is None or engine.slots < 2 * least:
-        return
-    slots = engine.slots // 2
-    tokens = engine.cache_tokens // engine.slots * slots
-    flags = (*_flags("rollout.slots", slots), *_flags("rollout.cache_tokens", tokens))
-    yield flags, "fewer sequences are sampled together"
-
-
-def _sharded(now: Outlook, last: str) -> Iterator[tuple[Overrides, str]]:
-    """The next stage of sharding up to `last`, or more ranks where devices are idle."""
-    learner, idle = now.recipe.learner, now.hardware.count - now.recipe.learner.ranks
-    stages = ("none", "zero1", "zero2", "zero3")
-    stage = stages.index(learner.sharding)
-    if learner.ranks > 1 and stage < stages.index(last):
-        text = "divides more of the state over the ranks"
-        yield _flags("learner.sharding", stages[stage + 1]), text
-    if idle > 0:
-        flags = (
-            *_flags("learner.ranks", now.hardware.count),
-            *_flags("cluster.type", "ray"),
-            *_flags("learner.sharding", learner.sharding if stage else "zero2"),
-        )
-        yield flags, "all devices train"
-
-
-def _shorter(recipe: Recipe) -> Overrides:
-    """Half of data.max_len, and of what has to fit into it."""
-    half = recipe.data.max_len // 2
-    flags = _flags("data.max_len", half)
-    rollout = getattr(recipe, "rollout", None)
-    if rollout is not None and rollout.max_new_tokens >= half:
-        flags += _flags(
-            "rollout.max_new_tokens", half * rollout.max_new_tokens // recipe.data.max_len
-        )
-    return flags
-
-
-def _faster(start: Outlook, facts: Facts) -> Iterator[Advice]:
-    """Where there is room: what costs time and is not needed."""
-    recipe, now = start.recipe, start
-    ways: list[tuple[Overrides, str]] = []
-    if recipe.model.gradient_checkpointing:
-        ways.append((_flags("model.gradient_checkpointing", False), "there is room without"))
-    if recipe.learner.sharding == "zero3":
-        ways.append((_flags("learner.sharding", "zero2"), "weights need not be gathered"))
-    if recipe.batch.micro_train_batch_size is None:
-        tokens = _flags("batch.micro_train_tokens", 2 * now.sizes.micro_tokens)
-        ways.append((tokens, "fewer, larger forward passes"))
-    for overrides, reason in ways:
+def _without_waste(start: Outlook, facts: Facts) -> Iterator[Advice]:
+    """Where there is room: what costs time or devices and is not needed."""
+    now, spread = start, False
+    for overrides, reason in faster(start):
         tried = _planned(now.recipe, overrides, facts)
         if tried is None or not tried.fits:
             continue
+        more = tried.timing.devices > now.timing.devices
+        if more and _device_seconds(tried) * WASTED > _device_seconds(now):
+            continue
         if tried.timing.step_seconds < WORTH * now.timing.step_seconds:
             yield Advice(overrides, reason, now, tried)
-            now = tried
+            now, spread = tried, spread or reason == ALL
+    if not spread and (half := _halved(now, facts)) is not None:
+        yield half
 
 
-def _needed(
-    start: Outlook, steps: list[tuple[Overrides, str]], facts: Facts
-) -> list[tuple[Overrides, str]]:
+def _halved(now: Outlook, facts: Facts) -> Advice | None:
+    """The fewest devices, each time half of them, that do the run for much fewer device-hours."""
+    found: Advice | None = None
+    last = now
+    while True:
+        for overrides, reason in fewer_devices(last):
+            tried = _planned(last.recipe, overrides, facts)
+            if tried is not None and tried.fits and _cheaper(tried, last):
+                found, last = Advice(overrides, reason, now, tried), tried
+                break
+        else:
+            return found
+
+
+def _cheaper(tried: Outlook, now: Outlook) -> bool:
+    return _device_seconds(tried) < WASTED * _device_seconds(now)
+
+
+def _device_seconds(of: Outlook) -> float:
+    """That a step takes of all devices together."""
+    return of.timing.step_seconds * of.timing.devices
+
+
+def _on_more_devices(start: Outlook, steps: Sequence[Change], facts: Facts) -> Iterator[Advice]:
+    """The fewest devices of this kind that do: with what changes nothing that is learned, else with
+    all of the steps. Where none do, the steps as they are.
+    """
+    lossless = [one for one in steps if not one[0][0].startswith((*CHANGES_LEARNING, "--learner"))]
+    for chosen in (lossless, [one for one in steps if not one[0][0].startswith("--learner")]):
+        told = list(_told(start, chosen, facts))
+        now = told[-1].after if told else start
+        for count in COUNTS:
+            for stage in ("zero2", "zero3"):
+                if count <= start.hardware.count:
+                    continue
+                there = replace(facts, hardware=_more(start.hardware, count))
+                overrides = ranked(count, stage)
+                tried = _planned(now.recipe, overrides, there)
+                if tried is not None and tried.fits:
+                    yield from told
+                    yield Advice(overrides, "more devices", now, tried)
+                    return
+    yield from _told(start, steps, facts)
+
+
+def _more(hardware: Hardware, count: int) -> Hardware:
+    return hardware.model_copy(update={"count": count})
+
+
+def _needed(start: Outlook, steps: list[Change], facts: Facts) -> list[Change]:
     """Without those that a later one made superfluous, the dearest being left out first."""
     for step in reversed(steps[:-1]):
         rest = [other for other in steps if other is not step]
@@ -183,7 +169,7 @@ def _needed(
     return steps
 
 
-def _told(start: Outlook, steps: Sequence[tuple[Overrides, str]], facts: Facts) -> Iterator[Advice]:
+def _told(start: Outlook, steps: Sequence[Change], facts: Facts) -> Iterator[Advice]:
     """The steps with what each does on top of those before it; several of one key are one."""
     last = {overrides[0]: place for place, (overrides, _) in enumerate(steps)}
     now = start
@@ -191,7 +177,8 @@ def _told(start: Outlook, steps: Sequence[tuple[Overrides, str]], facts: Facts) 
         if last[overrides[0]] != place:
             continue
         after = _planned(now.recipe, overrides, facts)
-        assert after is not None  # it was planned before
+        if after is None:  # a step that only held on top of one that was left out
+            continue
         yield Advice(overrides, reason, now, after)
         now = after
 
@@ -202,16 +189,6 @@ def _planned(recipe: Recipe, overrides: Overrides, facts: Facts) -> Outlook | No
         return outlook(with_overrides(recipe, overrides), facts)
     except UsageError:
         return None
-
-
-def _flags(key: str, value: object) -> Overrides:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return (f"--{key}", text)
-
-
-def _smaller_divisor(value: int) -> int:
-    """The largest divisor below it."""
-    return max(n for n in range(1, value) if value % n == 0)
 
 
 def gigabytes(count: float) -> str:

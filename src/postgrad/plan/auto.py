@@ -7,7 +7,7 @@ its own.
 from dataclasses import dataclass, replace
 
 from postgrad.core.batch import MICRO_TRAIN_TOKENS
-from postgrad.plan.memory import Phase
+from postgrad.plan.phases import Phase
 from postgrad.recipe.recipe import Answering, Comparing, Recipe
 from postgrad.rollout.local.budget import MAX_SLOTS, places_for
 

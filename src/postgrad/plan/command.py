@@ -9,11 +9,11 @@ from postgrad.observe.console import Console
 from postgrad.plan.advice import advise
 from postgrad.plan.calibration import calibration_file, read, settled
 from postgrad.plan.hardware import Hardware, parse_hardware, this_machine, with_threads
-from postgrad.plan.memory import PHASES
 from postgrad.plan.page import Page, advice_rows
+from postgrad.plan.phases import PHASES
 from postgrad.plan.plan import Facts, outlook
 from postgrad.plan.row_lengths import row_lengths
-from postgrad.plan.search import search, search_rows
+from postgrad.plan.search import search, search_note, search_rows
 from postgrad.recipe.load import load_recipe
 from postgrad.recipe.recipe import Recipe
 from postgrad.recipe.write import write_changed
@@ -46,7 +46,8 @@ def plan(
         console.note(f"wrote {fit}: {path} with all of that")
     if searching:
         offers = search(recipe, facts)
-        console.table("hardware", *search_rows(offers))
+        console.table("hardware that does, the recipe as it is", *search_rows(offers))
+        console.note(search_note(offers))
         report["search"] = [one.to_json() for one in offers]
     return report
 

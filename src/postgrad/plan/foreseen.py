@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from postgrad.plan.memory import Memory, Phase
+from postgrad.plan.memory import Memory
+from postgrad.plan.phases import Phase
 from postgrad.plan.plan import Outlook
 
 # A run's phases and parts of phases, and the plan's phases whose time they take.

@@ -59,6 +59,10 @@ class Hardware(Settings):
     count: int = Field(ge=1)
     device: Device
 
+    def __str__(self) -> str:
+        """As parse_hardware reads it."""
+        return f"{self.count}x{self.device.name}"
+
 
 def catalogue(environment: Mapping[str, str] | None = None) -> dict[str, Device]:
     """Every known device by its name; rows of the user's own file last, in place of known ones.

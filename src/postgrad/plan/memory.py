@@ -1,27 +1,25 @@
 """Memory of one device, role by role and phase by phase.
 
-Phases: load (weights are read), rollout (the engine samples), score (roles that do not learn here
-read the samples), update (forward, backward and the optimizer's step), save (the state is copied).
-What a role holds is there in every phase but its gradients, which live from the first micro-batch
-of an update to its end. Passes of one role at a time come on top (plan.passes).
+What a role holds (plan.held) is there in every phase but its gradients, which live from the first
+micro-batch of an update to its end. Passes of one role at a time come on top (plan.passes).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from postgrad.models.settings import LLAMA_TYPES
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.hardware import Device
+from postgrad.plan.held import gathered, gradients, held, loading, state_bytes
 from postgrad.plan.lengths import Lengths
 from postgrad.plan.passes import Bytes, Passes
+from postgrad.plan.phases import PHASES, Line, Phase, always
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sharing import Sharing
 from postgrad.plan.sizes import Sizes, width
 from postgrad.recipe.recipe import Answering, Recipe
 
-Phase = Literal["load", "rollout", "score", "update", "save"]
-PHASES: tuple[Phase, ...] = get_args(Phase)
 # Context and kernels of a GPU; interpreter and libraries, after imports, of a CPU.
 FRAMEWORK = {"cpu": 450_000_000, "gpu": 1_000_000_000}
 # Of a CPU's run, measured (docs/planning.md): data, tokenizer, logs, buffers of libraries; and of
@@ -29,16 +27,6 @@ FRAMEWORK = {"cpu": 450_000_000, "gpu": 1_000_000_000}
 # three products more for each layer that it stands on.
 OBJECTS = 120_000_000
 KEPT_BACK, KEPT_BACK_ADAPTED = 0.5, 1.4
-FOUR_BITS = 4.127 / 8  # bytes a weight, NF4 with double quantization (arXiv:2305.14314)
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Bytes on one device that a role takes for something, in each phase."""
-
-    role: str
-    what: str
-    bytes: Mapping[Phase, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,72 +80,19 @@ def memory(
     """What the run takes on one device. Ranks have a device each, and the engine works on it."""
     roles = tuple(roles)
     cpu = device.is_cpu
-    lines = [Line("run", "framework", _always(FRAMEWORK["cpu" if cpu else "gpu"]))]
+    lines = [Line("run", "framework", always(FRAMEWORK["cpu" if cpu else "gpu"]))]
     for role in roles:
-        lines += _held(role, width(role.model.dtype, cpu=cpu), sharing)
+        lines += held(role, width(role.model.dtype, cpu=cpu), sharing)
+    whole = max(loading(role, width(role.model.dtype, cpu=cpu), sharing) for role in roles)
+    lines.append(Line("run", "a model as it is read", {"load": whole}))
     passes = Passes(recipe, sizes, lengths, cpu=cpu)
-    lines += _engine(recipe, roles[0], passes, sharing, cpu=cpu)
+    lines += _engine(recipe, roles[0], passes, cpu=cpu)
     lines += _passing(roles, passes, sharing)
     if cpu:
         lines += _of_host(recipe, roles)
-        lines.append(Line("run", "objects and buffers", _always(OBJECTS)))
+        lines.append(Line("run", "objects and buffers", always(OBJECTS)))
         lines.append(Line("run", "kept by the allocator", _kept_back(roles, passes)))
     return Memory(tuple(line for line in lines if any(line.bytes.values())), device.memory_bytes)
-
-
-def _held(role: PlannedRole, b: int, sharing: Sharing) -> Iterator[Line]:
-    """Weights and what an optimizer has of them."""
-    if role.on is None:
-        yield Line(role.name, "weights", _always(_weight_bytes(role, b, sharing)))
-    if role.follows:
-        yield Line(role.name, "average", _always(FLOAT32 * role.parameters // sharing.tensor))
-    if role.learner is None:
-        return
-    trained = role.trained
-    if role.model.lora is not None:
-        yield Line(role.name, "adapter", _always(FLOAT32 * trained // sharing.weights))
-    elif b != FLOAT32 and not sharing.gathers:
-        yield Line(role.name, "master weights", _always(FLOAT32 * trained // sharing.optimizer))
-    moments = moment_bytes(role) // sharing.optimizer
-    yield Line(role.name, "optimizer", {p: moments for p in PHASES if p != "load"})
-    if role.learner.ema_decay:
-        yield Line(role.name, "moving average", _always(FLOAT32 * trained // sharing.optimizer))
-
-
-def _weight_bytes(role: PlannedRole, b: int, sharing: Sharing) -> int:
-    """Of the weights that compute. Divided ones are the float32 master weights themselves, beside
-    which embeddings, head and two layers are gathered.
-    """
-    shape, count = role.shape, role.parameters
-    if role.model.quantize == "4bit":
-        inside = shape.layers * shape.layer_matrix_parameters
-        return int(inside * FOUR_BITS + (count - inside) * b) // sharing.tensor
-    if not sharing.gathers:
-        return count * b // sharing.tensor
-    frozen = role.model.lora is not None or role.learner is None
-    layer = shape.layer_parameters
-    gathered = (count - shape.layers * layer + 2 * layer) * b // sharing.tensor
-    return count * (b if frozen else FLOAT32) // sharing.weights + gathered
-
-
-def moment_bytes(role: PlannedRole) -> int:
-    """What the optimizer keeps of all trained weights: two float32 numbers each, Muon one."""
-    if role.learner is None:
-        return 0
-    both = 2 * FLOAT32 * role.trained
-    if role.learner.optimizer == "adamw":
-        return both
-    if role.model.lora is not None:
-        return FLOAT32 * role.trained
-    return both - FLOAT32 * role.shape.layers * role.shape.layer_matrix_parameters
-
-
-def state_bytes(role: PlannedRole) -> int:
-    """What a checkpoint holds of the role, on all ranks together."""
-    if role.learner is None:
-        return FLOAT32 * role.parameters if role.follows else 0
-    whole = FLOAT32 * role.trained * (2 if role.learner.ema_decay else 1)
-    return whole + moment_bytes(role)
 
 
 def _passing(roles: Sequence[PlannedRole], passes: Passes, sharing: Sharing) -> Iterator[Line]:
@@ -166,11 +101,14 @@ def _passing(roles: Sequence[PlannedRole], passes: Passes, sharing: Sharing) -> 
         return
     learning: dict[str, Bytes] = {}
     reading: dict[str, Bytes] = {}
+    by_name = {role.name: role for role in roles}
     for role in roles:
-        reading[role.name] = _divided(passes.reading(role), sharing)
+        b = width(role.model.dtype, cpu=passes.cpu)
+        copies = {"gathered weights": gathered(by_name[role.on or role.name], b, sharing)}
+        reading[role.name] = copies | _divided(passes.reading(role), sharing)
         if role.learner is not None:
-            gradients = {"gradients": FLOAT32 * role.trained // sharing.gradients}
-            learning[role.name] = gradients | _divided(passes.learning(role), sharing)
+            summed = copies | {"gradients": gradients(role, b, sharing)}
+            learning[role.name] = summed | _divided(passes.learning(role), sharing)
     phases: tuple[tuple[Phase, dict[str, Bytes]], ...] = (("score", reading), ("update", learning))
     found: dict[tuple[str, str], dict[Phase, int]] = {}
     for phase, candidates in phases:
@@ -184,20 +122,20 @@ def _divided(found: Bytes, sharing: Sharing) -> dict[str, int]:
     return {what: count // sharing.tensor for what, count in found.items()}
 
 
-def _engine(
-    recipe: Recipe, policy: PlannedRole, passes: Passes, sharing: Sharing, *, cpu: bool
-) -> Iterator[Line]:
-    """The engine's own copy of the policy, its cache, and what it computes."""
+def _engine(recipe: Recipe, policy: PlannedRole, passes: Passes, *, cpu: bool) -> Iterator[Line]:
+    """The engine's own copy of the policy, its cache, and what it computes: whole, beside the first
+    rank.
+    """
     if passes.sizes.engine is None:
         return
     assert isinstance(recipe, Answering)
     b = engine_width(recipe, policy, cpu=cpu)
-    yield Line("engine", "weights", _always(policy.shape.parameters() * b // sharing.tensor))
+    yield Line("engine", "weights", always(policy.shape.parameters() * b))
     if cpu and b == FLOAT32 and policy.shape.model_type in LLAMA_TYPES:  # models.linear.in_order
         ordered = policy.shape.matrix_parameters * FLOAT32
-        yield Line("engine", "weights as products read them", _always(ordered))
-    yield Line("engine", "key-value cache", _always(passes.cache(policy, b) // sharing.tensor))
-    for what, count in _divided(passes.sampling(policy, b), sharing).items():
+        yield Line("engine", "weights as products read them", always(ordered))
+    yield Line("engine", "key-value cache", always(passes.cache(policy, b)))
+    for what, count in passes.sampling(policy, b).items():
         yield Line("engine", what, {"rollout": count})
 
 
@@ -232,7 +170,3 @@ def engine_width(recipe: Answering, policy: PlannedRole, *, cpu: bool) -> int:
     """Bytes of a number in the engine."""
     stated = recipe.rollout.dtype
     return width(policy.model.dtype if stated == "auto" else stated, cpu=cpu)
-
-
-def _always(value: int) -> dict[Phase, int]:
-    return dict.fromkeys(PHASES, value)

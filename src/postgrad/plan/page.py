@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from postgrad.plan.advice import Advice, gigabytes
-from postgrad.plan.memory import PHASES, state_bytes
+from postgrad.plan.batches import batch_json, batch_rows
+from postgrad.plan.phases import PHASES
 from postgrad.plan.plan import Outlook, full_logits_bytes
 
 Rows = list[list[str]]
@@ -38,7 +39,7 @@ class Page:
 
     def batch_rows(self) -> Rows:
         """Name, number, unit and formula."""
-        return [list(row) for row in self.outlook.geometry.rows()]
+        return batch_rows(self.outlook)
 
     def memory_rows(self) -> Rows:
         """A line for each thing that a role holds, a column for each phase, and the sums."""
@@ -70,6 +71,12 @@ class Page:
         if of.auto:
             told = ", ".join(f"{key} = {size}" for key, size in of.auto.items())
             yield f'"auto" chooses {told} here; a run tries them before its first step'
+        if idle := of.hardware.count - of.recipe.learner.ranks if of.fits else 0:
+            yield f"{idle} of {of.hardware.count} devices stand idle (learner.ranks)"
+        if self.advice and not self.advice[-1].after.fits:
+            after = self.advice[-1].after.memory
+            peak, room = gigabytes(after.peak_bytes), gigabytes(after.capacity)
+            yield f"with all of the advice it still does not fit: {peak} of {room}"
         logits = full_logits_bytes(of)
         if logits > LARGE:
             yield (
@@ -77,10 +84,6 @@ class Page:
                 f"{of.roles[0].shape.vocab_size} would take {gigabytes(logits)} with their "
                 "gradient; they are made a chunk at a time and never kept"
             )
-        if (saved := _checkpoint_bytes(of)) is not None:
-            count = of.recipe.checkpoint.max_ckpt_num
-            kept = f"the newest {count} are kept, best and latest too"
-            yield f"a checkpoint: {gigabytes(saved)}; {kept} (checkpoint.max_ckpt_num)"
 
     def to_json(self) -> dict[str, Any]:
         """fits, hours, devices, memory, batch, advice, and what they were made from."""
@@ -92,7 +95,7 @@ class Page:
             "hardware": {"device": of.hardware.device.name, "count": of.hardware.count},
             "memory": of.memory.to_json(),
             "time": of.timing.to_json(),
-            "batch": of.geometry.to_json(),
+            "batch": batch_json(of),
             "sizes": _sizes(of),
             "auto": dict(of.auto),
             "calibrated": of.calibrated,
@@ -112,11 +115,6 @@ def _sizes(of: Outlook) -> dict[str, Any]:
         "micro_tokens": of.sizes.micro_tokens,
         **({} if engine is None else engine.to_json()),
     }
-
-
-def _checkpoint_bytes(of: Outlook) -> int | None:
-    """Of all ranks together."""
-    return sum(state_bytes(role) for role in of.roles) or None
 
 
 def _bytes(count: int) -> str:

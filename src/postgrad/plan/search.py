@@ -1,5 +1,6 @@
 """Which hardware a recipe would run on as it is, and what that costs in device-hours."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,6 +38,7 @@ class Offer:
             "peak_bytes": self.outlook.memory.peak_bytes,
             "hours": self.outlook.timing.hours,
             "device_hours": self.device_hours,
+            "price": _price(self) or None,
         }
 
 
@@ -70,11 +72,30 @@ def search_rows(found: Sequence[Offer]) -> tuple[Sequence[str], list[list[str]]]
     rows = [
         [
             f"{one.count} x {one.device.name}",
-            f"{one.outlook.memory.peak_bytes / 1e9:.1f} of {one.device.memory_bytes / 1e9:.0f} GB",
-            "" if one.outlook.timing.hours is None else f"{one.outlook.timing.hours:.2f}",
-            "" if one.device_hours is None else f"{one.device_hours:.2f}",
-            " ".join(one.overrides),
+            one.outlook.recipe.learner.sharding,
+            f"{one.outlook.memory.peak_bytes / 1e9:.1f} of {one.device.memory_bytes / 1e9:.0f}",
+            "" if one.outlook.timing.hours is None else f"{one.outlook.timing.hours:,.2f}",
+            "" if one.device_hours is None else f"{one.device_hours:,.2f}",
+            _price(one),
         ]
         for one in found
     ]
-    return ("devices", "peak", "hours", "device-hours", "ranks"), rows
+    headings = ["devices", "sharding", "GB at the peak", "hours", "device-hours", "price"]
+    keep = [any(row[n] for row in rows) or n < 3 for n in range(len(headings))]
+    kept = [[cell for cell, stays in zip(row, keep, strict=True) if stays] for row in rows]
+    return [text for text, stays in zip(headings, keep, strict=True) if stays], kept
+
+
+def search_note(found: Sequence[Offer]) -> str:
+    """How an offer is taken, below the table."""
+    if not found:
+        return f"no hardware of the table does, up to {COUNTS[-1]} devices of a kind"
+    several = [one for one in found if one.count > 1]
+    flags = shlex.join((several or found)[0].overrides)
+    return f"the recipe with its ranks set so: {flags}, as the line says"
+
+
+def _price(one: Offer) -> str:
+    """What it costs where the device's row says what an hour does."""
+    price, hours = one.device.price_per_hour, one.device_hours
+    return "" if price is None or hours is None else f"{price * hours:,.2f}"

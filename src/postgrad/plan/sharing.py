@@ -1,9 +1,9 @@
 """How a role's state is divided over the learner's ranks, stage by stage.
 
-What FSDP2 makes of the stages: master weights and moments are divided in all of them (ZeRO-1,
-Rajbhandari et al. 2020, arXiv:1910.02054), gradients from ZeRO-2 on, and in ZeRO-3 the weights that
-compute as well, which are then gathered one layer at a time, the next one while this one works.
-Tensor parallelism divides every matrix before that.
+What postgrad.parallel.sharding makes of the stages with FSDP2: master weights and moments are
+divided in all of them (ZeRO-1, Rajbhandari et al. 2020, arXiv:1910.02054), gradients are added in
+every micro-batch from ZeRO-2 on, and in ZeRO-3 the weights that compute are gathered one layer at a
+time, the next one while this one works. Tensor parallelism divides every matrix before that.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,17 @@ from postgrad.learner.settings import LearnerSettings
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Into how many parts each kind of state is divided."""
+    """replicas: of the batch. divided: parts that weights, masters and moments are cut into, beside
+    tensor parallelism's. scatters: gradients are added in every micro-batch. gathers: weights are
+    gathered layer by layer.
+    """
 
-    replicas: int  # of the batch
+    replicas: int
     tensor: int
     context: int
-    weights: int
-    gradients: int
-    optimizer: int
+    divided: int
+    scatters: bool
+    gathers: bool
 
     @classmethod
     def of(cls, learner: LearnerSettings) -> "Sharing":
@@ -28,17 +31,20 @@ class Sharing:
         tensor, context = learner.tensor_parallel, learner.context_parallel
         replicas = max(1, learner.ranks // (tensor * context))
         stage = ("none", "zero1", "zero2", "zero3").index(learner.sharding)
-        sharded = replicas * context  # ranks of a sequence hold the same weights
+        divided = replicas * context if stage else 1  # ranks of a sequence hold the same weights
         return cls(
             replicas=replicas,
             tensor=tensor,
             context=context,
-            weights=tensor * (sharded if stage >= 3 else 1),
-            gradients=tensor * (sharded if stage >= 2 else 1),
-            optimizer=tensor * (sharded if stage >= 1 else 1),
+            divided=divided,
+            scatters=stage >= 2,
+            gathers=stage >= 3 and divided > 1,
         )
 
     @property
-    def gathers(self) -> bool:
-        """Whether weights are gathered to compute with."""
-        return self.weights > self.tensor
+    def ranks(self) -> int:
+        """All of them."""
+        return self.replicas * self.context * self.tensor
+
+
+ALONE = Sharing(replicas=1, tensor=1, context=1, divided=1, scatters=False, gathers=False)

@@ -63,7 +63,7 @@ def sizes(
     places = max(longest, evaluated)
     engine = choose_sizes(
         recipe.rollout,
-        sequences=-(-_sequences(recipe, geometry) // sharing.replicas),
+        sequences=_sequences(recipe, geometry),
         max_len=places,
         token_bytes=token_bytes,
         free_bytes=max(free_bytes, places_for(places) * token_bytes),

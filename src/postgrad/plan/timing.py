@@ -6,7 +6,7 @@ with a stated origin until `postgrad plan --calibrate` learns a machine's own.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from postgrad.core.batch import BatchGeometry
@@ -16,7 +16,7 @@ from postgrad.plan.hardware import Device
 from postgrad.plan.lengths import Lengths
 from postgrad.plan.memory import engine_width
 from postgrad.plan.roles import PlannedRole
-from postgrad.plan.sharing import Sharing
+from postgrad.plan.sharing import ALONE, Sharing
 from postgrad.plan.sizes import Sizes, width
 from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RLRecipe
 from postgrad.rollout.local.shared import LANES
@@ -64,11 +64,14 @@ class Machine:
     efficiency: Efficiency
     sharing: Sharing
 
+    def alone(self) -> "Machine":
+        """One device of it."""
+        return replace(self, sharing=ALONE)
+
     def products(self, flops: float, b: int) -> float:
         """Seconds of matrix products that all ranks share; b: bytes of a number."""
         peak = self.device.bf16_flops if b == 2 else self.device.float32_flops
-        ranks = self.sharing.replicas * self.sharing.context * self.sharing.tensor
-        return flops / (peak * self.efficiency.products * ranks)
+        return flops / (peak * self.efficiency.products * self.sharing.ranks)
 
     def as_products(self, flops: ForwardFlops, *, head: bool = True) -> float:
         """Of a forward pass, attention's counted as often as they are slower than products."""
@@ -111,8 +114,7 @@ def timing(
         for role in roles
         if role.learner is not None
     )
-    devices = machine.sharing.replicas * machine.sharing.context * machine.sharing.tensor
-    return Timing(step, geometry.steps, once, devices)
+    return Timing(step, geometry.steps, once, machine.sharing.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +183,15 @@ def _passes(samples: Samples, sizes: Sizes, machine: Machine) -> float:
 
 
 def _gathering(role: PlannedRole, b: int, machine: Machine) -> float:
-    """Seconds in which divided weights come together for one pass."""
+    """Seconds in which divided weights come together for one pass, layer by layer."""
+    return _coming(role, b, machine) if machine.sharing.gathers else 0.0
+
+
+def _coming(role: PlannedRole, b: int, machine: Machine) -> float:
+    """Seconds in which they come together once; frozen ones are whole but for ZeRO-3."""
     sharing = machine.sharing
-    if not sharing.gathers:
-        return 0.0
-    others = 1 - sharing.tensor / sharing.weights
-    return machine.sends(role.parameters * b / sharing.tensor * others)
+    count = role.parameters if sharing.gathers else role.trained
+    return machine.sends(count * b / sharing.tensor * (1 - 1 / sharing.divided))
 
 
 def _updating(
@@ -215,15 +220,16 @@ def _updating(
 def _stepping(role: PlannedRole, micro_batches: float, machine: Machine) -> float:
     """One optimizer step: gradients are added over ranks, weights and moments read and written."""
     sharing, trained = machine.sharing, role.trained
-    seconds = machine.reads(trained * (3 * 4 + 4 * 4) / sharing.optimizer)
-    if sharing.replicas == 1:
+    seconds = machine.reads(trained * (3 * 4 + 4 * 4) / sharing.tensor / sharing.divided)
+    together = sharing.replicas * sharing.context
+    if together == 1:
         return seconds
-    others = 1 - 1 / sharing.replicas
-    gradients = machine.sends(trained * GRADIENT / sharing.tensor * others)
-    if sharing.optimizer == sharing.tensor:  # nothing is divided: gradients are summed, and spread
+    gradients = machine.sends(trained * GRADIENT / sharing.tensor * (1 - 1 / together))
+    if sharing.divided == 1:  # gradients are summed, and spread
         return seconds + 2 * gradients
-    scattered = micro_batches if sharing.gradients > sharing.tensor else 1.0
-    weights = 0.0 if sharing.gathers else machine.sends(trained * 2 / sharing.tensor * others)
+    scattered = micro_batches if sharing.scatters else 1.0
+    b = width(role.model.dtype, cpu=machine.device.is_cpu)
+    weights = 0.0 if sharing.gathers else _coming(role, b, machine)
     return seconds + scattered * gradients + weights
 
 
@@ -236,27 +242,24 @@ def _sampling(
     machine: Machine,
 ) -> float:
     """Prompts once each; then one pass a token for as many sequences as there are slots: it reads
-    the weights or multiplies with them, whichever takes longer, and so with keys and values.
+    the weights or multiplies with them, whichever takes longer, and so with keys and values. The
+    built-in engine is one, on one device, however many ranks train.
     """
     assert sizes.engine is not None
     shape, answers = policy.shape, recipe.batch.n_samples_per_prompt
     b = engine_width(recipe, policy, cpu=machine.device.is_cpu)
     prompts = geometry.rollout_batch_size or 0
     read = shape.flops(prompts * lengths.prompt, prompts * lengths.prompt**2, prompts)
+    machine = machine.alone()
     seconds = machine.products(machine.as_products(read), b)
-    sequences = geometry.samples_per_step / machine.sharing.replicas
+    sequences = geometry.samples_per_step
     together = min(sequences, sizes.engine.slots)
     passes = lengths.answer * max(1.0, sequences / together)
     seen = lengths.prompt + lengths.answer / 2
     held = together * (lengths.prompt / min(answers, LANES) + lengths.answer / 2)
     one = shape.flops(together, together * 2 * seen, together)
-    alone = machine.sharing.replicas * machine.sharing.context
-    weights = max(
-        machine.reads(shape.parameters() * b / machine.sharing.tensor),
-        machine.products(one.body + one.head, b) * alone,
-    )
+    weights = max(machine.reads(shape.parameters() * b), machine.products(one.body + one.head, b))
     cache = max(
-        machine.reads(held * shape.cache_bytes_per_token(b) / machine.sharing.tensor),
-        machine.products(one.attention, b) * alone,
+        machine.reads(held * shape.cache_bytes_per_token(b)), machine.products(one.attention, b)
     )
     return seconds + passes * (weights + cache + _overhead(shape, machine))

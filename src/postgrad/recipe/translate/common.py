@@ -7,7 +7,8 @@ from typing import Any
 from postgrad.recipe.translate.draft import Draft
 from postgrad.recipe.translate.options import Options
 
-ONE_PROCESS = "this version trains in one process; batch numbers stay those of the whole run"
+RANKS = "all roles lie on the same ranks"
+ONE_RANK = "divides state over ranks, and one trains: give --devices N where there are more"
 LOGGING = "metrics.jsonl is always written, one object a step"
 ATTENTION = "attention is chosen here, see model.attention"
 PACKED = "padding is never computed here"
@@ -35,21 +36,55 @@ def positive(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def processes(draft: Draft, name: str, devices: int | None) -> int:
-    """Devices that train, 1 where nobody says; more than one has no counterpart yet."""
+    """Devices that train, 1 where nobody says: a rank each, behind Ray."""
     if devices is None:
         draft.notes.append(ASSUMED)
         return 1
     if devices > 1:
-        draft.miss(name, devices, f"{ONE_PROCESS} (learner.ranks = {devices})")
+        draft.put("learner.ranks", devices, name)
+        draft.put("cluster.type", "ray", "on one machine too")
     return devices
 
 
+def divided(draft: Draft, stage: tuple[str, Any], shares: Mapping[str, tuple[str, Any]]) -> None:
+    """(name, ZeRO stage), and by key of [learner] (name, ranks that share something)."""
+    ranks = int(draft.get("learner.ranks") or 1)
+    for key, (name, size) in shares.items():
+        size = int(size or 1)
+        if size > 1 and ranks % size == 0:
+            draft.put(f"learner.{key}", size)
+        elif size > 1:
+            draft.miss(name, size, f"{ranks} ranks do not divide into {size}")
+    name, level = stage
+    if level in (None, 0):
+        return
+    if ranks == 1:
+        draft.skip(name, level, ONE_RANK)
+    elif draft.get("model.quantize"):
+        draft.miss(name, level, "weights in four bits are whole on every rank")
+    else:
+        draft.put("learner.sharding", f"zero{level}")
+
+
+def replicas(draft: Draft) -> int:
+    """Ranks that do not share a sequence, or a matrix."""
+    of = [int(draft.get(f"learner.{k}") or 1) for k in ("tensor_parallel", "context_parallel")]
+    return max(1, int(draft.get("learner.ranks") or 1) // (of[0] * of[1]))
+
+
 def micro_batch(draft: Draft, samples: int, comment: str = "") -> None:
-    """Samples in one forward pass; fewer where they would not divide an update."""
-    train = int(draft.get("batch.train_batch_size") or samples)
-    fitting = max(n for n in range(1, min(samples, train) + 1) if train % n == 0)
+    """Samples in one forward pass of a replica; fewer where they would not divide an update, and a
+    token budget chosen at start where none would.
+    """
+    share, count = int(draft.get("batch.train_batch_size") or samples), replicas(draft)
+    if share % count:
+        why = f"an update of {share} samples is no whole number for each of {count} replicas"
+        draft.notes.append(f"micro-batches are cut by tokens: {why}")
+        return
+    share //= count
+    fitting = max(n for n in range(1, min(samples, share) + 1) if share % n == 0)
     if fitting != samples:
-        comment = f"{samples} there, which does not divide {train}"
+        comment = f"{samples} there, which does not divide {share}"
     draft.put("batch.micro_train_batch_size", fitting, comment)
 
 

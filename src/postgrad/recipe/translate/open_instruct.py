@@ -15,7 +15,7 @@ from postgrad.recipe.translate import common
 from postgrad.recipe.translate.draft import Draft
 from postgrad.recipe.translate.open_instruct_mixture import mixture
 from postgrad.recipe.translate.open_instruct_options import RENAMED, RULES, UNSAID
-from postgrad.recipe.translate.open_instruct_rl import answers
+from postgrad.recipe.translate.open_instruct_rl import answers, ranks
 from postgrad.recipe.translate.options import Options
 from postgrad.recipe.translate.reader import Source
 from postgrad.recipe.translate.rules import apply, decimal, flag
@@ -70,7 +70,7 @@ def draft(source: Source) -> Draft:
     if job == "rl":
         answers(made, options, program)
     else:
-        _batch(made, options, source.devices)
+        _batch(made, options, source.devices, source.stage)
         if program == "dpo":
             _loss(made, options)
         _adapter(made, options)
@@ -110,8 +110,9 @@ def _data(made: Draft, options: Options) -> None:
         made.put("data.on_too_long", "truncate", "as there")
 
 
-def _batch(made: Draft, options: Options, devices: int | None) -> None:
+def _batch(made: Draft, options: Options, devices: int | None, stage: int | None) -> None:
     count = common.processes(made, "devices", devices)
+    ranks(made, options, stage)
     micro = options.number("per_device_train_batch_size")
     steps = options.number("gradient_accumulation_steps")
     size = f"per device {micro} * accumulation {steps} * devices {count}"

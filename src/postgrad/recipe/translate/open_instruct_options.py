@@ -99,9 +99,8 @@ RULES: dict[str, Rule] = {
     "eval_top_p": missing("evaluation samples at eval.temperature alone"),
     "max_train_samples": to("data.limit", read=whole),
     "push_to_hub": needless("postgrad export writes a directory to upload"),
-    **family("", "deepspeed_stage zero_stage sequence_parallel_size tensor_parallel_degree "
-             "context_parallel_degree cp_degree fsdp_shard_degree fsdp_num_replicas",
-             missing(f"{common.ONE_PROCESS}: nothing is divided over ranks")),
+    **family("", "fsdp_shard_degree fsdp_num_replicas",
+             missing("learner.sharding divides over all ranks")),
     **family("", "deepspeed_offload_param deepspeed_offload_optimizer offload_optimizer "
              "offload_param", missing("nothing is offloaded in this version")),
     **family("", "max_steps tool_parser_type tool_configs tool_call_names pool_size "

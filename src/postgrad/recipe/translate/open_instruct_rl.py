@@ -15,6 +15,8 @@ _VERIFIERS: dict[str, tuple[list[str], str, dict[str, Any]]] = {  # in a name ->
     "if": (["ifeval"], "ifeval", {}),
 }
 
+_SEQUENCES = ("sequence_parallel_size", "context_parallel_degree", "cp_degree")
+
 
 def answers(made: Draft, options: Options, program: str) -> None:
     """Rollout, batch, algorithm and rewards."""
@@ -26,6 +28,7 @@ def answers(made: Draft, options: Options, program: str) -> None:
     learners = options.texts(gpus)
     count = sum(int(word) for text in learners for word in text.split()) or 1
     common.processes(made, "learner GPUs", count)
+    ranks(made, options, None)
     episodes = options.number("total_episodes")
     made.put("total_episodes", episodes, "samples, as there")
     if local:
@@ -38,6 +41,22 @@ def answers(made: Draft, options: Options, program: str) -> None:
         _grpo(made, options)
     _rewards(made, options, program)
     _times(made, options)
+
+
+def ranks(made: Draft, options: Options, launched: int | None) -> None:
+    """What the learner's ranks share. launched: the stage that the launcher's config names."""
+    stage = options.take("deepspeed_stage", options.take("zero_stage", launched))
+    shares = {
+        key: next(((n, options.take(n)) for n in names if options.said(n)), (names[0], None))
+        for key, names in (
+            ("tensor_parallel", ("tensor_parallel_degree",)),
+            (
+                "context_parallel",
+                ("sequence_parallel_size", "context_parallel_degree", "cp_degree"),
+            ),
+        )
+    }
+    common.divided(made, ("deepspeed_stage", None if stage is None else int(stage)), shares)
 
 
 def _global_batch(made: Draft, options: Options) -> None:

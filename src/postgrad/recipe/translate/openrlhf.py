@@ -58,7 +58,8 @@ def draft(source: Source) -> Draft:
         made.put("epochs", options.take("train.max_epochs"))
         ipo = flag(options.take("model.ipo_enable", False))
         made.put("algorithm.type", "ipo" if ipo else name)
-        common.processes(made, "GPUs", source.devices or 1)
+        common.processes(made, "GPUs", source.devices)
+    _ranks(made, options)
     _data(made, options)
     _batch(made, options)
     _learner(made, options)
@@ -67,6 +68,19 @@ def draft(source: Source) -> Draft:
     common.adapter(made, options, lora, "ds.load_in_4bit")
     apply(RULES, options, made)
     return made
+
+
+def _ranks(made: Draft, options: Options) -> None:
+    shares = {
+        key: (f"ds.{name}", options.take(f"ds.{name}"))
+        for key, name in (
+            ("tensor_parallel", "tensor_parallel_size"),
+            ("context_parallel", "ring_attn_size"),
+        )
+    }
+    four_bits = options.given.get("ds.load_in_4bit")
+    stage = None if four_bits else options.number("ds.zero_stage", 0)
+    common.divided(made, ("ds.zero_stage", stage), shares)
 
 
 def _data(made: Draft, options: Options) -> None:

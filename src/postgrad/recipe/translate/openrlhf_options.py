@@ -87,7 +87,7 @@ _OF_POLICY = (
 SHARED: dict[str, Any] = {
     "lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 0.1, "lr_warmup_ratio": 0.03,
     "adam.betas": [0.9, 0.95], "train.seed": 42, "train.batch_size": 128,
-    "ds.param_dtype": "bf16",
+    "ds.param_dtype": "bf16", "ds.zero_stage": 2,
 }  # fmt: skip
 _TEMPLATE = {"data.input_key": "input", "data.input_template": "User: {}\nAssistant: "}
 UNSAID: dict[str, dict[str, Any]] = {  # where OpenRLHF does something else than we do
@@ -108,7 +108,6 @@ UNSAID: dict[str, dict[str, Any]] = {  # where OpenRLHF does something else than
                       "reward.clip_range": [-10.0, 10.0]},
 }  # fmt: skip
 _OFFLOAD = "nothing is offloaded in this version"
-_SPLIT = f"{common.ONE_PROCESS}: nothing is divided over ranks"
 
 RULES: dict[str, Rule] = {
     "model.model_name_or_path": to("model.path"),
@@ -156,9 +155,6 @@ RULES: dict[str, Rule] = {
     "data.dataset_probs": missing("say how much of an epoch a set is: weight in [[data.sets]]"),
     "data.prompt_data_probs": missing("say how much of an epoch a set is: weight in [[data.sets]]"),
     "algo.advantage.no_std_norm": missing("advantages are divided by their deviation here"),
-    "ds.zero_stage": missing(_SPLIT),
-    "ds.tensor_parallel_size": missing(_SPLIT),
-    "ds.ring_attn_size": missing(_SPLIT),
     **family("", "ds.adam_offload ref.offload reward.offload", missing(_OFFLOAD)),
     **family("ds.", "packing_samples", needless(common.PACKED)),
     **family("ds.", "attn_implementation flash_attn use_liger_kernel experts_implementation",
@@ -170,7 +166,7 @@ RULES: dict[str, Rule] = {
     **family("", "train.colocate_all train.colocate_actor_ref train.colocate_critic_reward "
              "ref.num_nodes ref.num_gpus_per_node reward.num_nodes reward.num_gpus_per_node "
              "critic.num_nodes critic.num_gpus_per_node local_rank actor.init_on_gpu",
-             needless("all roles are in one process")),
+             needless(common.RANKS)),
     **family("rollout.", "micro_batch_size max_tokens_per_gpu vllm_generate_batch_size",
              needless("what is only computed, not trained, is cut by tokens")),
     **family("logger.", "logging_steps wandb.key wandb.org wandb.group wandb.project "

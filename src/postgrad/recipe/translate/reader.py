@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
@@ -25,12 +25,14 @@ FindProgram = Callable[[str, str | None], str | None]
 class Source:
     """One training command. program: as its system calls it, "" where nothing says so.
 
-    devices: that train, where the launcher or its config says so. notes: what could not be read.
+    devices: that train, where the launcher or its config says so, and the ZeRO stage in which they
+    divide their state. notes: what could not be read.
     """
 
     program: str
     options: Mapping[str, Any]
     devices: int | None = None
+    stage: int | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -68,7 +70,7 @@ def _of_file(path: Path, more: list[str], program: str, program_of: FindProgram)
     if any(one.options != first.options for one in found[1:]):
         notes.append(f"the script has {len(found)} training commands; this is the first")
     options = {**first.options, **_of_flags(more, [], "", path.parent).options}
-    return Source(program or first.program, options, first.devices, tuple(notes))
+    return replace(first, program=program or first.program, options=options, notes=tuple(notes))
 
 
 def _of_commands(found: list[list[str]], program_of: FindProgram, folder: Path) -> list[Source]:
@@ -103,7 +105,8 @@ def _of_flags(words: list[str], launcher: list[str], program: str, folder: Path)
             notes.append(f"{name} is not here, so what it says is missing")
         else:
             options |= _config(path, _text(path))
-    return Source(program, {**options, **given}, devices(launcher, given), tuple(notes))
+    count, stage = devices(launcher, given), zero_stage(launcher, given)
+    return Source(program, {**options, **given}, count, stage, tuple(notes))
 
 
 def flags(words: Sequence[str]) -> dict[str, Any]:
@@ -158,6 +161,28 @@ def devices(launcher: Sequence[str], given: Mapping[str, Any]) -> int | None:
             return said[name] * each
     config = said.get("config_file", given.get("accelerate_config"))
     return _accelerated(str(config)) if config else None
+
+
+def zero_stage(launcher: Sequence[str], given: Mapping[str, Any]) -> int | None:
+    """The stage that the configs of launcher and trainer name or say; FSDP is the third."""
+    said = flags(launcher)
+    named = (
+        said.get("deepspeed_config_file"), said.get("config_file"), said.get("fsdp"),
+        given.get("accelerate_config"), given.get("deepspeed"), given.get("fsdp"),
+    )  # fmt: skip
+    for config in map(str, filter(None, named)):
+        path = Path(config)
+        if path.suffix in CONFIGS and path.is_file():
+            known = _config(path, _text(path))
+            inner = known.get("deepspeed_config", known.get("zero_optimization", {}))
+            found = inner.get("zero_stage", inner.get("stage")) if isinstance(inner, dict) else None
+            if isinstance(found, int):
+                return found
+        if (match := re.search(r"(?:stage|zero)[_-]?([0-3])", path.stem)) is not None:
+            return int(match[1])
+        if re.match(r"fsdp|full_shard", path.stem):
+            return 3
+    return None
 
 
 def _accelerated(config: str) -> int | None:

@@ -59,6 +59,7 @@ def draft(source: Source) -> Draft:
     _model(made, options)
     _data(made, options)
     devices = common.processes(made, "devices", source.devices)
+    common.divided(made, ("ZeRO stage", source.stage), {})
     if job == "rl":
         answers(made, options, program, devices)
     else:
