@@ -9,12 +9,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from postgrad import __version__
-from postgrad.cli import checkpoints, evaluate, look, machine, plan, serve, train
+from postgrad.cli import chat, checkpoints, evaluate, look, machine, plan, serve, train
 from postgrad.cli.command import OVERRIDES, Commands, Ended
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.files import finite
 
-FAMILIES = (train, evaluate, serve, checkpoints, look, plan, machine)  # in this order in the help
+FAMILIES = (
+    train,
+    evaluate,
+    chat,
+    serve,
+    checkpoints,
+    look,
+    plan,
+    machine,
+)  # in this order in the help
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

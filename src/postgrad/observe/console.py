@@ -29,7 +29,8 @@ from postgrad.observe.board import Board, PhaseShown
 from postgrad.observe.terminal import Lasting
 
 Mode = Literal["auto", "plain", "quiet", "json"]
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
+# All but tab and newline; what turns the direction of text around, and other ends of lines.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 SLOW_SECONDS = 20.0  # a phase that lasts longer is told in plain mode too
 REFRESH = 2.0  # times a second that the block is drawn
 SHORT_SECONDS = 0.2  # one that is over sooner is not shown at all: it would only flicker
@@ -252,12 +253,14 @@ class Console:
         self._rich.print(table)
 
     def _text(self, text: str, style: str = "") -> Text:
-        """Text as it is, never markup; what would steer the terminal, or cannot be written in the
-        stream's encoding, as an escape.
-        """
-        encoding = self._rich.encoding
-        visible = CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
-        return Text(visible.encode(encoding, "backslashreplace").decode(encoding), style=style)
+        """Text as it is, never markup."""
+        return Text(visible(text, self._rich.encoding), style=style)
+
+
+def visible(text: str, encoding: str) -> str:
+    """Text with what would steer a terminal, or cannot be written in the encoding, as an escape."""
+    escaped = CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    return escaped.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _columns(total: int | None) -> list[ProgressColumn]:

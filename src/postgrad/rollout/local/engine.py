@@ -80,19 +80,24 @@ class LocalEngine:
         self._submitted += 1
         heapq.heappush(self._waiting, (order, request))
 
-    @torch.inference_mode()
     def completed(self) -> list[Completion]:
         """Decode until at least one sample has ended."""
         done: list[Completion] = []
         while not done and (self._rows.count or self._waiting or self._prefilled):
-            started = time.perf_counter()
-            decoding = self._rows.count
-            fresh = self._admit()
-            admitted = time.perf_counter()
-            self._step(decoding, fresh)
-            done = self._release()
-            self.stats.prefill_seconds += admitted - started
-            self.stats.decode_seconds += time.perf_counter() - admitted
+            done = self.advance()
+        return done
+
+    @torch.inference_mode()
+    def advance(self) -> list[Completion]:
+        """One token for every row; what has ended with it."""
+        started = time.perf_counter()
+        decoding = self._rows.count
+        fresh = self._admit()
+        admitted = time.perf_counter()
+        self._step(decoding, fresh)
+        done = self._release()
+        self.stats.prefill_seconds += admitted - started
+        self.stats.decode_seconds += time.perf_counter() - admitted
         return done
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

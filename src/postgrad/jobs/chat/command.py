@@ -1,0 +1,203 @@
+"""`postgrad chat`: a conversation in the terminal, or with lines of standard input."""
+
+import signal
+import sys
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import FrameType
+from typing import Any
+
+from postgrad.core.errors import UsageError
+from postgrad.jobs.chat.model import ChatModel, load
+from postgrad.jobs.chat.talker import Talker
+from postgrad.observe.answers import Answers
+from postgrad.observe.console import Console
+from postgrad.rollout.settings import SamplingSettings
+
+COMMANDS = {
+    "/reset": "begin the conversation anew",
+    "/seed N": "draw other answers",
+    "/temperature T": "0 always takes the likeliest token",
+    "/help": "these lines",
+    "/quit": "end; so does Ctrl-D",
+}
+PROMPT = "> "
+
+
+@dataclass(slots=True)
+class Session:
+    """Who answers, how, and what was said. turns: for --json."""
+
+    names: Sequence[str]
+    talkers: Sequence[Talker]
+    sampling: SamplingSettings
+    seed: int
+    turns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    def answer(self, text: str, shown: Answers) -> None:
+        """Every model answers. Raises UsageError, before any of them does, where one cannot."""
+        requests = [one.request(text, self.sampling, self.seed) for one in self.talkers]
+        pieces = [
+            talker.answer(text, request)
+            for talker, request in zip(self.talkers, requests, strict=True)
+        ]
+        shown.show(self.names, pieces)
+        answers = {
+            name: {"text": one.messages[-1]["content"], "ended": one.whole}
+            for name, one in zip(self.names, self.talkers, strict=True)
+        }
+        self.turns.append({"seed": self.seed, "question": text, "answers": answers})
+
+    def cut_short(self) -> list[str]:
+        """Whose last answer did not end by itself."""
+        pairs = zip(self.names, self.talkers, strict=True)
+        return [name for name, one in pairs if not one.whole]
+
+    @contextmanager
+    def cut_by_signal(self) -> Generator[None]:
+        """Ctrl-C ends the answers and not the conversation."""
+
+        def cut(number: int, frame: FrameType | None) -> None:
+            for one in self.talkers:
+                one.cut()
+
+        before = signal.signal(signal.SIGINT, cut)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def chat(
+    models: Sequence[str],
+    console: Console,
+    *,
+    checkpoint: str | None = None,
+    dtype: str = "auto",
+    system: str | None = None,
+    sampling: SamplingSettings,
+    seed: int = 0,
+    max_len: int = 4096,
+    as_json: bool = False,
+) -> dict[str, Any]:
+    """Talks until the person or standard input ends; returns what was said.
+
+    models: one or two directories, hub ids or runs. system: instead of the run's own. Raises
+    UsageError where there is nothing to talk to, and, reading standard input, for what cannot be
+    answered.
+    """
+    loaded: list[ChatModel] = []
+    for name in models:
+        with console.phase(f"load {name}"):
+            loaded.append(load(name, checkpoint, dtype, max_len))
+    talkers = [
+        Talker(
+            one.engine,
+            one.tokenizer,
+            variables=one.variables,
+            system=one.system if system is None else system,
+            stop=one.stop,
+        )
+        for one in loaded
+    ]
+    session = Session(_told_apart(models), talkers, sampling, seed)
+    shown = Answers(sys.stderr if as_json else sys.stdout)
+    if sys.stdin.isatty() and sys.stdout.isatty() and not as_json:
+        for one in loaded:
+            console.note(one.about)
+        console.note("say something; /help lists commands")
+        _with_person(session, shown, console)
+    else:
+        _with_lines(session, shown, console, sys.stdin.buffer)
+    return {"models": [one.about for one in loaded], "turns": session.turns}
+
+
+def _with_person(session: Session, shown: Answers, console: Console) -> None:
+    with suppress(ImportError):
+        import_module("readline")  # input() edits lines with it, where it is there
+    while True:
+        try:
+            line = input(PROMPT)
+        except (EOFError, KeyboardInterrupt):
+            console.note("")
+            return
+        try:
+            if _is_command(line):
+                if not _obey(line, session, console):
+                    return
+            elif line.strip():
+                with session.cut_by_signal():
+                    session.answer(line, shown)
+                for name in session.cut_short():
+                    console.note(f"({name} was cut short)")
+        except UsageError as error:
+            console.error(str(error))
+
+
+def _with_lines(session: Session, shown: Answers, console: Console, lines: Iterable[bytes]) -> None:
+    for line in _texts(lines):
+        if _is_command(line):
+            if not _obey(line, session, console):
+                return
+        elif line.strip():
+            session.answer(line, shown)
+
+
+def _texts(lines: Iterable[bytes]) -> Iterator[str]:
+    """Raises UsageError where a line is not UTF-8."""
+    for number, line in enumerate(lines, 1):
+        try:
+            yield line.decode().rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"line {number} of standard input is not UTF-8: {error}") from error
+
+
+def _is_command(line: str) -> bool:
+    """A line that begins with a slash; with a space before it, it is said to the model."""
+    return line.startswith("/")
+
+
+def _obey(line: str, session: Session, console: Console) -> bool:
+    """Does what a command says; False where it ends the conversation."""
+    name, _, value = line.strip().partition(" ")
+    if name == "/quit":
+        return False
+    if name == "/reset":
+        for one in session.talkers:
+            one.reset()
+    elif name == "/seed":
+        session.seed = _seed(value)
+    elif name == "/temperature":
+        session.sampling = session.sampling.model_copy(update={"temperature": _heat(value)})
+    elif name == "/help":
+        console.table("", ("", ""), list(COMMANDS.items()))
+    else:
+        raise UsageError(
+            f"{name} is no command; known: {', '.join(COMMANDS)}. A space before the slash says "
+            "the line to the model"
+        )
+    return True
+
+
+def _seed(text: str) -> int:
+    if not text.strip().isdigit():
+        raise UsageError(f"/seed {text}: a whole number from 0 on is wanted")
+    return int(text)
+
+
+def _heat(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < float("inf"):
+        raise UsageError(f"/temperature {text}: a number from 0 on is wanted")
+    return value
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """The names as they were given; of two that are one, the second says so."""
+    same = len(set(names)) < len(names)
+    return [f"{name} ({number})" if same else name for number, name in enumerate(names, 1)]

@@ -1,0 +1,121 @@
+"""What can be talked to: a model's directory, a run, or one checkpoint of it, read as it lies."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from postgrad.checkpoint.store import Checkpoint
+from postgrad.core.errors import UsageError
+from postgrad.data.templates import template_call
+from postgrad.jobs.chat.talker import TalkingEngine
+from postgrad.jobs.checkpoints import store_of
+from postgrad.jobs.export import roles_of
+from postgrad.models.adapter_files import merged_state
+from postgrad.models.load import load_model
+from postgrad.observe.run_dir import RunDirectory
+from postgrad.parallel import device as placing
+from postgrad.recipe.load import recipe_from_json
+from postgrad.recipe.recipe import Comparing, Recipe, RewardRecipe
+from postgrad.rollout.local.budget import places_for
+
+POINTERS = ("latest", "best")  # files beside the checkpoints of a run
+
+
+@dataclass(frozen=True, slots=True)
+class ChatModel:
+    """A model and how it was taught to be spoken to. name: as it was asked for; about: what it is.
+
+    variables: what its chat template is called with; stop: texts that end an answer.
+    """
+
+    name: str
+    about: str
+    engine: TalkingEngine
+    tokenizer: Any
+    variables: Mapping[str, Any]
+    system: str | None
+    stop: tuple[str, ...]
+
+
+def load(name: str, which: str | None, dtype: str, max_len: int) -> ChatModel:
+    """The model of a directory or hub id, or a checkpoint of a run. which: latest, best or a step,
+    of a run. max_len: tokens of the longest conversation.
+
+    Raises UsageError where nothing can be talked to, RunError where a checkpoint is damaged.
+    """
+    path = Path(name)
+    if RunDirectory.holds_run(path):
+        return _of_run(name, path, which or "latest", dtype, max_len)
+    run_dir = path.parent.parent  # of RUN_DIR/checkpoints/step-000010, or latest, or best
+    if path.exists() and path.parent.name == "checkpoints" and RunDirectory.holds_run(run_dir):
+        return _of_run(name, run_dir, _named(path), dtype, max_len)
+    if which is not None:
+        raise UsageError(f"--checkpoint {which}: {name} is no run, which alone has checkpoints")
+    engine, tokenizer = _engine(name, dtype, max_len)
+    return ChatModel(name, f"{name}, {engine.dtype}", engine, tokenizer, {}, None, ())
+
+
+def _of_run(name: str, run_dir: Path, which: str, dtype: str, max_len: int) -> ChatModel:
+    directory = RunDirectory.open(run_dir)
+    recipe = recipe_from_json(directory.recipe())
+    if isinstance(recipe, RewardRecipe):
+        raise UsageError(
+            f"{run_dir} trains a reward model, which scores and writes nothing: ask it with "
+            "postgrad serve-reward"
+        )
+    store = store_of(recipe, directory)
+    if not store.steps():
+        raise UsageError(f"{run_dir} has no checkpoint yet: nothing of it can be talked to")
+    if which not in POINTERS and not which.isdigit():
+        raise UsageError(f"--checkpoint {which}: latest, best, or the number of a step")
+    checkpoint = store.load(which if which in POINTERS else int(which))
+    base = recipe.model.path or str(directory.init)
+    computed = dtype if dtype != "auto" else _dtype(checkpoint)
+    engine, tokenizer = _engine(base, computed, max_len)
+    engine.load_weights(_weights(recipe, checkpoint, base).items(), checkpoint.step)
+    first = recipe.data.sources[0]
+    return ChatModel(
+        name,
+        f"{recipe.job} run {run_dir}, step {checkpoint.step}, {engine.dtype}",
+        engine,
+        tokenizer,
+        template_call(first),
+        first.system,
+        () if isinstance(recipe, Comparing) else recipe.rollout.stop,
+    )
+
+
+def _weights(recipe: Recipe, checkpoint: Checkpoint, base: str) -> Mapping[str, Tensor]:
+    """The policy's, whole, by hub name."""
+    role = roles_of(recipe, base)["policy"]
+    weights = checkpoint.tensors(role.stem)
+    return weights if role.lora is None else merged_state(base, weights, role.lora)
+
+
+def _dtype(checkpoint: Checkpoint) -> str:
+    """What the run sampled or else computed in."""
+    choices = checkpoint.state.choices
+    return choices.get("rollout_dtype") or choices.get("dtype") or "auto"
+
+
+def _engine(path: str, dtype: str, max_len: int) -> tuple[TalkingEngine, Any]:
+    device = placing.apply(placing.choose(None, False))
+    model = load_model(path, dtype=placing.compute_dtype(dtype, device), device=device)
+    known = getattr(model.config, "max_position_embeddings", None)
+    longest = min(max_len, known or max_len)
+    places = places_for(longest)
+    engine = TalkingEngine(model.lm, model.tokenizer, cache_tokens=places, max_len=longest)
+    return engine, model.tokenizer
+
+
+def _named(path: Path) -> str:
+    """latest, best, or the number in a checkpoint's name."""
+    if path.name in POINTERS:
+        return path.name
+    number = path.name.removeprefix("step-")
+    if number == path.name or not number.isdigit():
+        raise UsageError(f"{path} is no checkpoint: name RUN_DIR/checkpoints/step-000010, say")
+    return str(int(number))

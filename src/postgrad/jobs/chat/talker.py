@@ -1,0 +1,140 @@
+"""One model in a conversation: what was said so far, and its next answer, token by token."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from postgrad.core.errors import UsageError
+from postgrad.data.messages import Message
+from postgrad.data.templates import Unencodable, Unmarkable, encode, render
+from postgrad.rollout.engine import Completion, Request
+from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.settings import SamplingSettings
+
+HALF = "\ufffd"  # what bytes that are no character yet decode to
+
+
+class TalkingEngine(LocalEngine):
+    """The built-in engine with one sequence, which can be looked at while it is written.
+
+    max_len: tokens of the longest conversation, prompt and answer.
+    """
+
+    def __init__(self, lm: nn.Module, tokenizer: Any, *, cache_tokens: int, max_len: int) -> None:
+        super().__init__(lm, tokenizer, slots=1, cache_tokens=cache_tokens)
+        self.max_len = max_len
+        self.dtype = str(next(lm.parameters()).dtype).removeprefix("torch.")
+
+    @property
+    def written(self) -> NDArray[np.int32]:
+        """[R] what there is of the answer under way."""
+        rows = self._rows
+        return rows.tokens[0, : rows.written[0]] if rows.count else np.zeros(0, np.int32)
+
+    def cut(self) -> None:
+        """The answer under way ends with its next token."""
+        self._rows.limit[: self._rows.count] = 0
+
+
+class TextStream:
+    """Token ids to text as they come; a character in several tokens waits for its last one.
+
+    A token is decoded behind those of the piece before it, since what it stands for may depend on
+    them: a space in front, half a character.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._before = 0  # tokens from here to `told` are the piece before
+        self._told = 0
+        self.text = ""
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """What is new. tokens: all so far."""
+        known = self._decode(list(tokens[self._before : self._told]))
+        text = self._decode(list(tokens[self._before :]))
+        if len(text) <= len(known) or text.endswith(HALF):
+            return ""
+        self._before, self._told = self._told, len(tokens)
+        return self._new(text[len(known) :])
+
+    def end(self, text: str) -> str:
+        """The rest of the whole text."""
+        return self._new(text[len(self.text) :] if text.startswith(self.text) else "")
+
+    def _new(self, piece: str) -> str:
+        self.text += piece
+        return piece
+
+
+class Talker:
+    """A model that answers, and remembers. variables: of its chat template; stop: texts that end an
+    answer.
+    """
+
+    def __init__(
+        self,
+        engine: TalkingEngine,
+        tokenizer: Any,
+        *,
+        variables: Mapping[str, Any],
+        system: str | None,
+        stop: tuple[str, ...] = (),
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._variables = variables
+        self._stop = stop
+        self._opening: list[Message] = (
+            [{"role": "system", "content": system}] if system is not None else []
+        )
+        self.messages = list(self._opening)
+        self.whole = True  # the last answer ended by itself
+
+    def reset(self) -> None:
+        """Forgets what was said."""
+        self.messages = list(self._opening)
+
+    def request(self, text: str, sampling: SamplingSettings, seed: int) -> Request:
+        """What the engine is to continue: everything that was said, and `text`.
+
+        Raises UsageError where the template or the tokenizer refuses it, or it has no room.
+        """
+        messages = [*self.messages, {"role": "user", "content": text}]
+        try:
+            whole = render(self._tokenizer, messages, generation=True, variables=self._variables)
+            ids: list[int] = encode(self._tokenizer, [whole])["input_ids"][0]
+        except (Unmarkable, Unencodable) as error:
+            raise UsageError(f"this cannot be said to the model: {error}") from error
+        room = self._engine.max_len - len(ids)
+        if room < 1:
+            raise UsageError(
+                f"the conversation has {len(ids)} tokens and {self._engine.max_len} are the most: "
+                "begin anew with /reset, or raise --max-len as far as the model's positions go"
+            )
+        limits = {"stop": self._stop, "max_new_tokens": min(room, sampling.max_new_tokens)}
+        own = sampling.model_copy(update=limits)
+        turn = len(messages) // 2
+        return Request(0, (0,), np.array(ids, np.int32), own, turn=turn, seed=seed)
+
+    def answer(self, text: str, request: Request) -> Iterator[str]:
+        """The answer to `text`, a piece with each token; remembered when it has ended."""
+        self._engine.submit(request)
+        stream = TextStream(lambda ids: self._tokenizer.decode(ids, skip_special_tokens=True))
+        done: list[Completion] = []
+        while not done:
+            done = self._engine.advance()
+            yield stream.add(self._engine.written.tolist()) if not done else ""
+        yield stream.end(done[0].text)
+        self.whole = done[0].finish_reason == "stop"
+        self.messages += [
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": done[0].text},
+        ]
+
+    def cut(self) -> None:
+        """The answer under way ends with its next token."""
+        self._engine.cut()

@@ -1,0 +1,87 @@
+"""Answers while they are written: as they come, or two beside each other on a wide terminal.
+
+What a model writes is untrusted: it is shown as it is, never as markup, and what would steer the
+terminal is escaped.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+from rich.console import Console as Rich
+from rich.console import ConsoleOptions
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from postgrad.observe.console import visible
+
+WIDE = 100  # columns from which two answers stand beside each other
+REFRESH = 8.0  # times a second
+GAP = 2  # columns between them
+REST = 4  # lines of the screen that are not the answers'
+
+
+class Answers:
+    """Shows answers on a stream."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._rich = Rich(file=stream, highlight=False, soft_wrap=True)
+
+    def show(self, names: Sequence[str], answers: Sequence[Iterator[str]]) -> None:
+        """Takes the pieces of each answer and shows them, until all have ended."""
+        terminal = self._rich.is_terminal and not self._rich.is_dumb_terminal
+        if len(answers) > 1 and terminal and self._rich.width >= WIDE:
+            self._beside(names, answers)
+            return
+        for name, pieces in zip(names, answers, strict=True):
+            if len(answers) > 1:
+                self._rich.print(self._text(f"[{name}]", "bold"))
+            for piece in pieces:
+                if piece:
+                    self._rich.print(self._text(piece), end="")
+                    self._rich.file.flush()
+            self._rich.print()
+
+    def _beside(self, names: Sequence[str], answers: Sequence[Iterator[str]]) -> None:
+        columns = _Columns([self._text(name, "bold") for name in names])
+        live = Live(columns, console=self._rich, refresh_per_second=REFRESH, transient=True)
+        with live:  # the ends of both, while they grow
+            under_way = dict(enumerate(answers))
+            while under_way:
+                for number, pieces in list(under_way.items()):
+                    piece = next(pieces, None)
+                    if piece is None:
+                        del under_way[number]
+                    else:
+                        columns.texts[number] += self._text(piece).plain
+        self._rich.print(columns.whole(self._rich.width))
+
+    def _text(self, text: str, style: str = "") -> Text:
+        return Text(visible(text, self._rich.encoding), style=style)
+
+
+class _Columns:
+    """Titles, and under them texts that grow."""
+
+    def __init__(self, titles: Sequence[Text]) -> None:
+        self._titles = titles
+        self.texts = [""] * len(titles)
+
+    def __rich_console__(self, console: Rich, options: ConsoleOptions) -> Iterator[Table]:
+        most, width = max(1, console.height - REST), self._each(options.max_width)
+        ends = [Text(text).wrap(console, width, overflow="fold")[-most:] for text in self.texts]
+        yield self._table(options.max_width, [Text("\n").join(lines) for lines in ends])
+
+    def whole(self, width: int) -> Table:
+        """Both, however long."""
+        return self._table(width, [Text(text) for text in self.texts])
+
+    def _table(self, width: int, cells: Sequence[Text]) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+        for title in self._titles:
+            table.add_column(title, width=self._each(width), overflow="fold")
+        table.add_row(*cells)
+        return table
+
+    def _each(self, width: int) -> int:
+        return (width - 1) // len(self._titles) - GAP

@@ -1,0 +1,92 @@
+"""The conversation as it is held: in a terminal, and with lines of standard input."""
+
+import io
+import json
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from helpers.terminal import Terminal
+from postgrad.cli.main import main
+
+FLAGS = ("--max-new-tokens", "4", "--temperature", "0")
+Models = Callable[[int], str]
+
+
+@pytest.fixture
+def piped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """piped(input, *words): exit code, standard output, standard error."""
+
+    def run(said: bytes, *words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said)))
+        code = main(["chat", *words])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+def test_lines_of_standard_input_are_answered_plainly(piped, models: Models) -> None:
+    code, out, error = piped(b"hi\n\n  \nhi\n", models(0), *FLAGS)
+    assert (code, error) == (0, "")
+    assert len(out.splitlines()) == 2
+    again = piped(b"hi\n/reset\nhi\n/quit\nnever said\n", models(0), *FLAGS)[1].splitlines()
+    assert again == [out.splitlines()[0]] * 2
+
+
+def test_two_models_answer_under_their_names(piped, models: Models) -> None:
+    alone = [piped(b"hi", models(one), *FLAGS)[1] for one in (0, 1)]
+    _, out, _ = piped(b"hi", models(0), models(1), *FLAGS)
+    assert out == f"[{models(0)}]\n{alone[0]}[{models(1)}]\n{alone[1]}"
+
+
+def test_json_has_what_was_said(piped, models: Models) -> None:
+    said = b"a\n/seed 7\n/temperature 1.5\nb\n"
+    code, out, error = piped(said, models(0), models(0), *FLAGS, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["models"] == [f"{models(0)}, float32"] * 2
+    assert [turn["seed"] for turn in found["turns"]] == [0, 7]
+    first = found["turns"][0]["answers"]
+    one, two = (first[f"{models(0)} ({number})"] for number in (1, 2))
+    assert one == two
+    assert not one["ended"]  # cut after 4 tokens
+    assert one["text"] in error  # where people read
+
+
+@pytest.mark.parametrize(
+    ("said", "words", "problem"),
+    [
+        (b"/no\n", (), "/no is no command"),
+        (b"/seed x\n", (), "/seed x: a whole number"),
+        (b"/temperature nan\n", (), "/temperature nan: a number"),
+        (b"ok\n\xff\n", (), "line 2 of standard input is not UTF-8"),
+        (b"", ("--temperature", "-1"), "--temperature -1.0: 0 or more"),
+        (b"", ("--max-new-tokens", "0"), "--max-new-tokens 0: 1 or more"),
+        (b"", ("--checkpoint", "best"), "--checkpoint best"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_code_2(
+    said: bytes, words: tuple[str, ...], problem: str, piped, models: Models
+) -> None:
+    code, _, error = piped(said, models(0), *FLAGS[:2], *words)
+    assert code == 2
+    assert problem in error
+    assert error.count("\n") == 1
+
+
+def test_a_person_talks_to_two_models_side_by_side(models: Models) -> None:
+    command = [sys.executable, "-m", "postgrad", "chat", models(0), models(1)]
+    with Terminal([*command, *FLAGS], columns=120) as terminal:
+        terminal.wait_for("/help lists commands")
+        terminal.type("hi\n")
+        terminal.wait_for("was cut short")
+        both = [line for line in terminal.lines if line.count(models(0)[:10]) == 2]
+        assert len(both) == 1  # their names, beside each other
+        terminal.type("/bla\n")
+        terminal.wait_for("/bla is no command")  # and the conversation goes on
+        terminal.type(" /said to the model\n")
+        terminal.wait_for("are the most")  # it has 64 positions
+        terminal.type("\x04")
+        assert terminal.ended() == 0
