@@ -19,11 +19,14 @@ place of the one before, and drawn to docs/images/curves/PAGE.svg.
 import argparse
 import json
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.curve_svg import Curve, mean, picture
+
+Curves = Mapping[str, Curve]  # by seed
 
 HEADING = "## Learning curves"
 DOCS = Path(__file__).parents[1] / "docs"
@@ -120,7 +123,7 @@ def binned(one: Curve, most: int) -> dict[int, float]:
     return {run[-1][0]: statistics.mean(value for _, value in run) for run in runs}
 
 
-def table(curves: dict[str, Curve]) -> str:
+def table(curves: Curves) -> str:
     """Markdown: a row a seed, a column a step, and what was gained."""
     rows = {**curves, "mean": mean(curves)} if len(curves) > 1 else curves
     steps = sorted(mean(curves))
@@ -134,7 +137,7 @@ def table(curves: dict[str, Curve]) -> str:
     )
 
 
-def section(figure: Figure, curves: dict[str, Curve]) -> str:
+def section(figure: Figure, curves: Curves) -> str:
     """The page's section; its picture lies in docs/images/curves."""
     short = {seed: binned(one, MOST_COLUMNS) for seed, one in curves.items()}
     means = any(len(one) > MOST_COLUMNS for one in curves.values())
@@ -150,7 +153,7 @@ def section(figure: Figure, curves: dict[str, Curve]) -> str:
     )
 
 
-def _end(curves: dict[str, Curve], at: int) -> float:
+def _end(curves: Curves, at: int) -> float:
     whole = mean(curves)
     return whole[sorted(whole)[at]]
 
@@ -163,7 +166,7 @@ def write(page: Path, text: str) -> None:
 
 def main() -> None:
     """Draws and writes every figure that all of its seeds have ended."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", type=Path, help="a folder with runs/NAME-SEED")
     parser.add_argument("--docs", type=Path, default=DOCS)
     options = parser.parse_args()
