@@ -38,7 +38,7 @@ SAMPLED = "grpo dr_grpo dapo gspo cispo rloo reinforce_pp reinforce_pp_baseline"
 class Figure:
     """One page's curve: `field` of the log (metrics.jsonl, eval.jsonl) of runs/RUN-SEED/STAGE.
 
-    made_by: the command, SEED in it. of: the evaluation set.
+    made_by: the command of seed 0. of: the evaluation set.
     """
 
     page: str
@@ -54,7 +54,7 @@ class Figure:
 
 
 def _figures() -> list[Figure]:
-    of_pipeline = "postgrad train recipes/{0} --seed SEED --run_dir runs/{0}-SEED"
+    of_pipeline = "postgrad train recipes/{0} --seed 0 --run_dir runs/{0}-0"
     one_thread = "--learner.threads 1"
     sampled = [
         Figure(
@@ -143,11 +143,12 @@ def section(figure: Figure, curves: Curves) -> str:
     means = any(len(one) > MOST_COLUMNS for one in curves.values())
     note = " The table has means over the steps up to the one that is named." if means else ""
     drawn = "Thin lines are seeds, the thick one is their mean. " if len(curves) > 1 else ""
+    each = ", for each seed," if len(curves) > 1 else ""
     first, last = (f"{value:.3f}" for value in (_end(short, 0), _end(short, -1)))
     return (
         f"{HEADING}\n\n"
         f"![{figure.title} by step: from {first} to {last}](../images/curves/{figure.page}.svg)\n\n"
-        f"{figure.caption} {drawn}Made by\n\n"
+        f"{figure.caption} {drawn}Made by{each}\n\n"
         f"```sh\n{figure.made_by}\n```\n\n"
         f"{table(short)}\n{f'{chr(10)}{note.strip()}{chr(10)}' if note else ''}"
     )
