@@ -1,4 +1,4 @@
-"""A folder as README and the pages take it for granted: recipes, a run under every name they use."""
+"""A folder as README and the pages take it for granted: recipes, and a run that has ended."""
 
 import shutil
 from collections.abc import Iterator

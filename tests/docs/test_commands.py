@@ -3,8 +3,8 @@
 The rule, by subcommand:
 
 - RUN: seconds anywhere, so it is run, on a small run that stands under the name that is shown;
-- LONG: minutes, GPUs or the hub, so its words are parsed, its recipe is loaded with its overrides, and
-  each recipe is planned; a command of RUN that needs the hub belongs here too;
+- LONG: minutes, GPUs or the hub, so its words are parsed, its recipe is loaded with its overrides,
+  and each recipe is planned; a command of RUN that needs the hub belongs here too;
 - SERVES: ends when somebody says so, so its words are parsed.
 
 A synopsis (`[--flag]`, `a|b`) and a command in a sentence name a command and flags that there are.

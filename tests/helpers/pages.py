@@ -1,4 +1,4 @@
-"""What README and the documentation show as code: blocks, commands in them, commands in sentences."""
+"""What README and the documentation show as code: blocks, and commands in blocks and sentences."""
 
 import re
 import shlex
@@ -33,7 +33,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """words: as a shell would split them, without redirections and what stands before the program."""
+    """words: as a shell splits them, without redirections and what is before the program."""
 
     at: str
     text: str
