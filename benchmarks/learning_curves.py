@@ -1,55 +1,162 @@
-"""Held-out accuracy of every algorithm by step, from the run directories of several seeds.
+"""Curves of real runs on the pages of docs/algorithms: a picture and a table each.
 
     for seed in 0 1 2; do
       postgrad train recipes/algorithms --seed $seed --run_dir runs/algorithms-$seed \
         --learner.threads 1
+      postgrad train recipes/rlhf_tiny --seed $seed --run_dir runs/rlhf_tiny-$seed \
+        --learner.threads 1 --reward.eval.at_start true --reward.eval.every 50
+      postgrad train recipes/preferences --seed $seed --run_dir runs/preferences-$seed \
+        --learner.threads 1
     done
-    python benchmarks/learning_curves.py runs/algorithms-0 runs/algorithms-1 runs/algorithms-2 \
-      --docs docs/algorithms
+    postgrad train recipes/gsm8k_sft.toml --data.path gsm8k.jsonl --run_dir runs/gsm8k_sft-0 \
+      --learner.threads 1
+    python -m benchmarks.learning_curves runs
 
-Prints a table for each algorithm; --docs writes it into the algorithm's page, under the heading
-HEADING and in place of the one before. An algorithm that a seed has not ended is left out.
+Each of FIGURES whose runs have all ended is written into its page, under the heading HEADING and in
+place of the one before, and drawn to docs/images/curves/PAGE.svg.
 """
 
 import argparse
 import json
 import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.curve_svg import Curve, mean, picture
+
+Curves = Mapping[str, Curve]  # by seed
+
 HEADING = "## Learning curves"
-COMMAND = "postgrad train recipes/algorithms --seed SEED --run_dir runs/algorithms-SEED"
+DOCS = Path(__file__).parents[1] / "docs"
+MOST_COLUMNS, MOST_POINTS = 8, 70
+SAMPLED = "grpo dr_grpo dapo gspo cispo rloo reinforce_pp reinforce_pp_baseline"
 
 
-def curve(run: Path) -> dict[int, float] | None:
-    """Step -> accuracy of a run that has ended."""
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One page's curve: `field` of the log (metrics.jsonl, eval.jsonl) of runs/RUN-SEED/STAGE.
+
+    made_by: the command of seed 0. of: the evaluation set.
+    """
+
+    page: str
+    title: str
+    caption: str
+    made_by: str
+    run: str
+    field: str
+    stage: str = ""
+    log: str = "eval.jsonl"
+    of: str | None = None
+    seeds: tuple[str, ...] = ("0", "1", "2")
+
+
+def _figures() -> list[Figure]:
+    of_pipeline = "postgrad train recipes/{0} --seed 0 --run_dir runs/{0}-0"
+    one_thread = "--learner.threads 1"
+    sampled = [
+        Figure(
+            page, "held-out accuracy",
+            "Held-out accuracy of sampled answers (temperature 1) on the quickstart's task, from "
+            "the model that SFT made with the same seed.",
+            f"{of_pipeline.format('algorithms')} {one_thread}", "algorithms", "accuracy", page,
+        )
+        for page in SAMPLED.split()
+    ]  # fmt: skip
+    preferred = [
+        Figure(
+            page, "held-out pairs in people's order",
+            "Share of 300 held-out pairs whose preferred answer the policy gives the higher "
+            "implicit reward, from the model that SFT made with the same seed. Labels have slips: "
+            "0.92 is the most. A score against a reference is a tie before the first update, and "
+            "ties count as wrong.",
+            f"{of_pipeline.format('preferences')} {one_thread}", "preferences", "accuracy", page,
+            of="people",
+        )
+        for page in ["dpo", "ipo", "simpo", "kto", "orpo"]
+    ]  # fmt: skip
+    return [*sampled, *preferred, *_of_other_jobs(of_pipeline.format("rlhf_tiny"), one_thread)]
+
+
+def _of_other_jobs(rlhf: str, one_thread: str) -> list[Figure]:
+    return [
+        Figure(
+            "sft", "loss, nats a token",
+            "Loss of each update, nats a token, of a fresh model of 6M parameters that reads "
+            "GSM8K once.",
+            "postgrad train recipes/gsm8k_sft.toml --data.path gsm8k.jsonl "
+            f"--run_dir runs/gsm8k_sft-0 {one_thread}",
+            "gsm8k_sft", "loss", log="metrics.jsonl", seeds=("0",),
+        ),
+        Figure(
+            "reward-model", "held-out pairs in people's order",
+            "Share of 300 held-out pairs that the model puts in the order in which people put "
+            "them. Labels have slips: 0.92 is the most.",
+            f"{rlhf} {one_thread} --reward.eval.at_start true --reward.eval.every 50",
+            "rlhf_tiny", "accuracy", "reward", of="people",
+        ),
+        Figure(
+            "ppo", "the hidden preference",
+            "Mean of the hidden preference `gold` over the samples of a step, from 0 to 1. "
+            "Nothing is trained on it: the reward is the reward model's.",
+            f"{rlhf} {one_thread}", "rlhf_tiny", "reward/gold", "ppo", "metrics.jsonl",
+        ),
+    ]  # fmt: skip
+
+
+def curve(run: Path, figure: Figure) -> dict[int, float] | None:
+    """Step -> value of a run that has ended."""
     if not (run / "summary.json").exists():
         return None
-    lines = (run / "eval.jsonl").read_text("utf-8").splitlines()
+    lines = (run / figure.log).read_text("utf-8").splitlines()
     found: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    return {line["step"]: line["accuracy"] for line in found}
+    return {line["step"]: line[figure.field] for line in found if line.get("set") == figure.of}
 
 
-def section(curves: dict[str, dict[int, float]]) -> str:
+def binned(one: Curve, most: int) -> dict[int, float]:
+    """At most so many points: means over equal runs of steps, each at its last step."""
+    points = sorted(one.items())
+    size = -(-len(points) // most)
+    runs = [points[start : start + size] for start in range(0, len(points), size)]
+    return {run[-1][0]: statistics.mean(value for _, value in run) for run in runs}
+
+
+def table(curves: Curves) -> str:
     """Markdown: a row a seed, a column a step, and what was gained."""
-    steps = sorted(set.intersection(*(set(one) for one in curves.values())))
-    head = " | ".join(["seed", *map(str, steps), "gain"])
-    rule = "|".join(["---:"] * (len(steps) + 2))
-    rows = [
-        " | ".join([seed, *(f"{one[s]:.3f}" for s in steps), f"{one[steps[-1]] - one[0]:+.3f}"])
-        for seed, one in curves.items()
+    rows = {**curves, "mean": mean(curves)} if len(curves) > 1 else curves
+    steps = sorted(mean(curves))
+    head, rule = ["seed", *map(str, steps), "change"], ["---:"] * (len(steps) + 2)
+    body = [
+        [name, *(f"{one[step]:.3f}" for step in steps), f"{one[steps[-1]] - one[steps[0]]:+.3f}"]
+        for name, one in rows.items()
     ]
-    means = [statistics.mean(one[s] for one in curves.values()) for s in steps]
-    rows.append(" | ".join(["mean", *(f"{m:.3f}" for m in means), f"{means[-1] - means[0]:+.3f}"]))
-    table = "\n".join(f"| {row} |" for row in (head, *rows))
-    first, rest = table.split("\n", 1)
+    return "\n".join(
+        [f"| {' | '.join(head)} |", f"|{'|'.join(rule)}|", *(f"| {' | '.join(r)} |" for r in body)]
+    )
+
+
+def section(figure: Figure, curves: Curves) -> str:
+    """The page's section; its picture lies in docs/images/curves."""
+    short = {seed: binned(one, MOST_COLUMNS) for seed, one in curves.items()}
+    means = any(len(one) > MOST_COLUMNS for one in curves.values())
+    note = " The table has means over the steps up to the one that is named." if means else ""
+    drawn = "Thin lines are seeds, the thick one is their mean. " if len(curves) > 1 else ""
+    each = ", for each seed," if len(curves) > 1 else ""
+    first, last = (f"{value:.3f}" for value in (_end(short, 0), _end(short, -1)))
     return (
         f"{HEADING}\n\n"
-        "Held-out accuracy of sampled answers (temperature 1) on the quickstart's task, by step:\n"
-        f"`{COMMAND}`\n"
-        "with `--learner.threads 1`, from the model that SFT made with the same seed.\n\n"
-        f"{first}\n|{rule}|\n{rest}\n"
+        f"![{figure.title} by step: from {first} to {last}](../images/curves/{figure.page}.svg)\n\n"
+        f"{figure.caption} {drawn}Made by{each}\n\n"
+        f"```sh\n{figure.made_by}\n```\n\n"
+        f"{table(short)}\n{f'{chr(10)}{note.strip()}{chr(10)}' if note else ''}"
     )
+
+
+def _end(curves: Curves, at: int) -> float:
+    whole = mean(curves)
+    return whole[sorted(whole)[at]]
 
 
 def write(page: Path, text: str) -> None:
@@ -59,22 +166,26 @@ def write(page: Path, text: str) -> None:
 
 
 def main() -> None:
-    """Prints a section for each algorithm that all seeds have ended."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--docs", type=Path)
+    """Draws and writes every figure that all of its seeds have ended."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("runs", type=Path, help="a folder with runs/NAME-SEED")
+    parser.add_argument("--docs", type=Path, default=DOCS)
     options = parser.parse_args()
-    names = sorted(path.name for path in options.runs[0].iterdir() if path.is_dir())
-    for name in (name for name in names if name != "sft"):
-        found = {run.name.rpartition("-")[2]: curve(run / name) for run in options.runs}
+    pictures = options.docs / "images" / "curves"
+    pictures.mkdir(parents=True, exist_ok=True)
+    for figure in _figures():
+        paths = {
+            seed: options.runs / f"{figure.run}-{seed}" / figure.stage for seed in figure.seeds
+        }
+        found = {seed: curve(path, figure) for seed, path in paths.items()}
         curves = {seed: one for seed, one in found.items() if one is not None}
-        if len(curves) < len(options.runs):
-            print(f"{name}: not all seeds have ended")
+        if len(curves) < len(found):
+            print(f"{figure.page}: not all seeds have ended")
             continue
-        text = section(curves)
-        print(f"# {name}\n\n{text}")
-        if options.docs:
-            write(options.docs / f"{name}.md", text)
+        drawn = {seed: binned(one, MOST_POINTS) for seed, one in curves.items()}
+        (pictures / f"{figure.page}.svg").write_text(picture(drawn, figure.title), "utf-8")
+        write(options.docs / "algorithms" / f"{figure.page}.md", section(figure, curves))
+        print(f"{figure.page}: written")
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ class CheckpointSettings(Settings):
 
     save_steps: int = Field(default=0, ge=0)  # 0: not by steps
     save_minutes: float = Field(default=0.0, ge=0.0)  # 0: not by the clock
-    max_ckpt_num: int = Field(default=3, ge=1)
-    load_checkpoint: bool = True
+    max_ckpt_num: int = Field(default=3, ge=1)  # the newest so many are kept
+    load_checkpoint: bool = True  # continue where run_dir already holds this run
     ckpt_path: str | None = None  # default: run_dir/checkpoints
     best_metric: str | None = None  # such as "eval/accuracy"
-    best_mode: Literal["max", "min"] = "max"
+    best_mode: Literal["max", "min"] = "max"  # whether more is better, or less
     early_stop: int = Field(default=0, ge=0)  # evaluations without a better one; 0: never
     grace_seconds: float = Field(default=30.0, ge=0.0)  # to end a step after SIGTERM or SIGINT
     # Also write what is trained as a Hugging Face directory: run_dir/model at the end, and with

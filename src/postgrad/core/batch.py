@@ -26,9 +26,11 @@ class BatchSettings(Settings):
     rule; "auto" makes it fit the memory that is there.
     """
 
-    train_batch_size: int | None = Field(default=None, ge=1)
-    local_mini_batch_size: int | None = Field(default=None, ge=1)
+    train_batch_size: int | None = Field(default=None, ge=1)  # samples per update, over all ranks
+    local_mini_batch_size: int | None = Field(default=None, ge=1)  # samples per replica and update
+    # Samples per data-parallel replica in one forward and backward pass.
     micro_train_batch_size: int | None = Field(default=None, ge=1)
+    # Tokens per data-parallel replica in one forward and backward pass.
     micro_train_tokens: Annotated[int, Field(ge=2)] | Literal["auto"] | None = None
 
     @property
@@ -40,10 +42,10 @@ class BatchSettings(Settings):
 class RolloutBatchSettings(BatchSettings):
     """Batch numbers of RL. An update left unsaid takes all samples of a step."""
 
-    rollout_batch_size: int = Field(default=64, ge=1)
-    n_samples_per_prompt: int = Field(default=8, ge=1)
-    epochs_per_rollout: int = Field(default=1, ge=1)
-    num_mini_batches: int | None = Field(default=None, ge=1)
+    rollout_batch_size: int = Field(default=64, ge=1)  # prompts per step
+    n_samples_per_prompt: int = Field(default=8, ge=1)  # responses written for each prompt
+    epochs_per_rollout: int = Field(default=1, ge=1)  # passes over a step's samples
+    num_mini_batches: int | None = Field(default=None, ge=1)  # updates per pass
 
 
 @dataclass(frozen=True, slots=True)

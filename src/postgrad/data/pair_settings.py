@@ -15,7 +15,7 @@ class PairSettings(RowSettings):
     """
 
     chosen: str = "chosen"  # answers, whole conversations, or transcripts
-    rejected: str = "rejected"
+    rejected: str = "rejected"  # the same
     prompt: str | None = None  # None: the column "prompt" where rows have it
     margin: str = ""  # a number: how much better chosen is
     completion: str = "completion"  # rows with one answer and a label (KTO)

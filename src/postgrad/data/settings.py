@@ -32,10 +32,10 @@ class RowSettings(Settings):
     task: dict[str, Any] = {}
     size: int = Field(default=1000, ge=1)
     seed: int = 0
-    max_len: int = Field(default=1024, ge=2)
-    on_too_long: Literal["drop", "truncate", "error"] = "drop"
-    max_lost_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
-    shuffle: bool = True
+    max_len: int = Field(default=1024, ge=2)  # tokens, prompt and response
+    on_too_long: Literal["drop", "truncate", "error"] = "drop"  # what is done with longer rows
+    max_lost_fraction: float = Field(default=0.5, ge=0.0, le=1.0)  # losing more stops the run
+    shuffle: bool = True  # a new order each epoch, from seed and epoch
 
     @field_validator("filter", "map")
     @classmethod
@@ -105,6 +105,7 @@ class Share(Settings):
 class Together(Settings):
     """What is said of all sets of a run together."""
 
+    # Keep the first of equal rows; "normalised": equal but for case and white space.
     dedup: Literal["none", "exact", "normalised"] = "none"
     decontaminate_ngram: int = Field(default=0, ge=0)  # words; 0: equal questions only
     cache: bool = True  # keep tokens for the next run

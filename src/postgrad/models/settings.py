@@ -21,22 +21,22 @@ class TokenizerInit(Settings):
     and the `phrases`, each one token.
     """
 
-    kind: Literal["bpe", "characters"] = "bpe"
-    vocab_size: int = Field(default=4096, ge=300)
-    phrases: tuple[str, ...] = ()
+    kind: Literal["bpe", "characters"] = "bpe"  # how it cuts text
+    vocab_size: int = Field(default=4096, ge=300)  # of "bpe"
+    phrases: tuple[str, ...] = ()  # texts that are one token each
 
 
 class ModelInit(Settings):
     """A fresh small model, its weights drawn from the recipe's seed. Names are Hugging Face's."""
 
-    type: ModelType = "qwen3"
-    hidden_size: int = Field(default=256, ge=8)
-    intermediate_size: int = Field(default=768, ge=8)
-    num_hidden_layers: int = Field(default=6, ge=1)
-    num_attention_heads: int = Field(default=4, ge=1)
-    num_key_value_heads: int = Field(default=2, ge=1)
-    max_position_embeddings: int = Field(default=2048, ge=16)
-    tie_word_embeddings: bool = True
+    type: ModelType = "qwen3"  # the architecture
+    hidden_size: int = Field(default=256, ge=8)  # width of the residual stream
+    intermediate_size: int = Field(default=768, ge=8)  # width of the MLPs
+    num_hidden_layers: int = Field(default=6, ge=1)  # of the decoder
+    num_attention_heads: int = Field(default=4, ge=1)  # of queries; divides hidden_size
+    num_key_value_heads: int = Field(default=2, ge=1)  # divides num_attention_heads
+    max_position_embeddings: int = Field(default=2048, ge=16)  # tokens of the longest sequence
+    tie_word_embeddings: bool = True  # the output head is the embedding matrix
     rope_theta: float = Field(default=10_000.0, gt=1.0)  # smaller for short sequences
     initializer_range: float = Field(default=0.02, gt=0.0)  # standard deviation of fresh weights
     tokenizer: TokenizerInit = TokenizerInit()
@@ -79,11 +79,11 @@ class ModelSettings(Settings):
     arXiv:2305.14314), on CUDA.
     """
 
-    path: str | None = None
+    path: str | None = None  # Hugging Face directory, hub id, or "@NAME" in a pipeline
     init: ModelInit | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    attention: Literal["auto", "sdpa", "flex"] = "auto"
-    gradient_checkpointing: bool = False
+    attention: Literal["auto", "sdpa", "flex"] = "auto"  # "flex": on CUDA only
+    gradient_checkpointing: bool = False  # compute activations again in the backward pass
     lora: LoraSettings | None = None
     quantize: Literal["none", "4bit"] = "none"
 

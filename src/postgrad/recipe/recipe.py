@@ -99,11 +99,11 @@ def _with_type(algorithm: Algorithm) -> dict[str, Any]:
 class _Recipe(Settings):
     """What every job says. Exactly one of steps, total_episodes and epochs says how long."""
 
-    run_dir: str = Field(min_length=1)
-    seed: int = Field(default=0, ge=0)
-    steps: int | None = Field(default=None, ge=1)
-    total_episodes: int | None = Field(default=None, ge=1)
-    epochs: float | None = Field(default=None, gt=0.0)
+    run_dir: str = Field(min_length=1)  # where the run writes
+    seed: int = Field(default=0, ge=0)  # of fresh weights, the order of rows, samples
+    steps: int | None = Field(default=None, ge=1)  # passes of the loop
+    total_episodes: int | None = Field(default=None, ge=1)  # a budget of samples
+    epochs: float | None = Field(default=None, gt=0.0)  # passes over the data
     model: ModelSettings = ModelSettings()
     batch: BatchSettings = BatchSettings()
     learner: LearnerSettings = LearnerSettings()

@@ -86,9 +86,9 @@ def _read(one: Named, kind: type[Settings]) -> dict[str, Any]:
 class EvalTimes(Settings):
     """When to evaluate; counts are in steps."""
 
-    every: int = Field(default=0, ge=0)  # 0: not during the run
-    at_start: bool = False
-    at_end: bool = True
+    every: int = Field(default=0, ge=0)  # steps; 0: not during the run
+    at_start: bool = False  # before the first step
+    at_end: bool = True  # after the last one
 
 
 class PairEvalSettings(EvalTimes):
@@ -113,8 +113,8 @@ class EvalSettings(EvalTimes):
 
     sets: tuple[EvalSet, ...] = ()
     n_samples: int = Field(default=1, ge=1)  # samples of a prompt, for pass@k
-    pass_at: tuple[int, ...] = (1,)
-    temperature: float = Field(default=1.0, gt=0.0)
+    pass_at: tuple[int, ...] = (1,)  # the k of pass@k
+    temperature: float = Field(default=1.0, gt=0.0)  # of those samples
     greedy: bool = False  # also answer every prompt once at temperature 0
     max_new_tokens: int | None = Field(default=None, ge=1)  # rollout.max_new_tokens if left out
     component: str | None = None  # the first that applies to the row, if left out

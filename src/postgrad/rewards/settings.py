@@ -25,7 +25,7 @@ class RewardSettings(Settings):
 
     type: str
     name: str | None = None  # in metrics; default: type, without the package
-    weight: float = 1.0
+    weight: float = 1.0  # of its score in the total
     gate: bool = False
     gate_at: float = 1.0
     gate_value: float = 0.0

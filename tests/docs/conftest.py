@@ -1,0 +1,80 @@
+"""A folder as README and the pages take it for granted: recipes, and a run that has ended."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.pages import ROOT
+from postgrad.cli.main import main
+
+RECIPE = """
+job = "rl"
+run_dir = "{run_dir}"
+steps = 4
+[model.init]
+type = "qwen3"
+hidden_size = 16
+intermediate_size = 32
+num_hidden_layers = 1
+num_attention_heads = 2
+num_key_value_heads = 1
+[model.init.tokenizer]
+kind = "characters"
+[model.lora]
+rank = 2
+[data]
+path = "reasoning-gym:spell_backward"
+size = 24
+max_len = 128
+task = {{ min_word_len = 3, max_word_len = 4 }}
+[eval]
+seed = 1
+size = 4
+every = 2
+max_new_tokens = 4
+[[rewards]]
+type = "regex"
+pattern = "[a-m]"
+[scoring]
+workers = 1
+[algorithm]
+type = "grpo"
+[batch]
+rollout_batch_size = 2
+n_samples_per_prompt = 2
+[rollout]
+max_new_tokens = 4
+[learner]
+threads = 1
+[checkpoint]
+save_steps = 1
+save_hf = true
+best_metric = "eval/reward"
+"""
+OPENRLHF = "openrlhf-rl-ray.sh"  # of tests/recipe/translate/cases
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What a person has who did all that the pages tell: made once, with one small run."""
+    made = tmp_path_factory.mktemp("docs")
+    (made / "recipes").symlink_to(ROOT / "recipes")
+    (made / "RECIPE.toml").write_text(RECIPE.format(run_dir=made / "RUN_DIR"), "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made)
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("XDG_CONFIG_HOME", str(made / "config"))
+        patch.setenv("POSTGRAD_CALIBRATION", str(made / "calibration.toml"))
+        assert main(["train", "RECIPE.toml", "--quiet"]) == 0
+        yield made
+
+
+@pytest.fixture
+def with_runs(folder: Path) -> Iterator[Path]:
+    """The folder, anew for a command: what it writes is gone after it."""
+    before = set(folder.iterdir())
+    yield folder
+    for path in set(folder.iterdir()) - before:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
