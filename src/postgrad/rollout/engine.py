@@ -106,6 +106,10 @@ class Engine(Protocol):
         """
         ...
 
+    def rest(self) -> None:
+        """Nothing will be asked for a while: give back memory that others may need."""
+        ...
+
 
 def generate(engine: Engine, requests: Iterable[Request]) -> list[Completion]:
     """All completions of `requests`, ordered by (ticket, sample, turn)."""

@@ -41,6 +41,25 @@ class CurriculumSettings(Settings):
         return self
 
 
+class VLLMSettings(Settings):
+    """Processes with vLLM, for type = "vllm".
+
+    `python`: of the environment that has vLLM; left out, that of the environment variable
+    POSTGRAD_VLLM_PYTHON. `engines` processes share the prompts, each over `tensor_parallel`
+    devices. `memory_fraction`: of a GPU, for weights, keys and values. `eager`: no compiled graphs;
+    left out, on CPUs alone. `sleep`: memory is given back while the learner works; left out, where
+    the two share a GPU.
+    """
+
+    python: str | None = None
+    engines: int = Field(default=1, ge=1)
+    tensor_parallel: int = Field(default=1, ge=1)
+    memory_fraction: float = Field(default=0.5, gt=0.0, le=1.0)
+    eager: bool | None = None
+    sleep: bool | None = None
+    start_seconds: float = Field(default=600.0, gt=0.0)  # until a process can sample
+
+
 class RolloutSettings(SamplingSettings):
     """The rollout engine and where a step's samples come from.
 
@@ -54,7 +73,7 @@ class RolloutSettings(SamplingSettings):
     fit the memory that is there, tried on the device.
     """
 
-    type: Literal["local"] = "local"
+    type: Literal["local", "vllm"] = "local"
     source: Literal["live", "replay"] = "live"
     replay_path: str | None = None  # run directory whose samples.jsonl is read
     dynamic_sampling: bool = False
@@ -65,6 +84,7 @@ class RolloutSettings(SamplingSettings):
     slots: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     cache_tokens: int | None = Field(default=None, ge=16)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    vllm: VLLMSettings = VLLMSettings()
 
     @property
     def stated_slots(self) -> int | None:
