@@ -9,9 +9,11 @@ import torch
 from postgrad.jobs import auto_sizes, roles
 from postgrad.jobs.choices import Choices
 from postgrad.jobs.run import Run
+from postgrad.models.load import load_tokenizer
 from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.recipe import Answering
 from postgrad.rollout.engine import Engine
+from postgrad.rollout.openai.engine import OpenAIEngine
 from postgrad.rollout.vllm import start as vllm
 
 
@@ -42,10 +44,17 @@ def for_evaluation(
     sequences: int,
     max_len: int,
 ) -> Engine:
-    """The engine of `postgrad eval`, with the weights of `path`, closed with `stack`."""
+    """The engine of `postgrad eval`, with the weights of `path` (a server has its own), closed with
+    `stack`.
+    """
     if recipe.rollout.type == "local":
         engine, _ = roles.engine(recipe, path, choices, sequences=sequences, max_len=max_len)
         return engine
+    if recipe.rollout.type == "openai":
+        one = recipe.rollout.openai
+        server = OpenAIEngine(one, one.model or path, load_tokenizer(path))
+        stack.callback(server.close)
+        return server
     engine, _ = _vllm(recipe, path, choices, stack, sequences=sequences, max_len=max_len, logs=None)
     return engine
 

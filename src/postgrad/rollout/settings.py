@@ -1,10 +1,11 @@
 """What a recipe says about sampling."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from postgrad.core.settings import Settings
+from postgrad.rewards.http import plain_address
 
 
 class SamplingSettings(Settings):
@@ -60,6 +61,31 @@ class VLLMSettings(Settings):
     start_seconds: float = Field(default=600.0, gt=0.0)  # until a process can sample
 
 
+class OpenAISettings(Settings):
+    """A server with OpenAI's interface, for type = "openai", which evaluates and does not train.
+
+    `model`: what the server calls it; left out, the path that is evaluated. `endpoint`: "chat"
+    sends a row's messages, "completions" the text of its rendered prompt. `api_key_env` names the
+    environment variable that holds the key, which is stored nowhere. `concurrent` requests are
+    under way at once; `extra_body` goes into every one.
+    """
+
+    base_url: str | None = None
+    model: str | None = None
+    endpoint: Literal["chat", "completions"] = "chat"
+    api_key_env: str | None = None
+    timeout: float = Field(default=120.0, gt=0.0)  # seconds of one try
+    retries: int = Field(default=3, ge=0, le=20)
+    backoff: float = Field(default=1.0, ge=0.0)  # seconds before the second try, then twice that
+    concurrent: int = Field(default=16, ge=1, le=1024)
+    extra_body: dict[str, Any] = {}
+
+    @field_validator("base_url")
+    @classmethod
+    def _plain_address(cls, url: str | None) -> str | None:
+        return url and plain_address(url, "https://host/v1", "rollout.openai.api_key_env")
+
+
 class RolloutSettings(SamplingSettings):
     """The rollout engine and where a step's samples come from.
 
@@ -73,7 +99,7 @@ class RolloutSettings(SamplingSettings):
     fit the memory that is there, tried on the device.
     """
 
-    type: Literal["local", "vllm"] = "local"
+    type: Literal["local", "vllm", "openai"] = "local"
     source: Literal["live", "replay"] = "live"
     replay_path: str | None = None  # run directory whose samples.jsonl is read
     dynamic_sampling: bool = False
@@ -85,6 +111,7 @@ class RolloutSettings(SamplingSettings):
     cache_tokens: int | None = Field(default=None, ge=16)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     vllm: VLLMSettings = VLLMSettings()
+    openai: OpenAISettings = OpenAISettings()
 
     @property
     def stated_slots(self) -> int | None:
