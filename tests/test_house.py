@@ -132,7 +132,7 @@ def test_nothing_dangerous_is_called() -> None:
 
 
 def test_engines_and_clusters_of_others_stay_in_their_rooms() -> None:
-    homes = {"ray": "cluster", "vllm": "rollout"}
+    homes = {"ray": "cluster", "vllm": "vllm"}
     wrong = [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in FILES

@@ -25,7 +25,8 @@ class Prompt:
 
     `ticket` is the global number of the draw; `row` the row of `dataset` it came from. `question`
     is the last user text, without the words of data.template, `answer` the reference, `metadata`
-    what else a verifier may want: all three are JSON values.
+    what else a verifier may want: all three are JSON values. `messages`: what the tokens say, as
+    the row said it.
     """
 
     ticket: int
@@ -35,6 +36,7 @@ class Prompt:
     dataset: str
     row: int
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    messages: Sequence[Mapping[str, str]] = ()
     media: tuple[str, ...] = ()
 
 

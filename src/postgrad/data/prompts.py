@@ -59,6 +59,7 @@ def load_prompts(
                     book.name,
                     row.index,
                     _rest(row, settings),
+                    messages,
                 )
             )
     account = book.close(settings, f"{max_prompt_tokens} tokens of a prompt")

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.jobs import environments, roles
+from postgrad.jobs import engines, environments, roles
 from postgrad.jobs.choices import choose
 from postgrad.jobs.comparison import Comparison, compare
 from postgrad.jobs.evaluate_pairs import evaluate_pairs
@@ -61,7 +62,8 @@ def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
         return evaluate_pairs(recipe, path, choices, console)
     tokenizer = load_tokenizer(path)
     learned = learned_reward(recipe, tokenizer)
-    with environments.scorer(recipe, learned) as scorer:
+    with ExitStack() as stack:
+        scorer = stack.enter_context(environments.scorer(recipe, learned))
         evaluator = Evaluator(recipe, tokenizer, scorer)
         accounts = [prompts.account for _, prompts in evaluator.sets]
         print_rows(console, accounts, f"rows of the evaluation data, read by {path}")
@@ -71,8 +73,13 @@ def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
         if learned is not None and isinstance(recipe, RLRecipe):
             model = recipe.reward_model.model
             learned.role = roles.frozen_reward_model(recipe, model, learned.path, choices)
-        engine, _ = roles.engine(
-            recipe, path, choices, sequences=evaluator.sequences, max_len=evaluator.max_len
+        engine = engines.for_evaluation(
+            recipe,
+            path,
+            choices,
+            stack,
+            sequences=evaluator.sequences,
+            max_len=evaluator.max_len,
         )
         with console.phase(f"evaluate {path}", evaluator.total) as shown:
             return evaluator(engine, shown.advance)

@@ -82,6 +82,7 @@ class RLJob:
         """Job.step."""
         run, parts = self._run, self._parts
         sampled = self._sample(state)
+        parts.engine.rest()
         batch = RolloutBatch.of(sampled.groups)
         with run.phase("train", run.geometry.updates_per_step):
             with run.clock.timed("train/columns"):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.core.geometry import derive
-from postgrad.recipe import scored
+from postgrad.recipe import engines, scored
 
 if TYPE_CHECKING:
     from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe
@@ -93,6 +93,7 @@ def answering(recipe: Answering) -> Iterator[Problem]:
     """What jobs need whose policy answers questions."""
     yield from _budget(recipe, whole=1, what="a sequence")
     yield from scored.problems(recipe)
+    yield from engines.problems(recipe)
     settings = recipe.eval
     if not settings.sets:
         return

@@ -29,6 +29,7 @@ ALLOWED = (
     "critic.learner.sharding",
     "critic.learner.context_parallel",
     "cluster",
+    "rollout.vllm",
 )
 # Two ways to say one thing change together, and an unsaid one is None.
 

@@ -13,7 +13,7 @@ from postgrad.recipe.checks import as_json
 from postgrad.recipe.lines import Place, key_lines
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.overrides import Override, apply_overrides, parse_overrides
-from postgrad.recipe.recipe import JOBS, Recipe
+from postgrad.recipe.recipe import JOBS, Answering, Recipe
 from postgrad.recipe.resolve import in_sets, resolve
 
 ROLES = ("", "reference", "reward_model", "critic")  # whose tables have a model; "": the policy
@@ -85,6 +85,11 @@ def require_runnable(recipe: Recipe) -> None:
         raise UsageError(
             f"learner.tensor_parallel = {recipe.learner.tensor_parallel}: this version plans it "
             "(postgrad plan) and does not run it yet; use 1"
+        )
+    if isinstance(recipe, Answering) and recipe.rollout.type == "openai":
+        raise UsageError(
+            'rollout.type = "openai": a server with weights of its own can be evaluated (postgrad '
+            'eval) and not trained; take "local" or "vllm"'
         )
     for key, name in names_used(recipe):
         raise UsageError(

@@ -45,7 +45,6 @@ def secret(variable: str | None, setting: str, what: str) -> str | None:
     found = os.environ.get(variable, "").strip()
     if not found:
         raise UsageError(
-            f"rewards: {what} should be in the environment variable {variable} ({setting}), "
-            "which is not set"
+            f"{what} should be in the environment variable {variable} ({setting}), which is not set"
         )
     return found

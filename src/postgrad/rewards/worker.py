@@ -1,51 +1,48 @@
 """A process that scores: `python -m postgrad.rewards.worker`, JSON lines in and out.
 
-It imports what its verifiers need and nothing more (neither NumPy nor torch). The pipes of the
-protocol are moved away from descriptors 0 and 1, so that a verifier which prints or reads input
-cannot break it: what it prints goes to standard error. Nobody interrupts a score from inside: the
-pool kills the process.
+It imports what its verifiers need and nothing more (neither NumPy nor torch). A verifier which
+prints or reads input cannot break the protocol (core.pipes). Nobody interrupts a score from inside:
+the pool kills the process.
 """
 
 import json
 import math
 import os
-import sys
 import traceback
-from io import TextIOWrapper
 from numbers import Real
-from typing import Any, BinaryIO
+from typing import Any
 
 from postgrad.core.errors import UsageError
+from postgrad.core.pipes import die_with_parent, take_pipes, write
 from postgrad.rewards import cpu, protocol
 from postgrad.rewards.registry import build
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
 MAX_MESSAGE = 500  # characters of an error
-_SIGKILL = 9
 
 
 def main() -> None:
     """Score until the other end of the pipe closes."""
-    _die_with_parent()
-    requests, answers = _take_pipes()
+    die_with_parent()
+    requests, answers = take_pipes()
     try:
         verifiers = [build(r) for r in protocol.rewards_of(json.loads(requests.readline()))]
         for verifier in verifiers:
             verifier.prepare()
     except UsageError as error:
-        _write(answers, protocol.refused(str(error)))
+        write(answers, protocol.refused(str(error)))
         return
     except (Exception, SystemExit) as error:  # noqa: BLE001  # code of others; told to the pool
-        _write(answers, protocol.refused(f"a verifier cannot be prepared: {describe(error)}"))
+        write(answers, protocol.refused(f"a verifier cannot be prepared: {describe(error)}"))
         return
     checks = [type(v).check is not Verifier.check for v in verifiers]
-    _write(answers, protocol.ready(checks, cpu.own()))
+    write(answers, protocol.ready(checks, cpu.own()))
     for line in requests:
         message = json.loads(line)
         prompts = [PromptView(**prompt) for prompt in message["prompts"]]
         for key, component, prompt, rollout in message["jobs"]:
             view = None if rollout is None else RolloutView(**rollout)
-            _write(answers, answer(key, verifiers[component], prompts[prompt], view))
+            write(answers, answer(key, verifiers[component], prompts[prompt], view))
 
 
 def answer(key: int, verifier: Verifier, prompt: PromptView, rollout: RolloutView | None) -> bytes:
@@ -89,34 +86,6 @@ def describe(error: BaseException) -> str:
 
 def _short(value: Any) -> str:
     return repr(value)[:60] if isinstance(value, str | None) else f"a {type(value).__name__}"
-
-
-def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    requests, answers = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(2, 1)
-    os.close(null)
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # the last words before a crash arrive
-    return os.fdopen(requests, "rb"), os.fdopen(answers, "wb", buffering=0)
-
-
-def _write(answers: BinaryIO, line: bytes) -> None:
-    """All of it: a raw pipe may take only a part."""
-    rest = memoryview(line)
-    while rest:
-        rest = rest[answers.write(rest) :]
-
-
-def _die_with_parent() -> None:
-    """On Linux the kernel kills this process with its parent; elsewhere the closed pipe ends it."""
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, _SIGKILL)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Prompts, environments and rewards are not the engine's business: it continues to
 engines are held to one suite, tests/contracts/test_engines.py.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +24,7 @@ class Request:
 
     token_ids: [P] int32, P >= 1: the prompt, and in later turns all that followed it. What is drawn
     depends only on (seed, ticket, sample, turn, position), on the weights and on the tokens.
+    messages: what the prompt says, for engines that take no tokens; () in later turns.
     """
 
     ticket: int
@@ -32,6 +33,7 @@ class Request:
     sampling: SamplingSettings
     turn: int = 0
     seed: int = 0
+    messages: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,10 @@ class Engine(Protocol):
 
         What a probe after a publish compares with the learner's.
         """
+        ...
+
+    def rest(self) -> None:
+        """Nothing will be asked for a while: give back memory that others may need."""
         ...
 
 

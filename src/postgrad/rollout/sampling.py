@@ -57,8 +57,9 @@ def sample_groups(
         raise ValueError("two prompts have the same ticket")
     for prompt in prompts:
         samples = tuple(range(drawing.samples))
+        drawn = (drawing.sampling, 0, drawing.seed)
         engine.submit(
-            Request(prompt.ticket, samples, prompt.token_ids, drawing.sampling, 0, drawing.seed)
+            Request(prompt.ticket, samples, prompt.token_ids, *drawn, messages=prompt.messages)
         )
     left = dict.fromkeys(open_samples, drawing.samples)
     scored: dict[int, ScoredGroup] = {}

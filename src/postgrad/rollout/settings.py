@@ -1,10 +1,11 @@
 """What a recipe says about sampling."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from postgrad.core.settings import Settings
+from postgrad.rewards.http import plain_address
 
 
 class SamplingSettings(Settings):
@@ -41,6 +42,50 @@ class CurriculumSettings(Settings):
         return self
 
 
+class VLLMSettings(Settings):
+    """Processes with vLLM, for type = "vllm".
+
+    `python`: of the environment that has vLLM; left out, that of the environment variable
+    POSTGRAD_VLLM_PYTHON. `engines` processes share the prompts, each over `tensor_parallel`
+    devices. `memory_fraction`: of a GPU, for weights, keys and values. `eager`: no compiled graphs;
+    left out, on CPUs alone. `sleep`: memory is given back while the learner works; left out, where
+    the two share a GPU.
+    """
+
+    python: str | None = None
+    engines: int = Field(default=1, ge=1)
+    tensor_parallel: int = Field(default=1, ge=1)
+    memory_fraction: float = Field(default=0.5, gt=0.0, le=1.0)
+    eager: bool | None = None
+    sleep: bool | None = None
+    start_seconds: float = Field(default=600.0, gt=0.0)  # until a process can sample
+
+
+class OpenAISettings(Settings):
+    """A server with OpenAI's interface, for type = "openai", which evaluates and does not train.
+
+    `model`: what the server calls it; left out, the path that is evaluated. `endpoint`: "chat"
+    sends a row's messages, "completions" the text of its rendered prompt. `api_key_env` names the
+    environment variable that holds the key, which is stored nowhere. `concurrent` requests are
+    under way at once; `extra_body` goes into every one.
+    """
+
+    base_url: str | None = None
+    model: str | None = None
+    endpoint: Literal["chat", "completions"] = "chat"
+    api_key_env: str | None = None
+    timeout: float = Field(default=120.0, gt=0.0)  # seconds of one try
+    retries: int = Field(default=3, ge=0, le=20)
+    backoff: float = Field(default=1.0, ge=0.0)  # seconds before the second try, then twice that
+    concurrent: int = Field(default=16, ge=1, le=1024)
+    extra_body: dict[str, Any] = {}
+
+    @field_validator("base_url")
+    @classmethod
+    def _plain_address(cls, url: str | None) -> str | None:
+        return url and plain_address(url, "https://host/v1", "rollout.openai.api_key_env")
+
+
 class RolloutSettings(SamplingSettings):
     """The rollout engine and where a step's samples come from.
 
@@ -54,7 +99,7 @@ class RolloutSettings(SamplingSettings):
     fit the memory that is there, tried on the device.
     """
 
-    type: Literal["local"] = "local"
+    type: Literal["local", "vllm", "openai"] = "local"
     source: Literal["live", "replay"] = "live"
     replay_path: str | None = None  # run directory whose samples.jsonl is read
     dynamic_sampling: bool = False
@@ -65,6 +110,8 @@ class RolloutSettings(SamplingSettings):
     slots: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     cache_tokens: int | None = Field(default=None, ge=16)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    vllm: VLLMSettings = VLLMSettings()
+    openai: OpenAISettings = OpenAISettings()
 
     @property
     def stated_slots(self) -> int | None:

@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 
 from postgrad.checkpoint.store import Checkpoint
-from postgrad.jobs import auto_sizes, environments
+from postgrad.jobs import engines, environments
 from postgrad.jobs.ranks import roles
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
@@ -30,8 +30,8 @@ def assemble(
     common.restore(policy, checkpoint)
     engine = None
     if evaluator is not None:
-        engine = auto_sizes.engine(
-            run, recipe, path, sequences=evaluator.sequences, max_len=evaluator.max_len
+        engine = engines.for_run(
+            run, recipe, path, stack, sequences=evaluator.sequences, max_len=evaluator.max_len
         )
     roles.try_tokens(run, [policy])
     return SFTJob(run, recipe.algorithm, policy, conversations, engine, evaluator)

@@ -136,6 +136,9 @@ class LocalEngine:
                 batch = []
         return out
 
+    def rest(self) -> None:
+        """Engine.rest: its memory is counted on beside the learner's."""
+
     def _places(self, request: Request) -> int:
         # The last token is never computed, but a place for it keeps the arithmetic plain.
         return align(len(request.token_ids)) + align(request.sampling.max_new_tokens)

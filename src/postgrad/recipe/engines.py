@@ -1,0 +1,40 @@
+"""Checks of the rollout engine that a recipe names: each yields (place, what is wrong)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from postgrad.recipe.recipe import Answering
+
+Problem = tuple[tuple[str | int, ...], str]
+TABLES = ("vllm", "openai")  # of engines that have settings of their own
+
+
+def problems(recipe: Answering) -> Iterator[Problem]:
+    """What cannot be for this engine, and tables of engines that are not asked for."""
+    rollout = recipe.rollout
+    for name in TABLES:
+        stated = getattr(rollout, name)
+        if rollout.type != name and stated != type(stated)():
+            yield ("rollout", name), f'is read only where rollout.type = "{name}"'
+    if rollout.type != "local" and rollout.slots == "auto":
+        yield (
+            ("rollout", "slots"),
+            f'"auto" tries the built-in engine: give a number, or leave it out for {rollout.type}',
+        )
+    if rollout.type == "openai":
+        yield from _openai(recipe)
+
+
+def _openai(recipe: Answering) -> Iterator[Problem]:
+    one = recipe.rollout.openai
+    if one.base_url is None:
+        yield ("rollout", "openai", "base_url"), "which server? such as http://127.0.0.1:8000/v1"
+    if one.endpoint == "chat" and recipe.environment is not None:
+        yield (
+            ("rollout", "openai", "endpoint"),
+            "an environment's turns are rendered here, and a chat server renders its own: take "
+            '"completions"',
+        )

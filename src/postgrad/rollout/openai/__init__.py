@@ -1,0 +1,1 @@
+"""A server with OpenAI's interface as a rollout engine: it takes no weights, so it evaluates."""

@@ -1,0 +1,182 @@
+"""The engine over a server with OpenAI's interface.
+
+The server has its own tokenizer and weights: what it samples has no logprobs that a learner could
+use, and its token ids are those that our tokenizer gives its text. It answers questions, for
+evaluation; whatever needs the engine's weights is refused.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.seeds import integer
+from postgrad.rewards.asking import secret
+from postgrad.rewards.http import Breaker, ServerError, Servers
+from postgrad.rollout.engine import Completion, EngineStats, Request
+from postgrad.rollout.settings import OpenAISettings, SamplingSettings
+
+PATHS = {"chat": "/chat/completions", "completions": "/completions"}
+_NO_WEIGHTS = (
+    'rollout.type = "openai" has weights of its own, which nobody can send or ask for: train with '
+    'rollout.type = "local" or "vllm"'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the server wrote. stopped: by itself, not by the limit."""
+
+    text: str
+    stopped: bool
+
+
+class OpenAIEngine:
+    """rollout.engine.Engine, as far as a server lets it. `model`: what the server calls it."""
+
+    def __init__(self, settings: OpenAISettings, model: str, tokenizer: Any) -> None:
+        """Raises UsageError where the variable of the key is not set."""
+        assert settings.base_url is not None  # a recipe without it is refused
+        self.stats = EngineStats()
+        self._settings = settings
+        self._model = model
+        self._tokenizer = tokenizer
+        self._servers = Servers(
+            urls=(settings.base_url,),
+            key=secret(settings.api_key_env, "rollout.openai.api_key_env", "the server's key"),
+            timeout=settings.timeout,
+            retries=settings.retries,
+            backoff=settings.backoff,
+            breaker=Breaker(settings.retries + settings.concurrent, 0.0),
+        )
+        self._workers = ThreadPoolExecutor(settings.concurrent, "openai")
+        self._open: dict[Future[Reply], tuple[Request, int]] = {}
+
+    def submit(self, request: Request) -> None:
+        """Engine.submit; each sample is a request of its own, so that each is tried again alone."""
+        for sample in request.sample_ids:
+            body = self.body(request, sample)
+            self._open[self._workers.submit(self._ask, body)] = (request, sample)
+        self.stats.prompt_tokens += len(request.token_ids)
+
+    def completed(self) -> list[Completion]:
+        """Engine.completed. Raises RunError with the last try's cause where a sample has no reply:
+        a question that was not answered is no wrong answer.
+        """
+        if not self._open:
+            return []
+        ended, _ = wait(self._open, return_when=FIRST_COMPLETED)
+        return [self._completion(*self._open.pop(one), one) for one in list(ended)]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Raises UsageError."""
+        raise UsageError(_NO_WEIGHTS)
+
+    def logprobs(
+        self, sequences: Sequence[NDArray[np.int32]], temperature: float
+    ) -> list[NDArray[np.float32]]:
+        """Raises UsageError."""
+        raise UsageError(_NO_WEIGHTS)
+
+    def rest(self) -> None:
+        """Engine.rest: its memory is elsewhere."""
+
+    def close(self) -> None:
+        """Drop what was not asked yet."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def body(self, request: Request, sample: int) -> dict[str, Any]:
+        """What is sent for one sample; `extra_body` has the last word."""
+        settings = self._settings
+        if settings.endpoint == "chat":
+            asked: dict[str, Any] = {"messages": _messages(request)}
+        else:
+            asked = {"prompt": self._tokenizer.decode(request.token_ids.tolist())}
+        counters = (request.ticket, sample, request.turn)
+        body = {
+            "model": self._model,
+            **asked,
+            **_sampling(request.sampling),
+            "seed": integer(request.seed, "openai", *counters),
+            **settings.extra_body,
+        }
+        if "max_completion_tokens" in body:  # servers that have the new name refuse the old one
+            del body["max_tokens"]
+        return body
+
+    def _ask(self, body: Mapping[str, Any]) -> Reply:
+        chat = self._settings.endpoint == "chat"
+        return self._servers.ask(
+            PATHS[self._settings.endpoint], body, _read_chat if chat else _read
+        )
+
+    def _completion(self, request: Request, sample: int, one: Future[Reply]) -> Completion:
+        try:
+            reply = one.result()
+        except ServerError as error:
+            self.close()
+            raise RunError(
+                f"{self._settings.base_url} gave no answer for ticket {request.ticket}, sample "
+                f"{sample}: {error}"
+            ) from error
+        ids = self._tokenizer.encode(reply.text, add_special_tokens=False)
+        self.stats.response_tokens += len(ids)
+        return Completion(
+            ticket=request.ticket,
+            sample=sample,
+            turn=request.turn,
+            token_ids=np.array(ids, np.int32),
+            logprobs=np.full(len(ids), np.nan, np.float32),
+            finish_reason="stop" if reply.stopped else "length",
+            versions=((0, len(ids)),),
+            text=reply.text,
+        )
+
+
+def _messages(request: Request) -> list[dict[str, str]]:
+    """Raises UsageError for what was not asked in messages."""
+    if not request.messages:
+        raise UsageError(
+            f"ticket {request.ticket}: an episode of several turns is a text here, not messages: "
+            'use rollout.openai.endpoint = "completions"'
+        )
+    return [dict(message) for message in request.messages]
+
+
+def _sampling(one: SamplingSettings) -> dict[str, Any]:
+    """In the interface's words. Raises UsageError for what it has none for."""
+    if one.top_k or one.min_p:
+        raise UsageError(
+            "rollout.top_k and rollout.min_p are not part of OpenAI's interface: give them in "
+            "rollout.openai.extra_body, if the server knows them"
+        )
+    said: dict[str, Any] = {"temperature": one.temperature, "max_tokens": one.max_new_tokens}
+    said |= {"top_p": one.top_p} if one.top_p < 1.0 else {}
+    return said | ({"stop": list(one.stop)} if one.stop else {})
+
+
+def _read_chat(reply: bytes) -> Reply:
+    return _reply(reply, lambda choice: choice["message"]["content"])
+
+
+def _read(reply: bytes) -> Reply:
+    return _reply(reply, lambda choice: choice["text"])
+
+
+def _reply(reply: bytes, text_of: Any) -> Reply:
+    """An empty answer is one; a reply of another shape is none."""
+    try:
+        choice = json.loads(reply)["choices"][0]
+        text, ended = text_of(choice), choice.get("finish_reason")
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        said = reply[:200].decode(errors="replace")
+        raise ServerError(f"the reply is no completion: {said!r}") from error
+    if text is not None and not isinstance(text, str):
+        raise ServerError(f"the reply has no text: {str(text)[:200]!r}")
+    return Reply(text or "", ended != "length")

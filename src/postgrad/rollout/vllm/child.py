@@ -1,0 +1,239 @@
+"""A process that samples with vLLM: `PYTHON -m postgrad.rollout.vllm.child`, see protocol.
+
+PYTHON is the interpreter of vLLM's environment, which has no postgrad: what this imports must need
+no more than the standard library and vLLM. Between two steps of the engine it looks for messages; a
+thread reads them, so that neither side ever waits for the other to empty a pipe.
+"""
+
+import json
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from importlib import import_module
+from queue import SimpleQueue
+from typing import Any, BinaryIO
+
+from postgrad.core.pipes import die_with_parent, take_pipes, write
+from postgrad.rollout.vllm.protocol import Sampled, Start, line
+
+Message = dict[str, Any]
+Inbox = SimpleQueue[Message | None]  # None: the controller has gone
+TRANSFER = "postgrad.rollout.vllm.transfer"  # what vLLM's workers import
+
+
+def main() -> None:
+    """Sample until the other end of the pipe closes."""
+    die_with_parent()
+    requests, answers = take_pipes()
+    start = Start(**json.loads(requests.readline()))
+    inbox: Inbox = SimpleQueue()
+    threading.Thread(target=_read, args=(requests, inbox), daemon=True).start()
+
+    def tell(message: Mapping[str, Any]) -> None:
+        write(answers, line(message))
+
+    try:
+        server = Server(start, tell)
+        tell({"ready": server.facts()})
+        server.run(inbox)
+    except (Exception, SystemExit) as error:  # code of others; the controller ends the run with it
+        traceback.print_exc()
+        tell({"failed": f"{type(error).__name__}: {error}"})
+        raise SystemExit(1) from error
+
+
+class Server:
+    """One vLLM engine and the messages to it."""
+
+    def __init__(self, start: Start, tell: Callable[[Mapping[str, Any]], None]) -> None:
+        args = _vllm().EngineArgs(**engine_arguments(start))
+        self._engine: Any = _vllm().LLMEngine.from_engine_args(args)
+        self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
+        self._tell = tell
+        self._version = 0
+        self._spans: dict[str, list[list[int]]] = {}  # of samples in flight: before this version
+
+    def facts(self) -> dict[str, Any]:
+        """What the controller's log says of this engine."""
+        cache = self._engine.vllm_config.cache_config
+        return {
+            "vllm": _vllm().__version__,
+            "cache_tokens": (cache.num_gpu_blocks or 0) * cache.block_size,
+        }
+
+    def run(self, inbox: Inbox) -> None:
+        """Do what is asked until the controller has gone."""
+        while True:
+            for message in _waiting(inbox, wait=not self._engine.has_unfinished_requests()):
+                if message is None:
+                    return
+                self._do(message)
+            if self._engine.has_unfinished_requests():
+                self._step()
+
+    def _do(self, message: Message) -> None:
+        what = message.pop("do")
+        if what == "sample":
+            self._sample(**message)
+            return
+        call = message.pop("call")
+        self._tell({"done": call, "value": self._calls()[what](**message)})
+
+    def _calls(self) -> dict[str, Callable[..., Any]]:
+        rpc = self._engine.collective_rpc
+        return {
+            "score": self._score,
+            "start_weights": partial(rpc, "start_weight_update"),
+            "load_weights": lambda path: rpc(
+                "update_weights", kwargs={"update_info": {"path": path}}
+            ),
+            "finish_weights": self._finish_weights,
+            "sleep": partial(self._engine.sleep, level=1),  # weights are kept, in host memory
+            "wake": self._engine.wake_up,
+        }
+
+    def _sample(
+        self, keys: list[int], seeds: list[int], prompt: list[int], sampling: Message
+    ) -> None:
+        """A request a sample, each with a seed of its own: what is drawn does not depend on what
+        shares the batch. Blocks of the prompt are computed once (vLLM's prefix cache).
+        """
+        for key, seed in zip(keys, seeds, strict=True):
+            params = _vllm().SamplingParams(
+                **sampling,
+                seed=seed,
+                ignore_eos=True,  # the tokens that end a sample are all in stop_token_ids
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=bool(sampling["stop"]),
+                skip_special_tokens=True,
+                output_kind=_final_only(),
+            )
+            self._spans[str(key)] = []
+            self._engine.add_request(str(key), {"prompt_token_ids": prompt}, params)
+
+    def _step(self) -> None:
+        for output in self._engine.step():
+            if output.finished:
+                self._tell(asdict(self._sampled(output)))
+
+    def _sampled(self, output: Any) -> Sampled:
+        sample = output.outputs[0]
+        if sample.finish_reason not in ("stop", "length"):
+            raise RuntimeError(f"sample {output.request_id} ended with {sample.finish_reason}")
+        tokens = [int(token) for token in sample.token_ids]
+        logprobs = [float(value) for value in sample.logprobs.logprobs]
+        if len(logprobs) != len(tokens):
+            raise RuntimeError(f"{len(tokens)} tokens came with {len(logprobs)} logprobs")
+        spans = self._spans.pop(output.request_id)
+        left = len(tokens) - sum(count for _, count in spans)
+        versions = [*spans, [self._version, left]] if left else spans
+        stopped = sample.finish_reason == "stop"
+        return Sampled(int(output.request_id), tokens, logprobs, stopped, versions)
+
+    def _score(self, sequences: list[list[int]], temperature: float) -> list[list[float]]:
+        """The logprob of each token of each sequence, 0 for the first."""
+        params = _vllm().SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            prompt_logprobs=0,
+            detokenize=False,
+            output_kind=_final_only(),
+        )
+        found: dict[str, list[float]] = {}
+        with self._scored_at(temperature):
+            for number, sequence in enumerate(sequences):
+                self._engine.add_request(f"score-{number}", {"prompt_token_ids": sequence}, params)
+            while self._engine.has_unfinished_requests():
+                for output in self._engine.step():
+                    rows = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+                    found[output.request_id] = [
+                        float(row[token].logprob) if row else 0.0 for token, row in rows
+                    ]
+        return [found[f"score-{number}"] for number in range(len(sequences))]
+
+    @contextmanager
+    def _scored_at(self, temperature: float) -> Iterator[None]:
+        """vLLM gives a prompt's logprobs at temperature 1: its logits are divided here."""
+        self._engine.collective_rpc("divide_logits", args=(temperature,))
+        try:
+            yield
+        finally:
+            self._engine.collective_rpc("divide_logits", args=(1.0,))
+
+    def _finish_weights(self, version: int) -> None:
+        """Later tokens are the new version's; keys and values of the old one are forgotten, those
+        of samples in flight too, which are computed again.
+        """
+        for name, spans in self._spans.items():
+            state = self._engine.output_processor.request_states
+            written = _written(state, name) - sum(count for _, count in spans)
+            if written:
+                spans.append([self._version, written])
+        self._engine.collective_rpc("finish_weight_update")
+        self._engine.set_weight_version(str(version))
+        self._version = version
+        if not self._engine.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("keys and values of the old weights could not be forgotten")
+
+
+def engine_arguments(start: Start) -> dict[str, Any]:
+    """vLLM's EngineArgs."""
+    return {
+        "model": start.model,
+        "dtype": start.dtype,
+        "max_model_len": start.max_len + 1,  # a scored sequence is followed by a token
+        "max_num_seqs": start.slots,
+        "kv_cache_memory_bytes": start.cache_bytes,
+        "gpu_memory_utilization": start.memory_fraction,
+        "tensor_parallel_size": start.tensor_parallel,
+        "distributed_executor_backend": "mp" if start.tensor_parallel > 1 else "uni",
+        "enforce_eager": start.eager,
+        "enable_sleep_mode": start.sleep,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",  # of what was drawn from: temperature and filters
+        "generation_config": "vllm",  # the recipe says how samples are drawn, not the model
+        "trust_remote_code": False,
+        "disable_log_stats": True,
+        "seed": 0,
+        "weight_transfer_config": {"backend": "postgrad"},
+        "worker_extension_cls": f"{TRANSFER}.WorkerExtension",
+    }
+
+
+def _vllm(module: str = "") -> Any:
+    """Of another environment: imported only here, where it is."""
+    return import_module(f"vllm{module}")
+
+
+def _final_only() -> Any:
+    return _vllm(".sampling_params").RequestOutputKind.FINAL_ONLY
+
+
+def _written(states: Mapping[str, Any], name: str) -> int:
+    """Tokens that a sample in flight has so far. vLLM adds a suffix to the names of requests."""
+    for one in states.values():
+        if one.external_req_id == name:
+            return one.detokenizer.num_output_tokens()
+    return 0
+
+
+def _waiting(inbox: Inbox, *, wait: bool) -> Iterator[Message | None]:
+    """Messages that are there; with `wait`, at least one."""
+    if wait:
+        yield inbox.get()
+    while not inbox.empty():
+        yield inbox.get()
+
+
+def _read(requests: BinaryIO, inbox: Inbox) -> None:
+    for text in requests:
+        inbox.put(json.loads(text))
+    inbox.put(None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""The engine over one or several vLLM processes.
+
+A group of samples goes to one process, by its ticket, so that its prompt is computed once. What is
+drawn depends on a seed made from (seed, ticket, sample, turn), on the weights and on the tokens;
+not on what shares the batch, up to rounding.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.seeds import integer
+from postgrad.rollout.engine import Completion, EngineStats, Request
+from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.vllm.process import Arrived, VLLMProcess
+from postgrad.rollout.vllm.protocol import Sampled
+from postgrad.rollout.vllm.shared import buckets, shared
+from postgrad.rollout.weights import checked
+
+LOOK = 1.0  # seconds after which processes that say nothing are looked at
+# How far processes with the same weights may lie apart on the same tokens, mean over a probe.
+AGREEMENT = {torch.float32: 1e-4, torch.bfloat16: 5e-3}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What the engine knows of the model beside its weights. skeleton: on the meta device."""
+
+    skeleton: nn.Module
+    tokenizer: Any
+    eos: tuple[int, ...]
+    dtype: torch.dtype
+    max_len: int
+
+
+class VLLMEngine:
+    """rollout.engine.Engine; `sleeps`: its devices are the learner's too, and are left to it
+    between samplings.
+    """
+
+    def __init__(
+        self,
+        processes: Sequence[VLLMProcess],
+        inbox: "SimpleQueue[Arrived]",
+        model: Model,
+        *,
+        sleeps: bool = False,
+    ) -> None:
+        self.stats = EngineStats()
+        self._processes = processes
+        self._inbox = inbox
+        self._model = model
+        self._sleeps = sleeps
+        self._asleep = False
+        self._ending = ExitStack()
+        self._open: dict[int, tuple[Request, int]] = {}  # by key: the request, and the sample
+        self._keys = 0
+        self._calls = 0
+        self._values: dict[tuple[int, int], Any] = {}  # of calls, by process and number
+        self._done: list[Completion] = []
+        self._names = {id(one): name for name, one in model.skeleton.named_parameters()}
+
+    def submit(self, request: Request) -> None:
+        """Engine.submit."""
+        prompt, new = len(request.token_ids), request.sampling.max_new_tokens
+        if prompt + new > self._model.max_len:
+            raise UsageError(
+                f"ticket {request.ticket}: a prompt of {prompt} tokens and {new} new ones are more "
+                f"than the {self._model.max_len} that vLLM was started for: raise data.max_len or "
+                "lower rollout.max_new_tokens"
+            )
+        if not prompt or not request.sample_ids:
+            raise ValueError(f"ticket {request.ticket}: a request needs a token and a sample")
+        self._wake()
+        keys = range(self._keys, self._keys + len(request.sample_ids))
+        self._keys = keys.stop
+        self._open |= {
+            key: (request, sample) for key, sample in zip(keys, request.sample_ids, strict=True)
+        }
+        self._processes[request.ticket % len(self._processes)].send(
+            {
+                "do": "sample",
+                "keys": list(keys),
+                "seeds": [_seed(request, sample) for sample in request.sample_ids],
+                "prompt": request.token_ids.tolist(),
+                "sampling": self._sampling(request.sampling),
+            }
+        )
+        self.stats.prompt_tokens += prompt
+
+    def completed(self) -> list[Completion]:
+        """Engine.completed."""
+        began = time.perf_counter()
+        while self._open and not self._done:
+            self._receive()
+        self.stats.decode_seconds += time.perf_counter() - began
+        while not self._inbox.empty():
+            self._receive()
+        done, self._done = self._done, []
+        return done
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Engine.load_weights; keys and values of samples in flight are computed again."""
+        self._wake()
+        named = (
+            (self._names[id(parameter)], tensor)  # a tied weight by the name that vLLM reads
+            for _, parameter, tensor in checked(self._model.skeleton, weights)
+        )
+        self._call("start_weights")
+        for bucket in buckets(named, self._model.dtype):
+            with shared(bucket) as path:
+                self._call("load_weights", path=path)
+        self._call("finish_weights", version=version)
+
+    def logprobs(
+        self, sequences: Sequence[NDArray[np.int32]], temperature: float
+    ) -> list[NDArray[np.float32]]:
+        """Engine.logprobs, which every process computes: one that has other weights than the first
+        is an error.
+        """
+        if self._open:
+            raise RunError("vLLM scores tokens only while no samples are in flight")
+        self._wake()
+        asked = [np.asarray(sequence).tolist() for sequence in sequences]
+        found = [
+            [np.array(row, np.float32) for row in value]
+            for value in self._call("score", sequences=asked, temperature=temperature)
+        ]
+        for process, other in zip(self._processes[1:], found[1:], strict=True):
+            apart = _distance(found[0], other)
+            if not apart <= AGREEMENT[self._model.dtype]:
+                raise RunError(
+                    f"vLLM engine {process.number} does not have the weights of engine 0: mean "
+                    f"logprob difference {apart:.4g} on the same tokens"
+                )
+        return found[0]
+
+    def rest(self) -> None:
+        """Engine.rest."""
+        if self._sleeps and not self._asleep:
+            self._call("sleep")
+            self._asleep = True
+
+    def on_close(self, stack: ExitStack) -> None:
+        """What ends the processes."""
+        self._ending = stack
+
+    def close(self) -> None:
+        """End the processes."""
+        self._ending.close()
+
+    def ready(self, seconds: float) -> list[dict[str, Any]]:
+        """What each process says of itself once it can sample. Raises RunError where one cannot,
+        or has not said so in time.
+        """
+        late = time.monotonic() + seconds
+        while any((process.number, -1) not in self._values for process in self._processes):
+            self._receive()
+            if time.monotonic() > late:
+                slow = next(p for p in self._processes if (p.number, -1) not in self._values)
+                raise slow.gone(f"was not ready after rollout.vllm.start_seconds = {seconds:g}")
+        return [self._values.pop((process.number, -1)) for process in self._processes]
+
+    def _wake(self) -> None:
+        if self._asleep:
+            self._call("wake")
+            self._asleep = False
+
+    def _call(self, what: str, **arguments: Any) -> list[Any]:
+        """What every process answers, all at work at once."""
+        self._calls += 1
+        number = self._calls
+        for process in self._processes:
+            process.send({"do": what, "call": number, **arguments})
+        places = [(process.number, number) for process in self._processes]
+        while any(place not in self._values for place in places):
+            self._receive()
+        return [self._values.pop(place) for place in places]
+
+    def _receive(self) -> None:
+        """One message, or a look at the processes where none comes."""
+        try:
+            arrived = self._inbox.get(timeout=LOOK)
+        except Empty:
+            for process in self._processes:
+                if not process.alive:
+                    raise process.gone("died") from None
+            return
+        process, message = self._processes[arrived.number], arrived.message
+        if message is None:
+            raise process.gone("died")
+        if "failed" in message:
+            raise process.gone(f"failed: {message['failed']}")
+        if "ready" in message:
+            self._values[(process.number, -1)] = message["ready"]
+        elif "done" in message:
+            self._values[(process.number, message["done"])] = message["value"]
+        else:
+            self._done.append(self._completion(Sampled(**message)))
+
+    def _completion(self, sampled: Sampled) -> Completion:
+        request, sample = self._open.pop(sampled.key)
+        logprobs = np.array(sampled.logprobs, np.float32)
+        if not np.isfinite(logprobs).all():
+            raise RunError(
+                f"the policy's logits are not finite (version {sampled.versions[-1][0]}, ticket "
+                f"{request.ticket}, sample {sample}): the weights have diverged; go back to a "
+                "checkpoint with a lower learner.lr"
+            )
+        self.stats.response_tokens += len(sampled.tokens)
+        return Completion(
+            ticket=request.ticket,
+            sample=sample,
+            turn=request.turn,
+            token_ids=np.array(sampled.tokens, np.int32),
+            logprobs=logprobs,
+            finish_reason="stop" if sampled.stopped else "length",
+            versions=tuple((version, tokens) for version, tokens in sampled.versions),
+            text=self._model.tokenizer.decode(sampled.tokens, skip_special_tokens=True),
+        )
+
+    def _sampling(self, one: SamplingSettings) -> dict[str, Any]:
+        """vLLM's SamplingParams."""
+        return {
+            "temperature": one.temperature,
+            "top_p": one.top_p,
+            "top_k": one.top_k,
+            "min_p": one.min_p,
+            "stop": list(one.stop),
+            "max_tokens": one.max_new_tokens,
+            "stop_token_ids": list(self._model.eos),
+        }
+
+
+def _seed(request: Request, sample: int) -> int:
+    counters = (request.ticket, sample, request.turn)
+    return integer(request.seed, "vllm", *counters)
+
+
+def _distance(one: Sequence[NDArray[np.float32]], two: Sequence[NDArray[np.float32]]) -> float:
+    return float(np.abs(np.concatenate(one) - np.concatenate(two)).mean())

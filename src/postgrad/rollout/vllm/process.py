@@ -1,0 +1,169 @@
+"""One process with vLLM as the controller sees it: its pipes, its log, its end."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO
+
+import postgrad
+from postgrad.core.errors import RunError, UsageError
+from postgrad.rollout.vllm.protocol import Start, line
+
+VARIABLE = "POSTGRAD_VLLM_PYTHON"
+TAIL = 2000  # characters of a log that a message shows
+GRACE = 10.0  # seconds in which a process ends by itself before it is killed
+_LOOK = 20.0  # seconds in which an interpreter says whether it has vLLM
+_KEPT_OUT = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # of the controller's own environment
+_ENVIRONMENT = {
+    "PYTHONSAFEPATH": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in the process that we started
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # the token after a scored sequence is never computed
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_LOOPBACK_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process runs. devices: CUDA devices that it sees, None on CPUs; threads: of a CPU."""
+
+    python: str
+    threads: int
+    devices: tuple[str, ...] | None
+    log: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A message of process `number`; None: its pipe has closed."""
+
+    number: int
+    message: dict[str, Any] | None
+
+
+def interpreter(stated: str | None) -> str:
+    """The Python of vLLM's environment, found to have vLLM. Raises UsageError."""
+    python = stated or os.environ.get(VARIABLE)
+    where = "rollout.vllm.python" if stated else VARIABLE
+    if not python:
+        raise UsageError(
+            'rollout.type = "vllm" needs the Python of an environment that has vLLM: name it in '
+            f"rollout.vllm.python or in the environment variable {VARIABLE} (docs/vllm.md)"
+        )
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    try:
+        found = subprocess.run(
+            [python, "-I", "-c", look], capture_output=True, timeout=_LOOK, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{where} = {python} is no Python that starts: {error}") from error
+    if found.returncode:
+        raise UsageError(f"{where} = {python} has no package vllm: install it there (docs/vllm.md)")
+    return python
+
+
+class VLLMProcess:
+    """Started at once; what it says arrives in `inbox`, which several processes may share."""
+
+    def __init__(
+        self, number: int, place: Place, start: Start, inbox: "SimpleQueue[Arrived]"
+    ) -> None:
+        self.number = number
+        self._log = place.log
+        # Its Python must find this package, and nothing else of this environment.
+        self._bridge = TemporaryDirectory(prefix="postgrad-vllm-")
+        link = Path(self._bridge.name) / "postgrad"
+        link.symlink_to(Path(postgrad.__file__).parent, target_is_directory=True)
+        with place.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [place.python, "-m", "postgrad.rollout.vllm.child"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=self._bridge.name,
+                env=self._environment(place),
+                start_new_session=True,  # Ctrl-C is for the controller; its workers die with it
+                bufsize=0,
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests: BinaryIO = self._process.stdin  # pyright: ignore[reportAttributeAccessIssue]
+        reader = threading.Thread(
+            target=_read, args=(self._process.stdout, number, inbox), daemon=True
+        )
+        reader.start()
+        self.send(asdict(start))
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Raises RunError where the process has gone."""
+        rest = memoryview(line(message))
+        try:
+            while rest:
+                rest = rest[self._requests.write(rest) :]
+        except (BrokenPipeError, ValueError) as error:
+            raise self.gone("closed its pipe") from error
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs; one that left its workers behind does not."""
+        return self._process.poll() is None
+
+    def gone(self, what: str) -> RunError:
+        """The error that ends a run: what happened, and the end of the log."""
+        try:
+            code = self._process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            code = None
+        ended = "still running" if code is None else f"exit code {code}"
+        return RunError(
+            f"vLLM engine {self.number} {what} ({ended}). The end of {self._log}:\n{self.tail()}"
+        )
+
+    def tail(self) -> str:
+        """The last lines of its log."""
+        with self._log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL))
+            text = log.read().decode(errors="replace")
+        return text.partition("\n")[2] or text
+
+    def close(self) -> None:
+        """End it and everything that it started."""
+        if self._requests.closed:
+            return
+        self._requests.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE)
+        _kill_group(self._process)
+        self._bridge.cleanup()
+
+    def _environment(self, place: Place) -> dict[str, str]:
+        own = {name: value for name, value in os.environ.items() if name not in _KEPT_OUT}
+        own |= _ENVIRONMENT | {"PYTHONPATH": self._bridge.name}
+        if place.devices is None:
+            return own | {"OMP_NUM_THREADS": str(place.threads)}
+        return own | {"CUDA_VISIBLE_DEVICES": ",".join(place.devices)}
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Its session's processes; it is their group's leader."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _read(answers: BinaryIO, number: int, inbox: "SimpleQueue[Arrived]") -> None:
+    for text in answers:
+        inbox.put(Arrived(number, json.loads(text)))
+    answers.close()
+    inbox.put(Arrived(number, None))

@@ -1,0 +1,147 @@
+"""From a recipe to vLLM engines that can sample."""
+
+import os
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from queue import SimpleQueue
+from tempfile import mkdtemp
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from postgrad.core.errors import UsageError
+from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.shapes import shape_of
+from postgrad.rollout.local.budget import EngineSizes, choose_sizes
+from postgrad.rollout.local.stops import eos_token_ids
+from postgrad.rollout.settings import RolloutSettings
+from postgrad.rollout.vllm.engine import Model, VLLMEngine
+from postgrad.rollout.vllm.process import Arrived, Place, VLLMProcess, interpreter
+from postgrad.rollout.vllm.protocol import Start
+
+BLOCK = 128  # places of a block of vLLM's cache on CPUs: a sequence fills its last one in part
+
+
+def read_model(path: str, dtype: torch.dtype, max_len: int) -> Model:
+    """Everything of the model but its weights. Raises UsageError as load_model does."""
+    config, tokenizer = load_config(path), load_tokenizer(path)
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config)
+    try:
+        generation = GenerationConfig.from_pretrained(path)
+    except OSError:  # a directory without generation_config.json
+        generation = GenerationConfig.from_model_config(config)
+    eos = eos_token_ids(SimpleNamespace(generation_config=generation), tokenizer)
+    return Model(skeleton, tokenizer, eos, dtype, max_len)
+
+
+def sizes_of(
+    path: str, settings: RolloutSettings, dtype: torch.dtype, *, sequences: int, max_len: int
+) -> EngineSizes:
+    """Of each engine. On a GPU the cache is what vLLM finds room for, unless it is stated."""
+    return choose_sizes(
+        settings,
+        sequences=-(-sequences // settings.vllm.engines),
+        max_len=max_len,
+        token_bytes=_token_bytes(path, dtype),
+        free_bytes=psutil.virtual_memory().available // settings.vllm.engines,
+    )
+
+
+def start(
+    path: str,
+    settings: RolloutSettings,
+    model: Model,
+    sizes: EngineSizes,
+    *,
+    device: torch.device,
+    threads: int,
+    logs: Path | None,
+) -> VLLMEngine:
+    """Engines that can sample, with the weights of `path`. logs: the directory of their logs; None:
+    one of their own, which goes with them.
+
+    Raises UsageError where the environment or the devices are not there, and RunError with the end
+    of the log where vLLM does not start.
+    """
+    one = settings.vllm
+    python = interpreter(one.python)
+    cpu = device.type == "cpu"
+    devices = None if cpu else _devices(one.engines, one.tensor_parallel)
+    shares = devices is not None and any(_learners_device() in few for few in devices)
+    what = Start(
+        model=str(Path(path).resolve()) if Path(path).is_dir() else path,
+        dtype=str(model.dtype).removeprefix("torch."),
+        max_len=model.max_len,
+        slots=sizes.slots,
+        cache_bytes=_cache_bytes(path, settings, model.dtype, sizes, cpu=cpu),
+        tensor_parallel=one.tensor_parallel,
+        memory_fraction=one.memory_fraction,
+        eager=cpu if one.eager is None else one.eager,
+        sleep=shares if one.sleep is None else one.sleep,
+    )
+    inbox: SimpleQueue[Arrived] = SimpleQueue()
+    with ExitStack() as started:
+        if logs is None:
+            logs = Path(mkdtemp(prefix="postgrad-vllm-logs-"))
+            started.callback(shutil.rmtree, logs)
+        processes: list[VLLMProcess] = []
+        for number in range(one.engines):
+            own = devices[number] if devices is not None else None
+            place = Place(python, threads, own, _log(logs, number))
+            processes.append(VLLMProcess(number, place, what, inbox))
+            started.callback(processes[-1].close)
+        engine = VLLMEngine(processes, inbox, model, sleeps=what.sleep)
+        engine.ready(one.start_seconds)
+        engine.on_close(started.pop_all())
+    return engine
+
+
+def _log(folder: Path, number: int) -> Path:
+    return folder / f"vllm-{number}.log"
+
+
+def _token_bytes(path: str, dtype: torch.dtype) -> int:
+    config: dict[str, Any] = load_config(path).to_dict()
+    return shape_of(config, path).cache_bytes_per_token(dtype.itemsize)
+
+
+def _cache_bytes(
+    path: str, settings: RolloutSettings, dtype: torch.dtype, sizes: EngineSizes, *, cpu: bool
+) -> int | None:
+    """On one rank. A CPU's engine would take most of the machine's memory if it were not told."""
+    if not cpu and settings.cache_tokens is None:
+        return None
+    places = sizes.cache_tokens + (sizes.slots + 1) * BLOCK
+    return places * _token_bytes(path, dtype) // settings.vllm.tensor_parallel
+
+
+def _devices(engines: int, tensor_parallel: int) -> list[tuple[str, ...]]:
+    """The CUDA devices of each engine, from the last one on: the learner has the first. With too
+    few for that they share. Raises UsageError where one engine has too few.
+    """
+    stated = os.environ.get("CUDA_VISIBLE_DEVICES")
+    there = stated.split(",") if stated else [str(i) for i in range(torch.cuda.device_count())]
+    if tensor_parallel > len(there):
+        raise UsageError(
+            f"rollout.vllm.tensor_parallel = {tensor_parallel}: this machine has {len(there)} GPUs"
+        )
+    places = len(there) // tensor_parallel
+    if engines > places:
+        raise UsageError(
+            f"rollout.vllm.engines = {engines} of {tensor_parallel} GPUs each: there is room for "
+            f"{places} on the {len(there)} GPUs of this machine"
+        )
+    backwards = there[::-1]
+    return [
+        tuple(backwards[i * tensor_parallel : (i + 1) * tensor_parallel]) for i in range(engines)
+    ]
+
+
+def _learners_device() -> str:
+    stated = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return stated.split(",")[0] if stated else "0"

@@ -1,0 +1,35 @@
+"""Weights on their way to an engine, by their Hugging Face names."""
+
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor, nn
+
+from postgrad.core.errors import RunError
+
+
+def checked(
+    lm: nn.Module, weights: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
+    """Each weight with its name and the parameter of `lm` that it is for.
+
+    A tied weight may come under either of its names. Raises RunError when one is unknown, missing
+    or of another shape: a sampler with half of the new weights is worse than none.
+    """
+    own = dict(lm.named_parameters(remove_duplicate=False))
+    missing = {id(parameter): name for name, parameter in own.items()}
+    for name, tensor in weights:
+        parameter = own.get(name)
+        if parameter is None:
+            raise RunError(f"weights for the rollout engine: the model has no {name!r}")
+        if parameter.shape != tensor.shape:
+            raise RunError(
+                f"weights for the rollout engine: {name} is {list(tensor.shape)}, "
+                f"the model's is {list(parameter.shape)}"
+            )
+        yield name, parameter, tensor
+        missing.pop(id(parameter), None)
+    if missing:
+        names = ", ".join(sorted(missing.values())[:3])
+        raise RunError(
+            f"weights for the rollout engine: {len(missing)} did not come, such as {names}"
+        )
