@@ -45,6 +45,8 @@ class Case(NamedTuple):
     dtype: str = "float32"
     groups: int = 3
     optimizer: str = "adamw"
+    type: str = "qwen3"
+    offload: bool = False
 
     @property
     def name(self) -> str:
@@ -53,7 +55,7 @@ class Case(NamedTuple):
 
 def model(case: Case) -> Any:
     config = AutoConfig.for_model(
-        "qwen3", vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        case.type, vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, initializer_range=0.1,
         tie_word_embeddings=case.tied, num_labels=1, pad_token_id=0,
     )  # fmt: skip
@@ -111,7 +113,7 @@ def learner(case: Case, ranks: Ranks, **settings: Any) -> Learner[Any]:
     backbone = Backbone(lm, torch.device("cpu"), MicroBatch(max_tokens=64))
     if case.lora:
         backbone.adapter = add_adapter(lm, LoraSettings(rank=4, alpha=8, dropout=0.1), seed=1)
-    backbone.divide(ranks, case.stage)  # type: ignore[arg-type]
+    backbone.divide(ranks, case.stage, offload=case.offload)  # type: ignore[arg-type]
     wanted = {"lr": 1e-2, "eps": 1e-6, "ema_decay": 0.5, "optimizer": case.optimizer, **settings}
     all_settings = LearnerSettings(**wanted)
     if case.kind == "reward":
