@@ -146,9 +146,8 @@ class _Whole:
         self._name = name
         self._shape = shape
         self._found: Tensor | None = None
-        self._row = self._column = self._width = (
-            0  # where the next one begins; how wide the last was
-        )
+        self._row = self._column = 0  # where the next one begins
+        self._width = 0  # of the last one
 
     def add(self, held: Tensor, start: int, column: int, path: Path) -> None:
         """Puts in what lies from row `start` and `column` on."""

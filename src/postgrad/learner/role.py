@@ -191,7 +191,9 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         return found
 
     def state_bytes(self) -> int:
-        """What `tensors` will take once there were updates, of what this rank is the first to hold."""
+        """What `tensors` will take once there were updates, of what this rank is the first to
+        hold.
+        """
         average = 0
         if self.average is not None:
             average = sum(w.nbytes for n, w in self.weights().items() if self.pieces[n].first)

@@ -13,9 +13,9 @@ class LearnerSettings(Settings):
     Warm-up: update u (from 0) of W uses (u + 1) / W of the rate; then the schedule goes down to
     min_lr_ratio at the last update. max_grad_norm 0 turns clipping off.
 
-    sharding: how state is divided over ranks (docs/distributed.md). offload: what is divided lies in
-    the host's memory, and visits the GPU to compute. shard_groups: so many groups of ranks hold a
-    whole copy each, divided within the group: one for each node, say (HSDP).
+    sharding: how state is divided over ranks (docs/distributed.md). offload: what is divided lies
+    in the host's memory, and visits the GPU to compute. shard_groups: so many groups of ranks hold
+    a whole copy each, divided within the group: one for each node, say (HSDP).
 
     optimizer "muon": Muon for the matrices of the decoder's layers, AdamW for all else. Its steps
     are as long as AdamW's, so that `lr` is the rate of both; `muon_lr` gives it another one, on the

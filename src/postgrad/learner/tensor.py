@@ -55,12 +55,10 @@ def require_matrices(config: Any, size: int) -> None:
     }
     for what, count in counts.items():
         if count % size:
-            fitting = [
-                str(n) for n in range(1, count + 1) if not any(c % n for c in counts.values())
-            ]
+            fitting = [n for n in range(1, count + 1) if not any(c % n for c in counts.values())]
             raise UsageError(
                 f"{where}: {count} {what} of this {config.model_type} model cannot be cut into "
-                f"{size} equal parts; what works: {', '.join(fitting)}"
+                f"{size} equal parts; what works: {', '.join(map(str, fitting))}"
             )
 
 

@@ -30,7 +30,7 @@ def rows_of_all(x: Tensor, group: Any) -> Tensor:
 
 
 def rows_from_sums(x: Tensor, group: Any) -> Tensor:
-    """[1, n * L, H], of which every rank has a summand -> [1, L, H] the sums of this rank's rows."""
+    """[1, n * L, H], of which every rank has a summand -> [1, L, H], sums of this rank's rows."""
     return _Rows.apply(x, group, False)  # pyright: ignore[reportReturnType]
 
 
@@ -93,9 +93,8 @@ def _gather(x: Tensor, group: Any) -> Tensor:
 
 def _scatter(x: Tensor, group: Any) -> Tensor:
     """Added in float32: there are few summands, and nothing else here rounds before it adds."""
-    found = x.new_empty(
-        1, x.shape[1] // dist.get_world_size(group), x.shape[2], dtype=torch.float32
-    )
+    shape = 1, x.shape[1] // dist.get_world_size(group), x.shape[2]
+    found = x.new_empty(shape, dtype=torch.float32)
     dist.reduce_scatter_tensor(found[0], x[0].float().contiguous(), group=group)
     return found.to(x.dtype)
 

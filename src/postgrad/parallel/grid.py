@@ -38,10 +38,13 @@ class Grid:
         """Raises UsageError where `size` ranks cannot be arranged so."""
         if size % (self.sharers * self.groups):
             raise UsageError(
-                f"{size} ranks cannot be arranged in {self.groups} groups (learner.shard_groups) of "
+                f"{size} ranks cannot be arranged in {self.groups} groups (shard_groups) of "
                 f"replicas of {self.sharers} (tensor_parallel * context_parallel): learner.ranks "
                 f"has to be a multiple of {self.sharers * self.groups}"
             )
+
+
+ONE = Grid()
 
 
 class Groups:

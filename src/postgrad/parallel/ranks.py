@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from postgrad.core.errors import RunError
-from postgrad.parallel.grid import Grid, Groups
+from postgrad.parallel.grid import ONE, Grid, Groups
 
 LIMIT_SECONDS = 600.0  # of one collective
 START_SECONDS = 60.0  # until all processes are there
@@ -39,7 +39,7 @@ class Ranks:
         size: int = 1,
         device: str = "cpu",
         store: Any = None,
-        grid: Grid = Grid(),
+        grid: Grid = ONE,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -47,7 +47,7 @@ class Ranks:
         self.replica, self.sharer = divmod(rank, grid.sharers)
         self.replicas = size // grid.sharers
         self.context_rank, self.tensor_rank = divmod(self.sharer, grid.tensor)
-        self.group = rank // (size // grid.groups)
+        self.shard_group = rank // (size // grid.groups)
         self.groups = Groups(rank, size, grid, device)
         self._store = store
         self._count = 0
@@ -61,7 +61,7 @@ class Ranks:
         address: str,
         *,
         device: str = "cpu",
-        grid: Grid = Grid(),
+        grid: Grid = ONE,
         limit_seconds: float = LIMIT_SECONDS,
         start_seconds: float = START_SECONDS,
     ) -> "Ranks":
@@ -90,6 +90,11 @@ class Ranks:
                 "run, and can they reach that address?"
             ) from error
         return cls(rank, size, device, store, grid)
+
+    def arranged(self, grid: Grid) -> "Ranks":
+        """The same processes in another grid. All of them have to ask."""
+        grid.require_ranks(self.size)
+        return Ranks(self.rank, self.size, self._device, self._store, grid)
 
     def leave(self) -> None:
         """Ends the group, if there is one."""

@@ -150,11 +150,15 @@ def piece_of(name: str, parameter: Tensor, ranks: Ranks) -> Piece:
         shape[cut] *= ranks.grid.tensor
     own = local(parameter).shape
     if not isinstance(parameter, DTensor):
-        copies = ranks.size if cut is None else ranks.size // ranks.grid.tensor
-        first = ranks.rank == 0 if cut is None else ranks.rank < ranks.grid.tensor
-        lacks = dist.group.WORLD if cut is None else ranks.groups.data
+        parts = 1 if cut is None else ranks.grid.tensor
         return Piece(
-            tuple(shape), tuple(offsets), tuple(own), False, cut, None, copies, first, lacks
+            tuple(shape),
+            tuple(offsets),
+            tuple(own),
+            cut=cut,
+            copies=ranks.size // parts,
+            first=ranks.rank < parts,
+            lacks=dist.group.WORLD if cut is None else ranks.groups.data,
         )
     mesh = parameter.device_mesh
     every = -(-parameter.shape[0] // mesh.size(-1))  # equal chunks, the last ones short or empty
@@ -167,11 +171,11 @@ def piece_of(name: str, parameter: Tensor, ranks: Ranks) -> Piece:
         tuple(shape),
         tuple(offsets),
         tuple(own),
-        True,
-        cut,
-        mesh.get_group(mesh.ndim - 1),
+        sharded=True,
+        cut=cut,
+        rows=mesh.get_group(mesh.ndim - 1),
         copies=ranks.grid.groups * alike,
-        first=ranks.group == 0 and (alike == 1 or ranks.tensor_rank == 0),
+        first=ranks.shard_group == 0 and (alike == 1 or ranks.tensor_rank == 0),
         lacks=ranks.groups.tensor if alike > 1 else None,
     )
 
