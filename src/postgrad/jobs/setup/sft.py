@@ -3,8 +3,8 @@
 from contextlib import ExitStack
 
 from postgrad.checkpoint.store import Checkpoint
-from postgrad.jobs import auto_sizes, environments
-from postgrad.jobs.ranks import roles
+from postgrad.jobs import environments
+from postgrad.jobs.ranks import engines, roles
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
 from postgrad.jobs.setup import common, rows
@@ -30,8 +30,8 @@ def assemble(
     common.restore(policy, checkpoint)
     engine = None
     if evaluator is not None:
-        engine = auto_sizes.engine(
-            run, recipe, path, sequences=evaluator.sequences, max_len=evaluator.max_len
+        engine = engines.engine(
+            run, recipe, path, stack, sequences=evaluator.sequences, max_len=evaluator.max_len
         )
     roles.try_tokens(run, [policy])
     return SFTJob(run, recipe.algorithm, policy, conversations, engine, evaluator)
