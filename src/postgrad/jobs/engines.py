@@ -23,7 +23,7 @@ def for_run(
     """The engine of a run, closed with `stack`. Sets the run's choices."""
     if recipe.rollout.type == "local":
         return auto_sizes.engine(run, recipe, path, sequences=sequences, max_len=max_len)
-    engine, run.choices = _vllm(
+    engine, run.choices = started(
         recipe,
         path,
         run.choices,
@@ -47,19 +47,16 @@ def for_evaluation(
     """The engine of `postgrad eval`, with the weights of `path` (a server has its own), closed with
     `stack`.
     """
-    if recipe.rollout.type == "local":
-        engine, _ = roles.engine(recipe, path, choices, sequences=sequences, max_len=max_len)
-        return engine
     if recipe.rollout.type == "openai":
         one = recipe.rollout.openai
         server = OpenAIEngine(one, one.model or path, load_tokenizer(path))
         stack.callback(server.close)
         return server
-    engine, _ = _vllm(recipe, path, choices, stack, sequences=sequences, max_len=max_len, logs=None)
+    engine, _ = started(recipe, path, choices, stack, sequences=sequences, max_len=max_len)
     return engine
 
 
-def _vllm(
+def started(
     recipe: Answering,
     path: str,
     choices: Choices,
@@ -67,8 +64,13 @@ def _vllm(
     *,
     sequences: int,
     max_len: int,
-    logs: Path | None,
+    logs: Path | None = None,
 ) -> tuple[Engine, Choices]:
+    """An engine with the weights of `path`, closed with `stack`, and the choices with its sizes.
+    logs: the folder for what a process of the engine writes.
+    """
+    if recipe.rollout.type == "local":
+        return roles.engine(recipe, path, choices, sequences=sequences, max_len=max_len)
     device = torch.device(choices.device)
     assert choices.rollout_dtype is not None  # of every job that answers
     dtype = compute_dtype(choices.rollout_dtype, device)
