@@ -4,10 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from helpers.faults import FOREVER, Ended, Fault, Kind, Machine
-from helpers.saves import FAILED, UNTIDY, save, state, store_in, tensors
+from helpers.saves import FAILED, UNTIDY, loads, save, store_in
 
 pytestmark = pytest.mark.slow
 
@@ -22,17 +21,6 @@ def begun(tmp_path: Path) -> Path:
     (root / ".saving-3-4711").mkdir()
     (root / ".saving-3-4711" / "policy.weights.safetensors").write_bytes(b"half")
     return root
-
-
-def loads(root: Path, step: int) -> bool:
-    """True where the newest whole checkpoint is that of `step`, with all it should hold."""
-    found = store_in(root).load()
-    assert found.skipped == ()
-    assert found.state == state(found.step, found.state.best.step if found.state.best else 0)
-    for stem, named in tensors(found.step).items():
-        for name, tensor in found.tensors(stem).items():
-            assert torch.equal(tensor, named[name])
-    return found.step == step
 
 
 @pytest.mark.parametrize("best", [1, 3], ids=["not the best", "the best"])

@@ -23,6 +23,7 @@ class Kind(IntEnum):
     FULL = 3
     SHORT = 4  # a write takes half of its bytes
     SLOW = 5  # 20 ms
+    KILL_ALL = 6  # KILL, and every process of the call with it
 
 
 @dataclass(frozen=True)

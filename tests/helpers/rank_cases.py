@@ -1,5 +1,6 @@
 """What several ranks train, and one: the same small models on the same updates."""
 
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +17,9 @@ from postgrad.algorithms.sft import SFT
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Learner, PolicyLearner
-from postgrad.learner.score import ScoreLearner
+from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.models.adapters import add_adapter
@@ -25,6 +27,7 @@ from postgrad.models.attention import NAME
 from postgrad.models.linear import speed_up
 from postgrad.models.score import _draw, in_float32
 from postgrad.models.settings import LoraSettings
+from postgrad.parallel.grid import Grid
 from postgrad.parallel.ranks import Ranks
 from postgrad.parallel.sharding import whole
 
@@ -34,7 +37,8 @@ UPDATES = 10
 
 class Case(NamedTuple):
     """kind: of the algorithm. groups: prompts of an update, 4 samples each; with one, most ranks
-    have a part of it or nothing.
+    have a part of it or nothing. beside: a frozen or following role works on the same ranks, under
+    the learner's adapter where it has one.
     """
 
     stage: str
@@ -45,15 +49,20 @@ class Case(NamedTuple):
     dtype: str = "float32"
     groups: int = 3
     optimizer: str = "adamw"
+    type: str = "qwen3"
+    offload: bool = False
+    beside: bool = False
+    grid: Grid | None = None  # None: that of the test's ranks
 
     @property
     def name(self) -> str:
-        return "-".join(str(part) for part in self)
+        grid = "" if self.grid is None else "x".join(map(str, astuple(self.grid)))
+        return "-".join(str(part) for part in (*self[:-1], grid))
 
 
 def model(case: Case) -> Any:
     config = AutoConfig.for_model(
-        "qwen3", vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        case.type, vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, initializer_range=0.1,
         tie_word_embeddings=case.tied, num_labels=1, pad_token_id=0,
     )  # fmt: skip
@@ -111,12 +120,26 @@ def learner(case: Case, ranks: Ranks, **settings: Any) -> Learner[Any]:
     backbone = Backbone(lm, torch.device("cpu"), MicroBatch(max_tokens=64))
     if case.lora:
         backbone.adapter = add_adapter(lm, LoraSettings(rank=4, alpha=8, dropout=0.1), seed=1)
-    backbone.divide(ranks, case.stage)  # type: ignore[arg-type]
+    backbone.divide(ranks, case.stage, offload=case.offload)  # type: ignore[arg-type]
     wanted = {"lr": 1e-2, "eps": 1e-6, "ema_decay": 0.5, "optimizer": case.optimizer, **settings}
     all_settings = LearnerSettings(**wanted)
     if case.kind == "reward":
         return ScoreLearner("reward_model", backbone, "at", all_settings, 100)
     return PolicyLearner(backbone, all_settings, 100)
+
+
+def other(case: Case, one: Learner[Any], ranks: Ranks) -> Any:
+    """Another role beside the learner: under its adapter, or on weights of its own."""
+    if case.lora:
+        assert isinstance(one, PolicyLearner | ScoreLearner)
+        return one.under_adapter()
+    backbone = Backbone(model(case), torch.device("cpu"), MicroBatch(max_tokens=64))
+    backbone.lm.requires_grad_(False)
+    if case.kind == "reward":
+        backbone.divide(ranks, "zero3" if case.stage == "zero3" else "none", offload=case.offload)
+        return ScoreRole(backbone, "at")
+    backbone.divide(ranks, case.stage, offload=case.offload)  # type: ignore[arg-type]
+    return MovingReference(backbone, 1.0, refresh_steps=0, ema_decay=0.9, policy=one.weights())
 
 
 def gathered(one: Learner[Any], ranks: Ranks) -> dict[str, torch.Tensor]:
@@ -132,7 +155,10 @@ def gathered(one: Learner[Any], ranks: Ranks) -> dict[str, torch.Tensor]:
 def train(ranks: Ranks, folder: Path, cases: list[Case]) -> None:
     """Trains every case and writes its weights, outputs and metrics, from rank 0."""
     for case in cases:
+        if case.grid is not None and ranks.size > 1:
+            ranks = ranks.arranged(case.grid)
         one, how = learner(case, ranks), algorithm(case)
+        beside = other(case, one, ranks) if case.beside else None
         numbers: dict[str, torch.Tensor] = {}
         for number in range(UPDATES):
             drawn = experience(case, number)
@@ -140,10 +166,27 @@ def train(ranks: Ranks, folder: Path, cases: list[Case]) -> None:
             for name, value in result.metrics.items():
                 numbers[f"metric.{number}.{name}"] = torch.tensor(value)
             numbers[f"output.{number}"] = torch.from_numpy(result.outputs.copy())
+            if isinstance(beside, MovingReference):
+                assert isinstance(one, PolicyLearner)
+                beside.after_step(number, one)
         if isinstance(one, PolicyLearner):
             said = one.logprobs(experience(case, 99).sequences).result()
             numbers["logprobs"] = torch.from_numpy(said.values.copy())
+        if beside is not None:
+            sequences = experience(case, 98).sequences
+            told = beside.scores if isinstance(beside, ScoreRole) else beside.logprobs
+            numbers["beside"] = torch.from_numpy(told(sequences).result().values.copy())
         weights = gathered(one, ranks)
         merged = {f"whole.{name}": tensor.clone() for name, tensor in one.whole()}
         if ranks.rank == 0:
             save_file({**weights, **numbers, **merged}, folder / f"{case.name}.safetensors")
+
+
+def distance(name: str, one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
+    """Relative norm of the difference of all tensors whose name begins so."""
+    names = [n for n in one if n.startswith(name)]
+    assert names
+    assert one.keys() == two.keys()
+    pairs = [(one[n].double().nan_to_num(), two[n].double().nan_to_num()) for n in names]
+    apart = sum(float((a - b).square().sum()) for a, b in pairs)
+    return (apart / sum(float(a.square().sum()) for a, _ in pairs)) ** 0.5

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from postgrad.parallel.grid import ONE, Grid
 from postgrad.parallel.ranks import Ranks
 
 Work = Callable[..., None]  # (ranks, folder, *more)
@@ -21,7 +22,12 @@ def free_address() -> str:
 
 
 def run_ranks(
-    size: int, work: Work, folder: Path, *more: Any, limit_seconds: float = 200.0, context: int = 1
+    size: int,
+    work: Work,
+    folder: Path,
+    *more: Any,
+    limit_seconds: float = 200.0,
+    grid: Grid = ONE,
 ) -> None:
     """Runs `work` on so many ranks, each a fresh process; an error of one is an AssertionError with
     its text. Results are files in `folder`.
@@ -30,7 +36,7 @@ def run_ranks(
     processes = [
         spawn.Process(
             target=_main,
-            args=(work, rank, size, address, folder, limit_seconds, context, more),
+            args=(work, rank, size, address, folder, limit_seconds, grid, more),
             daemon=True,
         )
         for rank in range(size)
@@ -56,7 +62,7 @@ def _main(
     address: str,
     folder: Path,
     limit_seconds: float,
-    context: int,
+    grid: Grid,
     more: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
@@ -64,7 +70,7 @@ def _main(
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
         ranks = (
-            Ranks.join(rank, size, address, limit_seconds=limit_seconds, context=context)
+            Ranks.join(rank, size, address, limit_seconds=limit_seconds, grid=grid)
             if size > 1
             else Ranks()
         )

@@ -51,3 +51,14 @@ def save(root: str, step: int, best: int) -> int:
         print(error)
         return UNTIDY
     return 0
+
+
+def loads(root: Path, step: int) -> bool:
+    """True where the newest whole checkpoint is that of `step`, with all it should hold."""
+    found = store_in(root).load()
+    assert found.skipped == ()
+    assert found.state == state(found.step, found.state.best.step if found.state.best else 0)
+    for stem, named in tensors(found.step).items():
+        for name, tensor in found.tensors(stem).items():
+            assert torch.equal(tensor, named[name])
+    return found.step == step

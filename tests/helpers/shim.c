@@ -22,7 +22,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum kind { NONE, KILL, IO_ERROR, FULL, SHORT, SLOW };
+enum kind { NONE, KILL, IO_ERROR, FULL, SHORT, SLOW, KILL_ALL };
 
 #define MOST_FILES 65536
 #define NAMES 4096
@@ -67,6 +67,12 @@ static int below(int folder, const char *path) {
     return !strncmp(path, root, n) && (path[n] == '/' || path[n] == 0);
 }
 
+/* This process, or every one that was started with it. */
+static void die(void) {
+    kill(kind == KILL_ALL ? 0 : getpid(), SIGKILL);
+    pause();
+}
+
 /* What becomes of the next call: 0 made, 1 made in part, -1 failed with errno set. */
 static int next(char name) {
     long number = __atomic_add_fetch(&shared->calls, 1, __ATOMIC_SEQ_CST);
@@ -74,9 +80,9 @@ static int next(char name) {
     if (number < first || number > last) return 0;
     switch (kind) {
     case KILL:
+    case KILL_ALL:
         if (name == 'W') return 1; /* half a write first */
-        kill(getpid(), SIGKILL);
-        pause();
+        die();
         return 0;
     case IO_ERROR:
         errno = EIO;
@@ -144,7 +150,7 @@ static int is_ours(int file) { return file >= 0 && file < MOST_FILES && ours[fil
     if (what < 0) return -1; \
     if (!what || length < 2) return whole; \
     ssize_t written = half; \
-    if (kind == KILL) { kill(getpid(), SIGKILL); pause(); } \
+    if (kind == KILL || kind == KILL_ALL) die(); \
     return written
 
 ssize_t write(int file, const void *data, size_t length) {

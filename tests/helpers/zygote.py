@@ -13,6 +13,7 @@ import sys
 import time
 from typing import Any
 
+import psutil
 import transformers.models.qwen3.modeling_qwen3  # noqa: F401  # what the runs would import
 
 TOLD = 2  # where the forks' own words go is given by the request
@@ -26,6 +27,7 @@ def serve(shim: ctypes.CDLL) -> None:
         if process == 0:
             os._exit(_call(shim, request))
         status = _wait(process, request["seconds"])
+        _let_end(process)
         names = shim.fault_names().decode()
         print(json.dumps({"status": status, "names": names}), flush=True)
 
@@ -43,6 +45,26 @@ def _call(shim: ctypes.CDLL, request: dict[str, Any]) -> int:
     code = function(*request["arguments"])
     sys.stderr.flush()
     return int(code or 0)
+
+
+def _let_end(group: int) -> None:
+    """What a killed call leaves running: until all of it has ended."""
+    while True:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        running = [one for one in psutil.process_iter() if _runs_in(one, group)]
+        if not running:  # ended, and nobody has asked how
+            return
+        time.sleep(0.005)
+
+
+def _runs_in(process: psutil.Process, group: int) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and os.getpgid(process.pid) == group
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return False
 
 
 def _wait(process: int, seconds: float | None) -> int:

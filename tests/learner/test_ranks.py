@@ -7,10 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers.rank_cases import Case, train
+from helpers.rank_cases import Case, distance, train
 from helpers.ranks import run_ranks
 from postgrad.core.errors import UsageError
 from postgrad.learner.context import require_heads
+from postgrad.parallel.grid import ONE, Grid
 from postgrad.parallel.ranks import Ranks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
@@ -43,10 +44,10 @@ SHARED = [  # both ranks have a run of each sequence's rows
 TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-1}
 
 
-def trained(size: int, cases: list[Case], folder: Path, context: int = 1) -> Path:
+def trained(size: int, cases: list[Case], folder: Path, grid: Grid = ONE) -> Path:
     made = folder / str(size)
     made.mkdir(parents=True, exist_ok=True)
-    run_ranks(size, train, made, cases, context=context)
+    run_ranks(size, train, made, cases, grid=grid)
     return made
 
 
@@ -72,17 +73,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=[2, 4])
 def shared(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    return trained(request.param, SHARED, tmp_path_factory.mktemp("context"), context=2)
-
-
-def distance(name: str, one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
-    """Relative norm of the difference of all tensors whose name begins so."""
-    names = [n for n in one if n.startswith(name)]
-    assert names
-    assert one.keys() == two.keys()
-    pairs = [(one[n].double().nan_to_num(), two[n].double().nan_to_num()) for n in names]
-    apart = sum(float((a - b).square().sum()) for a, b in pairs)
-    return (apart / sum(float(a.square().sum()) for a, _ in pairs)) ** 0.5
+    return trained(request.param, SHARED, tmp_path_factory.mktemp("context"), Grid(context=2))
 
 
 def compare(case: Case, alone: Path, ranks: Path) -> None:

@@ -417,14 +417,33 @@ def test_a_recipe_for_several_ranks_can_be_run(write: Write) -> None:
     require_runnable(recipe)
 
 
-def test_what_divides_sequences_can_be_run_and_what_divides_matrices_only_planned(
-    write: Write,
-) -> None:
+def test_what_divides_sequences_and_what_divides_matrices_can_be_run(write: Write) -> None:
     require_runnable(load_recipe(write(), (*RANKS, "--learner.context_parallel", "2")))
     recipe = load_recipe(write(), (*RANKS, "--learner.tensor_parallel", "2"))
     assert recipe.geometry(8).data_parallel_size == 4
-    with pytest.raises(UsageError, match=r"learner\.tensor_parallel = 2: this version plans it"):
-        require_runnable(recipe)
+    require_runnable(recipe)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--learner.shard_groups", "3"), r"learner\.shard_groups.*cannot be made of 8"),
+        (
+            ("--learner.shard_groups", "4", "--learner.tensor_parallel", "4"),
+            r"learner\.shard_groups.*cannot be made of 2",
+        ),
+        (("--learner.offload", "true", "--learner.sharding", "none"), r"learner\.offload.*zero3"),
+        (
+            ("--learner.shard_groups", "2", "--learner.sharding", "none"),
+            r"learner\.shard_groups.*zero3",
+        ),
+    ],
+)
+def test_groups_and_offload_need_state_that_is_divided_evenly(
+    write: Write, flags: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        load_recipe(write(), (*RANKS, *flags))
 
 
 def test_a_run_goes_on_with_another_number_of_ranks_for_all_its_roles(write: Write) -> None:

@@ -4,18 +4,19 @@
     ...
     policy.weights.rank-0003-of-0004.safetensors
 
-Tensors are divided by rows. The header of each file says under "parts", as JSON, the whole shape of
-each of its tensors and the first of its rows, so that the files name their own places, and a reader
-needs neither the ranks nor their number.
+Tensors are divided by rows, and under tensor parallelism some by columns before that. The header of
+each file says under "parts", as JSON, the whole shape of each of its tensors, the first of its rows
+("start"), and the first of its columns ("column") where that is not 0: so the files name their own
+places, and a reader needs neither the ranks nor their number.
 """
 
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -52,13 +53,26 @@ def part_name(stem: str, rank: int, ranks: int) -> str:
     return f"{stem}.rank-{rank:04d}-of-{ranks:04d}.safetensors"
 
 
-def write_part(path: Path, tensors: Mapping[str, tuple[Tensor, tuple[int, ...], int]]) -> None:
-    """tensors: by name, the rows that are here, the whole shape, and the first row's number.
+class Part(NamedTuple):
+    """What is here of a tensor of `shape`: from `offsets` on, by dimension (none: a number)."""
+
+    held: Tensor
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+def write_part(path: Path, tensors: Mapping[str, Part]) -> None:
+    """One rank's file, tensors by name; on the disk when this returns.
 
     Raises OSError or SafetensorError where the disk does not take it.
     """
-    places = {name: {"shape": list(shape), "start": at} for name, (_, shape, at) in tensors.items()}
-    held = {name: rows.contiguous() for name, (rows, _, _) in tensors.items()}
+    places: dict[str, dict[str, Any]] = {}
+    for name, part in tensors.items():
+        start, column, *others = (*part.offsets, 0, 0)
+        assert not any(others), f"{name} is divided in a third dimension"
+        places[name] = {"shape": list(part.shape), "start": start}
+        places[name] |= {"column": column} if column else {}
+    held = {name: part.held.contiguous() for name, part in tensors.items()}
     save_file(held, path, {PARTS: json.dumps(places)})
     sync_file(path)
 
@@ -96,39 +110,79 @@ class Joined(Mapping[str, Tensor]):
     """Tensors from files of parts, each put together when it is asked for."""
 
     def __init__(self, paths: list[Path]) -> None:
-        self._places: dict[str, list[tuple[int, Path]]] = {}
+        self._places: dict[str, list[tuple[int, int, Path]]] = {}
         self._shapes: dict[str, list[int]] = {}
         for path in paths:
             for name, place in _places(path).items():
                 shape = self._shapes.setdefault(name, place["shape"])
                 if place["shape"] != shape:
                     raise RunError(f"{path}: {name!r} has another shape than in the other parts")
-                self._places.setdefault(name, []).append((place["start"], path))
+                at = place.get("column", 0), place["start"], path
+                self._places.setdefault(name, []).append(at)
 
     def __getitem__(self, name: str) -> Tensor:
-        shape, found, end = self._shapes[name], None, 0
+        shape, places = self._shapes[name], sorted(self._places[name])
         if not shape:  # a number, which one rank has
-            (_, path), *more = self._places[name]
+            (_, _, path), *more = places
             with safe_open(path, "pt") as file:
                 return _number(path, name, file.get_tensor(name), more)
-        for start, path in sorted(self._places[name]):
+        made = _Whole(name, shape)
+        for column, start, path in places:
             with safe_open(path, "pt") as file:
-                rows = file.get_tensor(name)
-            follow = rows.ndim and [start, *rows.shape[1:]] == [end, *shape[1:]]
-            if not follow or end + len(rows) > shape[0]:
-                raise RunError(f"{path}: the rows of {name!r} do not follow those of other parts")
-            found = rows.new_empty(shape) if found is None else found
-            found[start : start + len(rows)] = rows
-            end += len(rows)
-        if found is None or end != shape[0]:
-            raise RunError(f"the parts of {name!r} hold {end} of its {shape[0]} rows")
-        return found
+                made.add(file.get_tensor(name), start, column, path)
+        return made.finished()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
 
     def __len__(self) -> int:
         return len(self._shapes)
+
+
+class _Whole:
+    """A tensor from its parts, which come by columns and in these by rows, none missing."""
+
+    def __init__(self, name: str, shape: list[int]) -> None:
+        self._name = name
+        self._shape = shape
+        self._found: Tensor | None = None
+        self._row = self._column = 0  # where the next one begins
+        self._width = 0  # of the last one
+
+    def add(self, held: Tensor, start: int, column: int, path: Path) -> None:
+        """Puts in what lies from row `start` and `column` on."""
+        if held.shape[:1] == (0,):  # of more ranks than rows
+            return
+        if self._row == self._shape[0]:  # these columns are whole: the next ones
+            self._row, self._column, self._width = 0, self._column + self._width, 0
+        columns = _columns(held.shape)
+        alike = held.ndim == len(self._shape) and list(held.shape[2:]) == self._shape[2:]
+        follows = (start, column) == (self._row, self._column) and self._width in (0, columns)
+        if not alike or not follows or not self._inside(start + len(held), column + columns):
+            raise RunError(f"{path}: the rows of {self._name!r} do not follow those of other parts")
+        if self._found is None:
+            self._found = held.new_empty(self._shape)
+        place = self._found[start : start + len(held)]
+        (place[:, column : column + columns] if held.ndim > 1 else place).copy_(held)
+        self._row, self._width = start + len(held), columns
+
+    def finished(self) -> Tensor:
+        """The whole tensor. Raises RunError where something is missing."""
+        width = self._column + self._width
+        if self._found is None or (self._row, width) != (self._shape[0], _columns(self._shape)):
+            raise RunError(
+                f"the parts of {self._name!r} hold {self._row} of its {self._shape[0]} rows, in "
+                f"{width} of {_columns(self._shape)} columns"
+            )
+        return self._found
+
+    def _inside(self, row: int, column: int) -> bool:
+        return row <= self._shape[0] and column <= _columns(self._shape)
+
+
+def _columns(shape: Sequence[int]) -> int:
+    """Of a vector, one."""
+    return shape[1] if len(shape) > 1 else 1
 
 
 def _number(path: Path, name: str, found: Tensor, more: list[Any]) -> Tensor:
@@ -150,7 +204,7 @@ def _places(path: Path) -> dict[str, Any]:
     try:
         places = json.loads(said)
         for place in places.values():
-            whole = [*place["shape"], place["start"]]
+            whole = [*place["shape"], place["start"], place.get("column", 0)]
             if not all(type(number) is int and number >= 0 for number in whole):
                 raise ValueError("shapes and starts are whole numbers")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -18,6 +18,7 @@ from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Policy, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.learner.settings import LearnerSettings
+from postgrad.learner.tensor import require_divisible
 from postgrad.models.adapters import add_adapter
 from postgrad.models.fresh import make_fresh
 from postgrad.models.hashes import directory_hash
@@ -26,6 +27,7 @@ from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelSettings
 from postgrad.parallel.device import compute_dtype
 from postgrad.parallel.ranks import Ranks
+from postgrad.parallel.sharding import Stage
 from postgrad.recipe.recipe import (
     Answering,
     PreferenceRecipe,
@@ -116,7 +118,7 @@ def moving_reference(
     hold_to(run, "reference", start)
     backbone = _causal(run.recipe, recipe.reference.model, start, run.choices)
     backbone.lm.requires_grad_(False)
-    backbone.divide(run.ranks, recipe.learner.sharding)  # as the policy's, row for row
+    _divide(backbone, run, recipe.learner)  # as the policy's, row for row
     return MovingReference(
         backbone,
         policy.temperature,
@@ -207,7 +209,14 @@ def _freeze(backbone: Backbone, run: Place) -> None:
     are.
     """
     backbone.lm.requires_grad_(False)
-    backbone.divide(run.ranks, "zero3" if run.recipe.learner.sharding == "zero3" else "none")
+    learner = run.recipe.learner
+    _divide(backbone, run, learner, "zero3" if learner.sharding == "zero3" else "none")
+
+
+def _divide(
+    backbone: Backbone, run: Place, learner: LearnerSettings, stage: Stage | None = None
+) -> None:
+    backbone.divide(run.ranks, stage or learner.sharding, offload=learner.offload)
 
 
 def _trained(
@@ -224,11 +233,12 @@ def _trained(
         hold_to(run, role, path)
         seed = integer(run.recipe.seed, "adapter")
         backbone.adapter = add_adapter(backbone.lm, settings.lora, seed=seed, name=role)
-    backbone.divide(run.ranks, learner.sharding)
+    _divide(backbone, run, learner)
     return backbone
 
 
 def _causal(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Backbone:
+    require_divisible(recipe.learner, path)
     device = torch.device(choices.device)
     model = load_model(
         path,
@@ -248,6 +258,7 @@ def _scoring(
     *,
     fresh_head: bool = True,
 ) -> Backbone:
+    require_divisible(recipe.learner, path)
     device = torch.device(choices.device)
     model = load_score_model(
         path,

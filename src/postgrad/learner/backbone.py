@@ -20,7 +20,8 @@ from postgrad.layout.cut import cut
 from postgrad.layout.keys import row_keys
 from postgrad.layout.layout import Layout, Reads, lay_out, nothing
 from postgrad.layout.share import share
-from postgrad.learner.context import HeadExchange, Run, require_heads
+from postgrad.learner.context import Run, SharedAttention, require_heads
+from postgrad.learner.tensor import cut_matrices, require_matrices
 from postgrad.models import head
 from postgrad.models.adapters import Adapter
 from postgrad.models.attention import AttentionContext
@@ -90,16 +91,21 @@ class Backbone:
         self._forward = PackedForward(lm)
         self._flex = attention == "flex" or (attention == "auto" and device.type == "cuda")
 
-    def divide(self, ranks: Ranks, stage: Stage) -> None:
-        """Works on `ranks` from now on, with weights divided as `stage` says. Before any optimizer
-        looks at the weights, and after an adapter was put on.
+    def divide(self, ranks: Ranks, stage: Stage, *, offload: bool = False) -> None:
+        """Works on `ranks` from now on, with weights divided as their grid and `stage` say, and
+        held in the host's memory where they are put off (`offload`). Before any optimizer looks at
+        the weights, and after an adapter was put on.
         """
         self.ranks = ranks
         lm: Any = self.lm
-        require_heads(lm.config, ranks.context)
+        require_matrices(lm.config, ranks.grid.tensor)
+        require_heads(lm.config, ranks.grid.context, ranks.grid.tensor)
+        cut_matrices(lm, ranks)
         heads = [lm.score] if hasattr(lm, "score") and self.adapter is None else []
         layers = lm.get_decoder().layers
-        self.sharding = Sharding(self._forward, layers, heads, stage, ranks, lm.dtype)
+        self.sharding = Sharding(
+            self._forward, layers, heads, stage, ranks, lm.dtype, offload=offload
+        )
 
     def micro_batches(
         self,
@@ -178,12 +184,12 @@ class Backbone:
             return nullcontext()
         keys = row_keys(layout.token_ids, layout.positions, layout.segment_start, layout.parent)
         if (run := self._own(layout)) is not None:
-            keys = keys[run.rows]
+            keys = keys[run.inner]
         return self.adapter.dropping(torch.from_numpy(keys).to(self.device), update)
 
     def _own(self, layout: Layout) -> Run | None:
         """This rank's rows, where several have one layout; else None."""
-        return Run.of(layout, self.ranks) if self.ranks.context > 1 else None
+        return Run.of(layout, self.ranks) if self.ranks.grid.sharers > 1 else None
 
     def _run(
         self, layout: Layout, run: Run | None, read: Callable[[nn.Module, Tensor], Out]
@@ -191,8 +197,8 @@ class Backbone:
         arrays = layout.token_ids, layout.positions, layout.hidden_row
         context = self._context(layout)
         if run is not None:
-            arrays = layout.token_ids[run.rows], layout.positions[run.rows], run.hidden_row
-            context = HeadExchange(context, layout.n_tokens, self.ranks)
+            arrays = layout.token_ids[run.rows], layout.positions[run.inner], run.hidden_row
+            context = SharedAttention(context, layout.n_tokens, self.ranks)
         tensors = (torch.from_numpy(array).to(self.device) for array in arrays)
         return self._forward(*tensors, context, read)
 

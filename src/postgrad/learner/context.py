@@ -1,6 +1,8 @@
-"""A layout on the ranks of one replica: each has a run of its rows, and all heads of them.
+"""A layout on the ranks of one replica: outside attention and MLP each has a run of its rows.
 
-Ulysses (arXiv:2309.14509): attention is left as it is, over all rows of a share of the heads.
+Ulysses (arXiv:2309.14509): attention is left as it is, over all rows of a share of the heads. Where
+ranks share matrices too (learner/tensor.py) it finds their heads already, and the rows of all that
+share them.
 """
 
 from dataclasses import dataclass
@@ -25,19 +27,22 @@ class Run:
     """
 
     rows: NDArray[np.int64]  # [L] of the layout; padding repeats its first row
+    inner: NDArray[np.int64]  # [tensor_parallel * L] those inside attention and MLP
     hidden_row: NDArray[np.int64]  # [e + 1] into `rows`
     entries: NDArray[np.int64]  # [e] of the layout's
 
     @classmethod
     def of(cls, layout: Layout, ranks: Ranks) -> "Run":
         """Rows in equal runs, in the order of ranks."""
-        each = -(-layout.n_tokens // ranks.context)
-        start = ranks.context_rank * each
-        rows = np.arange(start, start + each)
+        each = -(-layout.n_tokens // ranks.grid.sharers)
+        start, tensor = ranks.sharer * each, ranks.grid.tensor
+        rows = np.arange(ranks.grid.sharers * each)
         rows[rows >= layout.n_tokens] = 0
+        first = ranks.context_rank * tensor * each
         entries = np.flatnonzero((layout.hidden_row >= start) & (layout.hidden_row < start + each))
         hidden = np.append(layout.hidden_row[entries] - start, 0)
-        return cls(rows, hidden, entries)
+        own, inner = rows[start : start + each], rows[first : first + tensor * each]
+        return cls(own, inner, hidden, entries)
 
     def targets(self, layout: Layout) -> NDArray[np.int64]:
         """[e + 1] what the entries predict."""
@@ -47,17 +52,18 @@ class Run:
         """[E] the outputs of all ranks from this one's [e + 1]."""
         places = torch.from_numpy(self.entries).to(mine.device)
         own = mine[:-1] + mine[-1] * 0.0
-        return outputs_of_all(own, places, len(layout.target), ranks.context_group)
+        return outputs_of_all(own, places, len(layout.target), ranks.groups.replica)
 
 
-class HeadExchange:
-    """The attention of a layout for ranks that have a run of its rows each."""
+class SharedAttention:
+    """The attention of a layout for ranks that have a run of its rows each, padded at the end."""
 
     def __init__(self, inner: AttentionContext, tokens: int, ranks: Ranks) -> None:
         self._inner = inner
         self._tokens = tokens
-        self._size = ranks.context
-        self._group: Any = ranks.context_group
+        self._padding = -tokens % ranks.grid.sharers
+        self._size = ranks.grid.context
+        self._group: Any = ranks.groups.context
 
     def attend(
         self,
@@ -71,16 +77,17 @@ class HeadExchange:
         softcap: float | None,
     ) -> Tensor:
         """AttentionContext.attend of this rank's rows."""
-        key, value = (self._shared(each) for each in (key, value))
-        query, key, value = (
-            heads_from_rows(each, self._group)[:, : self._tokens] for each in (query, key, value)
-        )
+        if self._size > 1:
+            key, value = (self._shared(each) for each in (key, value))
+            query, key, value = (heads_from_rows(x, self._group) for x in (query, key, value))
+        query, key, value = (x[:, : self._tokens] for x in (query, key, value))
         found = self._inner.attend(
             layer, query, key, value, scale=scale, window=window, softcap=softcap
         )
-        padding = -self._tokens % self._size
-        by_head = torch.nn.functional.pad(found.transpose(0, 1), (0, 0, 0, padding))
-        return rows_from_heads(by_head, self._group).transpose(0, 1)
+        found = torch.nn.functional.pad(found, (0, 0, 0, 0, 0, self._padding))
+        if self._size == 1:
+            return found
+        return rows_from_heads(found.transpose(0, 1), self._group).transpose(0, 1)
 
     def _shared(self, x: Tensor) -> Tensor:
         """Fewer key heads than ranks: each goes to as many ranks as read it."""
@@ -88,12 +95,15 @@ class HeadExchange:
         return x.repeat_interleave(times, 0) if times > 1 else x
 
 
-def require_heads(config: Any, size: int) -> None:
-    """Raises UsageError where a model's heads cannot be dealt to so many ranks."""
-    heads, keys = config.num_attention_heads, config.num_key_value_heads
+def require_heads(config: Any, size: int, tensor: int = 1) -> None:
+    """Raises UsageError where a model's heads cannot be dealt to so many ranks, of which each has
+    one of `tensor` parts of them.
+    """
+    heads, keys = config.num_attention_heads // tensor, config.num_key_value_heads // tensor
     if heads % size or (keys % size and size % keys):
+        left = f" that tensor_parallel = {tensor} leaves each rank" if tensor > 1 else ""
         raise UsageError(
-            f"learner.context_parallel = {size}: {heads} attention heads with {keys} key heads "
-            f"cannot be dealt to {size} ranks: it has to divide {heads}, and {keys} or be a "
+            f"learner.context_parallel = {size}: {heads} attention heads with {keys} key heads"
+            f"{left} cannot be dealt to {size} ranks: it has to divide {heads}, and {keys} or be a "
             f"multiple of it"
         )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ class MasterOptimizer:
         self._ranks = ranks
         named = model.named_parameters() if isinstance(model, nn.Module) else model.items()
         self._working = {name: p for name, p in named if p.requires_grad}
-        self.pieces = {name: piece_of(p, ranks) for name, p in self._working.items()}
+        self.pieces = {name: piece_of(name, p, ranks) for name, p in self._working.items()}
         self.master = {name: self._master_of(p) for name, p in self._working.items()}
         matrices = {name: p for name, p in self.master.items() if is_hidden_matrix(name, p)}
         if settings.optimizer == "muon" and not matrices:
@@ -116,19 +117,17 @@ class MasterOptimizer:
 
     def _take_gradients(self) -> None:
         """The whole sum over all ranks: FSDP2 has added what it divided, the rest is added here."""
+        lacking: dict[Any, list[Tensor]] = {}
         for name, master in self.master.items():
-            working = self._working[name]
-            if self.pieces[name].divided and working.grad is not None:
+            working, piece = self._working[name], self.pieces[name]
+            if piece.sharded and working.grad is not None:
                 master.grad, working.grad = local(working.grad), None
             if master.grad is None:  # an update without any gradient still decays and counts
                 master.grad = torch.zeros_like(master)
-        self._ranks.sum_(
-            [
-                master.grad
-                for name, master in self.master.items()
-                if master.grad is not None and not self.pieces[name].divided
-            ]
-        )
+            if piece.lacks is not None:
+                lacking.setdefault(piece.lacks, []).append(master.grad)
+        for group, gradients in lacking.items():
+            self._ranks.sum_(gradients, group)
 
     def _clip(self, limit: float) -> float:
         """The norm of all gradients, over all ranks where they are divided; then they are clipped,
@@ -140,8 +139,7 @@ class MasterOptimizer:
         squares = 0.0
         for name, master in self.master.items():
             assert master.grad is not None
-            share = 1.0 if self.pieces[name].divided else 1.0 / self._ranks.size
-            squares += share * float(master.grad.double().square().sum())
+            squares += float(master.grad.double().square().sum()) / self.pieces[name].copies
         norm = math.sqrt(self._ranks.sum(squares))
         nn.utils.clip_grads_with_norm_(masters, limit, torch.tensor(norm))
         return norm
@@ -153,7 +151,7 @@ class MasterOptimizer:
     @torch.no_grad()
     def _publish(self) -> None:
         for name, working in self._working.items():
-            if working is not self.master[name] and not self.pieces[name].divided:
+            if working is not self.master[name] and not self.pieces[name].sharded:
                 working.copy_(self.master[name])
 
     def weights(self) -> dict[str, Tensor]:
@@ -179,8 +177,14 @@ class MasterOptimizer:
         return {name: piece.of(weights[name]) for name, piece in self.pieces.items()}
 
     def state_bytes(self) -> int:
-        """What weights() and state() will take once there were updates."""
-        kept = [p.nbytes * (1 + len(self._moments[name])) for name, p in self.master.items()]
+        """What weights() and state() will take once there were updates, of what this rank is the
+        first to hold.
+        """
+        kept = [
+            p.nbytes * (1 + len(self._moments[name]))
+            for name, p in self.master.items()
+            if self.pieces[name].first
+        ]
         return sum(kept) + torch.int64.itemsize
 
     @torch.no_grad()

@@ -50,11 +50,12 @@ class MovingReference(Policy):
     def pieces(self) -> dict[str, Piece]:
         """Where this rank's parts of the weights lie in the whole, by name."""
         ranks = self.backbone.ranks
-        return {name: piece_of(p, ranks) for name, p in self.backbone.lm.named_parameters()}
+        return {name: piece_of(name, p, ranks) for name, p in self.backbone.lm.named_parameters()}
 
     def state_bytes(self) -> int:
-        """Of `tensors`."""
-        return sum(tensor.nbytes for tensor in self.tensors()["reference.weights"].values())
+        """Of `tensors`, what this rank is the first to hold."""
+        named, pieces = self.tensors()["reference.weights"], self.pieces
+        return sum(tensor.nbytes for name, tensor in named.items() if pieces[name].first)
 
     def load(self, read: Callable[[str], Mapping[str, Tensor]]) -> None:
         """Go on from a checkpoint. RunError where its weights are of another model."""

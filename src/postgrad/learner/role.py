@@ -140,7 +140,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         report |= {
             f"{self.name}/grad_norm": norm,
             f"{self.name}/lr": learning_rate,
-            f"{self.name}/computed_tokens": int(ranks.sum(computed)) // ranks.context,
+            f"{self.name}/computed_tokens": int(ranks.sum(computed)) // ranks.grid.sharers,
             f"{self.name}/skipped_samples": len(update.rows) - len(update.rows_with_gradient),
         }
         return UpdateResult(report, outputs)
@@ -173,7 +173,8 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         """
         adapter, optimizer = self.backbone.adapter, self.optimizer
         if adapter is not None:
-            return ((name, assembled(tensor)) for name, tensor in adapter.hub_weights())
+            ranks = self.backbone.ranks
+            return ((name, assembled(name, one, ranks)) for name, one in adapter.hub_weights())
         return (
             (name, whole(part, optimizer.pieces[name], self.backbone.ranks))
             for name, part in self.weights().items()
@@ -190,8 +191,12 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         return found
 
     def state_bytes(self) -> int:
-        """What `tensors` will take once there were updates."""
-        average = 0 if self.average is None else sum(w.nbytes for w in self.weights().values())
+        """What `tensors` will take once there were updates, of what this rank is the first to
+        hold.
+        """
+        average = 0
+        if self.average is not None:
+            average = sum(w.nbytes for n, w in self.weights().items() if self.pieces[n].first)
         return self.optimizer.state_bytes() + average
 
     def load(self, read: Callable[[str], Mapping[str, Tensor]]) -> None:

@@ -13,6 +13,10 @@ class LearnerSettings(Settings):
     Warm-up: update u (from 0) of W uses (u + 1) / W of the rate; then the schedule goes down to
     min_lr_ratio at the last update. max_grad_norm 0 turns clipping off.
 
+    sharding: how state is divided over ranks (docs/distributed.md). offload: what is divided lies
+    in the host's memory, and visits the GPU to compute. shard_groups: so many groups of ranks hold
+    a whole copy each, divided within the group: one for each node, say (HSDP).
+
     optimizer "muon": Muon for the matrices of the decoder's layers, AdamW for all else. Its steps
     are as long as AdamW's, so that `lr` is the rate of both; `muon_lr` gives it another one, on the
     same schedule.
@@ -33,6 +37,8 @@ class LearnerSettings(Settings):
     muon_ns_steps: int = Field(default=5, ge=1, le=20)  # of Newton-Schulz
     ema_decay: float = Field(default=0.0, ge=0.0, lt=1.0)  # 0: no moving average of the weights
     sharding: Literal["none", "zero1", "zero2", "zero3"] = "none"
+    offload: bool = False
+    shard_groups: int = Field(default=1, ge=1)
     ranks: int = Field(default=1, ge=1)
     tensor_parallel: int = Field(default=1, ge=1)
     context_parallel: int = Field(default=1, ge=1)

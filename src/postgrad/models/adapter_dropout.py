@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.core import seeds
+from postgrad.core.errors import UsageError
 
 LANES = 4  # features that share one 64-bit hash, 16 bits each: a quarter of the arithmetic
 STEPS = 2**16  # so p is a multiple of 2**-16
@@ -48,10 +49,23 @@ class CounterDropout(nn.Module):
     def __init__(self, masks: RowMasks, layer: str, width: int, device: torch.device) -> None:
         super().__init__()
         self._masks = masks
+        self._width = width
         lanes = np.arange(-(-width // LANES))
         number = zlib.crc32(layer.encode())
         hashes = seeds.bits(masks.seed, "lora dropout feature", number, lanes).view(np.int64)
         self.register_buffer("features", torch.from_numpy(hashes).to(device), persistent=False)
+
+    def cut(self, part: int, parts: int) -> None:
+        """Inputs are from now on the `part`th of `parts` equal runs of the layer's. Raises
+        UsageError where a run would begin within a hash.
+        """
+        if self._width % (parts * LANES):
+            raise UsageError(
+                f"model.lora.dropout on a layer of {self._width} inputs that tensor_parallel cuts "
+                f"in {parts}: its masks come {LANES} inputs at a time, so that each part has to be "
+                f"a multiple of {LANES}; use dropout = 0"
+            )
+        self.features = self.features.chunk(parts)[part]
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., T, inputs] for the T rows whose keys were given; unchanged where none were."""

@@ -11,7 +11,8 @@ def hidden_states(
     """The last hidden states [T, hidden] of T packed tokens.
 
     input_ids, positions: [T] int64. What a token attends to is the context's business; `lm` must
-    have been loaded with our attention (models.load).
+    have been loaded with our attention (models.load). Where ranks share its matrices, positions are
+    those of the rows of all of them: only attention reads them.
     """
     decoder = lm.get_decoder()  # pyright: ignore[reportCallIssue]
     out = decoder(

@@ -1,7 +1,9 @@
-"""What ranks that share the sequences of one replica exchange, with gradients.
+"""What the ranks of one replica exchange, with gradients.
 
 Ulysses (arXiv:2309.14509): outside attention a rank has a run of all rows, inside it all rows of
-some heads. Losses are computed on every such rank alike, from the outputs of all.
+some heads. Tensor parallelism (arXiv:1909.08053, arXiv:2205.05198): outside the matrices a rank has
+a run of the rows, inside them the rows of all and some of the features. Losses are computed on
+every such rank alike, from the outputs of all.
 """
 
 from typing import Any
@@ -20,6 +22,16 @@ def heads_from_rows(x: Tensor, group: Any) -> Tensor:
 def rows_from_heads(x: Tensor, group: Any) -> Tensor:
     """[H / n, n * L, D] of all rows -> [H, L, D] of this rank's rows, of all heads."""
     return _Exchange.apply(x, group, False)  # pyright: ignore[reportReturnType]
+
+
+def rows_of_all(x: Tensor, group: Any) -> Tensor:
+    """[1, L, H] of this rank's L rows -> [1, n * L, H] of all."""
+    return _Rows.apply(x, group, True)  # pyright: ignore[reportReturnType]
+
+
+def rows_from_sums(x: Tensor, group: Any) -> Tensor:
+    """[1, n * L, H], of which every rank has a summand -> [1, L, H], sums of this rank's rows."""
+    return _Rows.apply(x, group, False)  # pyright: ignore[reportReturnType]
 
 
 def outputs_of_all(mine: Tensor, places: Tensor, count: int, group: Any) -> Tensor:
@@ -55,6 +67,36 @@ def _exchange(x: Tensor, group: Any, to_heads: bool) -> Tensor:
     found = torch.empty_like(sent)
     dist.all_to_all_single(found, sent, group=group)
     return found.view(size * heads, rows // size, dim)
+
+
+class _Rows(torch.autograd.Function):
+    """Each of the two is the other's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any, gather: bool) -> Tensor:
+        ctx.group, ctx.gather = group, gather
+        return _gather(x, group) if gather else _scatter(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        found = _scatter(gradient, ctx.group) if ctx.gather else _gather(gradient, ctx.group)
+        return found, None, None
+
+
+def _gather(x: Tensor, group: Any) -> Tensor:
+    found = x.new_empty(1, x.shape[1] * dist.get_world_size(group), x.shape[2])
+    dist.all_gather_into_tensor(found[0], x[0].contiguous(), group=group)
+    return found
+
+
+def _scatter(x: Tensor, group: Any) -> Tensor:
+    """Added in float32: there are few summands, and nothing else here rounds before it adds."""
+    shape = 1, x.shape[1] // dist.get_world_size(group), x.shape[2]
+    found = x.new_empty(shape, dtype=torch.float32)
+    dist.reduce_scatter_tensor(found[0], x[0].float().contiguous(), group=group)
+    return found.to(x.dtype)
 
 
 class _Assemble(torch.autograd.Function):

@@ -7,7 +7,7 @@ order, so all of them have the same bits afterwards.
 """
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -18,9 +18,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-from torch.distributed.device_mesh import DeviceMesh
 
 from postgrad.core.errors import RunError
+from postgrad.parallel.grid import ONE, Grid, Groups
 
 LIMIT_SECONDS = 600.0  # of one collective
 START_SECONDS = 60.0  # until all processes are there
@@ -28,9 +28,9 @@ TOLD_SECONDS = 5.0  # to learn from the store who is missing
 
 
 class Ranks:
-    """This process among `size`. context: so many ranks, next to each other, share the sequences of
-    one replica; `replica` of `replicas` is this rank's. store: where each rank writes what it is
-    about to do, so that the others can name the one that did not come; None where there is one.
+    """This process among `size`, arranged as `grid` says; `replica` of `replicas` is this rank's,
+    in which it is number `sharer`. store: where each rank writes what it is about to do, so that
+    the others can name the one that did not come; None where there is one.
     """
 
     def __init__(
@@ -39,17 +39,18 @@ class Ranks:
         size: int = 1,
         device: str = "cpu",
         store: Any = None,
-        context: int = 1,
+        grid: Grid = ONE,
     ) -> None:
         self.rank = rank
         self.size = size
-        self.context = context
-        self.replica, self.context_rank = divmod(rank, context)
-        self.replicas = size // context
-        self.context_group = _context_group(rank, size, context) if context > 1 else None
+        self.grid = grid
+        self.replica, self.sharer = divmod(rank, grid.sharers)
+        self.replicas = size // grid.sharers
+        self.context_rank, self.tensor_rank = divmod(self.sharer, grid.tensor)
+        self.shard_group = rank // (size // grid.groups)
+        self.groups = Groups(rank, size, grid, device)
         self._store = store
         self._count = 0
-        self._mesh: DeviceMesh | None = None
         self._device = device
 
     @classmethod
@@ -60,17 +61,19 @@ class Ranks:
         address: str,
         *,
         device: str = "cpu",
-        context: int = 1,
+        grid: Grid = ONE,
         limit_seconds: float = LIMIT_SECONDS,
         start_seconds: float = START_SECONDS,
     ) -> "Ranks":
         """Meets the other processes at `address` (HOST:PORT; rank 0 listens there).
 
-        device: "cpu" (gloo) or "cuda" (NCCL). limit_seconds: after which a collective is given up.
-        Raises RunError where the port is taken or not everybody comes within start_seconds.
+        device: "cpu" (gloo) or "cuda" (NCCL, and gloo for what was put off to the CPUs).
+        limit_seconds: after which a collective is given up. Raises UsageError where `size` does not
+        suit the grid, RunError where the port is taken or not everybody comes within start_seconds.
         """
+        grid.require_ranks(size)
         host, _, port = address.rpartition(":")
-        backend = "nccl" if device == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         try:
             store = TCPStore(host, int(port), size, rank == 0, timedelta(seconds=start_seconds))
             dist.init_process_group(
@@ -86,19 +89,17 @@ class Ranks:
                 f"{start_seconds:g} seconds: {_first_line(error)}; is the port free, do all ranks "
                 "run, and can they reach that address?"
             ) from error
-        return cls(rank, size, device, store, context)
+        return cls(rank, size, device, store, grid)
+
+    def arranged(self, grid: Grid) -> "Ranks":
+        """The same processes in another grid. All of them have to ask."""
+        grid.require_ranks(self.size)
+        return Ranks(self.rank, self.size, self._device, self._store, grid)
 
     def leave(self) -> None:
         """Ends the group, if there is one."""
         if dist.is_initialized():
             dist.destroy_process_group()
-
-    @property
-    def mesh(self) -> DeviceMesh:
-        """All ranks in one dimension: what weights are divided over."""
-        if self._mesh is None:
-            self._mesh = DeviceMesh(self._device, torch.arange(self.size), mesh_dim_names=("data",))
-        return self._mesh
 
     @contextmanager
     def doing(self, what: str) -> Generator[None]:
@@ -117,11 +118,11 @@ class Ranks:
                 raise
             raise RunError(self._told(what, error)) from error
 
-    def sum_(self, tensors: list[Tensor]) -> None:
-        """Adds each tensor over all ranks, in place."""
+    def sum_(self, tensors: Iterable[Tensor], group: Any = None) -> None:
+        """Adds each tensor over the ranks of a group, all of them where none is named, in place."""
         if self.size > 1:
             for tensor in tensors:
-                dist.all_reduce(tensor)
+                dist.all_reduce(tensor, group=group)
 
     def sum(self, value: float) -> float:
         """The sum of a number over all ranks, in float64."""
@@ -147,7 +148,7 @@ class Ranks:
         """
         if self.size == 1:
             return values, known
-        if self.context_rank:  # the first of a replica speaks for it
+        if self.sharer:  # the first of a replica speaks for it
             known = np.zeros_like(known)
         both = np.stack([np.where(known, values, np.float32(0.0)), known.astype(np.float32)])
         held = torch.from_numpy(both).to(self._device)
@@ -161,7 +162,7 @@ class Ranks:
         if self.size == 1:
             return dict(values)
         found: dict[str, float] = {}
-        for one in self.gathered(dict(values))[:: self.context]:
+        for one in self.gathered(dict(values))[:: self.grid.sharers]:
             for name, value in one.items():
                 found[name] = found.get(name, 0.0) + value
         return found
@@ -217,14 +218,6 @@ class Ranks:
 
 
 ALONE = Ranks()
-
-
-def _context_group(rank: int, size: int, context: int) -> Any:
-    """The group of this rank's replica. Every rank has a part in making each of them."""
-    made = [
-        dist.new_group(list(range(first, first + context))) for first in range(0, size, context)
-    ]
-    return made[rank // context]
 
 
 def _of_a_collective(error: RuntimeError) -> bool:

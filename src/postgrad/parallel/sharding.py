@@ -16,13 +16,20 @@ frozen under an adapter they leave whole on every rank: a part of it would lie b
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 
+from postgrad.parallel.cuts import cut_dim
 from postgrad.parallel.ranks import Ranks
 
 Stage = Literal["none", "zero1", "zero2", "zero3"]
@@ -30,18 +37,34 @@ Stage = Literal["none", "zero1", "zero2", "zero3"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Where a rank's part of a tensor of `shape` lies: rows [start, start + rows) where it is
-    `divided`, else everything, on every rank.
+    """Where a rank's part of a tensor of `shape` lies: `sizes` elements from `offsets` on, by
+    dimension; everything where they are empty.
+
+    sharded: FSDP2 has it. cut: the dimension in which tensor parallelism divided it. rows: the
+    group over whose ranks FSDP2 dealt its rows. copies: so many ranks hold the same part, of which
+    this one is the `first` or not. lacks: ranks over which its gradient is still to be added.
     """
 
     shape: tuple[int, ...]
-    start: int = 0
-    rows: int = 0
-    divided: bool = False
+    offsets: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    sharded: bool = False
+    cut: int | None = None
+    rows: Any = None
+    copies: int = 1
+    first: bool = True
+    lacks: Any = None
+
+    @property
+    def divided(self) -> bool:
+        """Other ranks hold other parts."""
+        return self.sharded or self.cut is not None
 
     def of(self, whole: Tensor) -> Tensor:
         """This part of the whole tensor: a view."""
-        return whole.narrow(0, self.start, self.rows) if self.divided else whole
+        for dim, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
+            whole = whole.narrow(dim, offset, size)
+        return whole
 
 
 WHOLE = Piece(())  # of a tensor that nobody divided
@@ -52,6 +75,10 @@ class Sharding:
 
     root: what is run; layers: parts of it whose weights are gathered together, in turn; alone:
     parts that compute in float32 whatever the rest does. compute: what the rest computes in.
+    offload: what is divided lies in the host's memory and visits the device to compute.
+
+    Layers, whose matrices tensor parallelism may have cut, are divided over the ranks that hold the
+    same cut; all else over all ranks. In both, only within a group of the grid.
     """
 
     def __init__(
@@ -62,9 +89,12 @@ class Sharding:
         stage: Stage,
         ranks: Ranks,
         compute: torch.dtype,
+        *,
+        offload: bool = False,
     ) -> None:
         self.stage: Stage = stage
         self._modules: list[FSDPModule] = []
+        self._grouped = ranks.grid.groups > 1
         if stage == "none" or ranks.size == 1:
             return
         half = _narrow(root, compute)
@@ -72,18 +102,17 @@ class Sharding:
             param_dtype=compute if half else None, reduce_dtype=torch.float32
         )
         plain = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-        reshard = stage == "zero3"
-        whole = set() if reshard else _frozen_beside_trained(root)
+        how: dict[str, Any] = {"reshard_after_forward": stage == "zero3"}
+        if stage != "zero3" and not offload:
+            how["ignored_params"] = _frozen_beside_trained(root)
+        if offload:
+            how["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
+        mesh, data_mesh = ranks.groups.mesh, ranks.groups.data_mesh
         for module in alone:
-            fully_shard(
-                module, mesh=ranks.mesh, reshard_after_forward=reshard, mp_policy=plain,
-                ignored_params=whole,
-            )  # fmt: skip
-        for module in (*layers, root):
-            fully_shard(
-                module, mesh=ranks.mesh, reshard_after_forward=reshard, mp_policy=policy,
-                ignored_params=whole,
-            )  # fmt: skip
+            fully_shard(module, mesh=mesh, mp_policy=plain, **how)
+        for module in layers:
+            fully_shard(module, mesh=data_mesh, mp_policy=policy, **how)
+        fully_shard(root, mesh=mesh, mp_policy=policy, **how)
         self._modules = [module for module in root.modules() if isinstance(module, FSDPModule)]
         for module in self._modules:
             module.set_gradient_divide_factor(1.0)  # sums, never means
@@ -96,6 +125,8 @@ class Sharding:
                 module.set_requires_gradient_sync(last, recurse=False)
             if self.stage in ("zero1", "zero2"):
                 module.set_reshard_after_backward(last, recurse=False)
+            if self._grouped:  # within a group as the stage says, between groups once
+                module.set_requires_all_reduce(last, recurse=False)
 
     def let_go(self) -> None:
         """Once weights have moved, or nothing will run for a while: whole copies are stale."""
@@ -120,16 +151,43 @@ def _frozen_beside_trained(root: nn.Module) -> set[nn.Parameter]:
     return {p for p in parameters if trained and not p.requires_grad}
 
 
-def piece_of(parameter: Tensor, ranks: Ranks) -> Piece:
-    """Where this rank's part of a parameter lies."""
-    shape = tuple(parameter.shape)
+def piece_of(name: str, parameter: Tensor, ranks: Ranks) -> Piece:
+    """Where this rank's part of the parameter of this name lies, which decides its cut."""
+    shape, offsets = list(parameter.shape), [0] * parameter.ndim
+    cut = cut_dim(name) if ranks.grid.tensor > 1 else None
+    if cut is not None:
+        offsets[cut] = ranks.tensor_rank * shape[cut]
+        shape[cut] *= ranks.grid.tensor
+    own = local(parameter).shape
     if not isinstance(parameter, DTensor):
-        return Piece(shape)
-    each = -(-shape[0] // ranks.size)  # FSDP2 cuts into equal chunks, the last ones short or empty
-    start = min(shape[0], ranks.rank * each)
-    rows = len(local(parameter))
-    assert rows == min(each, shape[0] - start), f"{shape} is not divided by rows"
-    return Piece(shape, start, rows, divided=True)
+        parts = 1 if cut is None else ranks.grid.tensor
+        return Piece(
+            tuple(shape),
+            tuple(offsets),
+            tuple(own),
+            cut=cut,
+            copies=ranks.size // parts,
+            first=ranks.rank < parts,
+            lacks=dist.group.WORLD if cut is None else ranks.groups.data,
+        )
+    mesh = parameter.device_mesh
+    every = -(-parameter.shape[0] // mesh.size(-1))  # equal chunks, the last ones short or empty
+    at = min(parameter.shape[0], mesh.get_local_rank(mesh.ndim - 1) * every)
+    assert own[0] == min(every, parameter.shape[0] - at), f"{name} is not divided by rows"
+    offsets[0] += at
+    everywhere = mesh.size() == ranks.size  # also over ranks that share matrices
+    alike = 1 if everywhere or cut is not None else ranks.grid.tensor
+    return Piece(
+        tuple(shape),
+        tuple(offsets),
+        tuple(own),
+        sharded=True,
+        cut=cut,
+        rows=mesh.get_group(mesh.ndim - 1),
+        copies=ranks.grid.groups * alike,
+        first=ranks.shard_group == 0 and (alike == 1 or ranks.tensor_rank == 0),
+        lacks=ranks.groups.tensor if alike > 1 else None,
+    )
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -140,16 +198,30 @@ def local(tensor: Tensor) -> Tensor:
 
 def whole(part: Tensor, piece: Piece, ranks: Ranks) -> Tensor:
     """The whole tensor from the parts of all ranks, on every rank. All ranks have to ask."""
-    if not piece.divided:
-        return part
-    each = -(-piece.shape[0] // ranks.size)
-    padded = part.new_zeros(each, *piece.shape[1:])
-    padded[: piece.rows] = part
-    parts = [torch.empty_like(padded) for _ in range(ranks.size)]
-    torch.distributed.all_gather(parts, padded)
-    return torch.cat(parts)[: piece.shape[0]]
+    if piece.sharded:
+        length = piece.shape[0] // (ranks.grid.tensor if piece.cut == 0 else 1)
+        every = -(-length // dist.get_world_size(piece.rows))
+        padded = part.new_zeros(every, *part.shape[1:])
+        padded[: len(part)] = part
+        part = torch.cat(_gathered(padded, piece.rows))[:length]
+    return _joined(part, piece.cut, ranks)
 
 
-def assembled(tensor: Tensor) -> Tensor:
-    """A tensor that FSDP2 divided, or one that was computed from such, whole. All ranks ask."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def assembled(name: str, tensor: Tensor, ranks: Ranks) -> Tensor:
+    """The tensor of this hub name, or one that was computed from it and its adapter, whole. All
+    ranks have to ask.
+    """
+    part = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return _joined(part, cut_dim(name) if ranks.grid.tensor > 1 else None, ranks)
+
+
+def _joined(part: Tensor, cut: int | None, ranks: Ranks) -> Tensor:
+    """The parts of the ranks that share a matrix, in a row."""
+    return part if cut is None else torch.cat(_gathered(part, ranks.groups.tensor), cut)
+
+
+def _gathered(part: Tensor, group: Any) -> list[Tensor]:
+    part = part.contiguous()
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, part, group=group)
+    return parts

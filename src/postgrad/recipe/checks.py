@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.core.geometry import derive
-from postgrad.recipe import scored
+from postgrad.recipe import ranks, scored
 
 if TYPE_CHECKING:
     from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe
@@ -32,7 +32,7 @@ def common(recipe: Recipe) -> Iterator[Problem]:
     """What holds for every job."""
     yield from _batch(recipe)
     yield from _model(recipe)
-    yield from _ranks(recipe)
+    yield from ranks.problems(recipe)
     yield from _data(recipe)
     yield from _evaluated(recipe)
     for place in _not_finite(recipe.model_dump()):
@@ -248,36 +248,6 @@ def _model(recipe: Recipe) -> Iterator[Problem]:
             ("data", "max_len"),
             f"{recipe.data.max_len} tokens are more than the model's positions: "
             f"max_position_embeddings = {model.init.max_position_embeddings}",
-        )
-
-
-def _ranks(recipe: Recipe) -> Iterator[Problem]:
-    ranks = recipe.learner.ranks
-    critic = getattr(recipe, "critic", None)
-    for key in ("ranks", "tensor_parallel", "context_parallel"):
-        mine = getattr(recipe.learner, key)
-        other = mine if critic is None else getattr(critic.learner, key)
-        if other != mine:
-            yield (
-                ("critic", "learner", key),
-                f"{other} beside the policy's {mine}: all roles share ranks: leave it out",
-            )
-    four = [recipe.model, *([critic.model] if critic is not None else [])]
-    if recipe.learner.sharding != "none" and any(one.quantize != "none" for one in four):
-        yield (
-            ("learner", "sharding"),
-            f'"{recipe.learner.sharding}": weights in four bits cannot be divided over ranks: use '
-            '"none", which holds them whole on each',
-        )
-    if ranks > 1 and recipe.cluster.type == "local":
-        yield (
-            ("learner", "ranks"),
-            f"{ranks} ranks need a cluster, on one machine too: --cluster.type ray",
-        )
-    elif ranks == 1 and recipe.learner.sharding != "none":
-        yield (
-            ("learner", "sharding"),
-            f'"{recipe.learner.sharding}" divides state over ranks, and there is one: use "none"',
         )
 
 

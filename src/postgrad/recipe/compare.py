@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from postgrad.core.errors import UsageError
+from postgrad.recipe.ranks import SHARED
 from postgrad.recipe.recipe import Recipe
 
 # How long, where to save and log, what is watched: none of it changes a weight. A key stands for
@@ -22,12 +23,11 @@ ALLOWED = (
     "scoring.waiting_workers",
     "eval.every",
     "eval.at_end",
-    "learner.ranks",
-    "learner.sharding",
-    "learner.context_parallel",
-    "critic.learner.ranks",
-    "critic.learner.sharding",
-    "critic.learner.context_parallel",
+    *(
+        f"{role}learner.{key}"
+        for role in ("", "critic.")
+        for key in ("sharding", "offload", *SHARED)
+    ),
     "cluster",
 )
 # Two ways to say one thing change together, and an unsaid one is None.

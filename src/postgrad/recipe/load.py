@@ -13,6 +13,7 @@ from postgrad.recipe.checks import as_json
 from postgrad.recipe.lines import Place, key_lines
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.overrides import Override, apply_overrides, parse_overrides
+from postgrad.recipe.ranks import SHARED
 from postgrad.recipe.recipe import JOBS, Recipe
 from postgrad.recipe.resolve import in_sets, resolve
 
@@ -72,20 +73,15 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
 def _with_critic(data: dict[str, Any], place: Place) -> list[Place]:
     """A resolved critic states its own ranks, which are the policy's: they change together."""
     critic = data.get("critic")
-    shared = ("ranks", "sharding", "tensor_parallel", "context_parallel")
+    shared = (*SHARED, "sharding", "offload")
     theirs = place[:1] == ("learner",) and place[1:] and place[1] in shared
     return [("critic", *place)] if theirs and critic is not None else []
 
 
 def require_runnable(recipe: Recipe) -> None:
     """Raises UsageError where a recipe can be planned and not run: it names the model of a
-    pipeline's stage (`@NAME`), or wants what is not built yet.
+    pipeline's stage (`@NAME`).
     """
-    if recipe.learner.tensor_parallel > 1:
-        raise UsageError(
-            f"learner.tensor_parallel = {recipe.learner.tensor_parallel}: this version plans it "
-            "(postgrad plan) and does not run it yet; use 1"
-        )
     for key, name in names_used(recipe):
         raise UsageError(
             f"{key} = '@{name}' is the model of an earlier recipe of a pipeline: run the folder "

@@ -7,7 +7,7 @@ import errno
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
-from postgrad.checkpoint.parts import part_name, write_part
+from postgrad.checkpoint.parts import Part, part_name, write_part
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.files import sync_file
 from postgrad.jobs import roles
 from postgrad.jobs.choices import Choices
 from postgrad.learner.optimizer import UPDATES
 from postgrad.parallel import device as placing
+from postgrad.parallel.grid import Grid
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import WHOLE, Piece, whole
 from postgrad.recipe.load import recipe_from_json
@@ -52,9 +53,10 @@ class RankWorker:
 
     def join(self, rank: int, size: int, address: str, device: str, limit_seconds: float) -> None:
         """Meets the other ranks, and sees that all of them are of one run."""
-        context = self._place.recipe.learner.context_parallel
+        learner = self._place.recipe.learner
+        grid = Grid(learner.context_parallel, learner.tensor_parallel, learner.shard_groups)
         ranks = Ranks.join(
-            rank, size, address, device=device, context=context, limit_seconds=limit_seconds
+            rank, size, address, device=device, grid=grid, limit_seconds=limit_seconds
         )
         recipe = json.dumps(self._place.recipe.dump(), sort_keys=True).encode()
         ranks.require_same("the recipe (its SHA-256)", hashlib.sha256(recipe).hexdigest())
@@ -99,9 +101,7 @@ class RankWorker:
 
     def state_bytes(self, role: str) -> int:
         """What a checkpoint of the role takes, of all ranks."""
-        one, ranks = self._roles[role], self._place.ranks
-        divided = any(piece.divided for piece in one.pieces.values())
-        return int(ranks.sum(one.state_bytes())) if divided else one.state_bytes()
+        return int(self._place.ranks.sum(self._roles[role].state_bytes()))
 
     def load(self, role: str, read: Any) -> None:
         """Goes on from a checkpoint, which every rank reads for itself."""
@@ -111,10 +111,8 @@ class RankWorker:
         """By file stem: the names of a role's tensors, and their bytes on all ranks."""
         found: dict[str, tuple[list[str], int]] = {}
         for stem, named in self._roles[role].tensors().items():
-            pieces = {name: self._piece(role, name) for name in named}
-            divided = sum(t.nbytes for name, t in named.items() if pieces[name].divided)
-            rest = sum(t.nbytes for name, t in named.items() if not pieces[name].divided)
-            found[stem] = list(named), int(self._place.ranks.sum(divided)) + rest
+            mine = sum(t.nbytes for name, t in named.items() if self._piece(role, name).first)
+            found[stem] = list(named), int(self._place.ranks.sum(mine))
         return found
 
     def gather(self, role: str, stem: str, name: str) -> Tensor | None:
@@ -152,9 +150,9 @@ class RankWorker:
         try:
             if any(piece.divided for piece in pieces.values()):
                 mine = {
-                    name: (part.detach().cpu(), pieces[name].shape, pieces[name].start)
+                    name: Part(part.detach().cpu(), pieces[name].shape, pieces[name].offsets)
                     for name, part in named.items()
-                    if pieces[name].divided or ranks.rank == 0
+                    if pieces[name].first
                 }
                 write_part(Path(folder) / part_name(stem, ranks.rank, ranks.size), mine)
             elif ranks.rank == 0:
@@ -169,5 +167,5 @@ class RankWorker:
         """Of a weight, or of a moment that is called after it."""
         pieces: Mapping[str, Piece] = self._roles[role].pieces
         if name == UPDATES:
-            return WHOLE
+            return replace(WHOLE, first=self._place.ranks.rank == 0)
         return pieces[name] if name in pieces else pieces[name.rpartition(".")[0]]

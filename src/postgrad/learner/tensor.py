@@ -1,0 +1,126 @@
+"""A decoder on ranks that share its matrices: which can be, and what each of them then runs.
+
+Megatron's tensor parallelism (arXiv:1909.08053) with its sequence parallelism (arXiv:2205.05198).
+Around attention and MLP a rank has a run of the rows, as in learner/context.py: norms, residuals,
+embeddings and the output head are computed once, not on every rank. Before each of the two blocks
+the ranks gather all rows, inside it each has some heads or inner features, and after it their
+summands are added and the rows dealt again. So every weight that is not cut has, on each rank, the
+gradient of that rank's rows or features alone: it is added over all ranks like any other.
+
+torch's DTensor styles would not let our matrix products and norms (autograd functions of our own)
+through, nor PEFT's layers; what they add to plain tensors is these two exchanges.
+"""
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from postgrad.core.errors import UsageError
+from postgrad.learner.context import require_heads
+from postgrad.learner.settings import LearnerSettings
+from postgrad.models.adapter_dropout import CounterDropout
+from postgrad.models.load import load_config
+from postgrad.parallel.cuts import BY_INPUTS, BY_OUTPUTS, cut_dim
+from postgrad.parallel.exchange import rows_from_sums, rows_of_all
+from postgrad.parallel.ranks import Ranks
+
+# What transformers' plan for a decoder may hold beside our cuts: norms of queries and keys, whose
+# gradients we add over all ranks.
+REPLICATED = ("replicated_with_grad_allreduce", "sequence_parallel")
+
+
+def require_divisible(learner: LearnerSettings, path: str) -> None:
+    """Raises UsageError where the heads and matrices of the model at `path` cannot be dealt to the
+    ranks of a replica: before a weight is read.
+    """
+    if learner.tensor_parallel * learner.context_parallel > 1:
+        config = load_config(path)
+        require_matrices(config, learner.tensor_parallel)
+        require_heads(config, learner.context_parallel, learner.tensor_parallel)
+
+
+def require_matrices(config: Any, size: int) -> None:
+    """Raises UsageError where a model's matrices cannot be cut into so many parts: before a weight
+    is read, by its config.
+    """
+    if size == 1:
+        return
+    where = f"learner.tensor_parallel = {size}"
+    _require_plan(config, where)
+    counts = {
+        "attention heads": config.num_attention_heads,
+        "key heads": config.num_key_value_heads,
+        "inner features (intermediate_size)": config.intermediate_size,
+    }
+    for what, count in counts.items():
+        if count % size:
+            fitting = [n for n in range(1, count + 1) if not any(c % n for c in counts.values())]
+            raise UsageError(
+                f"{where}: {count} {what} of this {config.model_type} model cannot be cut into "
+                f"{size} equal parts; what works: {', '.join(map(str, fitting))}"
+            )
+
+
+def _require_plan(config: Any, where: str) -> None:
+    """transformers says of each type which matrices may be cut, and how."""
+    plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
+    cuts = {
+        name.rpartition(".")[2]: style
+        for name, style in plan.items()
+        if name.startswith(("layers.*.self_attn.", "layers.*.mlp."))
+        and name.count(".") == 3
+        and style not in REPLICATED
+    }
+    wanted = dict.fromkeys(BY_OUTPUTS, "colwise") | dict.fromkeys(BY_INPUTS, "rowwise")
+    others = [name for name in plan if name.startswith("layers.*.") and name.count(".") > 3]
+    if cuts != wanted or others:
+        raise UsageError(
+            f"{where}: a {config.model_type} model has no plan for it, or one with other matrices "
+            f'than {", ".join((*BY_OUTPUTS, *BY_INPUTS))}: use 1, and sharding = "zero3"'
+        )
+    if getattr(config, "mlp_bias", False) or getattr(config, "attention_bias", False):
+        raise UsageError(
+            f"{where}: this {config.model_type} model has a bias after attention or MLP "
+            "(attention_bias, mlp_bias), which every rank would add: use 1"
+        )
+
+
+def cut_matrices(lm: Any, ranks: Ranks) -> None:
+    """Leaves a model this rank's part of each matrix and of the adapters on it, and lets its blocks
+    exchange rows. Before any optimizer looks at the weights.
+    """
+    size = ranks.grid.tensor
+    if size == 1:
+        return
+    for name, parameter in list(lm.named_parameters()):
+        if (dim := cut_dim(name)) is None:
+            continue
+        length = parameter.shape[dim] // size
+        part = parameter.detach().narrow(dim, ranks.tensor_rank * length, length).clone()
+        owner, _, own = name.rpartition(".")
+        setattr(lm.get_submodule(owner), own, nn.Parameter(part, parameter.requires_grad))
+    for name, module in lm.named_modules():
+        if isinstance(module, nn.Linear):
+            module.out_features, module.in_features = module.weight.shape
+        elif isinstance(module, CounterDropout) and any(f".{one}." in name for one in BY_INPUTS):
+            module.cut(ranks.tensor_rank, size)
+    group = ranks.groups.tensor
+    for layer in lm.get_decoder().layers:
+        for block, last in ((layer.self_attn, "o_proj"), (layer.mlp, "down_proj")):
+            block.register_forward_pre_hook(partial(_all_rows, group), with_kwargs=True)
+            getattr(block, last).register_forward_hook(partial(_own_rows, group))
+
+
+def _all_rows(
+    group: Any, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Before a block: its first argument, [1, L, hidden], becomes the rows of all."""
+    if args:
+        return (rows_of_all(args[0], group), *args[1:]), named
+    return args, {**named, "hidden_states": rows_of_all(named["hidden_states"], group)}
+
+
+def _own_rows(group: Any, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
+    """After a block's last matrix: the sums over ranks, of this rank's rows."""
+    return rows_from_sums(output, group)
