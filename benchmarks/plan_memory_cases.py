@@ -8,6 +8,7 @@ from typing import Any
 # hidden, intermediate, layers, heads, key heads, vocabulary, and the type
 SIZES: dict[str, tuple[int, int, int, int, int, int, str]] = {
     "6M": (256, 768, 6, 4, 2, 4096, "qwen2"),
+    "22M": (384, 1152, 12, 6, 2, 4096, "qwen2"),
     "44M-150k": (256, 768, 6, 4, 2, 151_936, "qwen3"),
     "99M": (768, 2304, 14, 12, 4, 4096, "qwen2"),
     "105M-150k": (512, 1536, 8, 8, 2, 151_936, "qwen2"),

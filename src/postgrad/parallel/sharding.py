@@ -102,11 +102,9 @@ class Sharding:
             param_dtype=compute if half else None, reduce_dtype=torch.float32
         )
         plain = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-        reshard = stage == "zero3"
-        how: dict[str, Any] = {
-            "reshard_after_forward": reshard,
-            "ignored_params": set() if reshard else _frozen_beside_trained(root),
-        }
+        how: dict[str, Any] = {"reshard_after_forward": stage == "zero3"}
+        if stage != "zero3" and not offload:
+            how["ignored_params"] = _frozen_beside_trained(root)
         if offload:
             how["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
         mesh, data_mesh = ranks.groups.mesh, ranks.groups.data_mesh

@@ -31,6 +31,9 @@ def smaller(now: Outlook) -> Iterator[Change]:
         change = ("--model.lora", "{ rank = 64, alpha = 64 }")
         yield change, "an adapter trains, the model is frozen"
     yield from _fewer_places(now, least=1)
+    if recipe.learner.sharding != "none" and not recipe.learner.offload:
+        text = "what is divided lies in the host's memory"
+        yield flags("learner.offload", True), text
     if recipe.data.max_len >= 512:
         yield _shorter(recipe), "shorter rows; longer ones are dropped"
     if gathers_cross_host:
@@ -46,6 +49,8 @@ def faster(start: Outlook) -> Iterator[Change]:
         yield ranked(count, stage), ALL
     if recipe.model.gradient_checkpointing:
         yield flags("model.gradient_checkpointing", False), "there is room without"
+    if learner.offload:
+        yield flags("learner.offload", False), "there is room on the device"
     if learner.sharding == "zero3":
         yield flags("learner.sharding", "zero2"), "weights need not be gathered"
     if recipe.batch.micro_train_batch_size is None:
@@ -67,6 +72,7 @@ def ranked(count: int, stage: str) -> Overrides:
         return (
             *flags("learner.ranks", 1),
             *flags("learner.sharding", "none"),
+            *flags("learner.offload", False),
             *flags("cluster.type", "local"),
         )
     return (

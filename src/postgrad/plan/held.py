@@ -6,6 +6,7 @@ layers under zero3. What is frozen, under an adapter too, is divided under zero3
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.phases import PHASES, Line, always
@@ -15,26 +16,30 @@ from postgrad.plan.sharing import Sharing
 FOUR_BITS = 4.127 / 8  # bytes a weight, NF4 with double quantization (arXiv:2305.14314)
 
 
-def held(role: PlannedRole, b: int, sharing: Sharing) -> Iterator[Line]:
+def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[Line]:
     """What is there in every phase. b: bytes of a number that the role computes in."""
-    parts, tensor = _parts(role, sharing), sharing.tensor
+    parts, own = _parts(role, sharing), _own(role, sharing)
+    away = sharing.offloads and not cpu  # what is divided lies with the host
+
+    def line(what: str, count: float, parts: int) -> Line:
+        return Line(role.name, what, always(0 if away and parts > 1 else int(count / parts)))
+
     if role.on is None:
         width = FLOAT32 if _masters_divide(role, sharing) else b
-        yield Line(role.name, "weights", always(_weights(role, width) // tensor // parts))
+        yield line("weights", _weights(role, width) * own, parts)
     if role.follows:  # divided row for row as the policy
-        average = FLOAT32 * role.parameters // tensor // sharing.divided
-        yield Line(role.name, "average", always(average))
+        yield line("average", FLOAT32 * role.parameters * own, sharing.divided)
     if role.learner is None:
         return
-    trained = FLOAT32 * role.trained // tensor // sharing.divided
+    trained = FLOAT32 * role.trained * own
     if role.model.lora is not None:
-        yield Line(role.name, "adapter", always(trained))
+        yield line("adapter", trained, sharing.divided)
     elif b != FLOAT32 and sharing.divided == 1:
-        yield Line(role.name, "master weights", always(trained))
-    moments = moment_bytes(role) // tensor // sharing.divided
-    yield Line(role.name, "optimizer", {phase: moments for phase in PHASES if phase != "load"})
+        yield line("master weights", trained, 1)
+    moments = line("optimizer", moment_bytes(role) * own, sharing.divided)
+    yield replace(moments, bytes={phase: moments.bytes[phase] for phase in PHASES[1:]})
     if role.learner.ema_decay:
-        yield Line(role.name, "moving average", always(trained))
+        yield line("moving average", trained, sharing.divided)
 
 
 def loading(role: PlannedRole, b: int, sharing: Sharing) -> int:
@@ -43,7 +48,7 @@ def loading(role: PlannedRole, b: int, sharing: Sharing) -> int:
     """
     if _parts(role, sharing) == 1 or role.on is not None:
         return 0
-    return _weights(role, FLOAT32 if _masters_divide(role, sharing) else b) // sharing.tensor
+    return _weights(role, FLOAT32 if _masters_divide(role, sharing) else b)
 
 
 def gathered(role: PlannedRole, b: int, sharing: Sharing) -> int:
@@ -53,24 +58,25 @@ def gathered(role: PlannedRole, b: int, sharing: Sharing) -> int:
     adapter = role.model.lora is not None and role.learner is not None
     found = FLOAT32 * role.trained if adapter and not sharing.gathers else 0
     if _parts(role, sharing) > 1:
-        layers = 2 * role.shape.layer_parameters
-        copied = _outside(role) + layers if sharing.gathers else role.parameters
+        layers = 2 if sharing.gathers else role.shape.layers
+        copied = _outside(role) + layers * role.shape.layer_parameters // sharing.tensor
         found += copied * b
-    return found // sharing.tensor
+    return found
 
 
-def gradients(role: PlannedRole, b: int, sharing: Sharing) -> int:
+def gradients(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> int:
     """Of an update, in float32: whole until they are added over ranks, then rows. Where every
     micro-batch adds them, a layer's are whole for a moment, as they are made and as they are sent.
     """
-    whole, parts = FLOAT32 * role.trained // sharing.tensor, sharing.divided
+    whole, parts = int(FLOAT32 * role.trained * _own(role, sharing)), sharing.divided
     if parts == 1:
         return whole
+    rows = 0 if sharing.offloads and not cpu else whole // parts
     if not sharing.scatters:
-        return whole + whole // parts
+        return whole + rows
     share = role.trained / role.parameters
     one = int(role.shape.layer_parameters * share * (FLOAT32 + b)) // sharing.tensor
-    return whole // parts + one
+    return rows + one
 
 
 def moment_bytes(role: PlannedRole) -> int:
@@ -99,9 +105,20 @@ def _masters_divide(role: PlannedRole, sharing: Sharing) -> bool:
 
 
 def _parts(role: PlannedRole, sharing: Sharing) -> int:
-    """Into how many its weights are divided."""
-    trained = role.learner is not None and role.model.lora is None
-    return sharing.divided if sharing.gathers or trained or role.follows else 1
+    """Into how many its weights are divided. What is frozen under an adapter is whole, unless it is
+    gathered layer by layer or lies with the host.
+    """
+    whole = role.learner is not None and role.model.lora is not None and not sharing.offloads
+    frozen = role.learner is None and not role.follows
+    return sharing.divided if sharing.gathers or not (whole or frozen) else 1
+
+
+def _own(role: PlannedRole, sharing: Sharing) -> float:
+    """The share of its weights that a rank has before they are divided by rows: tensor parallelism
+    cuts the matrices of layers, not embeddings and head.
+    """
+    cut = role.shape.layers * role.shape.layer_parameters * (1 - 1 / sharing.tensor)
+    return 1 - cut / role.parameters
 
 
 def _outside(role: PlannedRole) -> int:

@@ -82,7 +82,7 @@ def memory(
     cpu = device.is_cpu
     lines = [Line("run", "framework", always(FRAMEWORK["cpu" if cpu else "gpu"]))]
     for role in roles:
-        lines += held(role, width(role.model.dtype, cpu=cpu), sharing)
+        lines += held(role, width(role.model.dtype, cpu=cpu), sharing, cpu=cpu)
     whole = max(loading(role, width(role.model.dtype, cpu=cpu), sharing) for role in roles)
     lines.append(Line("run", "a model as it is read", {"load": whole}))
     passes = Passes(recipe, sizes, lengths, cpu=cpu)
@@ -107,7 +107,7 @@ def _passing(roles: Sequence[PlannedRole], passes: Passes, sharing: Sharing) -> 
         copies = {"gathered weights": gathered(by_name[role.on or role.name], b, sharing)}
         reading[role.name] = copies | _divided(passes.reading(role), sharing)
         if role.learner is not None:
-            summed = copies | {"gradients": gradients(role, b, sharing)}
+            summed = copies | {"gradients": gradients(role, b, sharing, cpu=passes.cpu)}
             learning[role.name] = summed | _divided(passes.learning(role), sharing)
     phases: tuple[tuple[Phase, dict[str, Bytes]], ...] = (("score", reading), ("update", learning))
     found: dict[tuple[str, str], dict[Phase, int]] = {}

@@ -14,8 +14,9 @@ from postgrad.learner.settings import LearnerSettings
 @dataclass(frozen=True, slots=True)
 class Sharing:
     """replicas: of the batch. divided: parts that weights, masters and moments are cut into, beside
-    tensor parallelism's. scatters: gradients are added in every micro-batch. gathers: weights are
-    gathered layer by layer.
+    tensor parallelism's, within each group that holds all of them. scatters: gradients are added in
+    every micro-batch. gathers: weights are gathered layer by layer. offloads: what is divided lies
+    in the host's memory.
     """
 
     replicas: int
@@ -24,6 +25,7 @@ class Sharing:
     divided: int
     scatters: bool
     gathers: bool
+    offloads: bool = False
 
     @classmethod
     def of(cls, learner: LearnerSettings) -> "Sharing":
@@ -31,7 +33,8 @@ class Sharing:
         tensor, context = learner.tensor_parallel, learner.context_parallel
         replicas = max(1, learner.ranks // (tensor * context))
         stage = ("none", "zero1", "zero2", "zero3").index(learner.sharding)
-        divided = replicas * context if stage else 1  # ranks of a sequence hold the same weights
+        # Ranks of a sequence hold the same weights.
+        divided = max(1, replicas * context // learner.shard_groups) if stage else 1
         return cls(
             replicas=replicas,
             tensor=tensor,
@@ -39,6 +42,7 @@ class Sharing:
             divided=divided,
             scatters=stage >= 2,
             gathers=stage >= 3 and divided > 1,
+            offloads=learner.offload and divided > 1,
         )
 
     @property

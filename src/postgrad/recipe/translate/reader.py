@@ -174,8 +174,9 @@ def zero_stage(launcher: Sequence[str], given: Mapping[str, Any]) -> int | None:
         path = Path(config)
         if path.suffix in CONFIGS and path.is_file():
             known = _config(path, _text(path))
-            inner = known.get("deepspeed_config", known.get("zero_optimization", {}))
-            found = inner.get("zero_stage", inner.get("stage")) if isinstance(inner, dict) else None
+            inner = known.get("deepspeed_config", known.get("zero_optimization"))
+            table = cast(dict[str, Any], inner) if isinstance(inner, dict) else {}
+            found = table.get("zero_stage", table.get("stage"))
             if isinstance(found, int):
                 return found
         if (match := re.search(r"(?:stage|zero)[_-]?([0-3])", path.stem)) is not None:
