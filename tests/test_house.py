@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "postgrad"
 ROOMS = (
     "cli",
+    "api",
     "jobs",
     "plan",
     "recipe",

@@ -34,6 +34,8 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
 from postgrad.observe.settings import ObserveSettings, SentinelSettings
 from postgrad.recipe import checks
+from postgrad.recipe.messages import Origin, explain
+from postgrad.recipe.resolve import resolve
 from postgrad.recipe.settings import (
     CriticSettings,
     EvalSettings,
@@ -96,6 +98,20 @@ def _with_type(algorithm: Algorithm) -> dict[str, Any]:
     return {"type": name, **algorithm.model_dump(mode="json")}
 
 
+def _tables(value: Any) -> Any:
+    """Settings as the tables of a file that say the same; what they do not state stays unsaid."""
+    if isinstance(value, Algorithm):
+        return _with_type(value)
+    if isinstance(value, Settings):
+        return {name: _tables(getattr(value, name)) for name in value.model_fields_set}
+    if isinstance(value, Mapping):
+        items = cast(Mapping[str, Any], value).items()
+        return {name: _tables(one) for name, one in items}
+    if isinstance(value, list | tuple):
+        return [_tables(one) for one in cast(list[Any], value)]
+    return value
+
+
 class _Recipe(Settings):
     """What every job says. Exactly one of steps, total_episodes and epochs says how long."""
 
@@ -111,6 +127,21 @@ class _Recipe(Settings):
     checkpoint: CheckpointSettings = CheckpointSettings()
     sentinels: SentinelSettings = SentinelSettings()
     observe: ObserveSettings = ObserveSettings()
+
+    def __init__(self, **sections: Any) -> None:
+        """A recipe made in Python, checked and completed as one of a file: a section is a table, or
+        its settings. Raises UsageError with a line for every problem.
+        """
+        kind = type(self)
+        raw: dict[str, Any] = {"job": kind.model_fields["job"].default, **_tables(sections)}
+        text = checks.as_json(resolve(raw))
+        try:
+            self.__pydantic_validator__.validate_json(text, strict=True, self_instance=self)
+        except ValidationError as error:
+            raise explain(error, kind, Origin(kind.__name__, raw, {})) from error
+
+    # Not how files and JSON are validated: pydantic asks this of an __init__ of its own alone.
+    __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess]
 
     @property
     def parallel(self) -> Parallel:

@@ -1,0 +1,65 @@
+"""What Python programs use: `from postgrad import ...` gives these names.
+
+Nothing here imports torch before something is trained, evaluated or exported.
+"""
+
+from postgrad.algorithms.base import (
+    PreferenceAlgorithm,
+    RewardAlgorithm,
+    RolloutAlgorithm,
+)
+from postgrad.algorithms.bradley_terry import BradleyTerry
+from postgrad.algorithms.cispo import CISPO
+from postgrad.algorithms.dapo import DAPO
+from postgrad.algorithms.dpo import DPO
+from postgrad.algorithms.dr_grpo import DrGRPO
+from postgrad.algorithms.grpo import GRPO
+from postgrad.algorithms.gspo import GSPO
+from postgrad.algorithms.ipo import IPO
+from postgrad.algorithms.kto import KTO
+from postgrad.algorithms.orpo import ORPO
+from postgrad.algorithms.ppo import PPO
+from postgrad.algorithms.reinforce_pp import ReinforcePP
+from postgrad.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
+from postgrad.algorithms.rloo import RLOO
+from postgrad.algorithms.sft import SFT
+from postgrad.algorithms.simpo import SimPO
+from postgrad.api.jobs import evaluate, resume, train
+from postgrad.api.run import Run
+from postgrad.core.errors import PostgradError, RunError, UsageError
+from postgrad.recipe.load import load_recipe
+from postgrad.recipe.recipe import PreferenceRecipe, RewardRecipe, RLRecipe, SFTRecipe
+
+__all__ = [
+    "CISPO",
+    "DAPO",
+    "DPO",
+    "GRPO",
+    "GSPO",
+    "IPO",
+    "KTO",
+    "ORPO",
+    "PPO",
+    "RLOO",
+    "SFT",
+    "BradleyTerry",
+    "DrGRPO",
+    "PostgradError",
+    "PreferenceAlgorithm",
+    "PreferenceRecipe",
+    "RLRecipe",
+    "ReinforcePP",
+    "ReinforcePPBaseline",
+    "RewardAlgorithm",
+    "RewardRecipe",
+    "RolloutAlgorithm",
+    "Run",
+    "RunError",
+    "SFTRecipe",
+    "SimPO",
+    "UsageError",
+    "evaluate",
+    "load_recipe",
+    "resume",
+    "train",
+]

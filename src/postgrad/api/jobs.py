@@ -1,0 +1,75 @@
+"""The jobs as functions: what `postgrad train`, `resume` and `eval` do."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from postgrad.api.run import Run
+from postgrad.core.imports import heavy_imports
+from postgrad.observe.console import Console
+from postgrad.recipe.load import load_recipe
+from postgrad.recipe.recipe import Recipe
+
+
+def train(
+    recipe: Recipe | str | Path,
+    *,
+    overwrite: bool = False,
+    allow_change: Sequence[str] = (),
+    quiet: bool = False,
+) -> Run:
+    """Runs a recipe, or that of a TOML file, to its end; goes on where its run_dir holds this run.
+
+    overwrite: replaces a run that is there. allow_change: keys that may differ from the run that is
+    there. quiet: only warnings are printed. Raises UsageError where recipe, data or model is wrong
+    or run_dir holds another run, RunError where the run cannot go on.
+    """
+    resolved = load_recipe(recipe) if isinstance(recipe, str | Path) else recipe
+    with heavy_imports():
+        from postgrad.jobs import train as job
+
+    job.train(resolved, _console(quiet), overwrite=overwrite, allow_change=allow_change)
+    return Run(resolved.run_dir)
+
+
+def resume(
+    run_dir: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    allow_change: Sequence[str] = (),
+    quiet: bool = False,
+) -> Run:
+    """Goes on with a run from its newest checkpoint, to the same bits as if it had never stopped.
+
+    overrides: as on the command line, ["--steps", "200"]. Raises UsageError where there is no run
+    or a key changed that may not, RunError where it cannot go on.
+    """
+    with heavy_imports():
+        from postgrad.jobs import train as job
+
+    job.resume(Path(run_dir), overrides, allow_change, _console(quiet))
+    return Run(run_dir)
+
+
+def evaluate(
+    recipe: Recipe | str | Path,
+    model: str | Path,
+    against: str | Path | None = None,
+    *,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """A model on the evaluation sets of a recipe, and beside it another one; what `postgrad eval
+    --json` prints: `accuracy`, `rows`, `failed`, `pass@k`, `sets`, ...
+
+    Raises UsageError where the recipe has nothing to evaluate on, or there is no such model.
+    """
+    resolved = load_recipe(recipe) if isinstance(recipe, str | Path) else recipe
+    with heavy_imports():
+        from postgrad.jobs import evaluate as job
+
+    other = None if against is None else str(against)
+    return job.evaluate(resolved, str(model), _console(quiet), other)
+
+
+def _console(quiet: bool) -> Console:
+    return Console("quiet" if quiet else "auto")

@@ -1,0 +1,106 @@
+"""A run directory as Python sees it: files are only read, so that a run may be under way."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from postgrad.core.errors import RunError, UsageError
+from postgrad.observe.report.follow import Followed, parse, read_object
+from postgrad.observe.run_dir import SUMMARY, RunDirectory
+from postgrad.recipe.load import recipe_from_json
+from postgrad.recipe.recipe import Recipe
+
+if TYPE_CHECKING:  # neither is imported before it is asked for
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
+
+    from postgrad.checkpoint.store import CheckpointInfo
+
+
+class Run:
+    """A run that was begun, finished or not: Run("runs/x").
+
+    path: its directory. Raises UsageError where there is none.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._directory = RunDirectory.open(Path(path))
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def recipe(self) -> Recipe:
+        """The resolved recipe. Raises UsageError where another version wrote it."""
+        return recipe_from_json(self._directory.recipe())
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the run came to: summary.json. Raises UsageError where it has not ended."""
+        found = read_object(self.path / SUMMARY)
+        if found is None:
+            raise UsageError(
+                f"{self.path} has no {SUMMARY}: the run has not ended; see metrics(), or resume it"
+            )
+        return found
+
+    def metrics(self) -> "pandas.DataFrame":
+        """A row a step, a column a metric: metrics.jsonl. Needs pandas."""
+        return self._frame("metrics.jsonl")
+
+    def evaluations(self) -> "pandas.DataFrame":
+        """A row an evaluation of one set: eval.jsonl. Needs pandas."""
+        return self._frame("eval.jsonl")
+
+    def samples(self, step: int | None = None) -> Iterator[dict[str, Any]]:
+        """Every sample of the run, or of a step, in the order of samples.jsonl, one at a time: it
+        may be larger than memory. Keys: docs/run-directory.md.
+        """
+        for line in self._lines("samples.jsonl"):
+            if step is None or line.get("step") == step:
+                yield line
+
+    def events(self) -> list[dict[str, Any]]:
+        """Starts, resumes, saves, sentinels, failures, with their times: events.jsonl."""
+        return list(self._lines("events.jsonl"))
+
+    @property
+    def checkpoints(self) -> "list[CheckpointInfo]":
+        """Every checkpoint by step: `step`, `path`, `bytes`, `latest`, `best`, `complete`. All are
+        hashed.
+        """
+        from postgrad.jobs.checkpoints import open_store
+
+        return open_store(self.path).infos()
+
+    def export(
+        self, to: str | Path, checkpoint: str | int = "latest", role: str | None = None
+    ) -> Path:
+        """Writes a checkpoint as a Hugging Face directory and returns it.
+
+        checkpoint: "latest", "best" or a step. role: "policy", "critic", "reward" or "ema"; what
+        the job trains where left out. Raises UsageError where there is no such role, or `to` is
+        there already, RunError where there is no such checkpoint.
+        """
+        from postgrad.jobs.export import export
+
+        return export(self.path, str(checkpoint), Path(to), role)
+
+    def _frame(self, name: str) -> "pandas.DataFrame":
+        try:
+            import pandas  # pyright: ignore[reportMissingTypeStubs]
+        except ImportError as error:
+            raise UsageError(
+                "a table of a run is a pandas frame, and pandas is not installed: "
+                "pip install pandas"
+            ) from error
+        return pandas.DataFrame(list(self._lines(name)))
+
+    def _lines(self, name: str) -> Iterator[dict[str, Any]]:
+        """Whole lines; one that is being written waits. RunError where one is no JSON object."""
+        path = self.path / name
+        for start, line in Followed(path).lines():
+            found = parse(line)
+            if found is None:
+                raise RunError(f"{path}: the line at byte {start} is no JSON object")
+            yield found
