@@ -72,11 +72,10 @@ def stand_ins(folder: Path, one: Command) -> None:
         place = folder / word
         if word in MODELS:
             shutil.copytree(folder / "RUN_DIR" / "model", place)
-        elif word.startswith("runs/") and "{" not in word:
-            run = folder / "runs" / word.split("/")[1]
-            run = run / word.split("/")[2] if word.count("/") > 2 else run
-            if not run.exists() and "SEED" not in word:
-                shutil.copytree(folder / "RUN_DIR", run)
+        elif word.startswith("runs/"):
+            shutil.copytree(
+                folder / "RUN_DIR", folder / word.removesuffix("/model"), dirs_exist_ok=True
+            )
         elif word == "gsm8k.jsonl":
             place.write_text(f"{json.dumps(ROW)}\n" * 200, "utf-8")
         elif word.endswith(".jsonl.gz"):
@@ -192,6 +191,7 @@ OTHERS: dict[str, Callable[[Command], None]] = {
     "make": makes,
     "pip": installs,
     "python": is_a_module,
+    ".": is_theirs,
     "git": is_theirs,
     "cd": is_theirs,
     "curl": is_theirs,
@@ -204,4 +204,4 @@ OTHERS: dict[str, Callable[[Command], None]] = {
     "one", unique([one for one in SHOWN if one.words[0] != "postgrad"]), ids=str
 )
 def test_a_command_of_another_program_names_what_there_is(one: Command) -> None:
-    OTHERS[Path(one.words[0]).name](one)
+    OTHERS[one.words[0]](one)
