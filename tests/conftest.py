@@ -17,6 +17,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault-points", default="4", help="kills a job gets in tests/faults")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of vLLM are slow, and need the Python of its environment."""
+    missing = "POSTGRAD_VLLM_PYTHON names no Python that has vLLM: see `make test-vllm`"
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(
+                pytest.mark.skipif(not os.environ.get("POSTGRAD_VLLM_PYTHON"), reason=missing)
+            )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test reads or writes the tokens that a user keeps."""

@@ -49,7 +49,9 @@ class ChatServer:
 
 
 def _asked_in(body: dict[str, Any]) -> str:
-    """The last message's text, or the text that is to be scored."""
+    """The last message's text, the text that is to be continued, or that is to be scored."""
+    if "prompt" in body:
+        return body["prompt"]
     one = body["inputs"][0] if "inputs" in body else body
     return one["text"] if "text" in one else one["messages"][-1]["content"]
 

@@ -167,6 +167,7 @@ class VLLMEngine:
             self._receive()
             if time.monotonic() > late:
                 slow = next(p for p in self._processes if (p.number, -1) not in self._values)
+                slow.kill()
                 raise slow.gone(f"was not ready after rollout.vllm.start_seconds = {seconds:g}")
         return [self._values.pop((process.number, -1)) for process in self._processes]
 

@@ -137,14 +137,20 @@ class VLLMProcess:
             text = log.read().decode(errors="replace")
         return text.partition("\n")[2] or text
 
+    def kill(self) -> None:
+        """End it and everything that it started at once. It is its group's leader."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
     def close(self) -> None:
-        """End it and everything that it started."""
+        """Let it end by itself, then end what is left of it."""
         if self._requests.closed:
             return
         self._requests.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE)
-        _kill_group(self._process)
+        self.kill()
         self._bridge.cleanup()
 
     def _environment(self, place: Place) -> dict[str, str]:
@@ -153,13 +159,6 @@ class VLLMProcess:
         if place.devices is None:
             return own | {"OMP_NUM_THREADS": str(place.threads)}
         return own | {"CUDA_VISIBLE_DEVICES": ",".join(place.devices)}
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Its session's processes; it is their group's leader."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _read(answers: BinaryIO, number: int, inbox: "SimpleQueue[Arrived]") -> None:

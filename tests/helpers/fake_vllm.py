@@ -1,0 +1,56 @@
+"""A Python that speaks like a process with vLLM and has none: what it does is in its name.
+
+It answers a prompt with its own tokens and the seed's last digit, each with logprob -0.5. Its
+weights are a number: the version that it was sent last, added to every logprob that it scores.
+"""
+
+import sys
+from pathlib import Path
+
+SPEAKS = """\
+import json, os, sys, time
+behaviour = os.path.basename(__file__)
+if "-c" in sys.argv:
+    sys.exit(behaviour == "without_vllm")
+answers = os.fdopen(os.dup(1), "wb", buffering=0)
+os.dup2(2, 1)
+def tell(message):
+    answers.write(json.dumps(message).encode() + b"\\n")
+start = json.loads(sys.stdin.readline())
+print("starts", start["model"], file=sys.stderr, flush=True)
+if behaviour == "dies_at_start":
+    raise SystemExit("no room for weights")
+if behaviour == "refuses":
+    tell({"failed": "ValueError: head size 16 is not known"})
+    raise SystemExit(1)
+if behaviour == "never_ready":
+    time.sleep(60)
+tell({"ready": {"vllm": "0.0", "cache_tokens": 1}})
+weights, stale = 0, behaviour == "stale" or (behaviour == "second_stale" and "1" in sys.argv)
+for line in sys.stdin:
+    message = json.loads(line)
+    print(json.dumps(message), file=sys.stderr, flush=True)
+    if message["do"] == "sample":
+        if behaviour == "dies_at_work":
+            raise SystemExit("killed by a bad kernel")
+        for key, seed in zip(message["keys"], message["seeds"]):
+            tokens = [*message["prompt"], seed % 10]
+            logprobs = [-0.5 if behaviour != "diverged" else float("nan")] * len(tokens)
+            tell(dict(key=key, tokens=tokens, logprobs=logprobs, stopped=True,
+                      versions=[[weights, len(tokens)]]))
+        continue
+    value = None
+    if message["do"] == "score":
+        value = [[0.0] + [-1.0 - weights] * (len(one) - 1) for one in message["sequences"]]
+    if message["do"] == "finish_weights" and not stale:
+        weights = message["version"]
+    tell({"done": message["call"], "value": value})
+"""
+
+
+def fake_vllm(folder: Path, behaviour: str = "well") -> str:
+    """An interpreter that behaves so."""
+    path = folder / behaviour
+    path.write_text(f"#!{sys.executable}\n{SPEAKS}", "utf-8")
+    path.chmod(0o755)
+    return str(path)

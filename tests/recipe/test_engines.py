@@ -1,0 +1,75 @@
+"""Engines that cannot be are refused before anything is loaded."""
+
+from typing import Any
+
+import pytest
+
+from postgrad.core.errors import UsageError
+from postgrad.recipe.load import parse_recipe
+
+BASE: dict[str, Any] = {
+    "job": "rl",
+    "run_dir": "run",
+    "steps": 1,
+    "model": {"path": "some/model"},
+    "data": {"path": "some.jsonl", "max_len": 64},
+    "rewards": [{"type": "math"}],
+    "algorithm": {"type": "grpo"},
+    "batch": {"rollout_batch_size": 2, "n_samples_per_prompt": 2},
+}
+SERVER = {"base_url": "http://127.0.0.1:8000/v1"}
+
+
+def recipe(**rollout: Any) -> Any:
+    return parse_recipe({**BASE, "rollout": {"max_new_tokens": 8, **rollout}})
+
+
+def test_an_engines_table_is_read() -> None:
+    one = recipe(type="vllm", vllm={"engines": 2, "tensor_parallel": 4, "python": "/v/python"})
+    assert (one.rollout.vllm.engines, one.rollout.vllm.tensor_parallel) == (2, 4)
+    other = recipe(type="openai", openai={**SERVER, "endpoint": "completions"})
+    assert other.rollout.openai.base_url == SERVER["base_url"]
+    assert parse_recipe(other.dump()) == other
+
+
+@pytest.mark.parametrize(
+    ("rollout", "message"),
+    [
+        ({"vllm": {"engines": 2}}, 'rollout.vllm.*is read only where rollout.type = "vllm"'),
+        ({"openai": SERVER}, 'rollout.openai.*is read only where rollout.type = "openai"'),
+        ({"type": "vllm", "openai": SERVER}, "rollout.openai.*is read only"),
+        ({"type": "vllm", "slots": "auto"}, 'rollout.slots.*"auto" tries the built-in engine'),
+        ({"type": "vllm", "vllm": {"engines": 0}}, "rollout.vllm.engines"),
+        ({"type": "vllm", "vllm": {"memory_fraction": 1.5}}, "rollout.vllm.memory_fraction"),
+        ({"type": "vllm", "vllm": {"tensorparallel": 2}}, "tensor_parallel"),
+        ({"type": "openai"}, "rollout.openai.base_url.*which server"),
+        ({"type": "openai", "openai": {"base_url": "here"}}, "rollout.openai.base_url"),
+        (
+            {"type": "openai", "openai": {"base_url": "http://me:key@host/v1"}},
+            "variable of rollout.openai.api_key_env",
+        ),
+        ({"type": "sglang"}, "rollout.type"),
+    ],
+)
+def test_what_cannot_be_is_named(rollout: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        recipe(**rollout)
+
+
+def test_turns_and_a_chat_server_do_not_go_together() -> None:
+    for endpoint in ("chat", "completions"):
+        raw = {
+            **BASE,
+            "environment": {"type": "guess_number"},
+            "rollout": {
+                "type": "openai",
+                "max_new_tokens": 8,
+                "openai": {**SERVER, "endpoint": endpoint},
+            },
+        }
+        del raw["rewards"]
+        if endpoint == "completions":
+            parse_recipe(raw)
+        else:
+            with pytest.raises(UsageError, match=r"rollout\.openai\.endpoint"):
+                parse_recipe(raw)

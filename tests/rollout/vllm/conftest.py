@@ -1,0 +1,70 @@
+"""A small model's directory, and engines over processes that only speak like vLLM."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+
+from contracts.conftest import small_model, small_tokenizer
+from helpers.fake_vllm import fake_vllm
+from postgrad.rollout.settings import RolloutSettings
+from postgrad.rollout.vllm import start
+from postgrad.rollout.vllm.engine import Model, VLLMEngine
+from postgrad.rollout.vllm.process import Arrived, Place, VLLMProcess
+from postgrad.rollout.vllm.protocol import Start
+
+START = Start("a model", "float32", 40, 4, 1 << 20, 1, 0.5, True, False)
+
+
+@pytest.fixture
+def make_engine(tmp_path: Path) -> Iterator[Callable[..., VLLMEngine]]:
+    """make_engine(behaviour, ..., sleeps=False): over one process for each behaviour."""
+    made: list[VLLMProcess] = []
+
+    def make(*behaviours: str, sleeps: bool = False) -> VLLMEngine:
+        inbox: SimpleQueue[Arrived] = SimpleQueue()
+        for number, behaviour in enumerate(behaviours or ("well",)):
+            log = tmp_path / f"vllm-{number}.log"
+            place = Place(fake_vllm(tmp_path, behaviour), 1, None, log)
+            made.append(VLLMProcess(number, place, START, inbox))
+        model = Model(small_model(), small_tokenizer(), (1,), torch.float32, START.max_len)
+        return VLLMEngine(made, inbox, model, sleeps=sleeps)
+
+    yield make
+    for process in made:
+        process.close()
+
+
+@pytest.fixture
+def model_path(tmp_path: Path) -> str:
+    """Of a small model."""
+    path, tokenizer = tmp_path / "model", small_tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    small_model().save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def start_engine(model_path: str, tmp_path: Path) -> Iterator[Callable[..., VLLMEngine]]:
+    """start_engine(behaviour, **settings of rollout.vllm): as a run starts it."""
+    made: list[VLLMEngine] = []
+
+    def make(behaviour: str = "well", **settings: Any) -> VLLMEngine:
+        python = fake_vllm(tmp_path, behaviour)
+        rollout = RolloutSettings.model_validate(
+            {"type": "vllm", "vllm": {"python": python, **settings}}
+        )
+        dtype, device = torch.float32, torch.device("cpu")
+        model = start.read_model(model_path, dtype, 40)
+        sizes = start.sizes_of(model_path, rollout, dtype, sequences=8, max_len=40)
+        place = {"device": device, "threads": 1, "logs": tmp_path}
+        made.append(start.start(model_path, rollout, model, sizes, **place))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
