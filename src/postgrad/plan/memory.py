@@ -86,10 +86,11 @@ def memory(
     lines = [Line("run", "framework", always(FRAMEWORK["cpu" if cpu else "gpu"]))]
     for role in roles:
         lines += held(role, width(role.model.dtype, cpu=cpu), sharing, cpu=cpu)
-    whole = max(loading(role, width(role.model.dtype, cpu=cpu), sharing) for role in roles)
-    lines.append(Line("run", "a model as it is read", {"load": whole}))
     passes = Passes(recipe, sizes, lengths, cpu=cpu)
-    lines += _engine(recipe, roles[0], passes, cpu=cpu)
+    engine = list(_engine(recipe, roles[0], passes, cpu=cpu))
+    whole = max(loading(role, width(role.model.dtype, cpu=cpu), sharing) for role in roles)
+    whole -= sum(line.bytes.get("load", 0) for line in engine)  # which is made after the roles
+    lines += [Line("run", "a model as it is read", {"load": max(0, whole)}), *engine]
     lines += _passing(roles, passes, sharing)
     if cpu:
         lines += _of_host(recipe, roles, passes)
