@@ -88,6 +88,12 @@ def cases(data: Path) -> Iterator[Case]:
     yield Case("grpo", "6M", data, ("adapter", "reference"), 16)
     for job, samples in (("sft", 24), ("preference", 10), ("grpo", 10)):
         yield Case(job, "44M-150k", data, (), samples)
+    for words in ((), ("checkpointing",), ("bfloat16",), ("muon",), ("saves",), ("adapter",)):
+        yield Case("sft", "99M", data, (*words, "512"), 6)
+    for words in ((), ("checkpointing",), ("bfloat16",), ("adapter", "checkpointing")):
+        yield Case("sft", "105M-150k", data, (*words, "512"), 6)
+    yield Case("reward", "99M", data, ("1024",), 2)
+    yield Case("preference", "99M", data, ("checkpointing", "1024"), 2)
     yield Case("sft", "99M", data, ("1024",), 12)
     yield Case("sft", "99M", data, (), 24)
     yield Case("sft", "99M", data, ("checkpointing",), 24)

@@ -163,3 +163,100 @@ def test_open_instructs_batch_numbers_come_out_right(
     assert found.data_parallel_size == 7
     if updates == 1:
         assert (found.steps, found.left_over) == (44_642, 192)
+
+
+def test_openrlhfs_batch_numbers_come_out_right() -> None:
+    """Its PPO script: 1 024 prompts a step, updates of 128 samples, 8 GPUs with 4 samples each."""
+    recipe = parse_recipe(
+        {
+            **rl("meta-llama/Meta-Llama-3-8B", 2048, 8, "zero3").dump(),
+            "batch": {
+                "rollout_batch_size": 1024, "n_samples_per_prompt": 1, "train_batch_size": 128,
+                "micro_train_batch_size": 4,
+            },
+            "algorithm": {"type": "reinforce_pp"},
+            "steps": None,
+            "total_episodes": 100_000,
+            "checkpoint": {"save_steps": 20},
+        }
+    )  # fmt: skip
+    found = Page(planned(recipe, "8xH100"), ()).to_json()["batch"]
+    assert found["updates_per_step"] == 8
+    assert found["gradient_accumulation"] == 4
+    assert (found["steps"], found["total_updates"]) == (97, 776)
+    assert found["learning_rate_horizon"] == 776
+    assert found["checkpoints"] == 5
+    weights = planned(recipe, "8xH100").roles[0].trained
+    assert found["checkpoint_bytes"] == 12 * weights
+
+
+def test_a_run_says_tokens_epochs_horizon_and_checkpoints_with_their_formulas() -> None:
+    recipe = with_overrides(
+        rl("Qwen/Qwen2.5-0.5B", 1024),
+        ["--learner.schedule", "cosine", "--learner.warmup_updates", "5"],
+    )
+    lengths = Lengths(prompt=100, answer=200, spread=1.0, source="here", rows=3200)
+    facts = Facts(shape_of_model, parse_hardware("H100"), lengths=lengths)
+    page = Page(outlook(recipe, facts), ())
+    rows = {row[0]: row[1:] for row in page.batch_rows()}
+    assert rows["tokens_per_step"][0] == str(64 * (100 + 8 * 200))
+    assert rows["epochs"][0] == "2"  # 100 steps of 64 prompts, 3 200 rows
+    assert rows["learning_rate_horizon"] == [
+        "100", "updates = total_updates; down a cosine to 0 of the rate after 5 of warm-up",
+    ]  # fmt: skip
+    assert rows["checkpoints"][0] == "1"
+    assert all(row[1] for row in rows.values())
+
+
+def test_seven_devices_that_train_and_one_that_samples_are_eight() -> None:
+    """Open-Instruct's GPUs that only sample do not count among the learner's: 7 x 32 = 224."""
+    recipe = parse_recipe(
+        {
+            **rl("Qwen/Qwen2.5-0.5B", 2048, 7, "zero2").dump(),
+            "batch": {
+                "rollout_batch_size": 224, "n_samples_per_prompt": 1, "local_mini_batch_size": 32,
+            },
+            "algorithm": {"type": "reinforce_pp"},
+            "steps": None,
+            "total_episodes": 10_000_000,
+        }
+    )  # fmt: skip
+    found = planned(recipe, "8xH100")
+    assert found.fits
+    assert found.geometry.train_batch_size == 224
+    assert (found.geometry.steps, found.geometry.left_over) == (44_642, 192)
+    assert "1 of 8 devices stand idle (learner.ranks)" in list(Page(found, ()).notes())
+
+
+def test_more_devices_are_the_advice_where_these_do_not_do() -> None:
+    recipe = rl("Qwen/Qwen2.5-7B", 1024, lora=True)
+    facts = Facts(shape_of_model, parse_hardware("RTX-4090"))
+    start = outlook(recipe, facts)
+    assert not start.fits
+    last = advise(start, facts)[-1]
+    count = last.after.hardware.count
+    assert last.change.startswith(f"--hardware {count}xRTX-4090 --learner.ranks {count} ")
+    assert last.after.fits
+    assert last.after.recipe.model.lora == recipe.model.lora
+    assert last.after.recipe.data.max_len == 1024  # nothing that is learned was changed
+
+
+def test_fewer_devices_are_the_advice_where_most_of_them_wait() -> None:
+    """One engine samples while eight ranks wait for it."""
+    recipe = rl("Qwen/Qwen2.5-0.5B", 2048, 8, "zero1")
+    facts = Facts(shape_of_model, parse_hardware("8xH100"))
+    advice = advise(outlook(recipe, facts), facts)
+    fewer = next(one for one in advice if one.after.timing.devices < 8)
+    spent = [of.timing.devices * of.timing.step_seconds for of in (fewer.before, fewer.after)]
+    assert spent[1] < spent[0] * 2 / 3
+    assert "device-hours" in fewer.effect
+
+
+def test_state_lies_with_the_host_before_rows_are_cut() -> None:
+    recipe = with_overrides(
+        rl("Qwen/Qwen2.5-7B", 2048, 2, "zero3", lora=True), ["--learner.offload", "true"]
+    )
+    without = with_overrides(recipe, ["--learner.offload", "false"])
+    there, here = (planned(one, "2xA100-40G") for one in (recipe, without))
+    assert there.memory.peak_bytes < here.memory.peak_bytes
+    assert there.timing.step["update"] > here.timing.step["update"]

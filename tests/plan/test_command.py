@@ -93,3 +93,27 @@ def test_a_plan_loads_neither_torch_nor_transformers(recipe: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
+
+
+def test_a_ratio_that_is_not_whole_names_the_nearest_values_that_work(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--batch.rollout_batch_size", "64", "--batch.n_samples_per_prompt", "8"]
+    flags += ["--batch.train_batch_size", "120", "--hardware", "H100"]
+    assert main(["plan", str(recipe), *flags]) == 2
+    assert "nearest train_batch_size that works: 64 or 128" in capsys.readouterr().err
+
+
+def test_the_page_fits_eighty_columns(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    flags = ["--model.gradient_checkpointing", "true", "--hardware", "2xA100-40G", "--search"]
+    assert main(["plan", str(recipe), *flags]) == 0
+    page = capsys.readouterr().out
+    tables = [line for line in page.splitlines() if line.startswith("  ")]
+    assert tables
+    assert max(map(len, tables)) <= 80
+    offers = page[page.index("hardware that does") :]
+    assert "H200" in offers
+    assert all(len(line.split()) > 3 for line in offers.splitlines() if " x " in line)

@@ -41,11 +41,32 @@ def test_critic_and_policy_learn_one_after_the_other() -> None:
     assert roles_with(both, "activations") == roles_with(both, "gradients") == {"policy"}
 
 
+def copied(memory: Memory) -> dict[str, int]:
+    lines = [line for line in memory.lines if line.what == "copy of the state"]
+    return {phase: count for line in lines for phase, count in line.bytes.items() if count}
+
+
 def test_a_copy_of_the_state_is_there_only_where_saves_are_written_behind_steps() -> None:
-    last, each = planned({}), planned({"checkpoint": {"save_steps": 1}})
-    assert not roles_with(last, "copy of the state")
-    assert roles_with(each, "copy of the state") == {"run"}
-    assert not roles_with(planned({"checkpoint": {"save_steps": 1}}, "H100"), "copy of the state")
+    each = {"checkpoint": {"save_steps": 1}}
+    assert not copied(planned({}))
+    assert not copied(planned(each, "H100"))  # it is in the host's memory
+    assert copied(planned(each)).keys() == {"rollout", "score", "save"}  # written while it samples
+
+
+def test_a_copy_stands_beside_what_the_next_forward_pass_has_kept_by_then() -> None:
+    sft = {
+        "job": "sft", "run_dir": "run", "steps": 9, "data": {"path": "rows.jsonl", "max_len": 512},
+        "batch": {"micro_train_tokens": 1024},
+        "model": {"init": {**INIT, "hidden_size": 768, "num_hidden_layers": 12}},
+    }  # fmt: skip
+    facts = Facts(shape_of_model, parse_hardware("CPU"))
+    last, each = (
+        outlook(parse_recipe({**sft, "checkpoint": {"save_steps": steps}}), facts).memory
+        for steps in (0, 1)
+    )
+    beside = copied(each)
+    assert 0 < beside["update"] < beside["save"]
+    assert last.peak_bytes < each.peak_bytes < last.peak_bytes + beside["save"]
 
 
 def test_logits_of_few_entries_are_less_than_a_chunk() -> None:

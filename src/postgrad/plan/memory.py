@@ -27,6 +27,9 @@ FRAMEWORK = {"cpu": 450_000_000, "gpu": 1_000_000_000}
 # three products more for each layer that it stands on.
 OBJECTS = 120_000_000
 KEPT_BACK, KEPT_BACK_ADAPTED = 0.5, 1.4
+# Of a CPU's run too: bytes a second at which checkpoints are written, and what a forward pass does
+# of matrix products meanwhile. Guesses.
+WRITTEN, FORWARD_FLOPS = 1e9, 1e11
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +86,14 @@ def memory(
     lines = [Line("run", "framework", always(FRAMEWORK["cpu" if cpu else "gpu"]))]
     for role in roles:
         lines += held(role, width(role.model.dtype, cpu=cpu), sharing, cpu=cpu)
-    whole = max(loading(role, width(role.model.dtype, cpu=cpu), sharing) for role in roles)
-    lines.append(Line("run", "a model as it is read", {"load": whole}))
     passes = Passes(recipe, sizes, lengths, cpu=cpu)
-    lines += _engine(recipe, roles[0], passes, cpu=cpu)
+    engine = list(_engine(recipe, roles[0], passes, cpu=cpu))
+    whole = max(loading(role, width(role.model.dtype, cpu=cpu), sharing) for role in roles)
+    whole -= sum(line.bytes.get("load", 0) for line in engine)  # which is made after the roles
+    lines += [Line("run", "a model as it is read", {"load": max(0, whole)}), *engine]
     lines += _passing(roles, passes, sharing)
     if cpu:
-        lines += _of_host(recipe, roles)
+        lines += _of_host(recipe, roles, passes)
         lines.append(Line("run", "objects and buffers", always(OBJECTS)))
         lines.append(Line("run", "kept by the allocator", _kept_back(roles, passes)))
     return Memory(tuple(line for line in lines if any(line.bytes.values())), device.memory_bytes)
@@ -139,17 +143,32 @@ def _engine(recipe: Recipe, policy: PlannedRole, passes: Passes, *, cpu: bool) -
         yield Line("engine", what, {"rollout": count})
 
 
-def _of_host(recipe: Recipe, roles: Sequence[PlannedRole]) -> Iterator[Line]:
+def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> Iterator[Line]:
     """What a GPU's host holds, and a CPU itself: the copy of the state that is written behind the
     next step, the model that is exported and read back.
+
+    Once the copy is written it is gone. Sampling takes longer than that; where nothing is sampled
+    it stands beside what the next update's first forward pass has kept by then, before there are
+    gradients.
     """
     settings = recipe.checkpoint
     if settings.save_steps or settings.save_minutes or settings.best_metric:
         state = sum(state_bytes(role) for role in roles)
-        phases: tuple[Phase, ...] = ("rollout", "score", "update", "save")
-        yield Line("run", "copy of the state", dict.fromkeys(phases, state))
+        copies: dict[Phase, int] = {"rollout": state, "score": state, "save": state}
+        if recipe.job != "rl" and passes.sizes.micro_tokens:
+            copies["update"] = max(0, state - _not_yet(roles[0], passes, state / WRITTEN))
+        yield Line("run", "copy of the state", copies)
     if settings.save_hf:
         yield Line("run", "exported model", {"save": 2 * FLOAT32 * roles[0].parameters})
+
+
+def _not_yet(role: PlannedRole, passes: Passes, seconds: float) -> int:
+    """Of what an update holds at its peak, what is not there after its first seconds."""
+    found = passes.learning(role)
+    computed = passes.sizes.micro_tokens * role.shape.layers * role.shape.layer_matrix_parameters
+    share = min(1.0, seconds * FORWARD_FLOPS / (2 * computed))  # of the forward pass
+    kept = found["activations"]
+    return FLOAT32 * role.trained + sum(found.values()) - int(share * kept)
 
 
 def _kept_back(roles: Sequence[PlannedRole], passes: Passes) -> dict[Phase, int]:

@@ -22,6 +22,9 @@ from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RLRecipe
 from postgrad.rollout.local.shared import LANES
 
 GRADIENT = 4  # bytes: ranks add gradients in float32
+# Guesses where state lies with the host: PCIe 4.0 x16, as copies from pinned memory get it, and a
+# rank's share of a server's memory bandwidth while the optimizer steps there.
+HOST_LINK, HOST_MEMORY = 25e9, 20e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +194,9 @@ def _coming(role: PlannedRole, b: int, machine: Machine) -> float:
     """Seconds in which they come together once; frozen ones are whole but for ZeRO-3."""
     sharing = machine.sharing
     count = role.parameters if sharing.gathers else role.trained
-    return machine.sends(count * b / sharing.tensor * (1 - 1 / sharing.divided))
+    own = count * b / sharing.tensor
+    from_host = own / sharing.divided / HOST_LINK if sharing.offloads else 0.0
+    return from_host + machine.sends(own * (1 - 1 / sharing.divided))
 
 
 def _updating(
@@ -220,7 +225,8 @@ def _updating(
 def _stepping(role: PlannedRole, micro_batches: float, machine: Machine) -> float:
     """One optimizer step: gradients are added over ranks, weights and moments read and written."""
     sharing, trained = machine.sharing, role.trained
-    seconds = machine.reads(trained * (3 * 4 + 4 * 4) / sharing.tensor / sharing.divided)
+    moved = trained * (3 * 4 + 4 * 4) / sharing.tensor / sharing.divided
+    seconds = moved / HOST_MEMORY if sharing.offloads else machine.reads(moved)
     together = sharing.replicas * sharing.context
     if together == 1:
         return seconds
@@ -228,6 +234,8 @@ def _stepping(role: PlannedRole, micro_batches: float, machine: Machine) -> floa
     if sharing.divided == 1:  # gradients are summed, and spread
         return seconds + 2 * gradients
     scattered = micro_batches if sharing.scatters else 1.0
+    if sharing.offloads:
+        gradients += trained * GRADIENT / sharing.tensor / sharing.divided / HOST_LINK
     b = width(role.model.dtype, cpu=machine.device.is_cpu)
     weights = 0.0 if sharing.gathers else _coming(role, b, machine)
     return seconds + scattered * gradients + weights
