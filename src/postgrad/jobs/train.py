@@ -28,6 +28,7 @@ from postgrad.observe.claim import claimed, require_unclaimed
 from postgrad.observe.console import Console
 from postgrad.observe.loggers.all import Loggers, new_id, require_installed
 from postgrad.observe.loggers.base import RunIdentity
+from postgrad.observe.report.tokens import tokenizer_files
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
@@ -35,7 +36,7 @@ from postgrad.observe.watchdog import Watchdog
 from postgrad.parallel import device as placing
 from postgrad.recipe.compare import compare
 from postgrad.recipe.load import recipe_from_json, require_runnable, with_overrides
-from postgrad.recipe.recipe import Recipe
+from postgrad.recipe.recipe import Recipe, RLRecipe
 
 NOTHING = "nothing was trained yet"
 
@@ -101,6 +102,9 @@ def _execute(
     with ExitStack() as stack:
         stack.enter_context(claimed(directory.path))
         run, job, base, state = prepare(recipe, directory, console, stack, allow_change)
+        if isinstance(recipe, RLRecipe):  # whose samples are shown token by token
+            for file in tokenizer_files({"path": recipe.model.path})[:1]:
+                directory.keep_tokenizer(file)
         state = _open_loggers(run, state, stack)
         if profile:
             job = Profiled(job, run, state)
