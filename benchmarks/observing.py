@@ -6,7 +6,8 @@ Runs of one recipe in one process, in pairs, A B, B A, ...: one with every senti
 to a terminal and TensorBoard, one with metrics.jsonl alone. CPU time of all threads of the process,
 which a busy machine changes least; the difference of each pair, with its standard error. A
 difference of a percent drowns in noise, so what observing itself takes is counted too: the CPU time
-inside its calls, drawing included.
+inside its calls, drawing included, and what the log files take, which both runs of a pair write.
+`inside_share` is all of it over the CPU time of a step: under 2% is wanted. `shares` says of what.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,21 +65,30 @@ class Terminal(io.StringIO):
 
 
 class Spent:
-    """CPU seconds inside calls, of the thread that makes them."""
+    """CPU seconds inside calls by name, of the thread that makes them; of calls within such calls
+    nothing.
+    """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds: dict[str, float] = {}
+        self._within = threading.local()
 
     def count(self, owner: Any, name: str) -> None:
         """Every call of owner.name from now on."""
         right: Callable[..., Any] = getattr(owner, name)
+        what = f"{owner.__name__.rpartition('.')[2]}.{name}"
+        self.seconds[what] = 0.0
 
         def counted(*args: Any, **more: Any) -> Any:
+            if getattr(self._within, "call", False):
+                return right(*args, **more)
+            self._within.call = True
             began = time.thread_time()
             try:
                 return right(*args, **more)
             finally:
-                self.seconds += time.thread_time() - began
+                self.seconds[what] += time.thread_time() - began
+                self._within.call = False
 
         setattr(owner, name, counted)
 
@@ -90,9 +101,12 @@ def watch_calls() -> Spent:
     from postgrad.observe.console import Console
     from postgrad.observe.loggers.all import Loggers
     from postgrad.observe.sentinels.watch import Sentinels
+    from postgrad.observe.sinks import Logs
 
     spent = Spent()
     for owner, name in (
+        (Logs, "samples"),
+        (Logs, "metric"),
         (Sentinels, "look"),
         (Loggers, "log"),
         (Console, "step"),
@@ -108,7 +122,7 @@ def watch_calls() -> Spent:
 def run(
     arguments: argparse.Namespace, folder: Path, observed: bool, spent: Spent
 ) -> dict[str, Any]:
-    """CPU and wall seconds of a step, and what of them observing counted itself."""
+    """CPU and wall seconds of a step, and what of them was inside observing, by call."""
     from postgrad.jobs.rl import RLJob
     from postgrad.jobs.train import train
     from postgrad.observe.console import Console
@@ -125,11 +139,13 @@ def run(
     names = SentinelSettings.model_fields
     flags = [f for name in names for f in (f"--sentinels.{name}.action", OFF)]
     flags = ["--observe.loggers", '["tensorboard"]'] if observed else flags
-    marks: list[tuple[float, float, float]] = []
+    marks: list[tuple[float, float]] = []
+    insides: list[dict[str, float]] = []
     step = RLJob.step
 
     def marked(self: Any, state: Any) -> Any:
-        marks.append((time.process_time(), time.perf_counter(), spent.seconds))
+        marks.append((time.process_time(), time.perf_counter()))
+        insides.append(dict(spent.seconds))
         return step(self, state)
 
     RLJob.step = marked
@@ -140,14 +156,21 @@ def run(
         RLJob.step = step
     first, last = marks[2], marks[-1]  # two steps warm up
     n = len(marks) - 3
-    cpu, wall, inside = ((b - a) / n for a, b in zip(first, last, strict=True))
+    cpu, wall = ((b - a) / n for a, b in zip(first, last, strict=True))
+    inside = {name: (insides[-1][name] - insides[2][name]) / n for name in spent.seconds}
     return {"cpu_seconds": cpu, "wall_seconds": wall, "inside_seconds": inside}
 
 
 def compared(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
     """Medians, the mean relative difference of a pair and its standard error, and the share."""
     more = [with_it["cpu_seconds"] / without["cpu_seconds"] - 1 for with_it, without in pairs]
-    inside = [with_it["inside_seconds"] / with_it["cpu_seconds"] for with_it, _ in pairs]
+    shares = {
+        name: statistics.median(
+            one["inside_seconds"][name] / one["cpu_seconds"] for one, _ in pairs
+        )
+        for name in pairs[0][0]["inside_seconds"]
+    }
+    inside = [sum(one["inside_seconds"].values()) / one["cpu_seconds"] for one, _ in pairs]
     return {
         "observed_cpu_seconds": statistics.median(one["cpu_seconds"] for one, _ in pairs),
         "bare_cpu_seconds": statistics.median(one["cpu_seconds"] for _, one in pairs),
@@ -156,6 +179,7 @@ def compared(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, An
         "overhead_of_pairs": statistics.mean(more),
         "standard_error": statistics.stdev(more) / len(more) ** 0.5 if len(more) > 1 else None,
         "inside_share": statistics.median(inside),
+        "shares": {name: round(share, 6) for name, share in shares.items()},
         "pairs": [[a["cpu_seconds"], b["cpu_seconds"]] for a, b in pairs],
     }
 

@@ -143,7 +143,7 @@ def test_a_run_that_begins_anew_changes_the_generation(run: Path) -> None:
 
 
 def test_the_cap_holds_while_a_run_goes_on(run: Path) -> None:
-    feed = Feed(run, Cap(samples=100 * GROUP))  # of a recipe of 100 steps
+    feed = Feed(run, cap=Cap(samples=100 * GROUP))  # of a recipe of 100 steps
     shown = [one["shown"] for one in told(feed)["messages"] if one["kind"] == "counts"]
     add(run, 3)
     shown += [one["shown"] for one in told(feed)["messages"] if one["kind"] == "counts"]

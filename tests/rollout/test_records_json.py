@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from postgrad.core.records import Failure, Prompt, Rollout, ScoredGroup, Turn
-from postgrad.rollout.records_json import group_from_lines, sample_to_json
+from postgrad.rollout.records_json import group_from_lines, nine_digits, sample_to_json
 
 
 def policy_turn(ids, logprobs):
@@ -131,3 +131,16 @@ def test_lines_of_two_tickets_or_twice_one_sample_are_refused():
         group_from_lines([lines[0], lines[1] | {"ticket": 8}])
     with pytest.raises(ValueError, match="twice"):
         group_from_lines([lines[0], lines[0]])
+
+
+@given(npst.arrays(np.float32, st.integers(0, 8), elements=st.floats(width=32)))
+def test_decimals_name_float32_values_exactly(values):
+    decimals = json.loads(json.dumps(nine_digits(values).tolist()))
+    assert np.array_equal(np.array(decimals, np.float32), values, equal_nan=True)
+
+
+def test_usual_values_have_nine_digits_at_most():
+    values = (-np.random.default_rng(0).exponential(1.0, 10_000)).astype(np.float32)
+    digits = [repr(one).partition("e")[0].strip("-0").replace(".", "").lstrip("0")
+              for one in nine_digits(values).tolist()]  # fmt: skip
+    assert max(map(len, digits)) == 9

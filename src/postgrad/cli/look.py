@@ -13,8 +13,8 @@ def add(commands: Commands) -> None:
     one.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
     one.add_argument("--to", type=Path, metavar="FILE.html", help="RUN_DIR/report.html if left out")
     one.add_argument("--all", action="store_true", help="every sample, however large the file")
-    one = commands.add("watch", _watch, "the same page of a run that is under way, live")
-    one.add_argument("run_dir", type=Path)
+    one = commands.add("watch", _watch, "the same page of runs that are under way, live")
+    one.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
     one.add_argument("--port", type=int, default=0, help="any that is free if left out")
 
 
@@ -29,4 +29,4 @@ def _report(known: argparse.Namespace, rest: list[str]) -> Any:
 def _watch(known: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.jobs.watch import watch
 
-    return watch(known.run_dir, console_of(known), known.port)
+    return watch(known.run_dirs, console_of(known), known.port)

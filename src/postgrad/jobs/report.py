@@ -27,8 +27,7 @@ def report(
 
     Raises UsageError where a directory holds no run, or there are too many.
     """
-    if len(run_dirs) > MOST_RUNS:
-        raise UsageError(f"{len(run_dirs)} runs: a page shows at most {MOST_RUNS} side by side")
+    require_few(run_dirs)
     readers = [reader(path, number, cap or Cap()) for number, path in enumerate(run_dirs)]
     target = to or run_dirs[0] / REPORT
     if target.is_dir():
@@ -40,6 +39,12 @@ def report(
     samples = sum(one.samples for one in readers)
     console.note(f"wrote {target}: {size / 2**20:.1f} MiB, {samples} samples; open it in a browser")
     return {"report": str(target), "bytes": size, "samples": samples}
+
+
+def require_few(run_dirs: Sequence[Path]) -> None:
+    """Raises UsageError where there are more runs than a page shows."""
+    if len(run_dirs) > MOST_RUNS:
+        raise UsageError(f"{len(run_dirs)} runs: a page shows at most {MOST_RUNS} side by side")
 
 
 def reader(path: Path, number: int, cap: Cap, expected_steps: int = 0) -> RunReader:

@@ -29,6 +29,7 @@ from postgrad.observe.claim import claimed, require_unclaimed
 from postgrad.observe.console import Console
 from postgrad.observe.loggers.all import Loggers, new_id, require_installed
 from postgrad.observe.loggers.base import RunIdentity
+from postgrad.observe.report.tokens import tokenizer_files
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
@@ -36,7 +37,7 @@ from postgrad.observe.watchdog import Watchdog
 from postgrad.parallel import device as placing
 from postgrad.recipe.compare import compare
 from postgrad.recipe.load import recipe_from_json, require_runnable, with_overrides
-from postgrad.recipe.recipe import Recipe
+from postgrad.recipe.recipe import Recipe, RLRecipe
 
 NOTHING = "nothing was trained yet"
 
@@ -124,6 +125,9 @@ def _once(
     with ExitStack() as stack:
         made = prepare(recipe, directory, console, stack, allow_change, again=again)
         run, job, base, state = made
+        if isinstance(recipe, RLRecipe):  # whose samples are shown token by token
+            for file in tokenizer_files({"path": recipe.model.path})[:1]:
+                directory.keep_tokenizer(file)
         state = _open_loggers(run, state, stack)
         if profile:
             job = Profiled(job, run, state)
@@ -204,13 +208,8 @@ def prepare(
     _tell_start(run, checkpoint)
     join(run, stack, again=again)
     job, base = _assembled(run, stack, checkpoint)
-    chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
-    for line in chosen.lines():
-        console.note(line)
     state = checkpoint.state if checkpoint else _beginning()
-    _foresee(run, state)
-    event = "resumed" if checkpoint else "started"
-    logs.event(event, f"step {state.step}", step=state.step, **run.choices.to_json())
+    _tell_chosen(run, state, resumed=checkpoint is not None)
     return run, job, base, state
 
 
@@ -263,6 +262,16 @@ def _tell_start(run: Run, checkpoint: Checkpoint | None) -> None:
     for problem in checkpoint.skipped if checkpoint else ():
         run.console.warn(problem)
         run.logs.event("damaged_checkpoint", problem)
+
+
+def _tell_chosen(run: Run, state: RunState, *, resumed: bool) -> None:
+    """Batch numbers, what is foreseen, and the choices: all are known once the job stands."""
+    chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
+    for line in chosen.lines():
+        run.console.note(line)
+    _foresee(run, state)
+    event = "resumed" if resumed else "started"
+    run.logs.event(event, f"step {state.step}", step=state.step, **run.choices.to_json())
 
 
 def _beginning() -> RunState:

@@ -1,4 +1,4 @@
-"""`postgrad watch`: the page of a run that is under way, live, for this machine's user alone.
+"""`postgrad watch`: the page of runs that are under way, live, for this machine's user alone.
 
 It listens on 127.0.0.1. Every request needs the token of the address that is printed, and a Host
 that is this machine's: a page of the web that resolves its own name to 127.0.0.1 has neither.
@@ -12,7 +12,7 @@ import json
 import secrets
 import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from postgrad.core.errors import UsageError
 from postgrad.core.files import finite
-from postgrad.jobs.report import contents, reader
+from postgrad.jobs.report import contents, reader, require_few
 from postgrad.observe.console import Console
 from postgrad.observe.report.page import live
 from postgrad.observe.report.run import RunReader, expected_steps
@@ -43,58 +43,68 @@ HEADERS = {
 }
 
 
-def watch(run_dir: Path, console: Console, port: int = 0) -> dict[str, Any]:
-    """Serves the page until SIGINT or SIGTERM. Raises UsageError where there is no run or the port
-    is not to be had.
+def watch(run_dirs: Sequence[Path], console: Console, port: int = 0) -> dict[str, Any]:
+    """Serves the page of one run or several until SIGINT or SIGTERM. Raises UsageError where there
+    is no run, there are too many, or the port is not to be had.
     """
-    server = WatchServer(Feed(run_dir), port)
+    require_few(run_dirs)
+    server = WatchServer(Feed(*run_dirs), port)
     with _until_signal(server):
-        console.note(f"{run_dir} is shown at {server.address}  (Ctrl-C ends it)")
+        names = ", ".join(map(str, run_dirs))
+        console.note(f"{names} is shown at {server.address}  (Ctrl-C ends it)")
         server.serve_forever(poll_interval=0.2)
     console.note("stopped; the run goes on")
     return {"address": server.address}
 
 
 class Feed:
-    """What the run has told so far, and what is new each time it is asked.
+    """What runs have told so far, and what is new each time it is asked.
 
-    A page asks from where it is. Where the run was written anew the generation changes, and pages
+    A page asks from where it is. Where a run was written anew the generation changes, and pages
     begin anew.
     """
 
-    def __init__(self, run_dir: Path, cap: Cap | None = None) -> None:
-        self._run_dir = run_dir
-        recipe = RunDirectory.open(run_dir).recipe()
-        self._reader: RunReader = reader(run_dir, 0, cap or Cap(), expected_steps(recipe))
-        self._messages: list[str] = []
+    def __init__(self, *run_dirs: Path, cap: Cap | None = None) -> None:
+        self._run_dirs = run_dirs
+        self._readers: list[RunReader] = []
+        for number, path in enumerate(run_dirs):
+            steps = expected_steps(RunDirectory.open(path).recipe())
+            self._readers.append(reader(path, number, cap or Cap(), steps))
+        self._messages: list[tuple[int, str]] = []  # number of the run, JSON
         self._lock = threading.Lock()
         self.generation = secrets.token_hex(4)
 
     def page(self) -> str:
         """The HTML."""
-        return live([self._reader], contents([self._run_dir]))
+        return live(self._readers, contents(self._run_dirs))
 
     def messages(self, generation: str, start: int) -> str:
         """JSON of the messages from number `start` on; of another generation from the first."""
         with self._lock:
-            for message in self._reader.poll():
-                if message["kind"] == "reset":
-                    self._messages = []
-                    self.generation = secrets.token_hex(4)
-                else:
-                    self._messages.append(json.dumps(finite(message), allow_nan=False))
+            for number, one in enumerate(self._readers):
+                self._poll(number, one)
             if generation != self.generation or not 0 <= start <= len(self._messages):
                 start = 0
-            found = self._messages[start : start + AT_ONCE]
+            found = [text for _, text in self._messages[start : start + AT_ONCE]]
             end = start + len(found)
             more = json.dumps(end < len(self._messages))
             told = f'"generation":"{self.generation}","next":{end},"more":{more}'
             return f'{{{told},"messages":[{",".join(found)}]}}'
 
-    def body(self, number: int) -> str:
-        """JSON of one sample's tokens."""
+    def body(self, run: int, number: int) -> str:
+        """JSON of one sample's tokens. Raises ValueError where there is no such run."""
+        if not 0 <= run < len(self._readers):
+            raise ValueError(f"there is no run {run}")
         with self._lock:
-            return json.dumps(finite(self._reader.bodies([number])), allow_nan=False)
+            return json.dumps(finite(self._readers[run].bodies([number])), allow_nan=False)
+
+    def _poll(self, number: int, one: RunReader) -> None:
+        for message in one.poll():
+            if message["kind"] == "reset":  # what the other runs told stands
+                self._messages = [known for known in self._messages if known[0] != number]
+                self.generation = secrets.token_hex(4)
+            else:
+                self._messages.append((number, json.dumps(finite(message), allow_nan=False)))
 
 
 class WatchServer(ThreadingHTTPServer):
@@ -160,7 +170,7 @@ class Handler(BaseHTTPRequestHandler):
                 told = feed.messages(query.get("generation", ""), start)
                 self._answer(HTTPStatus.OK, told, "application/json")
             elif path == "/bodies":
-                body = feed.body(int(query.get("id", "-1")))
+                body = feed.body(int(query.get("run", "0")), int(query.get("id", "-1")))
                 self._answer(HTTPStatus.OK, body, "application/json")
             else:
                 self._answer(HTTPStatus.NOT_FOUND, "there is no such page")

@@ -11,14 +11,16 @@ from typing import Any
 
 from postgrad import __version__
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.files import finite, is_full, left_behind, remove, write_json
+from postgrad.core.files import finite, is_full, left_behind, remove, whole_file, write_json
 
 RECIPE, PLAN, SUMMARY = "recipe.json", "plan.json", "summary.json"
+TOKENIZER = "tokenizer.json"  # what the ids of samples.jsonl stand for, wherever the run is moved
 INIT, MODEL, COPIES, CHECKPOINTS = "init", "model", "hf", "checkpoints"
 OURS = (  # what a run writes, and --overwrite true removes
     RECIPE,
     PLAN,
     SUMMARY,
+    TOKENIZER,
     INIT,
     MODEL,
     COPIES,
@@ -154,6 +156,16 @@ class RunDirectory:
         """Writes plan.json."""
         try:
             write_json(self.plan, finite({"plans": list(plans)}))
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def keep_tokenizer(self, source: Path) -> None:
+        """Copies a tokenizer.json, once."""
+        path = self.path / TOKENIZER
+        try:
+            if not path.exists():
+                with whole_file(path) as written:
+                    shutil.copyfile(source, written)
         except OSError as error:
             raise _unwritable(self.path, error) from error
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from postgrad.algorithms.base import Credit
 from postgrad.core.records import RolloutBatch, ScoredGroup
-from postgrad.rollout.records_json import Decode, Json, sample_to_json
+from postgrad.rollout.records_json import Decode, Json, nine_digits, sample_to_json
 
 
 def step_samples(
@@ -26,26 +26,61 @@ def step_samples(
     computed. Samples that were trained on have advantages, a mask, and where known the learner's
     logprobs, one value a response token; the others have none.
     """
-    sequences = credit.experience.sequences
+    columns = _Columns(credit, learner_logprobs)
     place = {
-        (int(batch.ticket[row]), int(batch.sample[row])): number
-        for number, row in enumerate(credit.rows)
+        (ticket, sample): number
+        for number, (ticket, sample) in enumerate(
+            zip(batch.ticket[credit.rows].tolist(), batch.sample[credit.rows].tolist(), strict=True)
+        )
     }
-    advantages = credit.experience.columns.get("advantages")
+    sampled = _sampled(groups)
     for group in groups:
         prompt = len(group.prompt.token_ids)
+        ids = group.prompt.token_ids.tolist()
         for i, rollout in enumerate(group.rollouts):
-            columns: dict[str, Any] = {}
             number = place.get((rollout.ticket, rollout.sample))
-            if number is not None:
-                mask = sequences.loss_mask.row(number)[prompt:]
-                columns["mask"] = mask
-                if advantages is not None:
-                    columns["advantages"] = advantages.row(number)[prompt:]
-                known = sequences.tokens.like(learner_logprobs).row(number)[prompt:]
-                if not np.isnan(known[mask]).any():
-                    columns["learner_logprobs"] = np.nan_to_num(known)  # 0 where there is no loss
-            line = sample_to_json(group, i, step=step, decode=decode, **columns)
+            more = {} if number is None else columns.of(number, prompt)
+            line = sample_to_json(
+                group, i, step=step, decode=decode, prompt_ids=ids, logprobs=next(sampled), **more
+            )
             if rollout.ticket in reasons:
                 line["filtered"] = reasons[rollout.ticket]
             yield line
+
+
+class _Columns:
+    """What the step made of the samples that were trained on, as JSON has it, rounded at once."""
+
+    def __init__(self, credit: Credit, learner_logprobs: NDArray[np.float32]) -> None:
+        sequences = credit.experience.sequences
+        mask = sequences.loss_mask
+        missing = np.isnan(learner_logprobs)
+        self._ends = sequences.tokens.offsets.tolist()
+        self._known = (mask.like(missing & mask.values).sums() == 0).tolist()
+        known = np.where(missing, np.float32(0), learner_logprobs)  # 0 where there is no loss
+        self._columns: dict[str, NDArray[Any]] = {"mask": mask.values.astype(np.int8)}
+        if (advantages := credit.experience.columns.get("advantages")) is not None:
+            self._columns["advantages"] = nine_digits(advantages.values)
+        self._learned = nine_digits(known)
+
+    def of(self, number: int, prompt: int) -> dict[str, NDArray[Any]]:
+        """The columns of a sequence, of its response."""
+        response = slice(self._ends[number] + prompt, self._ends[number + 1])
+        found = {name: values[response] for name, values in self._columns.items()}
+        if self._known[number]:
+            found["learner_logprobs"] = self._learned[response]
+        return found
+
+
+def _sampled(groups: Sequence[ScoredGroup]) -> Iterator[NDArray[np.float64]]:
+    """The sampler's logprobs of each rollout in order, all turns."""
+    turns = [
+        [turn.logprobs for turn in rollout.turns] for group in groups for rollout in group.rollouts
+    ]
+    lengths = [sum(len(one) for one in own) for own in turns]
+    flat = [one for own in turns for one in own]
+    values = nine_digits(np.concatenate(flat)) if flat else np.zeros(0)
+    end = 0
+    for length in lengths:
+        end += length
+        yield values[end - length : end]

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from postgrad.core.errors import RunError
 from postgrad.core.files import finite
 from postgrad.observe.log_file import LogFile
@@ -40,7 +42,7 @@ class Logs:
 
     def samples(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Samples, to samples.jsonl."""
-        self._write("samples.jsonl", lines)
+        self._write("samples.jsonl", lines, fast_json)
 
     def event(self, kind: str, message: str, **more: Any) -> None:
         """What happened, to events.jsonl, with the time of day."""
@@ -87,9 +89,13 @@ class Logs:
                 file.close()
             self._files = {}
 
-    def _write(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
-        # half a surrogate pair is no UTF-8; as \ud800 it is JSON
-        data = b"".join(to_json(line).encode(errors="backslashreplace") + b"\n" for line in lines)
+    def _write(
+        self,
+        name: str,
+        lines: Iterable[Mapping[str, Any]],
+        written: Callable[[Mapping[str, Any]], bytes] = lambda line: encoded(to_json(line)),
+    ) -> None:
+        data = b"".join(written(line) + b"\n" for line in lines)
         with self._one_at_a_time:
             if name not in self._files:
                 self._files[name] = LogFile(self._directory / name)
@@ -107,6 +113,19 @@ class Logs:
 def _whole_lines(path: Path) -> int:
     """Bytes up to the end of the last whole line."""
     return path.read_bytes().rfind(b"\n") + 1
+
+
+def fast_json(line: Mapping[str, Any]) -> bytes:
+    """The same without spaces, in a fifth of the time: of samples there are hundreds a step."""
+    try:
+        return orjson.dumps(line)
+    except TypeError:  # half a surrogate pair, a number beyond 64 bits, one of numpy's
+        return encoded(to_json(line))
+
+
+def encoded(text: str) -> bytes:
+    """JSON text as bytes: half a surrogate pair is no UTF-8; as \\ud800 it is JSON."""
+    return text.encode(errors="backslashreplace")
 
 
 def to_json(line: Mapping[str, Any]) -> str:

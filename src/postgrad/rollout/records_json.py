@@ -29,13 +29,17 @@ def sample_to_json(
     *,
     step: int,
     decode: Decode,
-    learner_logprobs: NDArray[np.float32] | None = None,
+    learner_logprobs: NDArray[Any] | None = None,
     advantages: NDArray[Any] | None = None,
-    mask: NDArray[np.bool_] | None = None,
+    mask: NDArray[Any] | None = None,
+    logprobs: NDArray[np.float64] | None = None,
+    prompt_ids: list[int] | None = None,
 ) -> Json:
-    """Sample `i` of a group. The optional columns have one value a response token.
+    """Sample `i` of a group. The optional columns have one value a response token; those that are
+    float64 are the decimals of `nine_digits` already.
 
-    `decode` gives the text of token ids; it is called only for samples of several turns.
+    `decode` gives the text of token ids; it is called only for samples of several turns. logprobs,
+    prompt_ids: what the rollout and its prompt have, made for many samples at once.
     """
     rollout, prompt = group.rollouts[i], group.prompt
     line: Json = {
@@ -47,8 +51,8 @@ def sample_to_json(
         "question": prompt.question,
         "answer": prompt.answer,
         "metadata": dict(prompt.metadata),
-        "prompt_token_ids": prompt.token_ids.tolist(),
-        "turns": _turns_to_json(rollout, decode, learner_logprobs),
+        "prompt_token_ids": prompt.token_ids.tolist() if prompt_ids is None else prompt_ids,
+        "turns": _turns_to_json(rollout, decode, logprobs, learner_logprobs),
         "policy_version": [list(span) for span in rollout.versions],
         "finish_reason": rollout.finish_reason,
         "text": rollout.text,
@@ -69,7 +73,7 @@ def sample_to_json(
     if advantages is not None:
         line["advantages"] = _floats(advantages)
     if mask is not None:
-        line["mask"] = mask.astype(int).tolist()
+        line["mask"] = mask.astype(np.int8).tolist()
     return line
 
 
@@ -88,20 +92,24 @@ def _of_environment(rollout: Rollout, turn_weight: float) -> Json:
 
 
 def _turns_to_json(
-    rollout: Rollout, decode: Decode, learner_logprobs: NDArray[np.float32] | None
+    rollout: Rollout,
+    decode: Decode,
+    logprobs: NDArray[np.float64] | None,
+    learner_logprobs: NDArray[Any] | None,
 ) -> list[Json]:
     turns: list[Json] = []
     start = 0
     for turn in rollout.turns:
         ids = turn.token_ids.tolist()
+        own = slice(start, start + len(ids))
         entry: Json = {
             "author": turn.author,
             "token_ids": ids,
-            "logprobs": _floats(turn.logprobs),
+            "logprobs": _floats(turn.logprobs if logprobs is None else logprobs[own]),
             "text": rollout.text if len(rollout.turns) == 1 else decode(ids),
         }
         if learner_logprobs is not None:
-            entry["learner_logprobs"] = _floats(learner_logprobs[start : start + len(ids)])
+            entry["learner_logprobs"] = _floats(learner_logprobs[own])
         start += len(ids)
         turns.append(entry)
     return turns
@@ -176,8 +184,20 @@ def _rollout(line: Mapping[str, Any]) -> Rollout:
     )
 
 
+def nine_digits(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Float32 values as decimals of nine digits, which name them exactly; 0 and what is not finite
+    stay. (One in ten may end in more: where the power of ten is no exact double.)
+    """
+    exact = values.astype(np.float64)
+    with np.errstate(divide="ignore"):
+        digits = 8 - np.floor(np.log10(np.abs(exact)))
+    scale = 10.0 ** np.where(np.isfinite(digits), digits, 0.0)
+    return np.round(exact * scale) / scale
+
+
 def _floats(values: NDArray[Any]) -> list[float]:
-    return [float(f"{value:.9g}") for value in values.tolist()]
+    """As JSON has them. float64: decimals already."""
+    return (values if values.dtype == np.float64 else nine_digits(values)).tolist()
 
 
 def _number(value: Any) -> float | None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from postgrad.observe.report.follow import parse
 
 HEAD = re.compile(
-    rb'\{"step": (\d{1,15}), "ticket": (\d{1,18}), "sample": \d+, '
-    rb'"dataset": ("(?:[^"\\]|\\.)*"), "row": (-?\d+)'
+    rb'\{"step": ?(\d{1,15}), ?"ticket": ?(\d{1,18}), ?"sample": ?\d+, ?'
+    rb'"dataset": ?("(?:[^"\\]|\\.)*"), ?"row": ?(-?\d+)'
 )
 HEAD_BYTES = 4096
 

@@ -7,6 +7,8 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from postgrad.observe.run_dir import TOKENIZER
+
 UNKNOWN = "�"  # what bytes that are no character decode to
 
 
@@ -46,13 +48,13 @@ class Pieces:
 
 
 def pieces_of(run_dir: Path, model: Any) -> Pieces | None:
-    """From the tokenizer of a run: its exported or fresh model, or the one that it started from.
+    """From the tokenizer of a run: the one that it kept, that of its exported or fresh model, or of
+    the one that it started from.
 
     model: the recipe's [model]. None where there is no readable tokenizer.json.
     """
-    for path in _candidates(run_dir, model):
-        if not path.is_file():
-            continue
+    own = (run_dir / name for name in (TOKENIZER, f"model/{TOKENIZER}", f"init/{TOKENIZER}"))
+    for path in (*(one for one in own if one.is_file()), *tokenizer_files(model)):
         try:
             return Pieces(Tokenizer.from_file(str(path)))
         except Exception:  # noqa: BLE001  # the library raises no other; the page shows numbers
@@ -60,15 +62,18 @@ def pieces_of(run_dir: Path, model: Any) -> Pieces | None:
     return None
 
 
-def _candidates(run_dir: Path, model: Any) -> list[Path]:
-    found = [run_dir / name / "tokenizer.json" for name in ("model", "init")]
+def tokenizer_files(model: Any) -> list[Path]:
+    """The tokenizer.json of what a run started from, where it is on this machine: in the directory
+    that its [model] names, or in the cache of the hub.
+    """
+    found: list[Path] = []
     path = model.get("path") if isinstance(model, dict) else None
     if isinstance(path, str) and path:
-        found.append(Path(path) / "tokenizer.json")
+        found.append(Path(path) / TOKENIZER)
         if not Path(path).exists() and path.count("/") <= 1:
             from huggingface_hub import try_to_load_from_cache
 
-            cached = try_to_load_from_cache(path, "tokenizer.json")
+            cached = try_to_load_from_cache(path, TOKENIZER)
             if isinstance(cached, str):
                 found.append(Path(cached))
-    return found
+    return [one for one in found if one.is_file()]

@@ -1,0 +1,97 @@
+"""A real run, seen in its terminal and on its page while it goes on."""
+
+import copy
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+
+from helpers.runs import lines
+from helpers.terminal import Terminal
+from postgrad.jobs.report import reader
+from postgrad.jobs.train import train
+from postgrad.jobs.watch import Feed
+from postgrad.observe.console import Console
+from postgrad.observe.report.selection import Cap
+
+from .conftest import RL
+
+STEP = re.compile(r"^step +━*─* +(\d+)/500 ", re.MULTILINE)
+ENDS = list("aeiouAEIOU .,;:!?bcdfghjklmnpqrstvwxyz")  # so that answers end by themselves
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """A run that is healthy, and longer than anybody waits."""
+    raw = copy.deepcopy(RL) | {"run_dir": str(tmp_path / "run"), "steps": 500}
+    raw["rollout"] = {"max_new_tokens": 6, "stop": ENDS}
+    raw["learner"] = {"lr": 1e-4, "threads": 1}
+    path = tmp_path / "recipe.toml"
+    path.write_text(tomlkit.dumps(raw), "utf-8")
+    return path
+
+
+def steps_in(screen: list[str]) -> int:
+    """The step that the block tells."""
+    found = STEP.findall("\n".join(screen))
+    return int(found[-1]) if found else 0
+
+
+def told(feed: Feed, generation: str = "", start: int = 0) -> dict[str, Any]:
+    found = json.loads(feed.messages(generation, start))
+    assert not found["more"]
+    return found
+
+
+def metric_steps(told: dict[str, Any]) -> list[int]:
+    of_metrics = [one for one in told["messages"] if one["kind"] == "metrics"]
+    return [line["step"] for one in of_metrics for line in one["lines"]]
+
+
+def test_a_person_sees_a_run_move_and_stops_it(recipe: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "postgrad", "train", str(recipe)]
+    with Terminal(command, columns=100, rows=45) as terminal:
+        terminal.wait_for(lambda screen: steps_in(screen) >= 3)
+        feed = Feed(tmp_path / "run")
+        first = told(feed)
+        seen = metric_steps(first)
+        assert seen == list(range(1, len(seen) + 1))
+        terminal.wait_for(lambda screen: steps_in(screen) >= seen[-1] + 3)
+        more = told(feed, first["generation"], first["next"])
+        assert metric_steps(more)[:3] == [seen[-1] + n for n in (1, 2, 3)]
+        assert {"groups", "counts"} <= {one["kind"] for one in more["messages"]}
+        block = terminal.lines[-12:]
+        for label in ("reward", "accuracy", "entropy", "length", "gradient"):
+            assert any(re.search(rf"\b{label} +[\d.-]+%? ", line) for line in block), block
+        assert any(
+            re.search(r"memory [\d.]+ GiB of [\d.]+ foreseen.*a step [\d.]+ s of", line)
+            for line in block
+        ), block
+        assert block[-1] == "sentinels silent: nothing looks wrong"
+        terminal.type("\x03")
+        assert terminal.ended() == 1
+        assert any("is saved" in line or "was saved" in line for line in terminal.lines)
+        assert not any(line.startswith("sentinels silent") for line in terminal.lines)
+    assert b"\x1b[?25h" in terminal.said[-4096:]  # the cursor is back
+    events = [one["event"] for one in lines(tmp_path / "run" / "events.jsonl")]
+    assert "sentinel" not in events
+
+
+def test_the_page_of_a_moved_run_shows_text_without_its_model(
+    make_recipe: Any, models: Any, console: Console, tmp_path: Path
+) -> None:
+    start = tmp_path / "start"
+    shutil.copytree(models(0), start)
+    recipe = make_recipe("rl", steps=1, model={"path": str(start), "init": None})
+    train(recipe, console)
+    shutil.rmtree(start)
+    moved = shutil.move(recipe.run_dir, tmp_path / "moved")
+    one = reader(Path(moved), 0, Cap())
+    counts = [message for message in one.poll() if message["kind"] == "counts"]
+    assert counts[0]["pieces"]
+    assert "<|im_start|>" in one.bodies([0])["vocab"].values()
