@@ -70,7 +70,7 @@ def _figures() -> list[Figure]:
             page, "held-out pairs in people's order",
             "Share of 300 held-out pairs whose preferred answer the policy gives the higher "
             "implicit reward, from the model that SFT made with the same seed. Labels have slips: "
-            "0.92 is the most.",
+            "about 0.92 is the most.",
             f"{of_pipeline.format('preferences')} {one_thread}", "preferences", "accuracy", page,
             of="people", since=0 if page in ("simpo", "orpo") else 1, seeds=ONE,
         )
@@ -90,7 +90,7 @@ def _of_other_jobs(rlhf: str, one_thread: str) -> list[Figure]:
         Figure(
             "reward-model", "held-out pairs in people's order",
             "Share of 300 held-out pairs that the model puts in the order in which people put "
-            "them. Labels have slips: 0.92 is the most.",
+            "them. Labels have slips: about 0.92 is the most.",
             f"{rlhf} {one_thread} --reward.eval.at_start true --reward.eval.every 50",
             "rlhf_tiny", "accuracy", "reward", of="people", seeds=ONE,
         ),

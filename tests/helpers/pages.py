@@ -46,7 +46,8 @@ class Command:
     @property
     def is_synopsis(self) -> bool:
         """Says how a command is written, and is none itself."""
-        return any(mark in self.text for mark in ("[--", "...", "…", "|"))
+        marks = ("[--", "...", "…", "|")
+        return any(mark in self.text.rpartition(" | ")[2] for mark in marks)
 
 
 @cache
@@ -120,7 +121,8 @@ def _in_recipes() -> list[Command]:
 
 
 def _command(at: str, text: str, shown: bool) -> Command:
-    words = shlex.split(text) if "..." not in text else text.split()
+    typed = text.rpartition(" | ")[2]  # of a pipe, its last program
+    words = shlex.split(typed) if "..." not in typed else typed.split()
     while words and ASSIGNMENT.fullmatch(words[0]):
         words = words[1:]
     if ">" in words:

@@ -27,9 +27,9 @@ class LearnerSettings(Settings):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_updates: int = Field(default=0, ge=0)
     min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(default=1e-8, gt=0.0)
-    weight_decay: float = Field(default=0.0, ge=0.0)
+    betas: tuple[float, float] = (0.9, 0.999)  # of AdamW
+    eps: float = Field(default=1e-8, gt=0.0)  # of AdamW
+    weight_decay: float = Field(default=0.0, ge=0.0)  # norms and biases do not decay
     max_grad_norm: float = Field(default=1.0, ge=0.0)
     muon_lr: float | None = Field(default=None, gt=0.0)  # lr where left out
     muon_momentum: float = Field(default=0.95, ge=0.0, lt=1.0)

@@ -12,11 +12,11 @@ class SamplingSettings(Settings):
     """How the next token is chosen. temperature 0 is greedy; the filters are applied after it."""
 
     temperature: float = Field(default=1.0, ge=0.0)
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)  # 1: off
     top_k: int = Field(default=0, ge=0)  # 0: off
-    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
-    stop: tuple[str, ...] = ()
-    max_new_tokens: int = Field(default=512, ge=1)
+    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)  # 0: off
+    stop: tuple[str, ...] = ()  # texts that end an answer
+    max_new_tokens: int = Field(default=512, ge=1)  # of one answer, or of one turn
 
 
 class CurriculumSettings(Settings):
