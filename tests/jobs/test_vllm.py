@@ -125,8 +125,7 @@ def test_a_grpo_run_gets_fresh_weights_at_every_step(sampled_by_vllm, make_recip
             version
             for one in samples
             if one["step"] == step
-            for turn in one["turns"]
-            for version, _ in turn["versions"]
+            for version, _ in one["policy_version"]
         }
         assert versions == {step - 1}
 
@@ -137,7 +136,7 @@ def test_its_rewards_agree_with_those_of_the_built_in_engine(sampled_by_vllm, ma
     train(ours, console)
     theirs = sampled_by_vllm(make_recipe)
     found = [
-        np.array([one["reward"] for one in by_step(recipe, "samples.jsonl") if one["step"] == 1])
+        np.array([one["total"] for one in by_step(recipe, "samples.jsonl") if one["step"] == 1])
         for recipe in (ours, theirs)
     ]
     assert [len(rewards) for rewards in found] == [128, 128]
@@ -159,7 +158,7 @@ def test_greedy_answers_equal_the_built_in_engines_after_every_publish(
     found = [by_step(recipe, "eval.jsonl") for recipe in (ours, theirs)]
     assert len(found[0]) == len(found[1]) == 4
     for one, two in zip(*found, strict=True):
-        assert one["accuracy_greedy"] == two["accuracy_greedy"]
+        assert one["greedy_accuracy"] == two["greedy_accuracy"]
 
 
 def test_a_stale_head_is_caught(make_recipe, console, monkeypatch, tmp_path):
@@ -210,5 +209,5 @@ def test_a_resumed_run_goes_on_with_the_checkpoints_weights(make_recipe, console
     train(recipe.model_copy(update={"steps": 2}), console)
     metrics = by_step(recipe)
     assert [one["step"] for one in metrics] == [1, 2]
-    assert json.loads((Path(recipe.run_dir) / "summary.json").read_text("utf-8"))["step"] == 2
+    assert json.loads((Path(recipe.run_dir) / "summary.json").read_text("utf-8"))["steps"] == 2
     assert all(one["sentinel/publish_difference"] < 1e-4 for one in metrics)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from postgrad.plan import engines
 from postgrad.plan.advice import Advice, gigabytes
 from postgrad.plan.memory import PHASES, state_bytes
 from postgrad.plan.plan import Outlook, full_logits_bytes
@@ -70,6 +71,7 @@ class Page:
         if of.auto:
             told = ", ".join(f"{key} = {size}" for key, size in of.auto.items())
             yield f'"auto" chooses {told} here; a run tries them before its first step'
+        yield from engines.notes(of.recipe, of.hardware.device)
         logits = full_logits_bytes(of)
         if logits > LARGE:
             yield (
