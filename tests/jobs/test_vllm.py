@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -178,10 +177,9 @@ def test_a_stale_head_is_caught(make_recipe, console, monkeypatch, tmp_path):
 
 def test_a_vllm_that_does_not_start_ends_the_run_with_its_log(make_recipe, console, monkeypatch):
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "NO SUCH LEVEL")
-    before, began = left_behind(), time.monotonic()
+    before = left_behind()
     with pytest.raises(RunError, match=r"(?s)vLLM engine 0 .*NO SUCH LEVEL"):
         train(make_recipe("rl", **RUN, rollout={"type": "vllm"}), console)
-    assert time.monotonic() - began < 60
     assert processes() == []
     assert left_behind() == before
 
