@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from postgrad.cluster import group
+from postgrad.cluster import connection
 from postgrad.cluster.group import RankGroup
+from postgrad.cluster.placing import Wanted
+from postgrad.cluster.reservation import Reservation
 from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.errors import RunError, UsageError
 
@@ -23,16 +25,22 @@ def _cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         folders = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
-        group.start(SETTINGS)
+        connection.start(SETTINGS)
         yield
-        group.stop()
+        connection.stop()
+
+
+def reserve(count: int, gpus: int = 0) -> Reservation:
+    return Reservation([Wanted("policy", f"learner.ranks = {count}", count, gpus)], 600.0)
 
 
 @pytest.fixture
 def two() -> Iterator[RankGroup]:
-    made = RankGroup(MISBEHAVING, ("hello",), 2, "cpu", SETTINGS)
+    held = reserve(2)
+    made = RankGroup(MISBEHAVING, ("hello",), 2, "cpu", SETTINGS, held)
     yield made
     made.close()
+    held.close()
 
 
 def test_rank_0_answers_and_calls_keep_their_order(two: RankGroup) -> None:
@@ -72,10 +80,10 @@ def test_a_full_disk_is_an_os_error_and_the_ranks_go_on(two: RankGroup) -> None:
 
 def test_more_ranks_than_gpus_are_refused_before_anything_is_loaded() -> None:
     with pytest.raises(UsageError, match=r"learner\.ranks = 4096 needs as many GPUs"):
-        group.require_room(4096, "cuda")
-    group.require_room(4096, "cpu")
+        reserve(4096, gpus=1)
+    reserve(4096).close()
 
 
 def test_a_worker_that_cannot_be_made_says_why() -> None:
     with pytest.raises(UsageError, match="has no 'Absent'"):
-        RankGroup("helpers.rank_workers:Absent", (), 1, "cpu", SETTINGS)
+        RankGroup("helpers.rank_workers:Absent", (), 1, "cpu", SETTINGS, reserve(1))

@@ -67,7 +67,7 @@ def processes() -> list[psutil.Process]:
     return [
         one
         for one in psutil.Process().children(recursive=True)
-        if "postgrad.rollout.vllm.child" in one.cmdline()
+        if str(process.ENTRY) in one.cmdline()
     ]
 
 
@@ -169,7 +169,7 @@ def test_a_stale_head_is_caught(make_recipe, console, monkeypatch, tmp_path):
     broken = text.replace("            pack_tied_heads(self.model)\n", "            pass\n")
     assert broken != text
     transfer.write_text(broken, "utf-8")
-    monkeypatch.setattr(process.postgrad, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(process, "ENTRY", transfer.parent / "entry.py")
     with pytest.raises(RunError, match="does not have the policy's weights"):
         train(make_recipe("rl", **RUN, rollout={"type": "vllm"}), console)
     assert processes() == []

@@ -17,5 +17,9 @@ class RunError(PostgradError):
     """A run that had started cannot go on: exit code 1."""
 
 
+class WorkerLost(RunError):
+    """A process of the run, or its machine, was lost: it can go on from its last checkpoint."""
+
+
 class DiskFull(RunError):
     """There is no room for what was to be written; what was written before stands."""

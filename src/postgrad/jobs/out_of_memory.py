@@ -28,6 +28,8 @@ def ran_out(error: BaseException) -> bool:
     """True where `error` says that memory was refused."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
+    if type(error) is RunError and error.__cause__ is not None:  # what a rank raised
+        return ran_out(error.__cause__)
     return isinstance(error, RuntimeError) and any(said in str(error) for said in SAID)
 
 

@@ -10,6 +10,7 @@ import psutil
 from torch.profiler import record_function
 
 from postgrad.checkpoint.store import CheckpointStore
+from postgrad.cluster.reservation import Reservation
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.handles import Handle
 from postgrad.jobs.choices import Choices
@@ -101,6 +102,7 @@ class Run:
     peak_bytes: int = 0
     shown: Phase | None = None  # the phase under way
     group: RankCalls | None = None
+    reservation: Reservation | None = None  # what a cluster keeps for it
 
     @property
     def ranks(self) -> Ranks:

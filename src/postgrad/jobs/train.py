@@ -19,7 +19,8 @@ from postgrad.jobs.export import own_role, role_of
 from postgrad.jobs.loop import Job, loop
 from postgrad.jobs.peaks import Peaks, gauge_for
 from postgrad.jobs.profile import Profiled
-from postgrad.jobs.ranks.roles import join
+from postgrad.jobs.ranks.start import join
+from postgrad.jobs.restarts import with_restarts
 from postgrad.jobs.run import Clock, Run
 from postgrad.jobs.setup.job import assemble
 from postgrad.jobs.stopping import StopSignals
@@ -98,9 +99,31 @@ def _execute(
     *,
     profile: bool = False,
 ) -> dict[str, Any]:
+    def once(restarts: int, saved: int) -> dict[str, Any]:
+        allowed = () if saved else allow_change  # what is chosen anew is chosen once
+        return _once(recipe, directory, console, allowed, profile=profile, again=restarts > 0)
+
+    with claimed(directory.path):
+        summary = with_restarts(once, recipe, directory, console)
+    console.table(f"{recipe.job} run in {directory.path}", ("", ""), table(summary))
+    beside = foreseen.rows(summary["phases"])
+    console.table("foreseen and measured, of a step", foreseen.COLUMNS, beside)
+    return summary
+
+
+def _once(
+    recipe: Recipe,
+    directory: RunDirectory,
+    console: Console,
+    allow_change: Sequence[str],
+    *,
+    profile: bool,
+    again: bool,
+) -> dict[str, Any]:
+    """From where the run stands to its end. again: after a process was lost."""
     with ExitStack() as stack:
-        stack.enter_context(claimed(directory.path))
-        run, job, base, state = prepare(recipe, directory, console, stack, allow_change)
+        made = prepare(recipe, directory, console, stack, allow_change, again=again)
+        run, job, base, state = made
         state = _open_loggers(run, state, stack)
         if profile:
             job = Profiled(job, run, state)
@@ -114,9 +137,6 @@ def _execute(
             model = str(directory.model)
         summary = summarise(run, state, model)
         directory.write_summary(summary)
-    console.table(f"{recipe.job} run in {directory.path}", ("", ""), table(summary))
-    beside = foreseen.rows(summary["phases"])
-    console.table("foreseen and measured, of a step", foreseen.COLUMNS, beside)
     return summary
 
 
@@ -147,9 +167,12 @@ def prepare(
     console: Console,
     stack: ExitStack,
     allow_change: Sequence[str] = (),
+    *,
+    again: bool = False,
 ) -> tuple[Run, Job, str, RunState]:
     """The run, its job, its base model's path, and the state to start from: of a new run, or of
-    the newest checkpoint in its directory. What has to be closed is put on `stack`.
+    the newest checkpoint in its directory. What has to be closed is put on `stack`. again: see
+    jobs.ranks.start.join.
     """
     logs = Logs(directory.path, console.warn)
     stack.callback(logs.close)
@@ -179,7 +202,7 @@ def prepare(
         untried=untried,
     )
     _tell_start(run, checkpoint)
-    join(run, stack)
+    join(run, stack, again=again)
     job, base = _assembled(run, stack, checkpoint)
     chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
     for line in chosen.lines():

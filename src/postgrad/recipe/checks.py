@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.core.geometry import derive
-from postgrad.recipe import engines, scored
+from postgrad.recipe import engines, placed, scored
 
 if TYPE_CHECKING:
     from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe
@@ -33,6 +33,7 @@ def common(recipe: Recipe) -> Iterator[Problem]:
     yield from _batch(recipe)
     yield from _model(recipe)
     yield from _ranks(recipe)
+    yield from placed.problems(recipe)
     yield from _data(recipe)
     yield from _evaluated(recipe)
     for place in _not_finite(recipe.model_dump()):

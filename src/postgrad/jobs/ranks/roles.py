@@ -1,7 +1,6 @@
 """Roles of a run as its loop calls them: in this process, or on ranks, by proxy."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,28 +19,6 @@ from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.learner.update import Update
 from postgrad.models.settings import LoraSettings
 from postgrad.recipe.recipe import RLRecipe
-
-WORKER = "postgrad.jobs.ranks.worker:RankWorker"
-
-
-def join(run: Run, stack: ExitStack) -> None:
-    """Starts the run's ranks where its recipe wants a cluster. Raises UsageError where they have no
-    room, RunError where they do not come up.
-    """
-    settings, ranks = run.recipe.cluster, run.recipe.learner.ranks
-    if settings.type == "local":
-        return
-    from postgrad.cluster import group
-
-    group.start(settings)
-    stack.callback(group.stop)
-    group.require_room(ranks, run.choices.device)
-    made = group.RankGroup(
-        WORKER, (run.recipe.dump(), run.choices), ranks, run.choices.device, settings
-    )
-    stack.callback(made.close)
-    run.group = made
-    run.console.note(f"{ranks} ranks, {run.recipe.learner.sharding} sharding, behind Ray")
 
 
 def policy(run: Run, path: str, temperature: float = 1.0, *, without_steps: int = 0) -> PolicyRole:

@@ -6,10 +6,10 @@ from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Prompt
 from postgrad.data.draws import Draws
-from postgrad.jobs import engines, environments
+from postgrad.jobs import environments
 from postgrad.jobs.learned import learned_reward
 from postgrad.jobs.publish import PROBES, Publisher
-from postgrad.jobs.ranks import roles
+from postgrad.jobs.ranks import engines, roles
 from postgrad.jobs.rl import Parts, RLJob, Roles
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
@@ -39,7 +39,7 @@ def assemble(
     parts = _roles(run, recipe, path, checkpoint)
     if learned is not None:
         learned.role = roles.scorer(run, recipe, learned.path, parts.critic)
-    engine = engines.for_run(
+    engine = engines.engine(
         run,
         recipe,
         path,

@@ -3,8 +3,8 @@
 from contextlib import ExitStack
 
 from postgrad.checkpoint.store import Checkpoint
-from postgrad.jobs import engines, environments
-from postgrad.jobs.ranks import roles
+from postgrad.jobs import environments
+from postgrad.jobs.ranks import engines, roles
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
 from postgrad.jobs.setup import common, rows
@@ -30,7 +30,7 @@ def assemble(
     common.restore(policy, checkpoint)
     engine = None
     if evaluator is not None:
-        engine = engines.for_run(
+        engine = engines.engine(
             run, recipe, path, stack, sequences=evaluator.sequences, max_len=evaluator.max_len
         )
     roles.try_tokens(run, [policy])

@@ -1,0 +1,98 @@
+"""The Ray cluster of a run: one that runs already, or one of this machine."""
+
+import os
+import socket
+from typing import Any
+
+from postgrad.cluster.placing import Machine
+from postgrad.cluster.settings import ClusterSettings
+from postgrad.core.errors import RunError, UsageError
+
+ANSWER_SECONDS = 10.0  # for the first bytes from an address; Ray itself would try for minutes
+MISSING = (
+    'cluster.type = "ray" needs the package ray, which is an extra: pip install "postgrad[ray]"'
+)
+# A client's first words in HTTP/2, which Ray speaks, and what an answer has in its fourth byte.
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+SETTINGS_FRAME = 4
+WAYS_OUT = (
+    "start one there (ray start --head), or leave cluster.address out, which makes one of this "
+    "machine"
+)
+
+
+def start(settings: ClusterSettings) -> None:
+    """Connects to the cluster that the settings name, or makes one of this machine.
+
+    Raises UsageError where ray is not installed, RunError where nobody answers at the address.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError(MISSING) from error
+    if ray.is_initialized():
+        return
+    where = os.environ.get("RAY_ADDRESS", "auto")
+    where = where if settings.address == "auto" else settings.address
+    if where is not None and ":" in where:
+        _require_answer(where)
+    try:
+        ray.init(
+            address=settings.address or "local",  # None would join whatever ran here last
+            include_dashboard=False if settings.address is None else None,
+            log_to_driver=False,
+            configure_logging=False,
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise RunError(
+            f"no Ray cluster at {settings.address or 'this machine'}: {first_line(error)}; "
+            f"{WAYS_OUT}"
+        ) from error
+
+
+def stop() -> None:
+    """Leaves the cluster; one that was made of this machine ends."""
+    import ray
+
+    if ray.is_initialized():
+        ray.shutdown()
+
+
+def machines() -> list[Machine]:
+    """Those that are there now."""
+    import ray
+
+    nodes: list[dict[str, Any]] = ray.nodes()
+    return [
+        Machine(
+            node["NodeManagerAddress"],
+            int(node["Resources"].get("GPU", 0)),
+            int(node["Resources"].get("CPU", 0)),
+        )
+        for node in nodes
+        if node["Alive"]
+    ]
+
+
+def first_line(error: BaseException) -> str:
+    """Of what it says."""
+    return str(error).strip().partition("\n")[0]
+
+
+def _require_answer(address: str) -> None:
+    """Raises RunError where nobody, or something else than Ray, answers at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS) as held:
+            held.sendall(GREETING)
+            answer = held.recv(9)
+    except OSError as error:
+        told = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        raise RunError(f"no Ray cluster at {address}: {told}; {WAYS_OUT}") from error
+    if len(answer) < 4 or answer[3] != SETTINGS_FRAME:
+        raise RunError(
+            f"no Ray cluster at {address}: something else answers there; is the port that of "
+            "ray start --head (6379 if nothing else was said)?"
+        )

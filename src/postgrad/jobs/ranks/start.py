@@ -1,0 +1,48 @@
+"""A run's processes behind Ray: what it needs, and how they come up."""
+
+from contextlib import ExitStack
+
+from postgrad.cluster import connection
+from postgrad.cluster.group import POLICY, RankGroup
+from postgrad.cluster.placing import Wanted, wanted
+from postgrad.cluster.reservation import Reservation
+from postgrad.jobs.ranks.engines import ROLE
+from postgrad.jobs.run import Run
+from postgrad.recipe.recipe import Recipe, RLRecipe
+
+WORKER = "postgrad.jobs.ranks.worker:RankWorker"
+
+
+def join(run: Run, stack: ExitStack, *, again: bool = False) -> None:
+    """Starts the run's ranks where its recipe wants a cluster. again: after a process was lost, so
+    that a machine is waited for that may come back.
+
+    Raises UsageError where the placement is impossible, RunError where they do not come up.
+    """
+    recipe, choices = run.recipe, run.choices
+    settings, ranks = recipe.cluster, recipe.learner.ranks
+    if settings.type == "local":
+        return
+    connection.start(settings)
+    stack.callback(connection.stop)
+    wants = wants_of(recipe, choices.device)
+    run.reservation = Reservation(wants, settings.start_seconds, patient=again)
+    stack.callback(run.reservation.close)
+    arguments = (recipe.dump(), choices)
+    made = RankGroup(WORKER, arguments, ranks, choices.device, settings, run.reservation)
+    stack.callback(made.close)
+    run.group = made
+    run.console.note(f"{ranks} ranks, {recipe.learner.sharding} sharding, behind Ray")
+
+
+def wants_of(recipe: Recipe, device: str) -> list[Wanted]:
+    """What the recipe's processes ask of a cluster. device: "cpu" or "cuda"."""
+    settings, ranks = recipe.cluster, recipe.learner.ranks
+    found = [wanted(POLICY, f"learner.ranks = {ranks}", ranks, settings.policy, device, None)]
+    answers = isinstance(recipe, RLRecipe) or (recipe.job == "sft" and recipe.eval.sets)
+    count = settings.engines(ranks)
+    if answers and count:
+        key, inside = f"cluster.rollout.workers = {count}", settings.policy.colocate and POLICY
+        place = settings.rollout or settings.policy
+        found.append(wanted(ROLE, key, count, place, device, inside))
+    return found

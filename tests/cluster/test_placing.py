@@ -1,0 +1,102 @@
+"""Which process goes to which machine, on clusters of every shape."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postgrad.cluster.placing import Machine, Wanted, assign
+from postgrad.core.errors import UsageError
+
+TWO = [Machine("10.0.0.1", 4, 16), Machine("10.0.0.2", 4, 16)]
+
+
+def ranks(count: int, **more: int) -> Wanted:
+    return Wanted("policy", f"learner.ranks = {count}", count, **more)  # pyright: ignore[reportArgumentType]
+
+
+def fits(one: Wanted, machines: list[Machine]) -> bool:
+    """By trying every way to spread its processes."""
+    rooms = [range(one.processes + 1)] * len(machines)
+    even = [one.processes // max(1, one.machines)] * one.machines
+    return any(
+        sum(counts) == one.processes
+        and all(
+            count * one.gpus <= machine.gpus and count * one.cpus <= machine.cpus
+            for count, machine in zip(counts, machines, strict=True)
+        )
+        and (not one.machines or sorted(filter(None, counts)) == even)
+        for counts in product(*rooms)
+    )  # fmt: skip
+
+
+MACHINES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=3).map(
+    lambda sizes: [Machine(f"10.0.0.{n}", *size) for n, size in enumerate(sizes)]
+)
+
+
+@given(
+    MACHINES,
+    st.integers(1, 5),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.integers(0, 3),
+    st.randoms(),
+)
+def test_what_fits_is_placed_within_what_there_is_and_nothing_else_is(
+    machines: list[Machine], count: int, gpus: int, cpus: int, spread: int, shuffled: object
+) -> None:
+    each = count * max(1, spread)  # as recipes are held to
+    one = ranks(each if each <= 6 else count, gpus=gpus, cpus=cpus, machines=spread)
+    if spread and one.processes % spread:
+        return
+    if not fits(one, machines):
+        with pytest.raises(UsageError, match="the Ray cluster has not"):
+            assign([one], machines)
+        return
+    found = assign([one], machines)["policy"]
+    again = list(machines)
+    shuffled.shuffle(again)  # type: ignore[attr-defined]
+    assert assign([one], again)["policy"] == found
+    assert len(found) == one.processes
+    for machine in machines:
+        here = found.count(machine.address)
+        assert here * gpus <= machine.gpus
+        assert here * cpus <= machine.cpus
+    if spread:
+        assert {found.count(address) for address in found} == {one.processes // spread}
+        assert len(set(found)) == spread
+    assert found == sorted(found, key=found.index)  # those of one machine are neighbours
+
+
+def test_processes_stay_on_one_machine_where_one_has_room() -> None:
+    assert assign([ranks(4, gpus=1)], TWO) == {"policy": ["10.0.0.1"] * 4}
+    assert assign([ranks(6, gpus=1)], TWO) == {"policy": ["10.0.0.1"] * 4 + ["10.0.0.2"] * 2}
+    spread = ["10.0.0.1"] * 2 + ["10.0.0.2"] * 2
+    assert assign([ranks(4, gpus=1, machines=2)], TWO) == {"policy": spread}
+
+
+def test_a_role_of_its_own_gets_what_another_left() -> None:
+    engines = Wanted("rollout", "cluster.rollout.workers = 4", 4, gpus=1)
+    found = assign([ranks(4, gpus=1, machines=2), engines], TWO)
+    both = found["policy"] + found["rollout"]
+    assert {address: both.count(address) for address in both} == {"10.0.0.1": 4, "10.0.0.2": 4}
+    with pytest.raises(UsageError, match=r"^cluster\.rollout\.workers = 4 needs as many GPUs"):
+        assign([ranks(5, gpus=1), engines], TWO)
+
+
+def test_roles_that_share_devices_are_side_by_side() -> None:
+    engines = Wanted("rollout", "cluster.rollout.workers = 2", 2, gpus=1, inside="policy")
+    found = assign([ranks(8, gpus=1), engines], TWO)
+    assert found["rollout"] == found["policy"][:2]
+
+
+def test_the_error_says_what_each_machine_has() -> None:
+    with pytest.raises(UsageError) as told:
+        assign([ranks(8, gpus=1, cpus=8)], TWO)
+    assert str(told.value) == (
+        "learner.ranks = 8 needs as many GPUs and 8 cores for each of 8 processes, and the Ray "
+        "cluster has not: 10.0.0.1 has 4 GPUs and 16 cores, room for 2; 10.0.0.2 has 4 GPUs and "
+        "16 cores, room for 2; lower it, or join a larger cluster (cluster.address)"
+    )
