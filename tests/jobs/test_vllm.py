@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,7 +67,7 @@ def processes() -> list[psutil.Process]:
     return [
         one
         for one in psutil.Process().children(recursive=True)
-        if "postgrad.rollout.vllm.child" in one.cmdline()
+        if str(process.ENTRY) in one.cmdline()
     ]
 
 
@@ -125,8 +124,7 @@ def test_a_grpo_run_gets_fresh_weights_at_every_step(sampled_by_vllm, make_recip
             version
             for one in samples
             if one["step"] == step
-            for turn in one["turns"]
-            for version, _ in turn["versions"]
+            for version, _ in one["policy_version"]
         }
         assert versions == {step - 1}
 
@@ -137,7 +135,7 @@ def test_its_rewards_agree_with_those_of_the_built_in_engine(sampled_by_vllm, ma
     train(ours, console)
     theirs = sampled_by_vllm(make_recipe)
     found = [
-        np.array([one["reward"] for one in by_step(recipe, "samples.jsonl") if one["step"] == 1])
+        np.array([one["total"] for one in by_step(recipe, "samples.jsonl") if one["step"] == 1])
         for recipe in (ours, theirs)
     ]
     assert [len(rewards) for rewards in found] == [128, 128]
@@ -159,7 +157,7 @@ def test_greedy_answers_equal_the_built_in_engines_after_every_publish(
     found = [by_step(recipe, "eval.jsonl") for recipe in (ours, theirs)]
     assert len(found[0]) == len(found[1]) == 4
     for one, two in zip(*found, strict=True):
-        assert one["accuracy_greedy"] == two["accuracy_greedy"]
+        assert one["greedy_accuracy"] == two["greedy_accuracy"]
 
 
 def test_a_stale_head_is_caught(make_recipe, console, monkeypatch, tmp_path):
@@ -171,7 +169,7 @@ def test_a_stale_head_is_caught(make_recipe, console, monkeypatch, tmp_path):
     broken = text.replace("            pack_tied_heads(self.model)\n", "            pass\n")
     assert broken != text
     transfer.write_text(broken, "utf-8")
-    monkeypatch.setattr(process.postgrad, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(process, "ENTRY", transfer.parent / "entry.py")
     with pytest.raises(RunError, match="does not have the policy's weights"):
         train(make_recipe("rl", **RUN, rollout={"type": "vllm"}), console)
     assert processes() == []
@@ -179,10 +177,9 @@ def test_a_stale_head_is_caught(make_recipe, console, monkeypatch, tmp_path):
 
 def test_a_vllm_that_does_not_start_ends_the_run_with_its_log(make_recipe, console, monkeypatch):
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "NO SUCH LEVEL")
-    before, began = left_behind(), time.monotonic()
+    before = left_behind()
     with pytest.raises(RunError, match=r"(?s)vLLM engine 0 .*NO SUCH LEVEL"):
         train(make_recipe("rl", **RUN, rollout={"type": "vllm"}), console)
-    assert time.monotonic() - began < 60
     assert processes() == []
     assert left_behind() == before
 
@@ -210,5 +207,5 @@ def test_a_resumed_run_goes_on_with_the_checkpoints_weights(make_recipe, console
     train(recipe.model_copy(update={"steps": 2}), console)
     metrics = by_step(recipe)
     assert [one["step"] for one in metrics] == [1, 2]
-    assert json.loads((Path(recipe.run_dir) / "summary.json").read_text("utf-8"))["step"] == 2
+    assert json.loads((Path(recipe.run_dir) / "summary.json").read_text("utf-8"))["steps"] == 2
     assert all(one["sentinel/publish_difference"] < 1e-4 for one in metrics)

@@ -1,4 +1,4 @@
-"""The rollout engine that a recipe names, and its end."""
+"""The rollout engine that a recipe names, in this process or in one of its own."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from postgrad.core.errors import UsageError
 from postgrad.jobs import auto_sizes, roles
 from postgrad.jobs.choices import Choices
 from postgrad.jobs.run import Run
@@ -20,43 +21,20 @@ from postgrad.rollout.vllm import start as vllm
 def for_run(
     run: Run, recipe: Answering, path: str, stack: ExitStack, *, sequences: int, max_len: int
 ) -> Engine:
-    """The engine of a run, closed with `stack`. Sets the run's choices."""
-    if recipe.rollout.type == "local":
-        return auto_sizes.engine(run, recipe, path, sequences=sequences, max_len=max_len)
-    engine, run.choices = started(
-        recipe,
-        path,
-        run.choices,
-        stack,
-        sequences=sequences,
-        max_len=max_len,
-        logs=run.directory.path,
-    )
-    return engine
-
-
-def for_evaluation(
-    recipe: Answering,
-    path: str,
-    choices: Choices,
-    stack: ExitStack,
-    *,
-    sequences: int,
-    max_len: int,
-) -> Engine:
-    """The engine of `postgrad eval`, with the weights of `path` (a server has its own), closed with
-    `stack`.
+    """The engine of a run that publishes weights to it, closed with `stack`. Sets the run's
+    choices. Raises UsageError for an engine that takes none.
     """
+    sizes = {"sequences": sequences, "max_len": max_len}
+    if recipe.rollout.type == "local":
+        return auto_sizes.engine(run, recipe, path, **sizes)
     if recipe.rollout.type == "openai":
-        one = recipe.rollout.openai
-        server = OpenAIEngine(one, one.model or path, load_tokenizer(path))
-        stack.callback(server.close)
-        return server
-    engine, _ = started(recipe, path, choices, stack, sequences=sequences, max_len=max_len)
+        raise UsageError('rollout.type = "openai" can be evaluated and not trained')
+    logs = run.directory.path
+    engine, run.choices = _vllm(recipe, path, run.choices, stack, logs, **sizes)
     return engine
 
 
-def started(
+def made(
     recipe: Answering,
     path: str,
     choices: Choices,
@@ -64,13 +42,31 @@ def started(
     *,
     sequences: int,
     max_len: int,
-    logs: Path | None = None,
 ) -> tuple[Engine, Choices]:
-    """An engine with the weights of `path`, closed with `stack`, and the choices with its sizes.
-    logs: the folder for what a process of the engine writes.
+    """The engine with the weights of `path` (a server has its own), closed with `stack`, and the
+    choices with its sizes. sequences: how many are sampled at once; max_len: tokens of the longest.
     """
+    sizes = {"sequences": sequences, "max_len": max_len}
     if recipe.rollout.type == "local":
-        return roles.engine(recipe, path, choices, sequences=sequences, max_len=max_len)
+        return roles.engine(recipe, path, choices, **sizes)
+    if recipe.rollout.type == "vllm":
+        return _vllm(recipe, path, choices, stack, None, **sizes)
+    one = recipe.rollout.openai
+    server = OpenAIEngine(one, one.model or path, load_tokenizer(path))
+    stack.callback(server.close)
+    return server, choices
+
+
+def _vllm(
+    recipe: Answering,
+    path: str,
+    choices: Choices,
+    stack: ExitStack,
+    logs: Path | None,
+    *,
+    sequences: int,
+    max_len: int,
+) -> tuple[Engine, Choices]:
     device = torch.device(choices.device)
     assert choices.rollout_dtype is not None  # of every job that answers
     dtype = compute_dtype(choices.rollout_dtype, device)

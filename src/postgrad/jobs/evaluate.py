@@ -73,7 +73,7 @@ def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
         if learned is not None and isinstance(recipe, RLRecipe):
             model = recipe.reward_model.model
             learned.role = roles.frozen_reward_model(recipe, model, learned.path, choices)
-        engine = engines.for_evaluation(
+        engine, _ = engines.made(
             recipe,
             path,
             choices,

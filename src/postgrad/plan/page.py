@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from postgrad.plan import engines
 from postgrad.plan.advice import Advice, gigabytes
 from postgrad.plan.batches import batch_json, batch_rows
 from postgrad.plan.phases import PHASES
@@ -77,6 +78,7 @@ class Page:
             after = self.advice[-1].after.memory
             peak, room = gigabytes(after.peak_bytes), gigabytes(after.capacity)
             yield f"with all of the advice it still does not fit: {peak} of {room}"
+        yield from engines.notes(of.recipe, of.hardware.device)
         logits = full_logits_bytes(of)
         if logits > LARGE:
             yield (

@@ -171,12 +171,9 @@ def test_a_started_engine_has_the_models_ends_and_sizes(start_engine, tmp_path):
 def test_nothing_is_left_when_it_is_closed(start_engine):
     engine = start_engine()
     process = engine._processes[0]
-    bridge = process._bridge.name
-    assert os.path.islink(f"{bridge}/postgrad")  # noqa: PTH114
     engine.close()
     engine.close()
     assert not process.alive
-    assert not os.path.exists(bridge)  # noqa: PTH110
 
 
 def test_a_tied_weight_goes_by_the_name_that_vllm_reads(make_engine):

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from postgrad.jobs import engines
 from postgrad.jobs.choices import Choices
-from postgrad.jobs.engines import started
 from postgrad.parallel import device as placing
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Answering
@@ -29,14 +29,15 @@ class EngineWorker:
         loaded = recipe_from_json(dict(recipe))
         assert isinstance(loaded, Answering)  # only those have engines
         self._recipe = loaded
-        self._stack = ExitStack()  # ends with the process
         self._fed: SimpleQueue[Some | None] = SimpleQueue()
         placing.apply(choices.placement)
 
     def build(self, path: str, choices: Choices, sequences: int, max_len: int) -> Choices:
-        """Loads the engine; the choices with its sizes. See jobs.engines.started."""
-        self._engine, found = started(
-            self._recipe, path, choices, self._stack, sequences=sequences, max_len=max_len
+        """Makes the engine; the choices with its sizes. See jobs.engines.made. What it started, it
+        ends with this process.
+        """
+        self._engine, found = engines.made(
+            self._recipe, path, choices, ExitStack(), sequences=sequences, max_len=max_len
         )
         return found
 

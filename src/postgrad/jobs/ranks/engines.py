@@ -11,7 +11,7 @@ from torch import Tensor
 
 from postgrad.cluster.workers import Workers
 from postgrad.core.errors import RunError
-from postgrad.jobs.engines import for_run
+from postgrad.jobs import engines
 from postgrad.jobs.run import Run
 from postgrad.observe.sentinels.publish import NOISE
 from postgrad.recipe.recipe import Answering
@@ -30,7 +30,7 @@ def engine(
     """See jobs.engines.for_run; in the workers that the recipe places, if it does."""
     count = recipe.cluster.engines(recipe.learner.ranks)
     if run.reservation is None or not count:
-        return for_run(run, recipe, path, stack, sequences=sequences, max_len=max_len)
+        return engines.for_run(run, recipe, path, stack, sequences=sequences, max_len=max_len)
     arguments = (recipe.dump(), run.choices)
     workers = Workers(
         "rollout worker", WORKER, arguments, count, recipe.cluster, run.reservation, ROLE
@@ -117,9 +117,8 @@ class SharedEngine:
         return first
 
     def rest(self) -> None:
-        """Engine.rest, of every worker."""
-        for handle in [self._workers.ask(number, "rest") for number in range(self._workers.size)]:
-            handle.result()
+        """Engine.rest."""
+        self._workers.call("rest").result()
 
     def _count(self, spent: Sequence[tuple[float, ...]]) -> None:
         """Tokens and steps add up; seconds pass in all workers at once."""

@@ -1,4 +1,4 @@
-"""A process that samples with vLLM: `PYTHON -m postgrad.rollout.vllm.child`, see protocol.
+"""A process that samples with vLLM: see entry and protocol.
 
 PYTHON is the interpreter of vLLM's environment, which has no postgrad: what this imports must need
 no more than the standard library and vLLM. Between two steps of the engine it looks for messages; a
@@ -233,7 +233,3 @@ def _read(requests: BinaryIO, inbox: Inbox) -> None:
     for text in requests:
         inbox.put(json.loads(text))
     inbox.put(None)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,20 +10,19 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
-import postgrad
 from postgrad.core.errors import RunError, UsageError
 from postgrad.rollout.vllm.protocol import Start, line
 
 VARIABLE = "POSTGRAD_VLLM_PYTHON"
+ENTRY = Path(__file__).parent / "entry.py"
 TAIL = 2000  # characters of a log that a message shows
 GRACE = 10.0  # seconds in which a process ends by itself before it is killed
 _LOOK = 20.0  # seconds in which an interpreter says whether it has vLLM
 _KEPT_OUT = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # of the controller's own environment
 _ENVIRONMENT = {
-    "PYTHONSAFEPATH": "1",
+    "PYTHONSAFEPATH": "1",  # files beside entry.py are no modules of their own
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in the process that we started
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # the token after a scored sequence is never computed
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -81,18 +80,13 @@ class VLLMProcess:
     ) -> None:
         self.number = number
         self._log = place.log
-        # Its Python must find this package, and nothing else of this environment.
-        self._bridge = TemporaryDirectory(prefix="postgrad-vllm-")
-        link = Path(self._bridge.name) / "postgrad"
-        link.symlink_to(Path(postgrad.__file__).parent, target_is_directory=True)
         with place.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [place.python, "-m", "postgrad.rollout.vllm.child"],
+                [place.python, str(ENTRY)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                cwd=self._bridge.name,
-                env=self._environment(place),
+                env=_environment(place),
                 start_new_session=True,  # Ctrl-C is for the controller; its workers die with it
                 bufsize=0,
             )
@@ -151,14 +145,14 @@ class VLLMProcess:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE)
         self.kill()
-        self._bridge.cleanup()
 
-    def _environment(self, place: Place) -> dict[str, str]:
-        own = {name: value for name, value in os.environ.items() if name not in _KEPT_OUT}
-        own |= _ENVIRONMENT | {"PYTHONPATH": self._bridge.name}
-        if place.devices is None:
-            return own | {"OMP_NUM_THREADS": str(place.threads)}
-        return own | {"CUDA_VISIBLE_DEVICES": ",".join(place.devices)}
+
+def _environment(place: Place) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if name not in _KEPT_OUT}
+    own |= _ENVIRONMENT
+    if place.devices is None:
+        return own | {"OMP_NUM_THREADS": str(place.threads)}
+    return own | {"CUDA_VISIBLE_DEVICES": ",".join(place.devices)}
 
 
 def _read(answers: BinaryIO, number: int, inbox: "SimpleQueue[Arrived]") -> None:
