@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from postgrad.core.errors import RunError
+from postgrad.jobs.ranks.worker import RankWorker
 
 
 class Misbehaving:
@@ -48,3 +49,12 @@ class Misbehaving:
 
     def full(self) -> None:
         raise OSError(28, "No space left on device")
+
+
+class Other(RankWorker):
+    """On rank 1 with another seed, as of a machine with another version of postgrad."""
+
+    def join(self, rank: int, *more: Any) -> None:
+        if rank == 1:
+            self._place.recipe = self._place.recipe.model_copy(update={"seed": 7})
+        super().join(rank, *more)

@@ -1,11 +1,13 @@
 """The Ray cluster of a run: one that runs already, or one of this machine."""
 
 import os
+import re
 import socket
+import time
 from typing import Any
 
 from postgrad.cluster.placing import Machine
-from postgrad.cluster.settings import ClusterSettings
+from postgrad.cluster.settings import ADDRESS, ClusterSettings
 from postgrad.core.errors import RunError, UsageError
 
 ANSWER_SECONDS = 10.0  # for the first bytes from an address; Ray itself would try for minutes
@@ -36,20 +38,34 @@ def start(settings: ClusterSettings) -> None:
         return
     where = os.environ.get("RAY_ADDRESS", "auto")
     where = where if settings.address == "auto" else settings.address
-    if where is not None and ":" in where:
+    if where is not None and where != "auto" and re.match(ADDRESS, where):
         _require_answer(where)
+    until = time.monotonic() + settings.start_seconds
+    while (error := _connected(settings.address)) is not None:
+        if settings.address is not None or time.monotonic() > until:
+            raise RunError(
+                f"no Ray cluster at {settings.address or 'this machine'}: {first_line(error)}; "
+                f"{WAYS_OUT if settings.address else 'is the machine overloaded?'}"
+            ) from error
+
+
+def _connected(address: str | None) -> Exception | None:
+    """What Ray raised, if it did. On a machine that is busy its own start may take longer than it
+    allows itself (30 seconds).
+    """
+    import ray
+
     try:
         ray.init(
-            address=settings.address or "local",  # None would join whatever ran here last
-            include_dashboard=False if settings.address is None else None,
+            address=address or "local",  # None would join whatever ran here last
+            include_dashboard=False if address is None else None,
             log_to_driver=False,
             configure_logging=False,
         )
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise RunError(
-            f"no Ray cluster at {settings.address or 'this machine'}: {first_line(error)}; "
-            f"{WAYS_OUT}"
-        ) from error
+    except Exception as error:  # noqa: BLE001  Ray raises plain ones; the caller raises its own
+        ray.shutdown()
+        return error
+    return None
 
 
 def stop() -> None:

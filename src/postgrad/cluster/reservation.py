@@ -17,7 +17,7 @@ class Reservation:
 
     def __init__(self, wants: Sequence[Wanted], seconds: float, *, patient: bool = False) -> None:
         """seconds: to wait where others hold what is asked for. patient: also where the cluster
-        itself is too small now: a machine that was lost may come back.
+        itself is too small now, to which machines may come.
 
         Raises UsageError where the placement is impossible, RunError where it is not to be had.
         """
@@ -73,11 +73,9 @@ def _assigned(wants: Sequence[Wanted], end: float, patient: bool) -> dict[str, l
         try:
             found = assign(wants, connection.machines())
             break
-        except UsageError as error:
-            if not patient:
+        except UsageError:
+            if not patient or time.monotonic() > end:
                 raise
-            if time.monotonic() > end:
-                raise RunError(str(error)) from error
         time.sleep(LOOK_SECONDS)
     pinned = {one.role: bool(one.machines) for one in wants}
     return {role: [at if pinned[role] else None for at in where] for role, where in found.items()}

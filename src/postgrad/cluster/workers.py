@@ -52,12 +52,12 @@ class Workers:
         remote: Any = ray.remote  # its types know neither an actor's groups nor numbers by name
         actor: Any = remote(concurrency_groups={"aside": 1})(_Worker)
         self._actors = [actor.options(**reservation.options(role, n)).remote() for n in range(size)]
-        self._where = ["?"] * size
+        self.places = [("?", 0)] * size  # the address of its machine and its pid, of each
         try:
             places = self._each([one.stand.remote(str(Path.cwd())) for one in self._actors])
             order = _side_by_side([address for address, _ in places])
             self._actors = [self._actors[number] for number in order]
-            self._where = ["pid {1} on {0}".format(*places[number]) for number in order]
+            self.places = [places[number] for number in order]
             self._each([one.make.remote(worker, list(arguments)) for one in self._actors])
         except BaseException:
             self.close()
@@ -77,6 +77,11 @@ class Workers:
     def ask(self, number: int, method: str, *arguments: Any) -> Handle[Any]:
         """Calls a method of one of them."""
         return self._submit("call", [self._actors[number]], method, arguments)
+
+    def told(self) -> str:
+        """Where each is."""
+        where = (f"{n} is pid {pid} on {address}" for n, (address, pid) in enumerate(self.places))
+        return f"{self.size} {self._title}s: {', '.join(where)}"
 
     def close(self) -> None:
         """Ends every one at once."""
@@ -150,8 +155,11 @@ class Workers:
         for number, error in failed:
             name = f"{self._title} {number}"
             if isinstance(error, RayActorError):
-                died = f"{name} died: {first_line(error)} ({self._where[number]}); was it killed, "
-                found.append((-1, number, WorkerLost(f"{died}or out of memory?")))
+                where = "pid {1} on {0}".format(*self.places[number])
+                died = (
+                    f"{name} died: {first_line(error)} ({where}); was it killed, or out of memory?"
+                )
+                found.append((-1, number, WorkerLost(died)))
                 continue
             cause = error.cause if isinstance(error, RayTaskError) else error
             if not isinstance(cause, PostgradError | OSError) or cause is error:

@@ -36,6 +36,7 @@ def engine(
         "rollout worker", WORKER, arguments, count, recipe.cluster, run.reservation, ROLE
     )
     stack.callback(workers.close)
+    run.logs.event("placed", workers.told(), role=ROLE, places=workers.places)
     share = -(-sequences // count)
     run.choices = workers.ask(0, "build", path, run.choices, share, max_len).result()
     rest = [

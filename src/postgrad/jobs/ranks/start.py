@@ -6,6 +6,7 @@ from postgrad.cluster import connection
 from postgrad.cluster.group import POLICY, RankGroup
 from postgrad.cluster.placing import Wanted, wanted
 from postgrad.cluster.reservation import Reservation
+from postgrad.core.errors import RunError, UsageError
 from postgrad.jobs.ranks.engines import ROLE
 from postgrad.jobs.run import Run
 from postgrad.recipe.recipe import Recipe, RLRecipe
@@ -26,12 +27,19 @@ def join(run: Run, stack: ExitStack, *, again: bool = False) -> None:
     connection.start(settings)
     stack.callback(connection.stop)
     wants = wants_of(recipe, choices.device)
-    run.reservation = Reservation(wants, settings.start_seconds, patient=again)
+    patient = again or settings.address is not None  # others may still be on their way
+    try:
+        run.reservation = Reservation(wants, settings.start_seconds, patient=patient)
+    except UsageError as error:
+        if again:  # it did run
+            raise RunError(str(error)) from error
+        raise
     stack.callback(run.reservation.close)
     arguments = (recipe.dump(), choices)
     made = RankGroup(WORKER, arguments, ranks, choices.device, settings, run.reservation)
     stack.callback(made.close)
     run.group = made
+    run.logs.event("placed", made.told(), role=POLICY, places=made.places)
     run.console.note(f"{ranks} ranks, {recipe.learner.sharding} sharding, behind Ray")
 
 

@@ -1,0 +1,145 @@
+"""Bad days of whole runs: one message with the cause, exit code 1, nothing left behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.processes import SECONDS, all_gone, environment, left_of, postgrad
+from helpers.runs import lines
+from postgrad.cluster import connection
+from postgrad.cluster.group import RankGroup
+from postgrad.cluster.placing import Wanted
+from postgrad.cluster.reservation import Reservation
+from postgrad.cluster.settings import ClusterSettings
+from postgrad.core.errors import RunError
+from postgrad.jobs.choices import choose
+from postgrad.recipe.load import load_recipe
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+
+RECIPE = """
+job = "sft"
+run_dir = "{folder}/run"
+steps = 3
+[model.init]
+type = "qwen3"
+hidden_size = 16
+intermediate_size = 32
+num_hidden_layers = 1
+num_attention_heads = 2
+num_key_value_heads = 1
+tokenizer = {{ kind = "characters" }}
+[data]
+path = "reasoning-gym:spell_backward"
+size = 40
+max_len = 96
+[batch]
+train_batch_size = 8
+[learner]
+ranks = 2
+threads = 1
+[cluster]
+type = "ray"
+start_seconds = 600.0
+limit_seconds = 10.0
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE.format(folder=tmp_path))
+    return str(path)
+
+
+def shared_memory() -> set[str]:
+    """Names that Ray and torch take there."""
+    names = os.listdir("/dev/shm") if Path("/dev/shm").is_dir() else []  # noqa: PTH208
+    return {name for name in names if name.startswith(("plasma", "torch", "ray"))}
+
+
+def fails(recipe: str, *flags: str) -> str:
+    """The message of a run that has to end with exit code 1 and leave nothing."""
+    before = shared_memory()
+    ended = postgrad("train", recipe, *flags, "--quiet")
+    assert ended.code == 1, ended.message
+    assert all_gone(ended.mark) == []
+    assert shared_memory() <= before
+    return ended.message
+
+
+def test_an_address_that_nobody_answers(recipe: str) -> None:
+    told = fails(recipe, "--cluster.address", "127.0.0.1:1")
+    assert told.startswith("postgrad: no Ray cluster at 127.0.0.1:1: Connection refused; start one")
+
+
+def test_a_port_in_use(recipe: str) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = fails(recipe, "--cluster.port", str(port))
+    assert "rank 0 of 2 could not join the others at " in told
+    assert f":{port} within " in told
+    assert "address already in use" in told
+
+
+def test_one_rank_out_of_memory(recipe: str, tmp_path: Path) -> None:
+    told = fails(recipe, "--algorithm.type", "helpers.bad_algorithms:Hungry")
+    assert told.startswith("postgrad: out of memory in update of step 1: rank 1 failed: ")
+    assert "can't allocate memory" in told
+    assert [one["event"] for one in lines(tmp_path / "run" / "events.jsonl")].count(
+        "restarted"
+    ) == 0
+
+
+def test_a_hung_collective_names_the_rank_that_did_not_come(recipe: str) -> None:
+    told = fails(recipe, "--algorithm.type", "helpers.bad_algorithms:Hangs")
+    assert "rank 0 of 2 waited in vain in " in told
+    assert "missing: rank 1 " in told
+
+
+def test_a_rank_that_dies_again_and_again_ends_the_run(recipe: str, tmp_path: Path) -> None:
+    died = tmp_path / "died"
+    flags = ["--algorithm.type", "helpers.bad_algorithms:Dies", "--algorithm.died", str(died)]
+    told = fails(recipe, *flags, "--cluster.max_restarts", "1")
+    assert told.startswith("postgrad: rank 1 died: ")
+    assert "nothing was saved yet; cluster.max_restarts = 1: it is not restarted" in told
+    assert died.read_text() == "xx"
+    events = [one["event"] for one in lines(tmp_path / "run" / "events.jsonl")]
+    assert events.count("restarted") == 1
+
+
+def test_a_first_process_that_is_killed_leaves_no_other(recipe: str, tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    words = [sys.executable, "-m", "postgrad", "train", recipe, "--quiet", "--steps", "100000"]
+    process = subprocess.Popen(words, env=environment(mark), stderr=subprocess.DEVNULL)
+    metrics, end = tmp_path / "run" / "metrics.jsonl", time.monotonic() + SECONDS
+    while not (metrics.exists() and metrics.read_text()) and process.poll() is None:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert len(left_of(mark)) > 3
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert all_gone(mark) == []
+
+
+def test_ranks_that_disagree_on_the_recipe(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", environment("")["PYTHONPATH"])
+    loaded = load_recipe(Path(recipe), [])
+    settings = ClusterSettings(type="ray", start_seconds=600.0, limit_seconds=30.0)
+    connection.start(settings)
+    try:
+        held = Reservation([Wanted("policy", "learner.ranks = 2", 2)], 600.0)
+        arguments: tuple[Any, ...] = (loaded.dump(), choose(loaded, {}))
+        with pytest.raises(RunError, match=r"rank 1 and rank 0 disagree on the recipe \(its SHA"):
+            RankGroup("helpers.rank_workers:Other", arguments, 2, "cpu", settings, held)
+    finally:
+        connection.stop()
