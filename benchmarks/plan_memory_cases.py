@@ -92,8 +92,9 @@ def cases(data: Path) -> Iterator[Case]:
         yield Case("sft", "99M", data, (*words, "512"), 6)
     for words in ((), ("checkpointing",), ("bfloat16",), ("adapter", "checkpointing")):
         yield Case("sft", "105M-150k", data, (*words, "512"), 6)
-    yield Case("reward", "99M", data, ("1024",), 2)
-    yield Case("preference", "99M", data, ("checkpointing", "1024"), 2)
+    yield Case("reward", "99M", data, ("1024",), 6)
+    yield Case("preference", "99M", data, ("checkpointing", "1024"), 6)
+    yield Case("sft", "6M", data, ("adapter", "checkpointing"), 32)
     yield Case("sft", "99M", data, ("1024",), 12)
     yield Case("sft", "99M", data, (), 24)
     yield Case("sft", "99M", data, ("checkpointing",), 24)

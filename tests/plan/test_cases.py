@@ -225,7 +225,7 @@ def test_seven_devices_that_train_and_one_that_samples_are_eight() -> None:
     assert found.fits
     assert found.geometry.train_batch_size == 224
     assert (found.geometry.steps, found.geometry.left_over) == (44_642, 192)
-    assert "1 of 8 devices stand idle (learner.ranks)" in list(Page(found, ()).notes())
+    assert "1 of 8 devices train nothing (learner.ranks)" in list(Page(found, ()).notes())
 
 
 def test_more_devices_are_the_advice_where_these_do_not_do() -> None:

@@ -23,10 +23,12 @@ from postgrad.recipe.recipe import Answering, Recipe
 # Context and kernels of a GPU; interpreter and libraries, after imports, of a CPU.
 FRAMEWORK = {"cpu": 450_000_000, "gpu": 1_000_000_000}
 # Of a CPU's run, measured (docs/planning.md): data, tokenizer, logs, buffers of libraries; and of
-# what layers hold, how much more stays with the C library's allocator. An adapter makes and frees
-# three products more for each layer that it stands on.
+# what layers make, how much stays with the C library's allocator. An adapter makes and frees three
+# products more for each layer that it stands on.
 OBJECTS = 120_000_000
-KEPT_BACK, KEPT_BACK_ADAPTED = 0.5, 1.4
+KEPT_BACK = {  # with an adapter, with checkpointing
+    (False, False): 0.5, (False, True): 0.25, (True, False): 1.4, (True, True): 0.9,
+}  # fmt: skip
 # Of a CPU's run too: bytes a second at which checkpoints are written, and what a forward pass does
 # of matrix products meanwhile. Guesses.
 WRITTEN, FORWARD_FLOPS = 1e9, 1e11
@@ -173,15 +175,15 @@ def _not_yet(role: PlannedRole, passes: Passes, seconds: float) -> int:
 
 def _kept_back(roles: Sequence[PlannedRole], passes: Passes) -> dict[Phase, int]:
     """Freed blocks too small to have pages of their own are not given back, and those that are
-    aligned are seldom used again for another of their size: what roles that learn have left is
+    aligned are seldom used again for another of their size (glibc before 2.38), so that what each
+    layer computes anew under checkpointing leaves holes too. What roles that learn have left is
     there in all phases of the following steps.
     """
     found = 0
     for role in roles:
         if role.learner is not None:
-            share = KEPT_BACK if role.model.lora is None else KEPT_BACK_ADAPTED
-            passed = 2 if role.model.gradient_checkpointing else 1  # forward passes
-            found += int(share * passed * passes.freed(role))
+            kind = role.model.lora is not None, role.model.gradient_checkpointing
+            found += int(KEPT_BACK[kind] * passes.made(role))
     return {"rollout": found, "score": found, "update": found, "save": found}
 
 

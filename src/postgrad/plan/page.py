@@ -73,7 +73,7 @@ class Page:
             told = ", ".join(f"{key} = {size}" for key, size in of.auto.items())
             yield f'"auto" chooses {told} here; a run tries them before its first step'
         if idle := of.hardware.count - of.recipe.learner.ranks if of.fits else 0:
-            yield f"{idle} of {of.hardware.count} devices stand idle (learner.ranks)"
+            yield f"{idle} of {of.hardware.count} devices train nothing (learner.ranks)"
         if self.advice and not self.advice[-1].after.fits:
             after = self.advice[-1].after.memory
             peak, room = gigabytes(after.peak_bytes), gigabytes(after.capacity)

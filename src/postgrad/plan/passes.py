@@ -5,7 +5,7 @@ or in the backward pass of the last layer: the second is shown as what it takes 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from postgrad.plan import activations
 from postgrad.plan.activations import FLOAT32
@@ -57,11 +57,12 @@ class Passes:
         layer = activations.backward_of_layer(*given, checkpointing=checkpointing, cpu=self.cpu)
         return tokens * kept, tokens * layer
 
-    def freed(self, role: PlannedRole) -> int:
-        """What the layers of a role hold at one time, and let go: in training, or in reading."""
-        if role.learner is not None:
-            return sum(self._of_layers(role))
-        return self.reading(role)["activations"]
+    def made(self, role: PlannedRole) -> int:
+        """What all layers make of a micro-batch that autograd wants, kept at one time or not, and
+        the gradients in one layer.
+        """
+        without = role.model.model_copy(update={"gradient_checkpointing": False})
+        return sum(self._of_layers(replace(role, model=without)))
 
     def reading(self, role: PlannedRole) -> Bytes:
         """One forward pass without gradients."""
