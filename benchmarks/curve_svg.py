@@ -27,7 +27,7 @@ STYLE = """
 
 def picture(curves: Mapping[str, Curve], title: str) -> str:
     """SVG: a thin line a run and a thick one for their mean. curves: by seed."""
-    steps = sorted({step for one in curves.values() for step in one})
+    steps = sorted({0, *(step for one in curves.values() for step in one)})
     values = [value for one in curves.values() for value in one.values()]
     ticks = ticks_between(min(values), max(values))
     across, up = _scale(steps, LEFT, WIDTH - RIGHT), _scale(ticks, HEIGHT - BOTTOM, TOP)
@@ -92,7 +92,7 @@ def _grid(
         found.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{tick:g}</text>')
     marks = [tick for tick in ticks_between(steps[0], steps[-1], 6) if tick <= steps[-1]]
     for mark in marks:
-        x = _at(across, max(mark, steps[0]))
+        x = _at(across, mark)
         found.append(f'<text x="{x}" y="{HEIGHT - 22}" text-anchor="middle">{mark:g}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     found.append(f'<text x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">step</text>')

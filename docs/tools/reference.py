@@ -6,6 +6,7 @@ mkdocs calls `on_files`; `python -m docs.tools.reference FOLDER` writes the same
 import argparse
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def pages() -> dict[str, str]:
     return {"reference/recipe.md": recipe_page(), "reference/commands.md": commands_page()}
 
 
+@cache
 def recipe_page() -> str:
     """Every table of a recipe with its keys, then those of algorithms, verifiers, environments."""
     places: dict[str, dict[str, type[Settings]]] = {}

@@ -53,7 +53,6 @@ save_steps = 1
 save_hf = true
 best_metric = "eval/reward"
 """
-OPENRLHF = "openrlhf-rl-ray.sh"  # of tests/recipe/translate/cases
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +60,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """What a person has who did all that the pages tell: made once, with one small run."""
     made = tmp_path_factory.mktemp("docs")
     (made / "recipes").symlink_to(ROOT / "recipes")
-    (made / "RECIPE.toml").write_text(RECIPE.format(run_dir=made / "RUN_DIR"), "utf-8")
+    for name in ("RECIPE.toml", "recipe.toml"):
+        (made / name).write_text(RECIPE.format(run_dir=made / "RUN_DIR"), "utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(made)
         patch.setenv("HF_HUB_OFFLINE", "1")
