@@ -9,7 +9,7 @@ from postgrad.rollout.vllm import child
 from postgrad.rollout.vllm.child import Server, engine_arguments
 from postgrad.rollout.vllm.protocol import Start
 
-START = Start("a model", "bfloat16", 40, 4, 1 << 20, 2, 0.25, True, False)
+START = Start("a model", "bfloat16", 40, 4, 1 << 20, 2, 0.25, True, False, True)
 
 
 class Counting:
@@ -203,4 +203,6 @@ def test_vllm_is_started_as_it_is_told(served: Any) -> None:
     assert arguments["max_model_len"] == 41
     assert arguments["tensor_parallel_size"] == 2
     assert arguments["trust_remote_code"] is False
+    assert not arguments["enable_chunked_prefill"]
+    assert arguments["max_num_batched_tokens"] >= arguments["max_model_len"]
     assert server.facts() == {"vllm": "0.0", "cache_tokens": 48}
