@@ -1,6 +1,6 @@
 """The engines that the contract is run on, each over the same small model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,8 +10,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
 import postgrad.models.attention  # noqa: F401  registers our attention
-from postgrad.rollout.engine import Engine
+from postgrad.rollout.engine import Engine, EngineStats, generate
 from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.settings import RolloutSettings
+from postgrad.rollout.vllm import start
+from postgrad.rollout.vllm.engine import VLLMEngine
 
 LETTERS = "abcdefghijklmnop"
 
@@ -25,7 +28,7 @@ def small_model(seed: int = 0) -> Any:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=32,  # the least that vLLM's attention on CPUs takes
         eos_token_id=1,
         pad_token_id=0,
     )
@@ -55,13 +58,54 @@ def _local(slots: int, cache_tokens: int) -> Engine:
     return LocalEngine(small_model(), small_tokenizer(), slots=slots, cache_tokens=cache_tokens)
 
 
-MAKERS: dict[str, Callable[[int, int], Engine]] = {"local": _local}
+# What only the built-in engine promises; the rest of vLLM's side is in tests/rollout/vllm.
+LOCAL_ALONE = {
+    "test_the_past_of_an_engine_leaves_no_trace_in_its_bits": "its batches round differently",
+    "test_a_request_that_can_never_fit_is_refused_at_once": "it counts tokens, not places",
+    "test_weights_that_come_while_samples_are_decoded_are_named_span_by_span": "it does not wait",
+    "test_stats_count_prompts_once_and_every_sampled_token": "it tells no decode steps",
+}
 
 
-@pytest.fixture(params=MAKERS)
+@pytest.fixture(scope="session")
+def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMEngine]:
+    """One real vLLM for all tests: it takes half a minute to start."""
+    folder = tmp_path_factory.mktemp("vllm")
+    path, tokenizer = str(folder / "model"), small_tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    small_model().save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    dtype, settings = torch.float32, RolloutSettings(type="vllm")
+    model = start.read_model(path, dtype, 64)
+    sizes = start.sizes_of(path, settings, dtype, sequences=24, max_len=64)
+    place = {"device": torch.device("cpu"), "threads": 1, "logs": folder}
+    engine = start.start(path, settings, model, sizes, **place)
+    yield engine
+    engine.close()
+
+
+def _vllm(request: pytest.FixtureRequest) -> Callable[[int, int], Engine]:
+    name = request.function.__name__
+    if name in LOCAL_ALONE:
+        pytest.skip(f"of the built-in engine alone: {LOCAL_ALONE[name]}")
+    engine = request.getfixturevalue("vllm_engine")
+
+    def anew(slots: int, cache_tokens: int) -> Engine:
+        generate(engine, [])  # whatever a test left behind
+        engine.stats = EngineStats()
+        engine.load_weights(small_model().named_parameters(), 0)
+        return engine
+
+    return anew
+
+
+MAKERS = {"local": lambda request: _local, "vllm": _vllm}
+
+
+@pytest.fixture(params=["local", pytest.param("vllm", marks=pytest.mark.vllm)])
 def make_engine(request: pytest.FixtureRequest) -> Callable[[int, int], Engine]:
     """make_engine(slots, cache_tokens)."""
-    return MAKERS[request.param]
+    return MAKERS[request.param](request)
 
 
 @pytest.fixture

@@ -121,9 +121,9 @@ def test_a_stop_string_ends_an_answer_at_the_token_that_completes_it(make_engine
 def test_a_continued_request_goes_on_from_the_tokens_it_names(make_engine):
     engine = make_engine(4, 4 * 64)
     settings = SamplingSettings(temperature=0.0, max_new_tokens=6)
-    (first,) = generate(engine, [Request(0, (0,), prompt(3, 8), settings)])
+    (first,) = generate(engine, [Request(0, (0,), prompt(5, 8), settings)])
     assert len(first.token_ids) == 6
-    prefix = np.concatenate([prompt(3, 8), first.token_ids[:3]])
+    prefix = np.concatenate([prompt(5, 8), first.token_ids[:3]])
     (second,) = generate(engine, [Request(0, (0,), prefix, settings, turn=1)])
     assert second.token_ids[:3].tolist() == first.token_ids[3:].tolist()
     assert second.turn == 1

@@ -32,3 +32,11 @@ def test_an_engine_that_loses_one_weight_is_found(
     monkeypatch.setattr(LocalEngine, "load_weights", partly)
     with pytest.raises(RunError, match="does not have the policy's weights"):
         train(make_recipe("rl"), console)
+
+
+def test_an_evaluation_during_sft_is_of_the_policys_weights_or_none(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalEngine, "load_weights", lambda self, weights, version: None)
+    with pytest.raises(RunError, match="does not have the policy's weights"):
+        train(make_recipe("sft", eval={"every": 1}), console)

@@ -209,3 +209,15 @@ def test_a_resumed_run_goes_on_with_the_checkpoints_weights(make_recipe, console
     assert [one["step"] for one in metrics] == [1, 2]
     assert json.loads((Path(recipe.run_dir) / "summary.json").read_text("utf-8"))["steps"] == 2
     assert all(one["sentinel/publish_difference"] < 1e-4 for one in metrics)
+
+
+def test_a_run_samples_with_vllm_in_a_ray_worker(make_recipe, console):
+    cluster = {"type": "ray", "rollout": {"workers": 1}, "start_seconds": 600.0}
+    recipe = make_recipe("rl", **RUN, rollout={"type": "vllm"}, cluster=cluster)
+    train(recipe.model_copy(update={"steps": 2}), console)
+    metrics = by_step(recipe)
+    assert len(metrics) == 2
+    for one in metrics:
+        assert one["sentinel/publish_difference"] < 1e-4
+        assert one["sentinel/policy_moved"] > 1e-2
+    assert processes() == []

@@ -7,6 +7,7 @@ the weights alone.
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,11 @@ class Evaluator:
     def sets(self) -> Sequence[tuple[str | None, PromptSet]]:
         """Name and prompts of each set."""
         return self._sets
+
+    def probe(self, count: int) -> list[NDArray[np.int32]]:
+        """Token ids of the first prompts, `count` of them where there are so many."""
+        every = (prompt.token_ids for _, prompts in self._sets for prompt in prompts.all())
+        return list(islice(every, count))
 
     @property
     def sequences(self) -> int:

@@ -8,6 +8,7 @@ from postgrad.core.records import Experience, Sequences
 from postgrad.data.conversations import Conversation
 from postgrad.data.draws import Draws
 from postgrad.jobs.evaluation import Evaluator
+from postgrad.jobs.publish import Publisher
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.jobs.supervised import SupervisedJob
@@ -26,12 +27,14 @@ class SFTJob(SupervisedJob[Conversation]):
         conversations: Draws[Conversation],
         engine: Engine | None,
         evaluator: Evaluator | None,
+        publish: Publisher | None,
     ) -> None:
         super().__init__(run, policy, algorithm, conversations)
         self._sft = algorithm
         self._policy = policy
         self._engine = engine
         self._evaluator = evaluator
+        self._publish = publish
 
     def experience(self, drawn: list[Conversation]) -> Experience:
         return self._sft.experience(sequences_of(drawn))
@@ -40,11 +43,13 @@ class SFTJob(SupervisedJob[Conversation]):
         """Job.evaluate: the engine takes over the weights, then answers."""
         assert self._engine is not None
         assert self._evaluator is not None
+        assert self._publish is not None
         with self._run.phase("publish"):
-            version = self._policy.updates
-            self._engine.load_weights(self._policy.whole(), version)
+            self._run.sentinels.at_once(self._policy.updates, self._publish())
         with self._run.phase("evaluate", self._evaluator.total):
-            return self._evaluator(self._engine, self._run.advance)
+            found = self._evaluator(self._engine, self._run.advance)
+        self._engine.rest()
+        return found
 
 
 def sequences_of(conversations: list[Conversation]) -> Sequences:

@@ -90,7 +90,7 @@ def test_stop_ends_the_run_when_it_is_asked_and_not_in_the_middle(tmp_path: Path
 def test_before_the_first_step_a_stop_is_at_once(tmp_path: Path) -> None:
     sentinels, _ = watch(tmp_path)
     with pytest.raises(SentinelStop, match="does not have the policy's weights"):
-        sentinels.at_start({"sentinel/publish_difference": 1.0, "sentinel/policy_moved": 1.0})
+        sentinels.at_once(0, {"sentinel/publish_difference": 1.0, "sentinel/policy_moved": 1.0})
 
 
 @given(st.lists(st.booleans(), max_size=30), st.integers(0, 30), st.integers(1, 4))

@@ -16,7 +16,7 @@ from postgrad.rollout.vllm.engine import Model, VLLMEngine
 from postgrad.rollout.vllm.process import Arrived, Place, VLLMProcess
 from postgrad.rollout.vllm.protocol import Start
 
-START = Start("a model", "float32", 40, 4, 1 << 20, 1, 0.5, True, False)
+START = Start("a model", "float32", 40, 4, 1 << 20, 1, 0.5, True, False, True)
 
 
 @pytest.fixture

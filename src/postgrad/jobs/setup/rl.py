@@ -51,7 +51,7 @@ def assemble(
     roles.try_tokens(run, parts.learners, readers)
     first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
     publish = Publisher(parts.policy, engine, first)
-    run.sentinels.at_start(publish())  # proves the weights of a resumed run too
+    run.sentinels.at_once(0, publish())  # proves the weights of a resumed run too
     source = _source(run, recipe, prompts, engine, scorer, tokenizer)
     return RLJob(
         run,

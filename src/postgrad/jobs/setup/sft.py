@@ -4,6 +4,7 @@ from contextlib import ExitStack
 
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.jobs import environments
+from postgrad.jobs.publish import PROBES, Publisher
 from postgrad.jobs.ranks import engines, roles
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
@@ -28,10 +29,12 @@ def assemble(
     policy = roles.policy(run, path)
     foresee_disk(run, policy.state_bytes())
     common.restore(policy, checkpoint)
-    engine = None
+    engine = publish = None
     if evaluator is not None:
         engine = engines.engine(
             run, recipe, path, stack, sequences=evaluator.sequences, max_len=evaluator.max_len
         )
+        publish = Publisher(policy, engine, evaluator.probe(PROBES))
+        engine.rest()
     roles.try_tokens(run, [policy])
-    return SFTJob(run, recipe.algorithm, policy, conversations, engine, evaluator)
+    return SFTJob(run, recipe.algorithm, policy, conversations, engine, evaluator, publish)

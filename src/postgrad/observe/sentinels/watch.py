@@ -52,9 +52,9 @@ class Sentinels:
             after[name] = {"since": since, "memory": found.after}
         return after, metrics
 
-    def at_start(self, seen: Seen) -> None:
-        """Before the first step there is nothing to save: a sentinel that stops raises at once."""
-        self.look(0, seen, {})
+    def at_once(self, step: int, seen: Seen) -> None:
+        """Before anything rests on these numbers: a sentinel that stops raises at once."""
+        self.look(step, seen, {})
         self.stop()
 
     def stop(self) -> None:

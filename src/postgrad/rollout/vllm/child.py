@@ -21,6 +21,7 @@ from postgrad.rollout.vllm.protocol import Sampled, Start, line
 
 Message = dict[str, Any]
 Inbox = SimpleQueue[Message | None]  # None: the controller has gone
+TOGETHER = 4096  # tokens of one forward where prompts are computed whole, at least
 TRANSFER = "postgrad.rollout.vllm.transfer"  # what vLLM's workers import
 
 
@@ -182,7 +183,10 @@ class Server:
 
 def engine_arguments(start: Start) -> dict[str, Any]:
     """vLLM's EngineArgs."""
+    together = max(TOGETHER, start.max_len + 1) if start.whole_prompts else None
     return {
+        "enable_chunked_prefill": not start.whole_prompts,
+        "max_num_batched_tokens": together,
         "model": start.model,
         "dtype": start.dtype,
         "max_model_len": start.max_len + 1,  # a scored sequence is followed by a token

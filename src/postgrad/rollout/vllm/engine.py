@@ -168,7 +168,7 @@ class VLLMEngine:
             if time.monotonic() > late:
                 slow = next(p for p in self._processes if (p.number, -1) not in self._values)
                 slow.kill()
-                raise slow.gone(f"was not ready after rollout.vllm.start_seconds = {seconds:g}")
+                raise slow.error(f"was not ready after rollout.vllm.start_seconds = {seconds:g}")
         return [self._values.pop((process.number, -1)) for process in self._processes]
 
     def _wake(self) -> None:
@@ -194,13 +194,13 @@ class VLLMEngine:
         except Empty:
             for process in self._processes:
                 if not process.alive:
-                    raise process.gone("died") from None
+                    raise process.died() from None
             return
         process, message = self._processes[arrived.number], arrived.message
         if message is None:
-            raise process.gone("died")
+            raise process.died()
         if "failed" in message:
-            raise process.gone(f"failed: {message['failed']}")
+            raise process.error(f"failed: {message['failed']}")
         if "ready" in message:
             self._values[(process.number, -1)] = message["ready"]
         elif "done" in message:

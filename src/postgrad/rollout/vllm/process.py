@@ -106,23 +106,23 @@ class VLLMProcess:
             while rest:
                 rest = rest[self._requests.write(rest) :]
         except (BrokenPipeError, ValueError) as error:
-            raise self.gone("closed its pipe") from error
+            raise self.died() from error
 
     @property
     def alive(self) -> bool:
         """Whether it runs; one that left its workers behind does not."""
         return self._process.poll() is None
 
-    def gone(self, what: str) -> RunError:
-        """The error that ends a run: what happened, and the end of the log."""
-        try:
-            code = self._process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            code = None
-        ended = "still running" if code is None else f"exit code {code}"
-        return RunError(
-            f"vLLM engine {self.number} {what} ({ended}). The end of {self._log}:\n{self.tail()}"
-        )
+    def error(self, what: str) -> RunError:
+        """What ends a run: what happened, and the end of the log."""
+        return RunError(f"vLLM engine {self.number} {what}. The end of {self._log}:\n{self.tail()}")
+
+    def died(self) -> RunError:
+        """The error of a process that has closed its pipe."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE)
+        code = self._process.poll()
+        return self.error("closed its pipe" if code is None else f"died (exit code {code})")
 
     def tail(self) -> str:
         """The last lines of its log."""

@@ -21,7 +21,8 @@ class Start:
 
     max_len: tokens of the longest sequence. slots: sequences decoded together. cache_bytes: of keys
     and values on one rank; None: what is left of memory_fraction of a device. eager: without
-    compiled graphs.
+    compiled graphs. whole_prompts: none is computed in pieces; vLLM 0.32 cannot do that on a CPU
+    for samples with a seed, whose generator it wants to wind back.
     """
 
     model: str
@@ -33,6 +34,7 @@ class Start:
     memory_fraction: float
     eager: bool
     sleep: bool
+    whole_prompts: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,7 @@ def start(
         memory_fraction=one.memory_fraction,
         eager=cpu if one.eager is None else one.eager,
         sleep=shares if one.sleep is None else one.sleep,
+        whole_prompts=cpu,
     )
     inbox: SimpleQueue[Arrived] = SimpleQueue()
     with ExitStack() as started:

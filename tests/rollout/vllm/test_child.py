@@ -1,0 +1,208 @@
+"""The side of the process, over an engine that is asked as vLLM's is and counts."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from postgrad.rollout.vllm import child
+from postgrad.rollout.vllm.child import Server, engine_arguments
+from postgrad.rollout.vllm.protocol import Start
+
+START = Start("a model", "bfloat16", 40, 4, 1 << 20, 2, 0.25, True, False, True)
+
+
+class Counting:
+    """Writes one token a step to every request: its step's number."""
+
+    def __init__(self, arguments: Any) -> None:
+        self.arguments = arguments
+        self.calls: list[Any] = []
+        self.running: dict[str, Any] = {}
+        self.cache_emptied = True
+        self.vllm_config = SimpleNamespace(
+            cache_config=SimpleNamespace(num_gpu_blocks=3, block_size=16)
+        )
+        self.output_processor = SimpleNamespace(request_states={})
+
+    def collective_rpc(self, name: str, args: Any = (), kwargs: Any = None) -> None:
+        self.calls.append((name, *args, *(kwargs or {}).values()))
+
+    def add_request(self, name: str, prompt: Any, params: Any) -> None:
+        written: list[int] = []
+        self.running[name] = (prompt["prompt_token_ids"], params, written)
+        self.output_processor.request_states[f"{name}-suffix"] = SimpleNamespace(
+            external_req_id=name,
+            detokenizer=SimpleNamespace(num_output_tokens=lambda: len(written)),
+        )
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.running)
+
+    def step(self) -> list[Any]:
+        done: list[Any] = []
+        for name, (prompt, params, written) in list(self.running.items()):
+            written.append(len(written))
+            if len(written) < params.max_tokens:
+                continue
+            del self.running[name], self.output_processor.request_states[f"{name}-suffix"]
+            sample = SimpleNamespace(
+                token_ids=written,
+                logprobs=SimpleNamespace(logprobs=[-1.0] * len(written)),
+                finish_reason=getattr(params, "ends", "length"),
+            )
+            scores = [None, *({token: SimpleNamespace(logprob=-token)} for token in prompt[1:])]
+            done.append(
+                SimpleNamespace(
+                    request_id=name,
+                    finished=True,
+                    outputs=[sample],
+                    prompt_token_ids=prompt,
+                    prompt_logprobs=scores,
+                )
+            )
+        return done
+
+    def set_weight_version(self, version: str) -> None:
+        self.calls.append(("version", version))
+
+    def sleep(self, level: int) -> None:
+        self.calls.append(("sleep", level))
+
+    def wake_up(self) -> None:
+        self.calls.append(("wake",))
+
+    def reset_prefix_cache(self, reset_running_requests: bool) -> bool:
+        return self.cache_emptied and reset_running_requests
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """(server, its engine, what it told)."""
+    fake = SimpleNamespace(
+        __version__="0.0",
+        EngineArgs=lambda **arguments: arguments,
+        LLMEngine=SimpleNamespace(from_engine_args=Counting),
+        SamplingParams=lambda **params: SimpleNamespace(**params),
+        RequestOutputKind=SimpleNamespace(FINAL_ONLY="final"),
+    )
+    monkeypatch.setattr(child, "_vllm", lambda module="": fake)
+    told: list[Any] = []
+    server = Server(START, told.append)
+    return server, server._engine, told
+
+
+def sample(*keys: int, most: int = 3, **more: Any) -> dict[str, Any]:
+    sampling = {"max_tokens": most, "stop": [], **more}
+    seeds = [10 + key for key in keys]
+    return {
+        "do": "sample",
+        "keys": list(keys),
+        "seeds": seeds,
+        "prompt": [5, 6],
+        "sampling": sampling,
+    }
+
+
+def ask(server: Server, *messages: dict[str, Any] | None) -> None:
+    """Everything at once, then the end."""
+    inbox: child.Inbox = child.SimpleQueue()
+    for message in (*messages, None):
+        inbox.put(message)
+    server.run(inbox)
+
+
+def test_a_request_becomes_samples_with_seeds_of_their_own(served: Any) -> None:
+    server, engine, told = served
+    server._do(sample(1, 2, temperature=0.5))
+    first, second = (params for _, params, _ in engine.running.values())
+    assert (first.seed, second.seed) == (11, 12)
+    assert (first.temperature, first.max_tokens, first.logprobs) == (0.5, 3, 0)
+    assert first.ignore_eos
+    assert not first.detokenize
+    for _ in range(3):
+        server._step()
+    assert told == [
+        {
+            "key": key,
+            "tokens": [0, 1, 2],
+            "logprobs": [-1.0] * 3,
+            "stopped": False,
+            "versions": [[0, 3]],
+        }
+        for key in (1, 2)
+    ]
+
+
+def test_what_is_in_flight_when_weights_come_is_named_span_by_span(served: Any) -> None:
+    server, engine, told = served
+    server._do(sample(1, most=5))
+    for version in (3, 4, 8):
+        server._step()
+        server._do({"do": "finish_weights", "call": version, "version": version})
+    server._do({"do": "finish_weights", "call": 9, "version": 9})  # nothing was written since
+    server._step()
+    server._step()
+    assert told[-1]["versions"] == [[0, 1], [3, 1], [4, 1], [9, 2]]
+    assert ("version", "9") in engine.calls
+
+
+def test_keys_and_values_that_stay_are_an_error(served: Any) -> None:
+    server, engine, _ = served
+    engine.cache_emptied = False
+    with pytest.raises(RuntimeError, match="could not be forgotten"):
+        server._do({"do": "finish_weights", "call": 1, "version": 1})
+
+
+def test_weights_go_to_every_worker_by_their_path(served: Any) -> None:
+    server, engine, told = served
+    ask(
+        server,
+        {"do": "start_weights", "call": 1},
+        {"do": "load_weights", "call": 2, "path": "/proc/1/fd/2"},
+    )
+    assert engine.calls[1:] == [
+        ("start_weight_update",),
+        ("update_weights", {"path": "/proc/1/fd/2"}),
+    ]
+    assert [one["done"] for one in told] == [1, 2]
+
+
+def test_tokens_are_scored_at_the_temperature_and_sampling_is_left_alone(served: Any) -> None:
+    server, engine, told = served
+    ask(server, {"do": "score", "call": 4, "sequences": [[7, 8, 9], [3]], "temperature": 0.5})
+    assert told == [{"done": 4, "value": [[0.0, -8.0, -9.0], [0.0]]}]
+    assert engine.calls[-2:] == [("divide_logits", 0.5), ("divide_logits", 1.0)]
+
+
+def test_sleeping_keeps_the_weights(served: Any) -> None:
+    server, engine, _ = served
+    ask(server, {"do": "sleep", "call": 1}, {"do": "wake", "call": 2})
+    assert engine.calls[1:] == [("sleep", 1), ("wake",)]
+
+
+def test_a_sample_that_vllm_gave_up_is_an_error(served: Any) -> None:
+    server, _, _ = served
+    server._do(sample(1, most=1, ends="abort"))
+    with pytest.raises(RuntimeError, match="sample 1 ended with abort"):
+        server._step()
+
+
+def test_it_ends_when_the_controller_has_gone(served: Any) -> None:
+    server, engine, told = served
+    ask(server, sample(1))
+    assert told == []
+    assert engine.has_unfinished_requests()
+
+
+def test_vllm_is_started_as_it_is_told(served: Any) -> None:
+    server, engine, _ = served
+    arguments = engine_arguments(START)
+    assert engine.arguments == arguments
+    assert arguments["logprobs_mode"] == "processed_logprobs"
+    assert arguments["max_model_len"] == 41
+    assert arguments["tensor_parallel_size"] == 2
+    assert arguments["trust_remote_code"] is False
+    assert not arguments["enable_chunked_prefill"]
+    assert arguments["max_num_batched_tokens"] >= arguments["max_model_len"]
+    assert server.facts() == {"vllm": "0.0", "cache_tokens": 48}
