@@ -17,6 +17,8 @@ set -euo pipefail
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 address=$(srun --nodes=1 --ntasks=1 --nodelist="$first" hostname --ip-address | sed "s/ .*//")
 port=$((20000 + SLURM_JOB_ID % 20000))  # two jobs may share a machine
+export RAY_AUTH_MODE=token  # of the home directory, which the machines share: nobody else joins
+ray get-auth-token --generate > /dev/null
 
 srun --nodes=1 --ntasks=1 --overlap --nodelist="$first" \
     ray start --head --block --node-ip-address="$address" --port="$port" --include-dashboard=false &

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from helpers.machines import PORT, Machine, reason_not, two_machines
+from helpers.machines import OPEN, PORT, Machine, reason_not, two_machines
 from helpers.processes import SECONDS, postgrad
 from helpers.runs import lines
 
@@ -135,7 +135,7 @@ def test_ranks_on_two_machines_train_lose_processes_and_go_on(
     off = when(events, saved(8, restarts=1), lose_machine)
     address = f"{first.address}:{PORT}"
     flags = ["--cluster.address", address, "--quiet"]
-    ended = postgrad("train", str(recipe), *flags, before=first.inside)
+    ended = postgrad("train", str(recipe), *flags, before=first.inside, extra=OPEN)
     assert ended.code == 0, ended.message
     lost.join()
     off.join()
@@ -148,7 +148,7 @@ def test_ranks_on_two_machines_train_lose_processes_and_go_on(
         assert sorted(at for at, _ in places(events, role)) == [first.address, second.address]
 
     resumed = postgrad(
-        "resume", str(tmp_path / "run"), "--steps", "42", "--quiet", before=first.inside
+        "resume", str(tmp_path / "run"), "--steps", "42", "--quiet", before=first.inside, extra=OPEN
     )
     assert resumed.code == 0, resumed.message
     drawn = [(one["ticket"], one["sample"]) for one in lines(tmp_path / "run" / "samples.jsonl")]
@@ -163,7 +163,7 @@ def test_a_placement_that_the_machines_have_no_room_for_is_told_with_what_they_h
     recipe.write_text(RECIPE.format(folder=tmp_path, steps=1))
     flags = ["--cluster.address", f"{first.address}:{PORT}", "--cluster.start_seconds", "1"]
     flags += ["--learner.ranks", "3", "--cluster.policy.machines", "3", "--quiet"]
-    ended = postgrad("train", str(recipe), *flags, before=first.inside)
+    ended = postgrad("train", str(recipe), *flags, before=first.inside, extra=OPEN)
     assert ended.code == 2
     assert "learner.ranks = 3 needs 3 machines with as many processes on each" in ended.message
     assert f"{second.address} has 0 GPUs and 2 cores" in ended.message

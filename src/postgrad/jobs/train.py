@@ -204,14 +204,18 @@ def prepare(
     _tell_start(run, checkpoint)
     join(run, stack, again=again)
     job, base = _assembled(run, stack, checkpoint)
-    chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
-    for line in chosen.lines():
-        console.note(line)
+    _tell_batches(run)
     state = checkpoint.state if checkpoint else _beginning()
     _foresee(run, state)
     event = "resumed" if checkpoint else "started"
     logs.event(event, f"step {state.step}", step=state.step, **run.choices.to_json())
     return run, job, base, state
+
+
+def _tell_batches(run: Run) -> None:
+    chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
+    for line in chosen.lines():
+        run.console.note(line)
 
 
 def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple[Job, str]:
