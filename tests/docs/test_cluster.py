@@ -26,7 +26,8 @@ SHIMS = {  # what a job's script calls, each telling what it was called with
     "scontrol": 'printf "one\\ntwo\\n"',
     "hostname": "echo 127.0.0.1 10.0.1.1",
     "sleep": "true",
-    "ray": '[ "$1" != get-auth-token ] || exit 0; echo "ray on $NODE: $*" >> "$TOLD"; exec /bin/sleep 60',
+    "ray": '[ "$1" != get-auth-token ] || exit 0; '
+    'echo "ray on $NODE: $*" >> "$TOLD"; exec /bin/sleep 60',
     "postgrad": 'until [ "$(grep -c ^ray "$TOLD")" = 2 ]; do /bin/sleep 0.05; done; '
     'echo "postgrad on $NODE: $*" >> "$TOLD"; '
     'trap "echo saved >> $TOLD; exit 1" TERM; if [ -n "$WAITS" ]; then touch "$WAITS"; '
