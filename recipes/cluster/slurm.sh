@@ -14,17 +14,24 @@
 # says so: the run saves and stops. Submitted again, it goes on from there.
 set -euo pipefail
 
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-address=$(srun --nodes=1 --ntasks=1 --nodelist="$first" hostname --ip-address | awk '{print $1}')
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+address=$(srun --nodes=1 --ntasks=1 --nodelist="$first" hostname --ip-address | sed "s/ .*//")
 port=$((20000 + SLURM_JOB_ID % 20000))  # two jobs may share a machine
+export RAY_AUTH_MODE=token  # of the home directory, which the machines share: nobody else joins
+ray get-auth-token --generate > /dev/null
 
 srun --nodes=1 --ntasks=1 --overlap --nodelist="$first" \
     ray start --head --block --node-ip-address="$address" --port="$port" --include-dashboard=false &
-if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
-    srun --nodes=$((SLURM_JOB_NUM_NODES - 1)) --ntasks=$((SLURM_JOB_NUM_NODES - 1)) --overlap \
-        --exclude="$first" bash -c "sleep 10; exec ray start --block --address=$address:$port" &
+ray=$!
+until (exec 3<> "/dev/tcp/$address/$port") 2> /dev/null; do
+    kill -0 "$ray"  # Ray itself did not start
+    sleep 1
+done
+others=$((SLURM_JOB_NUM_NODES - 1))
+if [ "$others" -gt 0 ]; then  # the run waits for them
+    srun --nodes="$others" --ntasks="$others" --overlap --exclude="$first" \
+        ray start --block --address="$address:$port" &
 fi
-sleep 15
 
 srun --nodes=1 --ntasks=1 --overlap --nodelist="$first" --kill-on-bad-exit=0 \
     postgrad train "$@" --cluster.type ray --cluster.address "$address:$port" &

@@ -93,7 +93,7 @@ def test_a_port_in_use(recipe: str) -> None:
 
 def test_one_rank_out_of_memory(recipe: str, tmp_path: Path) -> None:
     told = fails(recipe, "--algorithm.type", "helpers.bad_algorithms:Hungry")
-    assert told.startswith("postgrad: out of memory in update of step 1: rank 1 failed: ")
+    assert told.startswith("postgrad: out of memory in train of step 1: rank 1 failed: ")
     assert "can't allocate memory" in told
     assert [one["event"] for one in lines(tmp_path / "run" / "events.jsonl")].count(
         "restarted"

@@ -30,6 +30,7 @@ def start(settings: ClusterSettings) -> None:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # ranks are the work, nothing goes before it
     try:
         import ray
     except ImportError as error:

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +88,7 @@ class Workers:
 
         self._ended = True
         for one in self._actors:
-            with suppress(RuntimeError):  # the cluster itself has gone
-                ray.kill(one)
+            ray.kill(one)
         self._order.shutdown(wait=False)
 
     def _submit(
