@@ -4,7 +4,8 @@ The rule, by subcommand:
 
 - RUN: seconds anywhere, so it is run, on a small run that stands under the name that is shown;
 - LONG: minutes, GPUs or the hub, so its words are parsed, its recipe is loaded with its overrides,
-  and each recipe is planned; a command of RUN that needs the hub belongs here too;
+  and each recipe is planned; an evaluation that needs the hub and a run that is made longer belong
+  here too;
 - SERVES: ends when somebody says so, so its words are parsed.
 
 A synopsis (`[--flag]`, `a|b`) and a command in a sentence name a command and flags that there are.
@@ -26,7 +27,7 @@ import pytest
 from helpers.pages import ROOT, Command, commands
 from postgrad.cli.main import _parser, main
 from postgrad.core.files import finite
-from postgrad.recipe.load import load_recipe
+from postgrad.recipe.load import load_recipe, recipe_from_json, with_overrides
 from postgrad.recipe.pipeline import load_pipeline, with_models
 
 RUN = (
@@ -95,6 +96,10 @@ def test_a_command_of_seconds_runs(
         plan(one, with_runs)
         return
     stand_ins(with_runs, one)
+    if "--steps" in one.words:
+        kept = json.loads((with_runs / one.words[2] / "recipe.json").read_text("utf-8"))
+        with_overrides(recipe_from_json(kept["recipe"]), one.words[3:])
+        return
     code = main(list(one.words[1:]))
     assert code == 0, capsys.readouterr().err
 
