@@ -142,6 +142,23 @@ def test_quiet_says_nothing(files: Files) -> None:
     assert files.run("train", files.recipe, "--quiet") == (0, "", "")
 
 
+def test_quiet_and_json_leave_one_object_alone(files: Files) -> None:
+    code, out, error = files.run("train", files.recipe, "--quiet", "--json")
+    assert (code, error, out.count("\n")) == (0, "", 1)
+    assert json.loads(out)["steps"] == 2
+
+
+@pytest.mark.parametrize("command", ["train", "resume", "eval", "verify-resume"])
+def test_every_long_command_can_be_quiet_and_speak_json(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    told = capsys.readouterr().out
+    assert "--quiet" in told
+    assert "--json" in told
+
+
 def test_config_shows_every_default_and_loads_again(files: Files) -> None:
     code, out, _ = files.run("config", files.recipe, "--learner.lr", "0.25")
     resolved = json.loads(out)

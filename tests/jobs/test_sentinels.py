@@ -22,18 +22,22 @@ from postgrad.jobs.rl import RLJob
 from postgrad.jobs.train import resume, train
 from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.role import PolicyLearner
+from postgrad.models.fresh import PRINTABLE
 from postgrad.observe.console import Console
 from postgrad.observe.sentinels.base import SentinelStop
 from postgrad.observe.sentinels.stall import Stall
 from postgrad.observe.settings import SentinelSettings
 from postgrad.observe.watchdog import Watchdog
 from postgrad.recipe.pipeline import load_pipeline
+from postgrad.rollout.local import engine
 from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.local.rows import Rows
 from postgrad.rollout.source import LiveSource
 
 ENDS = {"max_new_tokens": 6, "stop": list("aeiouAEIOU .,;:!?bcdfghjklmnpqrstvwxyz")}
 RECIPES = Path(__file__).parents[2] / "recipes"
 Patch = pytest.MonkeyPatch
+Plant = Callable[[Patch], None]
 
 
 def spoken(run_dir: str) -> list[tuple[str, int | None]]:
@@ -94,13 +98,80 @@ def hanging_engine(patch: Patch) -> None:
     patch.setattr(LocalEngine, "load_weights", slow)
 
 
+def sharper(scale: float, after: int) -> Plant:
+    """After so many updates the policy's logits are multiplied, in learner and engine alike."""
+
+    def plant(patch: Patch) -> None:
+        right = MasterOptimizer._publish
+
+        def publish(self: Any) -> None:
+            if self.updates == after - 1:
+                with torch.no_grad():
+                    self.master["model.norm.weight"].mul_(scale)
+            right(self)
+
+        patch.setattr(MasterOptimizer, "_publish", publish)
+
+    return plant
+
+
+def writes(choose: Callable[[Rows, int], str | None], after: int = 0) -> Plant:
+    """From a version of the weights on the engine writes what it is told, with the model's own
+    logprobs: what is sampled does not hang on what was learned.
+    """
+
+    def plant(patch: Patch) -> None:
+        step, draw = LocalEngine._step, engine.sample
+        now: list[Any] = []
+
+        def marked(self: Any, *more: Any) -> None:
+            now[:] = [self._rows, self._version]
+            step(self, *more)
+
+        def told(logits: torch.Tensor, *more: Any) -> Any:
+            logprobs = logits.log_softmax(-1)
+            drawn = draw(logits, *more)
+            rows, version = now
+            for row in range(rows.count if version >= after else 0):
+                letter = choose(rows, row)
+                if letter is not None:
+                    token = 3 + PRINTABLE.index(letter)  # behind the special ones
+                    drawn[0][row], drawn[1][row] = token, logprobs[row, token]
+            return drawn
+
+        patch.setattr(LocalEngine, "_step", marked)
+        patch.setattr(engine, "sample", told)
+
+    return plant
+
+
+def padding(rows: Rows, row: int) -> str | None:
+    """Nine digits before anything else, other ones in each answer."""
+    place = int(rows.written[row])
+    return str((rows.ticket[row] + rows.sample[row] + place) % 10) if place < 9 else None
+
+
+def one_answer(rows: Rows, row: int) -> str | None:
+    """The same in three of four samples."""
+    return "a" if rows.sample[row] % 4 else None
+
+
+def a_vowel(rows: Rows, row: int) -> str | None:
+    """Any of them, in three of four answers: what the reward pays for, whatever is right."""
+    number = int(rows.ticket[row] + rows.sample[row])
+    return "aeiou"[number % 5] if number % 4 else None
+
+
 class Illness(NamedTuple):
     """sentinel: who speaks of it; recipe: what it takes beside the tiny RL recipe."""
 
     sentinel: str
-    plant: Callable[[Patch], None] | None = None
+    plant: Plant | None = None
     job: str = "rl"
     recipe: dict[str, Any] = {}
+
+
+SLOW: dict[str, Any] = {"learner": {"lr": 1e-6}}  # what is planted is all that happens
 
 
 def pays(name: str) -> list[dict[str, Any]]:
@@ -116,52 +187,45 @@ ILLNESSES = [
     ),
     Illness(
         "entropy",
+        sharper(20.0, after=6),
         recipe={
-            "steps": 16,
-            "learner": {"lr": 3e-2},
-            "rollout": {"stop": []},
+            "steps": 12,
+            **SLOW,
+            "rollout": {"stop": []},  # or sharp answers end later
             "sentinels": {"entropy": {"share": 0.8, "steps": 3}, "truncation": "off"},
         },
     ),
     Illness(
         "kl",
+        sharper(20.0, after=1),
         recipe={
             "steps": 6,
-            "learner": {"lr": 5e-2},
+            **SLOW,
             "algorithm": {"type": "grpo", "kl_coef": 1e-4},
-            "sentinels": {"kl": {"reference": 0.05}},
+            "sentinels": {"kl": {"reference": 0.05, "step": 1e9}},
         },
     ),
     Illness(
         "evaluation",
+        writes(a_vowel, after=5),
         recipe={
             "steps": 10,
+            **SLOW,
             "rewards": [*pays("vowels"), {"type": "tiny_rewards:no_vowel", "weight": 0.0}],
-            "learner": {"lr": 4e-2},
-            "eval": {"component": "no_vowel", "every": 5, "size": 16},
-            "rollout": {"stop": []},
-            "sentinels": {"truncation": "off"},
+            "eval": {"component": "no_vowel", "every": 4, "size": 16},
         },
     ),
     Illness(
         "length",
+        writes(padding, after=6),
         recipe={
-            "steps": 24,
+            "steps": 12,
+            **SLOW,
             "rewards": pays("long"),
-            "learner": {"lr": 5e-2},
             "rollout": {**ENDS, "max_new_tokens": 16},
         },
     ),
-    Illness(
-        "repetition",
-        recipe={
-            "steps": 24,
-            "rewards": pays("near_a"),
-            "learner": {"lr": 5e-2},
-            "rollout": {**ENDS, "max_new_tokens": 1},
-            "sentinels": {"no_gradient": "off", "truncation": "off"},  # they come along
-        },
-    ),
+    Illness("repetition", writes(one_answer), recipe={"steps": 4, **SLOW}),
     Illness("truncation", recipe={"rollout": {"stop": []}}),
     Illness("no_gradient", recipe={"steps": 6, "rewards": pays("nothing")}),
     Illness(
@@ -170,6 +234,10 @@ ILLNESSES = [
     ),
     Illness("stall", hanging_engine, recipe={"sentinels": {"stall": {"seconds": 0.2}}}),
 ]
+
+
+def test_every_sentinel_has_its_illness() -> None:
+    assert {one.sentinel for one in ILLNESSES} == set(SentinelSettings.model_fields)
 
 
 @pytest.mark.parametrize("illness", ILLNESSES, ids=lambda one: one.sentinel)

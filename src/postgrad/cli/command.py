@@ -1,6 +1,7 @@
 """What every command has: --json, --debug, overrides of a recipe where it reads one."""
 
 import argparse
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,12 @@ def console_of(known: argparse.Namespace) -> "Console":
     """The console as --json and --quiet want it."""
     from postgrad.observe.console import Console
 
+    quiet = getattr(known, "quiet", False)
     if known.json:
-        return Console("json")
-    return Console("quiet" if getattr(known, "quiet", False) else "auto")
+        return Console("quiet", sys.stderr) if quiet else Console("json")
+    return Console("quiet" if quiet else "auto")
+
+
+def add_quiet(one: argparse.ArgumentParser) -> None:
+    """--quiet, of a command that takes long."""
+    one.add_argument("--quiet", action="store_true", help="only warnings and errors")

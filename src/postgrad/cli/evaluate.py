@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from postgrad.cli.command import Commands, console_of
+from postgrad.cli.command import Commands, add_quiet, console_of
 from postgrad.core.imports import heavy_imports
 
 
@@ -12,6 +12,7 @@ def add(commands: Commands) -> None:
     one = commands.add_for_recipe("eval", _eval, "evaluate a model on the recipe's evaluation sets")
     one.add_argument("--model", required=True, help="Hugging Face directory or hub id")
     one.add_argument("--against", help="a second model, side by side")
+    add_quiet(one)
 
 
 def _eval(known: argparse.Namespace, rest: list[str]) -> Any:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from postgrad.cli.command import Commands, Ended, console_of
+from postgrad.cli.command import Commands, Ended, add_quiet, console_of
 from postgrad.core.errors import UsageError
 from postgrad.core.imports import heavy_imports
 
@@ -27,6 +27,7 @@ def add(commands: Commands) -> None:
         "verify-resume", _verify_resume, "show that kills and resumes change no bit"
     )
     one.add_argument("--kills", type=int, default=3, metavar="N")
+    add_quiet(one)
 
 
 def _add_run_flags(one: argparse.ArgumentParser) -> None:
@@ -34,7 +35,7 @@ def _add_run_flags(one: argparse.ArgumentParser) -> None:
         "--allow-change", action="append", default=[], metavar="KEY",
         help="go on although this key of the recipe has changed",
     )  # fmt: skip
-    one.add_argument("--quiet", action="store_true", help="only warnings and errors")
+    add_quiet(one)
 
 
 def _train(known: argparse.Namespace, rest: list[str]) -> Any:
