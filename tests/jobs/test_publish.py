@@ -1,10 +1,11 @@
 """A publish that fails in silence stops the run."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from postgrad.core.errors import RunError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.jobs.train import train
 from postgrad.observe.console import Console
 from postgrad.rollout.local.engine import LocalEngine
@@ -40,3 +41,13 @@ def test_an_evaluation_during_sft_is_of_the_policys_weights_or_none(
     monkeypatch.setattr(LocalEngine, "load_weights", lambda self, weights, version: None)
     with pytest.raises(RunError, match="does not have the policy's weights"):
         train(make_recipe("sft", eval={"every": 1}), console)
+
+
+def test_vllm_without_its_environment_is_refused_before_anything_is_loaded(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POSTGRAD_VLLM_PYTHON", raising=False)
+    recipe = make_recipe("rl", rollout={"type": "vllm"})
+    with pytest.raises(UsageError, match="POSTGRAD_VLLM_PYTHON"):
+        train(recipe, console)
+    assert not (Path(recipe.run_dir) / "init").exists()

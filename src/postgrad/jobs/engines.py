@@ -12,10 +12,19 @@ from postgrad.jobs.choices import Choices
 from postgrad.jobs.run import Run
 from postgrad.models.load import load_tokenizer
 from postgrad.parallel.device import compute_dtype
-from postgrad.recipe.recipe import Answering
+from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.openai.engine import OpenAIEngine
 from postgrad.rollout.vllm import start as vllm
+from postgrad.rollout.vllm.process import interpreter
+
+
+def require(recipe: Recipe) -> None:
+    """Raises UsageError, before anything is loaded, where the recipe's engine cannot start here."""
+    if not isinstance(recipe, Answering) or recipe.rollout.type != "vllm":
+        return
+    if not recipe.cluster.engines(recipe.learner.ranks):  # else they start on other machines
+        interpreter(recipe.rollout.vllm.python)
 
 
 def for_run(

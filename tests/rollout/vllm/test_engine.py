@@ -153,6 +153,11 @@ def test_an_environment_without_vllm_is_a_wrong_recipe(start_engine):
         start_engine("without_vllm")
 
 
+def test_sleep_on_a_cpu_is_a_wrong_recipe(start_engine):
+    with pytest.raises(UsageError, match=r"rollout.vllm.sleep: vLLM cannot sleep on a CPU"):
+        start_engine(sleep=True)
+
+
 def test_no_environment_at_all_is_told_with_its_variable(start_engine, monkeypatch):
     monkeypatch.delenv("POSTGRAD_VLLM_PYTHON", raising=False)
     with pytest.raises(UsageError, match="POSTGRAD_VLLM_PYTHON"):

@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 
 from postgrad.checkpoint.store import Checkpoint
-from postgrad.jobs import roles
+from postgrad.jobs import engines, roles
 from postgrad.jobs.loop import Job
 from postgrad.jobs.run import Run
 from postgrad.jobs.setup import pairs, rl, sft
@@ -17,6 +17,7 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
     wrong: row, file or key.
     """
     recipe = run.recipe
+    engines.require(recipe)
     with run.phase("load"):
         path = roles.base_model(recipe, run.directory.init)
         if isinstance(recipe, SFTRecipe):

@@ -71,6 +71,8 @@ def start(
     one = settings.vllm
     python = interpreter(one.python)
     cpu = device.type == "cpu"
+    if cpu and one.sleep:
+        raise UsageError("rollout.vllm.sleep: vLLM cannot sleep on a CPU; leave it out")
     devices = None if cpu else _devices(one.engines, one.tensor_parallel)
     shares = devices is not None and any(_learners_device() in few for few in devices)
     what = Start(
