@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from postgrad.cluster import connection
+from postgrad.cluster import connection, workers
 from postgrad.cluster.group import RankGroup
 from postgrad.cluster.placing import Wanted
 from postgrad.cluster.reservation import Reservation
@@ -65,6 +65,17 @@ def test_an_error_of_ours_is_told_with_its_rank(two: RankGroup) -> None:
 def test_the_cause_is_told_and_not_who_waited_for_it(two: RankGroup) -> None:
     with pytest.raises(RunError, match=r"^rank 1 has no memory left$"):
         two.call("wait_in_vain", 1).result()
+
+
+def test_a_rank_that_hangs_is_named_by_its_silence(
+    two: RankGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "HUNG_SECONDS", 1.0)
+    told = (
+        r"^rank 1 \(pid \d+ on [\d.]+\) did not come and says nothing, it hangs: rank 0 of 2 wait"
+    )
+    with pytest.raises(RunError, match=told):
+        two.call("hang", 1).result()
 
 
 def test_a_rank_that_dies_is_named_though_the_others_wait(two: RankGroup) -> None:

@@ -44,11 +44,18 @@ class Machine:
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start", *where]
         words = [*ray, "--node-ip-address", self.address, "--num-cpus", "2"]
         words += [] if head else ["--include-dashboard", "false"]
+        end = time.monotonic() + SECONDS
+        while (told := self._started(words)) is not None:  # Ray gives itself 30 seconds
+            assert time.monotonic() < end, told
+            self.switch_off()
+
+    def _started(self, words: list[str]) -> str | None:
+        """What was said where it did not start."""
         found = subprocess.run(
             [*self.inside, *words], env=environment(self.mark) | OPEN, capture_output=True,
             text=True, timeout=SECONDS, check=False,
         )  # fmt: skip
-        assert found.returncode == 0, found.stdout + found.stderr
+        return found.stdout + found.stderr if found.returncode else None
 
     def processes(self) -> list[int]:
         """Everything that runs there."""

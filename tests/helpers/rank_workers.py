@@ -42,6 +42,11 @@ class Misbehaving:
         time.sleep(0.5)
         raise RunError(f"rank {rank} has no memory left")
 
+    def hang(self, rank: int) -> None:
+        if self._rank != rank:
+            raise RunError(f"rank {self._rank} of 2 waited in vain in 'x': Timed out waiting")
+        time.sleep(3600)
+
     def die(self, rank: int) -> None:
         if self._rank == rank:
             os.kill(os.getpid(), signal.SIGKILL)

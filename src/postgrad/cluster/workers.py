@@ -20,6 +20,8 @@ from postgrad.core.handles import Handle
 from postgrad.core.names import resolve
 
 GRACE_SECONDS = 2.0  # in which others may say what really went wrong
+HUNG_SECONDS = 10.0  # in which all that wait for one have given up: whoever is silent then hangs
+WAITED = "waited in vain"  # what one says that gave a collective up
 GONE = ("closed by peer", "reset by peer", "Broken pipe")  # what a lost process leaves to others
 
 
@@ -138,14 +140,15 @@ class Workers:
                     ray.get(one)
                 except Exception as error:  # noqa: BLE001  collected, and raised below
                     failed.append((first + refs.index(one), error))
-                    end = time.monotonic() + GRACE_SECONDS
+                    more = HUNG_SECONDS if WAITED in str(error) else GRACE_SECONDS
+                    end = time.monotonic() + more
         if failed:
-            raise self._cause(failed)
+            raise self._cause(failed, [first + refs.index(one) for one in left])
         return [ray.get(one) for one in refs]
 
-    def _cause(self, failed: list[tuple[int, Exception]]) -> Exception:
+    def _cause(self, failed: list[tuple[int, Exception]], silent: list[int]) -> Exception:
         """What to raise of several errors: a process that was lost before all, then one with a
-        message of ours, and one that merely waited for another last.
+        message of ours, and one that merely waited for another last, with those that are silent.
         """
         from ray.exceptions import RayActorError, RayTaskError
 
@@ -153,24 +156,31 @@ class Workers:
         for number, error in failed:
             name = f"{self._title} {number}"
             if isinstance(error, RayActorError):
-                where = "pid {1} on {0}".format(*self.places[number])
-                died = (
-                    f"{name} died: {first_line(error)} ({where}); was it killed, or out of memory?"
-                )
-                found.append((-1, number, WorkerLost(died)))
+                told = f"{name} died: {first_line(error)} ({self._where(number)})"
+                found.append((-1, number, WorkerLost(f"{told}; was it killed, or out of memory?")))
                 continue
             cause = error.cause if isinstance(error, RayTaskError) else error
             if not isinstance(cause, PostgradError | OSError) or cause is error:
                 told = RunError(f"{name} failed: {cause!r}")
                 told.__cause__ = cause
                 found.append((0, number, told))
-            elif "waited in vain" in str(cause):
+            elif WAITED in str(cause):
                 lost = any(said in str(cause) for said in GONE)
-                found.append((1, number, WorkerLost(str(cause)) if lost else cause))
+                waited = WorkerLost(str(cause)) if lost else self._hung(cause, silent)
+                found.append((1, number, waited))
             else:
                 found.append((0, number, cause))
         _, _, error = min(found, key=lambda one: one[:2])
         return error
+
+    def _hung(self, cause: Exception, silent: list[int]) -> Exception:
+        if not silent:
+            return cause
+        names = [f"{self._title} {number} ({self._where(number)})" for number in silent]
+        return RunError(f"{' and '.join(names)} did not come and says nothing, it hangs: {cause}")
+
+    def _where(self, number: int) -> str:
+        return "pid {1} on {0}".format(*self.places[number])
 
 
 class _Worker:
