@@ -13,6 +13,7 @@ from postgrad.parallel.ranks import Ranks
 
 Work = Callable[..., None]  # (ranks, folder, *more)
 SECONDS = 900.0  # a machine that is shared
+PRELOADED = ["torch.distributed.fsdp", "transformers.models.qwen3.modeling_qwen3", "peft"]
 
 
 def free_address() -> str:
@@ -29,12 +30,14 @@ def run_ranks(
     limit_seconds: float = 200.0,
     grid: Grid = ONE,
 ) -> None:
-    """Runs `work` on so many ranks, each a fresh process; an error of one is an AssertionError with
-    its text. Results are files in `folder`.
+    """Runs `work` on so many ranks, each a fresh fork of a process that has imported what takes
+    long and run nothing; an error of one is an AssertionError with its text. Results are files in
+    `folder`.
     """
-    spawn, address = multiprocessing.get_context("spawn"), free_address()
+    forks, address = multiprocessing.get_context("forkserver"), free_address()
+    forks.set_forkserver_preload(PRELOADED)
     processes = [
-        spawn.Process(
+        forks.Process(
             target=_main,
             args=(work, rank, size, address, folder, limit_seconds, grid, more),
             daemon=True,

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import transformers.models.qwen3.modeling_qwen3  # noqa: F401  # what the runs would import
 
+LEFT_SECONDS = 10.0
 TOLD = 2  # where the forks' own words go is given by the request
 
 
@@ -48,8 +49,9 @@ def _call(shim: ctypes.CDLL, request: dict[str, Any]) -> int:
 
 
 def _let_end(group: int) -> None:
-    """What a killed call leaves running: until all of it has ended."""
-    while True:
+    """What a killed call leaves running: until all of it has ended, or LEFT_SECONDS."""
+    end = time.monotonic() + LEFT_SECONDS
+    while time.monotonic() < end:
         try:
             os.killpg(group, 0)
         except ProcessLookupError:

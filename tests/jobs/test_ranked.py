@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from helpers.jobs import write_pairs
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.store import CheckpointStore
+from postgrad.core.errors import UsageError
 from postgrad.jobs.export import export
 from postgrad.jobs.train import resume, train
 from postgrad.jobs.verify import verify
@@ -106,6 +108,86 @@ def test_what_four_ranks_saved_goes_on_with_another_number(
     assert apart(weights(alone, 8), weights(saved, 8)) < 1e-4
     export(Path(saved.run_dir), "4", tmp_path / "exported")
     assert (tmp_path / "exported" / "config.json").exists()
+
+
+TENSOR = {  # two key heads, so that two ranks can have one each
+    "init": {
+        "type": "qwen3",
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "tokenizer": {
+            "kind": "characters",
+            "phrases": ["Spell this word backward (example: sun -> nus): "],
+        },
+    },
+}
+GRPO = {"algorithm": {"type": "grpo", "kl_coef": 0.05}}
+
+
+@pytest.mark.parametrize(
+    ("job", "changes"),
+    [("sft", {}), ("reward", {}), ("rl", GRPO), ("rl", PPO)],
+    ids=["sft", "reward", "grpo", "ppo"],
+)
+def test_ranks_that_share_matrices_give_the_weights_of_one_process(
+    make_recipe: Any, console: Console, job: str, changes: dict[str, Any]
+) -> None:
+    changes = {**changes, "model": TENSOR}
+    if job == "rl":
+        train(make_recipe("rl", "live", steps=STEPS, **changes), console)
+        replay = {"source": "replay", "replay_path": make_recipe("rl", "live").run_dir}
+        changes["rollout"] = replay
+    alone = make_recipe(job, "alone", steps=STEPS, learner=LEARNER, **changes)
+    train(alone, console)
+    for ranks, sharding in ((2, "none"), (4, "zero2")):
+        on = on_ranks(ranks, sharding, tensor_parallel=2)
+        several = make_recipe(job, f"on {ranks}", **on, **changes)
+        train(several, console)
+        assert apart(weights(alone), weights(several)) < 1e-4
+
+
+def test_a_run_goes_on_with_other_ranks_sharing_its_matrices(
+    make_recipe: Any, console: Console, tmp_path: Path
+) -> None:
+    """On 4 ranks, two to a matrix; on 2 that share none; on 4 in two groups; in one process."""
+    same: dict[str, Any] = {"checkpoint": {"save_steps": 2, "max_ckpt_num": 9}, "model": TENSOR}
+    alone = make_recipe("sft", "alone", steps=8, learner=LEARNER, **same)
+    train(alone, console)
+    first = {**on_ranks(4, "zero3", tensor_parallel=2), "steps": 2}
+    saved = make_recipe("sft", "saved", **first, **same)
+    train(saved, console)
+    folder = Path(saved.run_dir)
+    for steps, ranks, sharding, tensor, groups, offload in (
+        ("4", "2", "zero1", "1", "1", "true"),
+        ("6", "4", "zero2", "2", "2", "false"),
+        ("8", "1", "none", "1", "1", "false"),
+    ):
+        flags = [
+            "--steps", steps, "--learner.ranks", ranks, "--learner.sharding", sharding,
+            "--learner.tensor_parallel", tensor, "--learner.shard_groups", groups,
+            "--learner.offload", offload, "--cluster.type", "local" if ranks == "1" else "ray",
+        ]  # fmt: skip
+        export(folder, "latest", tmp_path / f"before {steps}")
+        resume(folder, flags, [], console)
+    assert apart(weights(alone, 8), weights(saved, 8)) < 1e-4
+    assert all(one["good"] for one in verify(folder, console))
+    assert apart(exported(tmp_path / "before 4"), exported(tmp_path / "before 6")) > 0.0
+
+
+def exported(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_model_that_cannot_be_cut_is_refused_before_its_weights_are_read(
+    make_recipe: Any, console: Console
+) -> None:
+    recipe = make_recipe("sft", "refused", **on_ranks(2, "none", tensor_parallel=2))
+    with pytest.raises(UsageError, match=r"tensor_parallel = 2: 1 key heads .* what works: 1"):
+        train(recipe, console)
 
 
 def test_the_same_layout_gives_the_same_bits(make_recipe: Any, console: Console) -> None:

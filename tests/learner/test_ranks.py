@@ -41,6 +41,13 @@ SHARED = [  # both ranks have a run of each sequence's rows
     Case("zero2", lora=True),
     Case("zero1", checkpointing=True, groups=1),
 ]
+MATRICES = [  # both ranks have a part of each matrix
+    Case("none", type="qwen2"),  # with biases
+    Case("none", type="gemma2"),  # with soft-caps, windows and norms after a block
+    Case("none", type="llama", kind="gspo", tied=False),
+    Case("none", dtype="bfloat16", lora=True),
+    Case("zero3", optimizer="muon"),
+]
 TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-1}
 
 
@@ -56,7 +63,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
-    train(Ranks(), folder, list(dict.fromkeys([*TWO, *FOUR, *SHARED])))
+    train(Ranks(), folder, list(dict.fromkeys([*TWO, *FOUR, *SHARED, *MATRICES])))
     torch.use_deterministic_algorithms(before)
     return folder
 
@@ -74,6 +81,11 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=[2, 4])
 def shared(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     return trained(request.param, SHARED, tmp_path_factory.mktemp("context"), Grid(context=2))
+
+
+@pytest.fixture(scope="module")
+def matrices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(2, MATRICES, tmp_path_factory.mktemp("tensor"), Grid(tensor=2))
 
 
 def compare(case: Case, alone: Path, ranks: Path) -> None:
@@ -105,6 +117,13 @@ def test_ranks_that_share_sequences_give_the_weights_of_one(
     case: Case, alone: Path, shared: Path
 ) -> None:
     compare(case, alone, shared)
+
+
+@pytest.mark.parametrize("case", MATRICES, ids=lambda case: case.name)
+def test_ranks_that_share_matrices_give_the_weights_of_one(
+    case: Case, alone: Path, matrices: Path
+) -> None:
+    compare(case, alone, matrices)
 
 
 @pytest.mark.parametrize(("heads", "keys", "size"), [(4, 2, 3), (6, 3, 2), (4, 2, 8)])

@@ -1,0 +1,121 @@
+"""What a rank holds, stage by stage: measured, beside what docs/distributed.md says.
+
+    python -m benchmarks.ranks_memory --ranks 2
+
+Each line is a group of fresh processes over gloo that train a Qwen3 of about 29M parameters in
+float32 for three updates of four micro-batches of 64 tokens. "update" is the most that rank 0 held
+during the last update, "between" what it holds after it, both above what the process held before
+it had a model, in bytes for each parameter. The C library's allocator gives freed memory back at
+once (MALLOC_MMAP_THRESHOLD_).
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+THRESHOLD = "65536"
+LAYERS, HIDDEN, VOCABULARY = 8, 512, 8192
+SETTINGS: list[dict[str, Any]] = [
+    {"stage": "none"},
+    {"stage": "zero1"},
+    {"stage": "zero2"},
+    {"stage": "zero3"},
+    {"stage": "none", "tensor": 2},
+    {"stage": "zero3", "tensor": 2},
+    {"stage": "zero3", "offload": True},
+]
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    ranks = parser.parse_args().ranks
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = os.environ["MALLOC_TRIM_THRESHOLD_"] = THRESHOLD
+    os.environ["OMP_NUM_THREADS"] = "1"
+    print(f"| {ranks} ranks | during an update | between updates |\n|---|---|---|")
+    for settings in SETTINGS:
+        update, between = _measured(ranks, settings)
+        named = ", ".join(f"{key} {value}" for key, value in settings.items())
+        print(f"| {named} | {update:.1f} | {between:.1f} |", flush=True)
+
+
+def _measured(ranks: int, settings: dict[str, Any]) -> tuple[float, float]:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder) / "said.json"
+        processes = [
+            spawn.Process(target=_rank, args=(rank, ranks, address, settings, said))
+            for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        if any(process.exitcode for process in processes):
+            sys.exit(f"a rank failed: {settings}")
+        update, between = json.loads(said.read_text())
+        return update, between
+
+
+def _rank(rank: int, size: int, address: str, settings: dict[str, Any], said: Path) -> None:
+    import numpy as np
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    from benchmarks.speed.worker import forget_peak, peak_bytes
+    from postgrad.algorithms.sft import SFT
+    from postgrad.core.ragged import Ragged
+    from postgrad.core.records import Experience, Sequences
+    from postgrad.learner.backbone import Backbone, MicroBatch
+    from postgrad.learner.role import PolicyLearner
+    from postgrad.learner.settings import LearnerSettings
+    from postgrad.learner.update import Update
+    from postgrad.models.attention import NAME
+    from postgrad.parallel.grid import Grid
+    from postgrad.parallel.ranks import Ranks
+
+    torch.set_num_threads(1)
+    ranks = Ranks.join(rank, size, address, grid=Grid(tensor=settings.get("tensor", 1)))
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=3 * HIDDEN, head_dim=64,
+        num_hidden_layers=LAYERS, num_attention_heads=8, num_key_value_heads=4,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    ranks.gathered(rank)  # what a process group takes is not the model's
+    forget_peak()
+    before = peak_bytes()
+    lm = AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
+    parameters = sum(parameter.numel() for parameter in lm.parameters())
+    backbone = Backbone(lm, torch.device("cpu"), MicroBatch(max_tokens=64))
+    backbone.divide(ranks, settings["stage"], offload=settings.get("offload", False))
+    learner = PolicyLearner(backbone, LearnerSettings(), 100)
+    length, count = 64, 4 * ranks.replicas
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (count, length))
+    mask = np.arange(length) >= 1
+    sequences = Sequences(
+        Ragged.of(list(tokens), np.int32), Ragged.of([mask] * count, np.bool_), np.arange(count)
+    )
+    experience = Experience(sequences, {}, np.ones(count, np.bool_))
+    for _ in range(3):
+        forget_peak()
+        learner.update(Update(experience, np.arange(count)), SFT()).result()
+    update = peak_bytes() - before
+    forget_peak()
+    between = peak_bytes() - before
+    if rank == 0:
+        said.write_text(json.dumps([update / parameters, between / parameters]))
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Runs behind Ray in whose saves a rank is killed, or all ranks, or the process that commits: what
+stands is whole, and the run that goes on ends with the bits of one that was never killed.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from helpers.faults import HERE
+from helpers.jobs import write_recipe
+from postgrad.checkpoint.settings import CheckpointSettings
+from postgrad.checkpoint.store import CheckpointStore
+from postgrad.jobs.verify_resume import fingerprint
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+
+SECONDS = 900.0  # a machine that is shared
+LEARNER = 'lr = 1e-2\nranks = 2\nsharding = "zero3"\n'
+CLUSTER = '[cluster]\ntype = "ray"\nstart_seconds = 600.0\n'
+CALL = "import sys; from postgrad.cli.main import main; sys.exit(main())"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = write_recipe("sft", tmp_path)
+    text = path.read_text("utf-8").replace("lr = 1e-2\n", LEARNER)
+    path.write_text(text + CLUSTER, "utf-8")
+    return path
+
+
+def start(recipe: Path, run: Path) -> subprocess.Popen[bytes]:
+    paths = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    words = ["train", str(recipe), "--run_dir", str(run), "--steps", "12", "--quiet"]
+    return subprocess.Popen(
+        [sys.executable, "-c", CALL, *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    _, told = process.communicate(timeout=SECONDS)
+    return process.returncode, told.decode()
+
+
+def wait_for_save(process: subprocess.Popen[bytes], run: Path) -> list[psutil.Process]:
+    """Until a checkpoint is being written; the ranks that do."""
+    folder, end = run / "checkpoints", time.monotonic() + SECONDS
+    ranks: list[psutil.Process] = []
+    while time.monotonic() < end and process.poll() is None:
+        if len(ranks) < 2:
+            ranks = ranks_of(process)
+            time.sleep(0.05)
+        elif any(folder.glob(".saving-*/*")):
+            return ranks
+    raise AssertionError(f"nothing was saved: {finish(process)}")
+
+
+def ranks_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The actors of its Ray."""
+    found: list[psutil.Process] = []
+    for one in psutil.Process(process.pid).children(recursive=True):
+        try:
+            title = " ".join(one.cmdline())
+        except psutil.Error:
+            continue
+        if title.startswith("ray::_Rank"):
+            found.append(one)
+    return found
+
+
+@pytest.fixture
+def wanted(recipe: Path, tmp_path: Path) -> dict[str, str]:
+    whole = tmp_path / "whole"
+    assert finish(start(recipe, whole)) == (0, "")
+    return fingerprint(whole)
+
+
+def test_whoever_is_killed_in_a_save_the_run_that_goes_on_ends_with_the_same_bits(
+    recipe: Path, wanted: dict[str, str], tmp_path: Path
+) -> None:
+    assert sum(".rank-" in name for name in wanted) == 4  # two ranks, weights and optimizer
+    run = tmp_path / "run"
+    for whom in ("a rank", "all ranks", "the run"):
+        process = start(recipe, run)
+        ranks = wait_for_save(process, run)
+        victims = {"a rank": ranks[1:], "all ranks": ranks, "the run": []}[whom]
+        if whom == "the run":
+            process.send_signal(signal.SIGKILL)
+        for one in victims:
+            one.kill()
+        status, told = finish(process)
+        if whom == "the run":
+            assert status == -9
+        else:
+            assert status == 1
+            assert "died" in told
+        psutil.wait_procs(ranks, timeout=60.0)  # Ray ends what its run has left
+        store = CheckpointStore(run / "checkpoints", CheckpointSettings())
+        if store.steps():
+            assert store.load().skipped == ()
+    assert finish(start(recipe, run)) == (0, "")
+    assert fingerprint(run) == wanted

@@ -1,0 +1,76 @@
+"""Which models' matrices can be cut, and what is said of the others."""
+
+import re
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from helpers.rank_cases import Case, model
+from postgrad.core.errors import UsageError
+from postgrad.learner.context import require_heads
+from postgrad.learner.tensor import require_matrices
+from postgrad.models.adapter_dropout import CounterDropout, RowMasks
+from postgrad.parallel.cuts import cut_dim
+
+DENSE = ("qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3_text")
+
+
+def config(kind: str, **changes: int | bool):
+    sizes = {
+        "hidden_size": 48, "intermediate_size": 72, "num_attention_heads": 12,
+        "num_key_value_heads": 6, "num_hidden_layers": 2, "head_dim": 4, "vocab_size": 37,
+    }  # fmt: skip
+    return AutoConfig.for_model(kind, **{**sizes, **changes})
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_a_dense_decoder_can_be_cut_into_what_divides_its_heads_and_features(kind: str) -> None:
+    for size in (1, 2, 3, 6):
+        require_matrices(config(kind), size)
+    told = "4: 6 key heads of this .* cannot be cut into 4 equal parts; what works: 1, 2, 3, 6"
+    with pytest.raises(UsageError, match=f"learner.tensor_parallel = {told}"):
+        require_matrices(config(kind), 4)
+
+
+def test_features_that_do_not_divide_are_named() -> None:
+    with pytest.raises(UsageError, match=r"71 inner features \(intermediate_size\)"):
+        require_matrices(config("llama", intermediate_size=71), 2)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "gpt2"])
+def test_a_model_with_other_matrices_is_refused(kind: str) -> None:
+    with pytest.raises(UsageError, match=f"a {kind} model has no plan for it, or one with other"):
+        require_matrices(AutoConfig.for_model(kind), 2)
+
+
+@pytest.mark.parametrize("key", ["attention_bias", "mlp_bias"])
+def test_a_bias_that_every_rank_would_add_is_refused(key: str) -> None:
+    with pytest.raises(UsageError, match="bias after attention or MLP"):
+        require_matrices(config("llama", **{key: True}), 2)
+
+
+def test_context_parallel_deals_the_heads_that_tensor_parallel_leaves() -> None:
+    require_heads(config("llama"), 2, 6)
+    told = "2: 3 attention heads with 1 key heads that tensor_parallel = 4 leaves each rank"
+    with pytest.raises(UsageError, match=f"context_parallel = {told}"):
+        require_heads(config("llama", num_key_value_heads=4), 2, 4)
+
+
+def test_every_matrix_of_a_layer_has_a_cut_and_nothing_else_has() -> None:
+    names = [name for name, _ in model(Case("none")).named_parameters()]
+    cut = {re.sub(r"\d+", "N", name) for name in names if cut_dim(name) is not None}
+    assert len(cut) == 7
+    assert all(name.endswith("_proj.weight") for name in cut)
+
+
+def test_a_part_of_an_adapters_inputs_drops_what_the_whole_would_there() -> None:
+    masks, rows = RowMasks(3, 0.5), torch.arange(5)
+    x = torch.ones(5, 16)
+    with masks.of(rows, 0):
+        whole = CounterDropout(masks, "o_proj", 16, x.device)(x)
+        second = CounterDropout(masks, "o_proj", 16, x.device)
+        second.cut(1, 2)
+        assert torch.equal(second(x[:, 8:]), whole[:, 8:])
+    with pytest.raises(UsageError, match=r"14 inputs that tensor_parallel cuts in 2.*dropout = 0"):
+        CounterDropout(masks, "o_proj", 14, x.device).cut(0, 2)
