@@ -59,11 +59,7 @@ def sample_to_json(
         "rewards": {name: _number(values[i]) for name, values in group.rewards.items()},
         "total": _number(group.total[i]),
         "kept": bool(group.kept[i]),
-        "failures": [
-            {"component": f.component, "cause": f.cause, "message": f.message}
-            for f in group.failures
-            if f.sample == rollout.sample
-        ],
+        "failures": _failures(group, rollout.sample),
     }
     if details := {name: d[i] for name, d in group.details.items() if d[i] is not None}:
         line["details"] = details
@@ -75,6 +71,14 @@ def sample_to_json(
     if mask is not None:
         line["mask"] = mask.astype(np.int8).tolist()
     return line
+
+
+def _failures(group: ScoredGroup, sample: int) -> list[Json]:
+    return [
+        {"component": f.component, "cause": f.cause, "message": f.message}
+        for f in group.failures
+        if f.sample == sample
+    ]
 
 
 def _of_environment(rollout: Rollout, turn_weight: float) -> Json:
