@@ -59,7 +59,7 @@ def sample_to_json(
         "rewards": {name: _number(values[i]) for name, values in group.rewards.items()},
         "total": _number(group.total[i]),
         "kept": bool(group.kept[i]),
-        "failures": _failures_to_json(group.failures, rollout.sample),
+        "failures": _failures(group, rollout.sample),
     }
     if details := {name: d[i] for name, d in group.details.items() if d[i] is not None}:
         line["details"] = details
@@ -73,10 +73,10 @@ def sample_to_json(
     return line
 
 
-def _failures_to_json(failures: Sequence[Failure], sample: int) -> list[Json]:
+def _failures(group: ScoredGroup, sample: int) -> list[Json]:
     return [
         {"component": f.component, "cause": f.cause, "message": f.message}
-        for f in failures
+        for f in group.failures
         if f.sample == sample
     ]
 
