@@ -127,7 +127,7 @@ class VLLMEngine:
         """Engine.logprobs, which every process computes: one that has other weights than the first
         is an error.
         """
-        if self._open:
+        if self.busy:
             raise RunError("vLLM scores tokens only while no samples are in flight")
         self._wake()
         asked = [np.asarray(sequence).tolist() for sequence in sequences]
@@ -143,6 +143,11 @@ class VLLMEngine:
                     f"logprob difference {apart:.4g} on the same tokens"
                 )
         return found[0]
+
+    @property
+    def busy(self) -> bool:
+        """Whether samples are in flight."""
+        return bool(self._open)
 
     def rest(self) -> None:
         """Engine.rest."""
