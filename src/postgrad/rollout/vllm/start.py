@@ -75,18 +75,7 @@ def start(
         raise UsageError("rollout.vllm.sleep: vLLM cannot sleep on a CPU; leave it out")
     devices = None if cpu else _devices(one.engines, one.tensor_parallel)
     shares = devices is not None and any(_learners_device() in few for few in devices)
-    what = Start(
-        model=str(Path(path).resolve()) if Path(path).is_dir() else path,
-        dtype=str(model.dtype).removeprefix("torch."),
-        max_len=model.max_len,
-        slots=sizes.slots,
-        cache_bytes=_cache_bytes(path, settings, model.dtype, sizes, cpu=cpu),
-        tensor_parallel=one.tensor_parallel,
-        memory_fraction=one.memory_fraction,
-        eager=cpu if one.eager is None else one.eager,
-        sleep=shares if one.sleep is None else one.sleep,
-        whole_prompts=cpu,
-    )
+    what = _told(path, settings, model, sizes, cpu=cpu, shares=shares)
     inbox: SimpleQueue[Arrived] = SimpleQueue()
     with ExitStack() as started:
         if logs is None:
@@ -102,6 +91,31 @@ def start(
         engine.ready(one.start_seconds)
         engine.on_close(started.pop_all())
     return engine
+
+
+def _told(
+    path: str,
+    settings: RolloutSettings,
+    model: Model,
+    sizes: EngineSizes,
+    *,
+    cpu: bool,
+    shares: bool,
+) -> Start:
+    """What every process is told. shares: some device of theirs is the learner's too."""
+    one = settings.vllm
+    return Start(
+        model=str(Path(path).resolve()) if Path(path).is_dir() else path,
+        dtype=str(model.dtype).removeprefix("torch."),
+        max_len=model.max_len,
+        slots=sizes.slots,
+        cache_bytes=_cache_bytes(path, settings, model.dtype, sizes, cpu=cpu),
+        tensor_parallel=one.tensor_parallel,
+        memory_fraction=one.memory_fraction,
+        eager=cpu if one.eager is None else one.eager,
+        sleep=shares if one.sleep is None else one.sleep,
+        whole_prompts=cpu,
+    )
 
 
 def _log(folder: Path, number: int) -> Path:
