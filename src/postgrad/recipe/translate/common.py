@@ -12,7 +12,8 @@ ONE_RANK = "divides state over ranks, and one trains: give --devices N where the
 LOGGING = "metrics.jsonl is always written, one object a step"
 ATTENTION = "attention is chosen here, see model.attention"
 PACKED = "padding is never computed here"
-ENGINE = "the built-in engine samples in this process"
+ENGINE = 'the built-in engine samples here; rollout.type = "vllm" and rollout.vllm are vLLM\'s'
+OFFLOAD = "say learner.offload = true where learner.sharding divides the state over ranks"
 LAUNCH = "how processes are launched"
 ASSUMED = "devices are not said, so one is assumed: give --devices N where more train"
 

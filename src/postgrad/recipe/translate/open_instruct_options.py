@@ -102,7 +102,7 @@ RULES: dict[str, Rule] = {
     **family("", "fsdp_shard_degree fsdp_num_replicas",
              missing("learner.sharding divides over all ranks")),
     **family("", "deepspeed_offload_param deepspeed_offload_optimizer offload_optimizer "
-             "offload_param", missing("nothing is offloaded in this version")),
+             "offload_param", missing(common.OFFLOAD)),
     **family("", "max_steps tool_parser_type tool_configs tool_call_names pool_size "
              "per_turn_max_tokens pass_tools_to_chat_template",
              missing("tools are an environment: docs/environments.md")),

@@ -107,7 +107,6 @@ UNSAID: dict[str, dict[str, Any]] = {  # where OpenRLHF does something else than
                       "critic.value_clip": 0.5, "train.num_episodes": 1,
                       "reward.clip_range": [-10.0, 10.0]},
 }  # fmt: skip
-_OFFLOAD = "nothing is offloaded in this version"
 
 RULES: dict[str, Rule] = {
     "model.model_name_or_path": to("model.path"),
@@ -155,7 +154,8 @@ RULES: dict[str, Rule] = {
     "data.dataset_probs": missing("say how much of an epoch a set is: weight in [[data.sets]]"),
     "data.prompt_data_probs": missing("say how much of an epoch a set is: weight in [[data.sets]]"),
     "algo.advantage.no_std_norm": missing("advantages are divided by their deviation here"),
-    **family("", "ds.adam_offload ref.offload reward.offload", missing(_OFFLOAD)),
+    "ds.adam_offload": missing(common.OFFLOAD),
+    **family("", "ref.offload reward.offload", missing("frozen models stay on their device")),
     **family("ds.", "packing_samples", needless(common.PACKED)),
     **family("ds.", "attn_implementation flash_attn use_liger_kernel experts_implementation",
              needless(common.ATTENTION)),
