@@ -8,7 +8,7 @@ from postgrad.cluster import connection
 from postgrad.cluster.placing import Wanted, assign
 from postgrad.core.errors import RunError, UsageError
 
-MARK = 0.001  # of a machine's own resource: a bundle cannot be empty
+MARK = 0.0001  # the least that Ray counts: a bundle cannot be empty
 LOOK_SECONDS = 1.0
 
 
