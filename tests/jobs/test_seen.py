@@ -42,6 +42,16 @@ def steps_in(screen: list[str]) -> int:
     return int(found[-1]) if found else 0
 
 
+def shows_a_healthy_run(screen: list[str]) -> bool:
+    """Numbers, the machine beside what was foreseen, and the sentinels; nothing half drawn."""
+    block = "   ".join(screen[-12:])
+    labels = ("reward", "accuracy", "entropy", "length", "gradient")
+    machine = r"memory [\d.]+ GiB of [\d.]+ foreseen", r"a step [\d.]+ s of [\d.]+ foreseen"
+    wanted = [*(rf"\b{label} +[\d.-]+%? " for label in labels), *machine]
+    silent = screen[-1] == "sentinels silent: nothing looks wrong"
+    return silent and all(re.search(one, block) for one in wanted)
+
+
 def told(feed: Feed, generation: str = "", start: int = 0) -> dict[str, Any]:
     found = json.loads(feed.messages(generation, start))
     assert not found["more"]
@@ -61,17 +71,15 @@ def test_a_person_sees_a_run_move_and_stops_it(recipe: Path, tmp_path: Path) -> 
         first = told(feed)
         seen = metric_steps(first)
         assert seen == list(range(1, len(seen) + 1))
-        terminal.wait_for(lambda screen: steps_in(screen) >= seen[-1] + 3)
-        more = told(feed, first["generation"], first["next"])
+
+        def later() -> dict[str, Any]:
+            return told(feed, first["generation"], first["next"])
+
+        terminal.wait_for(lambda _: len(metric_steps(later())) >= 3)
+        more = later()
         assert metric_steps(more)[:3] == [seen[-1] + n for n in (1, 2, 3)]
         assert {"groups", "counts"} <= {one["kind"] for one in more["messages"]}
-        block = terminal.lines[-12:]
-        for label in ("reward", "accuracy", "entropy", "length", "gradient"):
-            assert any(re.search(rf"\b{label} +[\d.-]+%? ", line) for line in block), block
-        machine = "   ".join(block)
-        assert re.search(r"memory [\d.]+ GiB of [\d.]+ foreseen", machine), block
-        assert re.search(r"a step [\d.]+ s of [\d.]+ foreseen", machine), block
-        assert block[-1] == "sentinels silent: nothing looks wrong"
+        terminal.wait_for(shows_a_healthy_run)
         terminal.type("\x03")
         assert terminal.ended() == 1
         assert "the checkpoint of step" in terminal.lines[-2]

@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -76,13 +78,17 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(
     assert error.count("\n") == 1
 
 
-def test_a_person_talks_to_two_models_side_by_side(models: Models) -> None:
-    command = [sys.executable, "-m", "postgrad", "chat", models(0), models(1)]
+def test_a_person_talks_to_two_models_side_by_side(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(models(0)).parent)
+    two = [os.path.relpath(models(number)) for number in (0, 1)]
+    command = [sys.executable, "-m", "postgrad", "chat", *two]
     with Terminal([*command, *FLAGS], columns=120) as terminal:
         terminal.wait_for("/help lists commands")
         terminal.type("hi\n")
         terminal.wait_for("was cut short")
-        both = [line for line in terminal.lines if line.count(models(0)[:10]) == 2]
+        both = [line for line in terminal.lines if all(name in line for name in two)]
         assert len(both) == 1  # their names, beside each other
         terminal.type("/bla\n")
         terminal.wait_for("/bla is no command")  # and the conversation goes on
