@@ -71,7 +71,7 @@ def ranks_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
             title = " ".join(one.cmdline())
         except psutil.Error:
             continue
-        if title.startswith("ray::_Rank"):
+        if title.startswith("ray::_Worker"):
             found.append(one)
     return found
 

@@ -6,7 +6,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +62,27 @@ def left_behind() -> set[str]:
     }
 
 
+def children_with_vllm() -> list[psutil.Process]:
+    found: list[psutil.Process] = []
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            if str(process.ENTRY) in one.cmdline():
+                found.append(one)
+    return found
+
+
+OTHERS: set[psutil.Process] = set()
+
+
+@pytest.fixture(autouse=True)
+def _engines_of_other_tests() -> None:
+    """tests/contracts keeps one for the whole session."""
+    OTHERS.update(children_with_vllm())
+
+
 def processes() -> list[psutil.Process]:
     """Of vLLM, that this test started."""
-    return [
-        one
-        for one in psutil.Process().children(recursive=True)
-        if str(process.ENTRY) in one.cmdline()
-    ]
+    return [one for one in children_with_vllm() if one not in OTHERS]
 
 
 @contextmanager
