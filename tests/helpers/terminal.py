@@ -28,7 +28,8 @@ class Terminal:
         if self._process == 0:
             size = struct.pack("HHHH", rows, columns, 0, 0)
             fcntl.ioctl(1, termios.TIOCSWINSZ, size)
-            known = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+            own = ("NO_COLOR", "COLUMNS", "LINES")  # workers of pytest-xdist have them
+            known = {name: value for name, value in os.environ.items() if name not in own}
             known |= {"TERM": "xterm", "PYTHONUTF8": "1"} | env
             os.execvpe(command[0], [*command], known)
         self._code: int | None = None

@@ -89,7 +89,7 @@ def test_a_person_talks_to_two_models_side_by_side(
         terminal.type("hi\n")
         terminal.wait_for("was cut short")
         both = [line for line in terminal.lines if all(name in line for name in two)]
-        assert len(both) == 1  # their names, beside each other
+        assert len(both) == 1, terminal.lines  # their names, beside each other
         terminal.type("/bla\n")
         terminal.wait_for("/bla is no command")  # and the conversation goes on
         terminal.type(" /said to the model\n")
