@@ -33,3 +33,19 @@ def checked(
         raise RunError(
             f"weights for the rollout engine: {len(missing)} did not come, such as {names}"
         )
+
+
+def portions(
+    weights: Iterable[tuple[str, Tensor]], size: int
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """Whole weights in their order, together up to `size` bytes if they fit, at least one."""
+    some: list[tuple[str, Tensor]] = []
+    held = 0
+    for name, weight in weights:
+        if some and held + weight.nbytes > size:
+            yield some
+            some, held = [], 0
+        some.append((name, weight))
+        held += weight.nbytes
+    if some:
+        yield some

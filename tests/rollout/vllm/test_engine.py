@@ -100,7 +100,7 @@ def test_half_of_the_weights_are_refused(make_engine):
 def test_an_engine_with_other_weights_than_the_first_is_found(make_engine):
     engine = make_engine("well", "stale")
     engine.load_weights(weights(), 1)
-    with pytest.raises(RunError, match=r"vLLM engine 1 does not have the weights of engine 0"):
+    with pytest.raises(RunError, match=r"vLLM engine 1 does not have the weights of vLLM engine 0"):
         engine.logprobs([np.arange(5)], 1.0)
 
 

@@ -13,15 +13,15 @@ from postgrad.cluster.workers import Workers
 from postgrad.core.errors import RunError
 from postgrad.jobs import engines
 from postgrad.jobs.run import Run
-from postgrad.observe.sentinels.publish import NOISE
 from postgrad.recipe.recipe import Answering
+from postgrad.rollout.agreement import Floats, agreed
 from postgrad.rollout.engine import Completion, Engine, EngineStats, Request
+from postgrad.rollout.weights import portions
 
 WORKER = "postgrad.jobs.ranks.engine_worker:EngineWorker"
 ROLE = "rollout"
 FED_BYTES = 2**26  # of weights in one call
 SUMMED = tuple(one.name for one in fields(EngineStats))
-Floats = NDArray[np.float32]
 
 
 def engine(
@@ -47,7 +47,7 @@ def engine(
         one.result()
     run.console.note(f"{count} rollout workers behind Ray")
     assert run.choices.rollout_dtype is not None  # of every job that answers
-    return SharedEngine(workers, NOISE.get(run.choices.rollout_dtype, max(NOISE.values())))
+    return SharedEngine(workers, run.choices.rollout_dtype)
 
 
 class SharedEngine:
@@ -57,11 +57,11 @@ class SharedEngine:
     workers that have something to do are waited for, so that later turns enter at fixed points.
     """
 
-    def __init__(self, workers: Workers, noise: float) -> None:
-        """noise: mean logprob difference (nats) of equal weights in two workers, at most."""
+    def __init__(self, workers: Workers, dtype: str) -> None:
+        """dtype: what the workers compute in."""
         self.stats = EngineStats()
         self._workers = workers
-        self._noise = noise
+        self._dtype = dtype
         self._open = [0] * workers.size  # samples that were asked for
         self._seen: list[tuple[float, ...]] = [(0,) * len(SUMMED)] * workers.size
 
@@ -93,7 +93,7 @@ class SharedEngine:
         """Engine.load_weights: every worker gets all of them, some at a time."""
         loading: Future[None] = self._workers.call("load_weights", version)
         try:
-            for some in _portions(weights):
+            for some in portions(_on_host(weights), FED_BYTES):
                 self._workers.aside("feed", some).result()
             self._workers.aside("feed", None).result()
         except RunError:
@@ -107,15 +107,7 @@ class SharedEngine:
             self._workers.ask(number, "logprobs", list(sequences), temperature)
             for number in range(self._workers.size)
         ]
-        first, *others = [handle.result() for handle in handles]
-        for number, other in enumerate(others, 1):
-            apart = np.abs(np.concatenate(first) - np.concatenate(other)).mean()
-            if not apart <= self._noise:  # NaN is no agreement
-                raise RunError(
-                    f"rollout worker {number} has other weights than rollout worker 0: mean "
-                    f"logprob difference {apart:.4g} on the same tokens (limit {self._noise:g})"
-                )
-        return first
+        return agreed([handle.result() for handle in handles], self._dtype, "rollout worker")
 
     def rest(self) -> None:
         """Engine.rest."""
@@ -129,15 +121,5 @@ class SharedEngine:
             setattr(self.stats, name, getattr(self.stats, name) + more)
 
 
-def _portions(weights: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
-    """Some FED_BYTES of weights at a time."""
-    some: list[tuple[str, Tensor]] = []
-    held = 0
-    for name, tensor in weights:
-        some.append((name, tensor.detach().cpu()))
-        held += tensor.nbytes
-        if held >= FED_BYTES:
-            yield some
-            some, held = [], 0
-    if some:
-        yield some
+def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    return ((name, tensor.detach().cpu()) for name, tensor in weights)

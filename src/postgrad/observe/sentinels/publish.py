@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from postgrad.observe.sentinels.base import Action, Look, Memory, Seen, Sentinel
+from postgrad.rollout.agreement import Floats, distance
 
-Floats = NDArray[np.float32]
 DIFFERENCE, MOVED = "sentinel/publish_difference", "sentinel/policy_moved"
 
 # What rounding alone may look like, by format. In bfloat16 engine and learner of a model of 6M
@@ -54,8 +52,4 @@ def probed(
     """Of the probe's logprobs by the engine before and after weights were sent, and the learner's:
     how far apart the two are, and how far the policy moved; means over all tokens.
     """
-    return {DIFFERENCE: _distance(engine, learner), MOVED: _distance(before, learner)}
-
-
-def _distance(one: Sequence[Floats], two: Sequence[Floats]) -> float:
-    return float(np.abs(np.concatenate(one) - np.concatenate(two)).mean())
+    return {DIFFERENCE: distance(engine, learner), MOVED: distance(before, learner)}

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.seeds import integer
+from postgrad.rollout.agreement import agreed
 from postgrad.rollout.engine import Completion, EngineStats, Request
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.vllm.process import Arrived, VLLMProcess
@@ -27,8 +28,6 @@ from postgrad.rollout.vllm.shared import buckets, shared
 from postgrad.rollout.weights import checked
 
 LOOK = 1.0  # seconds after which processes that say nothing are looked at
-# How far processes with the same weights may lie apart on the same tokens, mean over a probe.
-AGREEMENT = {torch.float32: 1e-4, torch.bfloat16: 5e-3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +134,7 @@ class VLLMEngine:
             [np.array(row, np.float32) for row in value]
             for value in self._call("score", sequences=asked, temperature=temperature)
         ]
-        for process, other in zip(self._processes[1:], found[1:], strict=True):
-            apart = _distance(found[0], other)
-            if not apart <= AGREEMENT[self._model.dtype]:
-                raise RunError(
-                    f"vLLM engine {process.number} does not have the weights of engine 0: mean "
-                    f"logprob difference {apart:.4g} on the same tokens"
-                )
-        return found[0]
+        return agreed(found, str(self._model.dtype).removeprefix("torch."), "vLLM engine")
 
     @property
     def busy(self) -> bool:
@@ -250,7 +242,3 @@ class VLLMEngine:
 def _seed(request: Request, sample: int) -> int:
     counters = (request.ticket, sample, request.turn)
     return integer(request.seed, "vllm", *counters)
-
-
-def _distance(one: Sequence[NDArray[np.float32]], two: Sequence[NDArray[np.float32]]) -> float:
-    return float(np.abs(np.concatenate(one) - np.concatenate(two)).mean())

@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.pipes import write
 from postgrad.rollout.vllm.protocol import Start, line
 
 VARIABLE = "POSTGRAD_VLLM_PYTHON"
@@ -101,10 +102,8 @@ class VLLMProcess:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Raises RunError where the process has gone."""
-        rest = memoryview(line(message))
         try:
-            while rest:
-                rest = rest[self._requests.write(rest) :]
+            write(self._requests, line(message))
         except (BrokenPipeError, ValueError) as error:
             raise self.died() from error
 
