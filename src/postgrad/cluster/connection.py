@@ -41,13 +41,16 @@ def start(settings: ClusterSettings) -> None:
     where = where if settings.address == "auto" else settings.address
     if where is not None and where != "auto" and re.match(ADDRESS, where):
         _require_answer(where)
-    until = time.monotonic() + settings.start_seconds
+    began = until = time.monotonic()
+    until += settings.start_seconds
     while (error := _connected(settings.address)) is not None:
-        if settings.address is not None or time.monotonic() > until:
+        at_once = time.monotonic() - began < ANSWER_SECONDS  # no lack of time, and so no use
+        if settings.address is not None or at_once or time.monotonic() > until:
             raise RunError(
                 f"no Ray cluster at {settings.address or 'this machine'}: {first_line(error)}; "
                 f"{WAYS_OUT if settings.address else 'is the machine overloaded?'}"
             ) from error
+        began = time.monotonic()
 
 
 def _connected(address: str | None) -> Exception | None:
