@@ -50,8 +50,8 @@ def watch(run_dirs: Sequence[Path], console: Console, port: int = 0) -> dict[str
     require_few(run_dirs)
     server = WatchServer(Feed(*run_dirs), port)
     with _until_signal(server):
-        names = ", ".join(map(str, run_dirs))
-        console.note(f"{names} is shown at {server.address}  (Ctrl-C ends it)")
+        names = " and ".join(map(str, run_dirs))
+        console.note(f"the page of {names} is at {server.address}  (Ctrl-C ends it)")
         server.serve_forever(poll_interval=0.2)
     console.note("stopped; the run goes on")
     return {"address": server.address}
