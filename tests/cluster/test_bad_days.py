@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from helpers.jobs import MODEL
 from helpers.processes import SECONDS, all_gone, environment, left_of, postgrad
 from helpers.runs import lines
 from postgrad.cluster import connection
@@ -26,19 +27,14 @@ from postgrad.recipe.load import load_recipe
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
-RECIPE = """
+RECIPE = (
+    """
 job = "sft"
 run_dir = "{folder}/run"
 steps = 3
-[model.init]
-type = "qwen3"
-hidden_size = 16
-intermediate_size = 32
-num_hidden_layers = 1
-num_attention_heads = 2
-num_key_value_heads = 1
-tokenizer = {{ kind = "characters" }}
-[data]
+"""
+    + MODEL
+    + """[data]
 path = "reasoning-gym:spell_backward"
 size = 40
 max_len = 96
@@ -52,6 +48,7 @@ type = "ray"
 start_seconds = 600.0
 limit_seconds = 10.0
 """
+)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from helpers.jobs import MODEL
 from helpers.machines import OPEN, PORT, Machine, reason_not, two_machines
 from helpers.processes import SECONDS, postgrad
 from helpers.runs import lines
@@ -24,19 +25,14 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(WHY_NOT is not None, reason=f"no network namespaces: {WHY_NOT}"),
 ]
-RECIPE = """
+RECIPE = (
+    """
 job = "rl"
 run_dir = "{folder}/run"
 steps = {steps}
-[model.init]
-type = "qwen3"
-hidden_size = 16
-intermediate_size = 32
-num_hidden_layers = 1
-num_attention_heads = 2
-num_key_value_heads = 1
-tokenizer = {{ kind = "characters" }}
-[data]
+"""
+    + MODEL
+    + """[data]
 path = "reasoning-gym:spell_backward"
 size = 40
 max_len = 96
@@ -66,6 +62,7 @@ max_ckpt_num = 9
 [sentinels]
 truncation = "off"
 """
+)
 
 
 @pytest.fixture(scope="module")

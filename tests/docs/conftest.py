@@ -6,23 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from helpers.jobs import MODEL
 from helpers.pages import ROOT
 from postgrad.cli.main import main
 
-RECIPE = """
+RECIPE = (
+    """
 job = "rl"
 run_dir = "{run_dir}"
 steps = 4
-[model.init]
-type = "qwen3"
-hidden_size = 16
-intermediate_size = 32
-num_hidden_layers = 1
-num_attention_heads = 2
-num_key_value_heads = 1
-[model.init.tokenizer]
-kind = "characters"
-[model.lora]
+"""
+    + MODEL
+    + """[model.lora]
 rank = 2
 [data]
 path = "reasoning-gym:spell_backward"
@@ -53,6 +48,7 @@ save_steps = 1
 save_hf = true
 best_metric = "eval/reward"
 """
+)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -79,15 +79,15 @@ def chat_server(script: Script) -> Iterator[ChatServer]:
                 state.requests.append((self.path, dict(self.headers), body))
                 state.held += 1
             try:
-                self._answer(script(prompt, before))
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # the judge had waited long enough
+                answer = script(prompt, before)
+                time.sleep(answer.delay)
             finally:
-                with lock:
+                with lock:  # before the reply: who has it may ask again at once
                     state.held -= 1
+            with suppress(BrokenPipeError, ConnectionResetError):  # the client had waited enough
+                self._answer(answer)
 
         def _answer(self, answer: Answer) -> None:
-            time.sleep(answer.delay)
             body = answer.body
             self.send_response(answer.status)
             for name, value in answer.headers.items():

@@ -4,10 +4,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-COMMON = """
-job = "{job}"
-run_dir = "run"
-steps = 4
+# The least that is a model; the table of its tokenizer stays open.
+MODEL = """
 [model.init]
 type = "qwen3"
 hidden_size = 16
@@ -17,7 +15,15 @@ num_attention_heads = 2
 num_key_value_heads = 1
 [model.init.tokenizer]
 kind = "characters"
-phrases = ["Spell this word backward (example: sun -> nus): "]
+"""
+COMMON = (
+    """
+job = "{job}"
+run_dir = "run"
+steps = 4
+"""
+    + MODEL
+    + """phrases = ["Spell this word backward (example: sun -> nus): "]
 [checkpoint]
 save_steps = 1
 max_ckpt_num = 1
@@ -26,6 +32,7 @@ lr = 1e-2
 threads = 1
 ema_decay = {ema_decay}
 """
+)
 WORDS = """
 [data]
 path = "reasoning-gym:spell_backward"
