@@ -1,12 +1,14 @@
 """Groups of ranks behind Ray: what is answered, in which order, and what bad days look like."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from postgrad.cluster import connection, workers
+from postgrad.cluster import connection, pulse, workers
 from postgrad.cluster.group import RankGroup
 from postgrad.cluster.placing import Wanted
 from postgrad.cluster.reservation import Reservation
@@ -16,6 +18,7 @@ from postgrad.core.errors import RunError, UsageError
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 SETTINGS = ClusterSettings(type="ray", start_seconds=600.0)
+STILL = 3.0  # seconds
 MISBEHAVING = "helpers.rank_workers:Misbehaving"
 
 
@@ -76,6 +79,45 @@ def test_a_rank_that_hangs_is_named_by_its_silence(
     )
     with pytest.raises(RunError, match=told):
         two.call("hang", 1).result()
+
+
+@pytest.fixture
+def meeting(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankGroup]:
+    """Two ranks of a group over gloo, watched at short intervals."""
+    monkeypatch.setattr(pulse, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(pulse, "STILL_SECONDS", STILL)
+    monkeypatch.setattr(pulse, "OUTSIDE_SECONDS", 1.0)
+    held = reserve(2)
+    made = RankGroup("helpers.rank_workers:Meeting", (), 2, "cpu", SETTINGS, held)
+    yield made
+    made.close()
+    held.close()
+
+
+def test_a_rank_that_does_nothing_while_another_waits_is_told_with_its_place(
+    meeting: RankGroup,
+) -> None:
+    told = (
+        r"^rank 1 \(pid \d+ on [\d.]+\) hangs: for \d+ seconds it has computed nothing at "
+        r"\S+rank_workers.py:\d+ in sleeps, while rank 0 waited for it at \S+ranks.py:\d+ in sum$"
+    )
+    with pytest.raises(RunError, match=told):
+        meeting.call("meet", 1, "sleeps", 3600.0).result()
+
+
+def test_a_rank_that_is_stopped_is_told_and_ended(meeting: RankGroup) -> None:
+    _, pid = meeting.places[1]
+    with pytest.raises(RunError, match=rf"^rank 1 \(pid {pid} on .*hangs: .* has not answered"):
+        meeting.call("meet", 1, "is_stopped", 0.0).result()
+    end = time.monotonic() + 60.0
+    while psutil.pid_exists(pid) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_rank_that_is_slow_is_waited_for(meeting: RankGroup) -> None:
+    for how in ("computes", "keeps_the_interpreter", "starts_another"):
+        assert meeting.call("meet", 1, how, 2.0 * STILL).result() == 2.0
 
 
 def test_a_rank_that_dies_is_named_though_the_others_wait(two: RankGroup) -> None:

@@ -1,12 +1,18 @@
-"""Workers for groups of ranks that go wrong in known ways."""
+"""Workers for groups of ranks that go wrong in known ways. Free of models, whose import takes each
+of them seconds.
+"""
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
+import torch
+
 from postgrad.core.errors import RunError
-from postgrad.jobs.ranks.worker import RankWorker
+from postgrad.parallel.ranks import Ranks
 
 
 class Misbehaving:
@@ -56,10 +62,39 @@ class Misbehaving:
         raise OSError(28, "No space left on device")
 
 
-class Other(RankWorker):
-    """On rank 1 with another seed, as of a machine with another version of postgrad."""
+class Meeting:
+    """Ranks that add a number up, to which one of them comes late."""
 
-    def join(self, rank: int, *more: Any) -> None:
-        if rank == 1:
-            self._place.recipe = self._place.recipe.model_copy(update={"seed": 7})
-        super().join(rank, *more)
+    _ranks: Ranks
+
+    def join(self, rank: int, size: int, address: str, device: str, limit_seconds: float) -> None:
+        self._ranks = Ranks.join(rank, size, address, limit_seconds=limit_seconds)
+
+    def meet(self, late: int, how: str, seconds: float) -> float:
+        if self._ranks.rank == late:
+            getattr(self, how)(seconds)
+        with self._ranks.doing("the meeting"):
+            return self._ranks.sum(1.0)
+
+    def sleeps(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def computes(self, seconds: float) -> None:
+        """For so long by the clock, whatever the machine is busy with."""
+        end, one = time.monotonic() + seconds, torch.ones(64, 64)
+        while time.monotonic() < end:
+            torch.mm(one, one)
+
+    def keeps_the_interpreter(self, seconds: float) -> None:
+        """Computes too, and lets no other thread say so: each power takes a second or so."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            _ = (7**2_000_000) ** 2
+
+    def starts_another(self, seconds: float) -> None:
+        """Waits for a process of its own that computes."""
+        words = "import time\nend = time.monotonic() + {}\nwhile time.monotonic() < end: pass"
+        subprocess.run([sys.executable, "-c", words.format(seconds)], check=True)
+
+    def is_stopped(self, seconds: float) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)

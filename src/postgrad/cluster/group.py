@@ -23,7 +23,10 @@ class RankGroup(Workers):
         reservation: Reservation,
     ) -> None:
         """See Workers. device: "cpu" or "cuda"."""
-        super().__init__("rank", worker, arguments, size, settings, reservation, POLICY)
+        still = device == "cpu"
+        super().__init__(
+            "rank", worker, arguments, size, settings, reservation, POLICY, still=still
+        )
         try:
             (address,) = self._each([self._actors[0].meeting.remote(settings.port)])
             self._each(

@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from postgrad.cluster import pulse
 from postgrad.cluster.connection import first_line
+from postgrad.cluster.pulse import Pulse, Watch, pulse_of
 from postgrad.cluster.reservation import Reservation
 from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.errors import PostgradError, RunError, WorkerLost
@@ -37,10 +39,12 @@ class Workers:
         settings: ClusterSettings,
         reservation: Reservation,
         role: str,
+        *,
+        still: bool = False,
     ) -> None:
         """title: what one is called ("rank"). worker: "package.module:Class", made with `arguments`
-        in each. Raises what making one raises, or RunError where not all come up in
-        settings.start_seconds.
+        in each. still: see Watch. Raises what making one raises, or RunError where not all come up
+        in settings.start_seconds.
         """
         import ray
 
@@ -51,14 +55,17 @@ class Workers:
         self._turn = threading.Lock()
         self._ended = False
         remote: Any = ray.remote  # its types know neither an actor's groups nor numbers by name
-        actor: Any = remote(concurrency_groups={"aside": 1})(_Worker)
+        actor: Any = remote(concurrency_groups={"aside": 1, "pulse": 1})(_Worker)
         self._actors = [actor.options(**reservation.options(role, n)).remote() for n in range(size)]
         self.places = [("?", 0)] * size  # the address of its machine and its pid, of each
         try:
             places = self._each([one.stand.remote(str(Path.cwd())) for one in self._actors])
-            order = _side_by_side([address for address, _ in places])
+            order = _side_by_side([address for address, *_ in places])
             self._actors = [self._actors[number] for number in order]
-            self.places = [places[number] for number in order]
+            self.places = [places[number][:2] for number in order]
+            nodes = [places[number][2] for number in order]
+            pids = [pid for _, pid in self.places]
+            self._watch = Watch(self._actors, nodes, pids, still=still)
             self._each([one.make.remote(worker, list(arguments)) for one in self._actors])
         except BaseException:
             self.close()
@@ -126,11 +133,13 @@ class Workers:
         left, failed = list(refs), list[tuple[int, Exception]]()
         end = None if seconds is None else time.monotonic() + seconds
         while left:
-            wait = None if end is None else max(0.0, end - time.monotonic())
-            ready, left = ray.wait(left, num_returns=1, timeout=wait)
-            if not ready and failed:
+            more = pulse.LOOK_SECONDS if end is None else max(0.0, end - time.monotonic())
+            ready, left = ray.wait(left, num_returns=1, timeout=more)
+            if not ready and end is None:
+                self._require_none_hangs()
+            elif not ready and failed:
                 break
-            if not ready:
+            elif not ready:
                 raise RunError(
                     f"{len(left)} of {len(refs)} {self._title}s did not start within {seconds:g} "
                     "seconds (cluster.start_seconds): is the cluster full, or another run in it?"
@@ -145,6 +154,11 @@ class Workers:
         if failed:
             raise self._cause(failed, [first + refs.index(one) for one in left])
         return [ray.get(one) for one in refs]
+
+    def _require_none_hangs(self) -> None:
+        if (found := self._watch.look()) is not None:
+            hung, told = found
+            raise RunError(f"{self._named(hung)} hangs: {told}")
 
     def _cause(self, failed: list[tuple[int, Exception]], silent: list[int]) -> Exception:
         """What to raise of several errors: a process that was lost before all, then one with a
@@ -176,8 +190,10 @@ class Workers:
     def _hung(self, cause: Exception, silent: list[int]) -> Exception:
         if not silent:
             return cause
-        names = [f"{self._title} {number} ({self._where(number)})" for number in silent]
-        return RunError(f"{' and '.join(names)} did not come and says nothing, it hangs: {cause}")
+        return RunError(f"{self._named(silent)} did not come and says nothing, it hangs: {cause}")
+
+    def _named(self, numbers: Sequence[int]) -> str:
+        return " and ".join(f"{self._title} {one} ({self._where(one)})" for one in numbers)
 
     def _where(self, number: int) -> str:
         return "pid {1} on {0}".format(*self.places[number])
@@ -187,10 +203,11 @@ class _Worker:
     """One actor."""
 
     _object: Any
+    _thread: int | None = None  # that has a call
 
-    def stand(self, folder: str) -> tuple[str, int]:
+    def stand(self, folder: str) -> tuple[str, int, str]:
         """Takes the run's folder as its own, so that a recipe's paths mean the same here; its
-        machine's address, and its process's number.
+        machine's address, its process's number, and Ray's name of the machine.
         """
         import ray
 
@@ -203,7 +220,7 @@ class _Worker:
                 f"{error.strerror}; start it in a folder that all machines share"
             ) from error
         _use_interface_of(address)
-        return address, os.getpid()
+        return address, os.getpid(), ray.get_runtime_context().get_node_id()
 
     def make(self, worker: str, arguments: list[Any]) -> None:
         self._object = resolve(worker, {}, "worker")(*arguments)
@@ -219,12 +236,21 @@ class _Worker:
         return f"{ray.util.get_node_ip_address()}:{port}"
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(self._object, method)(*arguments)
+        self._thread = threading.get_ident()
+        try:
+            return getattr(self._object, method)(*arguments)
+        finally:
+            self._thread = None
 
     def aside(self, method: str, arguments: tuple[Any, ...]) -> Any:
         return getattr(self._object, method)(*arguments)
 
     aside.__ray_concurrency_group__ = "aside"  # pyright: ignore[reportFunctionMemberAccess]
+
+    def pulse(self) -> Pulse:
+        return pulse_of(self._thread)
+
+    pulse.__ray_concurrency_group__ = "pulse"  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _side_by_side(addresses: Sequence[str]) -> list[int]:

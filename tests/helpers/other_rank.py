@@ -1,0 +1,14 @@
+"""A rank of another run than the others."""
+
+from typing import Any
+
+from postgrad.jobs.ranks.worker import RankWorker
+
+
+class Other(RankWorker):
+    """On rank 1 with another seed, as of a machine with another version of postgrad."""
+
+    def join(self, rank: int, *more: Any) -> None:
+        if rank == 1:
+            self._place.recipe = self._place.recipe.model_copy(update={"seed": 7})
+        super().join(rank, *more)
