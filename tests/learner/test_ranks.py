@@ -2,17 +2,22 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from helpers.rank_cases import Case, distance, train
+from helpers.halves import in_halves
+from helpers.rank_cases import Case, algorithm, distance, experience, learner, train
 from helpers.ranks import run_ranks
 from postgrad.core.errors import UsageError
 from postgrad.learner.context import require_heads
+from postgrad.learner.update import Update
 from postgrad.parallel.grid import ONE, Grid
 from postgrad.parallel.ranks import Ranks
+from postgrad.parallel.sharding import whole
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
@@ -124,6 +129,44 @@ def test_ranks_that_share_matrices_give_the_weights_of_one(
     case: Case, alone: Path, matrices: Path
 ) -> None:
     compare(case, alone, matrices)
+
+
+def one_gradient(ranks: Ranks, folder: Path, case: Case, halves: bool) -> None:
+    """Writes the logprobs of a fresh model, and the gradient of its first update."""
+    one: Any = learner(case, ranks)
+    if halves:
+        in_halves(one.backbone.lm)
+    said = one.logprobs(experience(case, 99).sequences).result()
+    found = {"logprobs": torch.from_numpy(said.values.copy())}
+    clip = one.optimizer._clip
+
+    def kept(limit: float) -> float:
+        for name, master in one.optimizer.master.items():
+            part = master.grad.clone()  # which clipping changes
+            found[f"gradient.{name}"] = whole(part, one.optimizer.pieces[name], ranks).clone()
+        return clip(limit)
+
+    one.optimizer._clip = kept
+    drawn = experience(case, 0)
+    one.update(Update(drawn, np.arange(len(drawn))), algorithm(case)).result()
+    if ranks.rank == 0:
+        save_file(found, folder / f"{case.dtype}-{ranks.size}-{halves}.safetensors")
+
+
+def test_in_bfloat16_ranks_that_share_matrices_round_as_one_does_in_halves(tmp_path: Path) -> None:
+    """docs/distributed.md: the distance to one rank is rounding, of which one rank has as much."""
+    narrow, wide = Case("none", dtype="bfloat16"), Case("none", dtype="float32")
+    one_gradient(Ranks(), tmp_path, wide, False)
+    one_gradient(Ranks(), tmp_path, narrow, False)
+    one_gradient(Ranks(), tmp_path, narrow, True)
+    run_ranks(2, one_gradient, tmp_path, narrow, False, grid=Grid(tensor=2))
+    names = ("float32-1-False", "bfloat16-1-False", "bfloat16-1-True", "bfloat16-2-False")
+    exact, one, halves, two = (load_file(tmp_path / f"{name}.safetensors") for name in names)
+    assert torch.equal(halves["logprobs"], two["logprobs"])
+    assert not torch.equal(one["logprobs"], two["logprobs"])
+    error = distance("gradient.", exact, one)
+    assert distance("gradient.", exact, two) < 2.0 * error
+    assert distance("gradient.", halves, two) < 0.5 * error
 
 
 @pytest.mark.parametrize(("heads", "keys", "size"), [(4, 2, 3), (6, 3, 2), (4, 2, 8)])
