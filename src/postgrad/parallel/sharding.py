@@ -97,7 +97,7 @@ class Sharding:
         self._grouped = ranks.grid.groups > 1
         if stage == "none" or ranks.size == 1:
             return
-        half = _narrow(root, compute)
+        half = compute != torch.float32 and bool(_narrow(root))
         policy = MixedPrecisionPolicy(
             param_dtype=compute if half else None, reduce_dtype=torch.float32
         )
@@ -109,10 +109,10 @@ class Sharding:
             how["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
         mesh, data_mesh = ranks.groups.mesh, ranks.groups.data_mesh
         for module in alone:
-            fully_shard(module, mesh=mesh, mp_policy=plain, **how)
+            _shard(module, mesh=mesh, mp_policy=plain, **how)
         for module in layers:
-            fully_shard(module, mesh=data_mesh, mp_policy=policy, **how)
-        fully_shard(root, mesh=mesh, mp_policy=policy, **how)
+            _shard(module, mesh=data_mesh, mp_policy=policy, **how)
+        _shard(root, mesh=mesh, mp_policy=policy, **how)
         self._modules = [module for module in root.modules() if isinstance(module, FSDPModule)]
         for module in self._modules:
             module.set_gradient_divide_factor(1.0)  # sums, never means
@@ -134,14 +134,19 @@ class Sharding:
             module.reshard()
 
 
-def _narrow(root: nn.Module, compute: torch.dtype) -> bool:
+def _shard(module: nn.Module, **how: Any) -> None:
     """Trained weights in a narrow format become float32, from which FSDP2 rounds copies to compute
-    with; what is frozen stays as it is. True where there are such.
+    with; what is frozen stays as it is. Module by module, each of which leaves this rank's part:
+    nobody holds a whole model in float32.
     """
-    trained = [p for p in root.parameters() if p.requires_grad and p.dtype != torch.float32]
-    for parameter in trained:
+    for parameter in _narrow(module):
         parameter.data = parameter.data.float()
-    return bool(trained) and compute != torch.float32
+    fully_shard(module, **how)
+
+
+def _narrow(module: nn.Module) -> list[nn.Parameter]:
+    """What is trained and not float32."""
+    return [p for p in module.parameters() if p.requires_grad and p.dtype != torch.float32]
 
 
 def _frozen_beside_trained(root: nn.Module) -> set[nn.Parameter]:
