@@ -11,7 +11,7 @@ import pytest
 from postgrad.cluster import connection, pulse, workers
 from postgrad.cluster.group import RankGroup
 from postgrad.cluster.placing import Wanted
-from postgrad.cluster.reservation import Reservation
+from postgrad.cluster.reservation import MARK, Reservation
 from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.errors import RunError, UsageError
 
@@ -134,7 +134,11 @@ def test_a_full_disk_is_an_os_error_and_the_ranks_go_on(two: RankGroup) -> None:
 def test_more_ranks_than_gpus_are_refused_before_anything_is_loaded() -> None:
     with pytest.raises(UsageError, match=r"learner\.ranks = 4096 needs as many GPUs"):
         reserve(4096, gpus=1)
-    reserve(4096).close()
+
+
+def test_many_ranks_that_ask_for_nothing_fit_on_one_core() -> None:
+    assert 4096 * MARK < 1.0
+    reserve(64).close()
 
 
 def test_a_worker_that_cannot_be_made_says_why() -> None:

@@ -1,5 +1,7 @@
 """A save of four ranks in which one dies, or all, or the process that commits it, at every call
 that changes a file: whoever makes the call is the one that dies.
+
+In CI every call meets one of the four kinds of faults; `make test-faults` has each meet all.
 """
 
 import shutil
@@ -28,13 +30,14 @@ def begun(tmp_path: Path) -> Path:
     return root
 
 
+KINDS = (Kind.KILL, Kind.KILL_ALL, Kind.IO_ERROR, Kind.FULL)
+
+
 @pytest.mark.parametrize(
-    "kind",
-    [Kind.KILL, Kind.KILL_ALL, Kind.IO_ERROR, Kind.FULL],
-    ids=["one is killed", "all are killed", "bad sector", "full disk"],
+    "kind", KINDS, ids=["one is killed", "all are killed", "bad sector", "full disk"]
 )
 def test_at_any_call_of_any_rank_a_whole_checkpoint_is_found(
-    kind: Kind, begun: Path, machine: Machine, tmp_path: Path
+    kind: Kind, begun: Path, machine: Machine, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     def run(number: int, last: int) -> tuple[Path, Ended]:
         root = shutil.copytree(begun, tmp_path / str(number))
@@ -46,7 +49,10 @@ def test_at_any_call_of_any_rank_a_whole_checkpoint_is_found(
     assert loads(root, 3)
     assert whole.names.count("W") >= 2 * RANKS  # every rank writes both files
     statuses: set[int] = set()
-    for number in range(1, len(whole.names) + 1):
+    calls = range(1, len(whole.names) + 1)
+    if len(calls) > int(request.config.getoption("--fault-points")):
+        calls = calls[KINDS.index(kind) :: len(KINDS)]
+    for number in calls:
         root, ended = run(number, FOREVER if kind == Kind.FULL else number)
         statuses.add(ended.status)
         if ended.status == RANK_DIED:  # nothing was committed: the step before stands
@@ -64,7 +70,9 @@ def test_at_any_call_of_any_rank_a_whole_checkpoint_is_found(
         Kind.IO_ERROR: {FAILED, UNTIDY},
         Kind.FULL: {FAILED, UNTIDY},
     }
-    assert expected[kind] <= statuses
+    assert statuses & expected[kind]
+    if len(calls) == len(whole.names):
+        assert expected[kind] <= statuses
 
 
 @pytest.mark.parametrize("kind", [Kind.SHORT, Kind.SLOW], ids=["short writes", "slow disk"])

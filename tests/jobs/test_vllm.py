@@ -228,6 +228,7 @@ def test_a_resumed_run_goes_on_with_the_checkpoints_weights(make_recipe, console
 def test_a_run_samples_with_vllm_in_a_ray_worker(make_recipe, console):
     cluster = {"type": "ray", "rollout": {"workers": 1}, "start_seconds": 600.0}
     recipe = make_recipe("rl", **RUN, rollout={"type": "vllm"}, cluster=cluster)
+    before = left_behind()
     train(recipe.model_copy(update={"steps": 2}), console)
     metrics = by_step(recipe)
     assert len(metrics) == 2
@@ -235,3 +236,6 @@ def test_a_run_samples_with_vllm_in_a_ray_worker(make_recipe, console):
         assert one["sentinel/publish_difference"] < 1e-4
         assert one["sentinel/policy_moved"] > 1e-2
     assert processes() == []
+    assert left_behind() == before
+    log = Path(recipe.run_dir) / "rollout-0" / "vllm-0.log"
+    assert "vLLM" in log.read_text("utf-8")

@@ -51,15 +51,17 @@ def made(
     *,
     sequences: int,
     max_len: int,
+    logs: Path | None = None,
 ) -> tuple[Engine, Choices]:
     """The engine with the weights of `path` (a server has its own), closed with `stack`, and the
     choices with its sizes. sequences: how many are sampled at once; max_len: tokens of the longest.
+    logs: see rollout.vllm.start.
     """
     sizes = {"sequences": sequences, "max_len": max_len}
     if recipe.rollout.type == "local":
         return roles.engine(recipe, path, choices, **sizes)
     if recipe.rollout.type == "vllm":
-        return _vllm(recipe, path, choices, stack, None, **sizes)
+        return _vllm(recipe, path, choices, stack, logs, **sizes)
     one = recipe.rollout.openai
     server = OpenAIEngine(one, one.model or path, load_tokenizer(path))
     stack.callback(server.close)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -32,13 +33,16 @@ class EngineWorker:
         self._fed: SimpleQueue[Some | None] = SimpleQueue()
         placing.apply(choices.placement)
 
-    def build(self, path: str, choices: Choices, sequences: int, max_len: int) -> Choices:
+    def build(
+        self, path: str, choices: Choices, sequences: int, max_len: int, logs: str
+    ) -> Choices:
         """Makes the engine; the choices with its sizes. See jobs.engines.made. What it started, it
-        ends with this process.
+        ends with this process. logs: a folder of this worker's own, where all machines see it.
         """
         self._engine, found = engines.made(
-            self._recipe, path, choices, ExitStack(), sequences=sequences, max_len=max_len
-        )
+            self._recipe, path, choices, ExitStack(), sequences=sequences, max_len=max_len,
+            logs=Path(logs),
+        )  # fmt: skip
         return found
 
     def submit(self, request: Request) -> None:

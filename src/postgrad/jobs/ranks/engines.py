@@ -11,7 +11,9 @@ from torch import Tensor
 
 from postgrad.cluster.workers import Workers
 from postgrad.core.errors import RunError
+from postgrad.core.handles import Handle
 from postgrad.jobs import engines
+from postgrad.jobs.choices import Choices
 from postgrad.jobs.run import Run
 from postgrad.recipe.recipe import Answering
 from postgrad.rollout.agreement import Floats, agreed
@@ -38,12 +40,13 @@ def engine(
     stack.callback(workers.close)
     run.logs.event("placed", workers.told(), role=ROLE, places=workers.places)
     share = -(-sequences // count)
-    run.choices = workers.ask(0, "build", path, run.choices, share, max_len).result()
-    rest = [
-        workers.ask(number, "build", path, run.choices, share, max_len)
-        for number in range(1, count)
-    ]
-    for one in rest:
+
+    def build(number: int) -> Handle[Choices]:
+        logs = run.directory.path / f"rollout-{number}"
+        return workers.ask(number, "build", path, run.choices, share, max_len, str(logs))
+
+    run.choices = build(0).result()
+    for one in [build(number) for number in range(1, count)]:
         one.result()
     run.console.note(f"{count} rollout workers behind Ray")
     assert run.choices.rollout_dtype is not None  # of every job that answers

@@ -62,8 +62,8 @@ def start(
     threads: int,
     logs: Path | None,
 ) -> VLLMEngine:
-    """Engines that can sample, with the weights of `path`. logs: the directory of their logs; None:
-    one of their own, which goes with them.
+    """Engines that can sample, with the weights of `path`. logs: the directory of their logs, made
+    where it is not there; None: one of their own, which goes with them.
 
     Raises UsageError where the environment or the devices are not there, and RunError with the end
     of the log where vLLM does not start.
@@ -81,6 +81,7 @@ def start(
         if logs is None:
             logs = Path(mkdtemp(prefix="postgrad-vllm-logs-"))
             started.callback(shutil.rmtree, logs)
+        logs.mkdir(exist_ok=True)
         processes: list[VLLMProcess] = []
         for number in range(one.engines):
             own = devices[number] if devices is not None else None
