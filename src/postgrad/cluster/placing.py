@@ -33,14 +33,38 @@ class Wanted:
 
 
 def wanted(
-    role: str, key: str, processes: int, placement: Placement, device: str, inside: str | None
+    role: str,
+    key: str,
+    processes: int,
+    placement: Placement,
+    device: str,
+    inside: str | None = None,
+    least: int = 1,
 ) -> Wanted:
-    """What a placement asks for where the run's device is `device`. Recipes whose GPUs do not
-    divide were refused.
+    """What a placement asks for where the run's device is `device`, on which a process works with
+    `least` GPUs or more. Recipes whose GPUs do not divide were refused. Raises UsageError where it
+    would have none, too few, or such that it would not use.
     """
-    gpus = 0 if device != "cuda" else 1
+    gpus = least if device == "cuda" else 0
     if placement.gpus is not None:
         gpus = placement.gpus // processes
+    stated = f"cluster.{role}.gpus = {placement.gpus}"
+    if device != "cuda" and gpus:
+        raise UsageError(
+            f"{stated}: a run works on the kind of device that its first process has, and here "
+            "that is a CPU: start it on a machine with GPUs, or leave gpus out"
+        )
+    if device == "cuda" and inside is None and gpus < least:
+        raise UsageError(
+            f"{stated}: {processes} processes that work on {least} GPUs each need "
+            f"{least * processes}: say so or leave gpus out; a run on CPUs is started with "
+            "CUDA_VISIBLE_DEVICES="
+        )
+    if device == "cuda" and inside is not None and least > 1:
+        raise UsageError(
+            f"cluster.{inside}.colocate: an engine shares the one GPU of a rank, and rollout.vllm "
+            f"wants {least} (tensor_parallel * engines): leave colocate out, or use 1"
+        )
     return Wanted(role, key, processes, gpus, placement.cpus, placement.machines, inside)
 
 

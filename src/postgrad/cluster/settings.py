@@ -1,11 +1,12 @@
 """What a recipe says of where ranks and engines run. Free of ray."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from postgrad.core.settings import Settings
 
+ON_THE_RANKS = ("critic", "reference", "reward_model")
 ADDRESS = r"^(auto|[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:.%]+\]:\d{1,5})$"
 
 
@@ -59,6 +60,18 @@ class ClusterSettings(Settings):
     start_seconds: float = Field(default=120.0, gt=0.0)
     limit_seconds: float = Field(default=600.0, gt=0.0)
     max_restarts: int = Field(default=3, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _on_the_ranks(cls, stated: Any) -> Any:
+        for role in ON_THE_RANKS if isinstance(stated, dict) else ():
+            if role in stated:
+                raise ValueError(
+                    f"{role} has no place of its own: it lies on the ranks of the policy, which "
+                    "learner.sharding and learner.offload divide it over; leave it out, and say in "
+                    "cluster.policy where the ranks are"
+                )
+        return stated
 
     def engines(self, ranks: int) -> int:
         """How many processes have an engine; 0: it is in the first process."""

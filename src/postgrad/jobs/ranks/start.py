@@ -9,7 +9,7 @@ from postgrad.cluster.reservation import Reservation
 from postgrad.core.errors import RunError, UsageError
 from postgrad.jobs.ranks.engines import ROLE
 from postgrad.jobs.run import Run
-from postgrad.recipe.recipe import Recipe, RLRecipe
+from postgrad.recipe.recipe import Answering, Recipe
 
 WORKER = "postgrad.jobs.ranks.worker:RankWorker"
 
@@ -44,13 +44,16 @@ def join(run: Run, stack: ExitStack, *, again: bool = False) -> None:
 
 
 def wants_of(recipe: Recipe, device: str) -> list[Wanted]:
-    """What the recipe's processes ask of a cluster. device: "cpu" or "cuda"."""
+    """What the recipe's processes ask of a cluster. device: "cpu" or "cuda". Raises UsageError for
+    a placement that does not suit it.
+    """
     settings, ranks = recipe.cluster, recipe.learner.ranks
-    found = [wanted(POLICY, f"learner.ranks = {ranks}", ranks, settings.policy, device, None)]
-    answers = isinstance(recipe, RLRecipe) or (recipe.job == "sft" and recipe.eval.sets)
+    found = [wanted(POLICY, f"learner.ranks = {ranks}", ranks, settings.policy, device)]
     count = settings.engines(ranks)
-    if answers and count:
+    if isinstance(recipe, Answering) and (recipe.job == "rl" or recipe.eval.sets) and count:
         key, inside = f"cluster.rollout.workers = {count}", settings.policy.colocate and POLICY
         place = settings.rollout or settings.policy
-        found.append(wanted(ROLE, key, count, place, device, inside))
+        engine = recipe.rollout.vllm
+        gpus = engine.tensor_parallel * engine.engines if recipe.rollout.type == "vllm" else 1
+        found.append(wanted(ROLE, key, count, place, device, inside, gpus))
     return found
