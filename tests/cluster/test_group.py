@@ -46,6 +46,10 @@ def two() -> Iterator[RankGroup]:
     held.close()
 
 
+def test_a_cluster_that_this_process_is_in_is_taken() -> None:
+    assert not connection.start(SETTINGS)
+
+
 def test_rank_0_answers_and_calls_keep_their_order(two: RankGroup) -> None:
     assert two.call("greet", "Ann").result() == "hello Ann from 0"
     handles = [two.call("remember", number) for number in range(20)]

@@ -1,6 +1,9 @@
 """Whole runs on ranks behind Ray: the weights of one process, saves on 4, resumes on 1, 2 and 4."""
 
 import json
+import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ from safetensors.torch import load_file
 from helpers.jobs import write_pairs
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.store import CheckpointStore
+from postgrad.cluster import connection
+from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.errors import UsageError
 from postgrad.jobs.export import export
 from postgrad.jobs.train import resume, train
@@ -37,7 +42,12 @@ def on_ranks(ranks: int, sharding: str, **learner: Any) -> dict[str, Any]:
 
 def weights(recipe: Recipe, step: int = STEPS) -> dict[str, torch.Tensor]:
     """All float tensors of a checkpoint, of whatever parts."""
-    store = CheckpointStore(Path(recipe.run_dir) / "checkpoints", CheckpointSettings())
+    return weights_in(Path(recipe.run_dir), step)
+
+
+def weights_in(run: Path, step: int) -> dict[str, torch.Tensor]:
+    """Of the run in a directory."""
+    store = CheckpointStore(run / "checkpoints", CheckpointSettings())
     found = store.load(step)
     return {
         f"{stem}/{name}": tensor
@@ -51,6 +61,17 @@ def apart(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
     assert one.keys() == two.keys()
     difference = sum(float((one[n] - two[n]).square().sum()) for n in one)
     return (difference / sum(float(t.square().sum()) for t in one.values())) ** 0.5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    """One for all runs: a start of Ray takes longer than any of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        connection.start(ClusterSettings(**CLUSTER))
+        yield
+        connection.stop()
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +106,8 @@ def test_replayed_rollouts_on_ranks_give_the_weights_of_one_process(
     assert apart(weights(alone), weights(several)) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("ranks", "sharding", "cluster"),
-    [(1, "none", "local"), (2, "zero1", "ray"), (4, "zero3", "ray")],
-)
 def test_what_four_ranks_saved_goes_on_with_another_number(
-    make_recipe: Any, console: Console, ranks: int, sharding: str, cluster: str, tmp_path: Path
+    make_recipe: Any, console: Console, tmp_path: Path
 ) -> None:
     checkpoint = {"save_steps": 4, "max_ckpt_num": 9}
     alone = make_recipe("sft", "alone", steps=8, learner=LEARNER, checkpoint=checkpoint)
@@ -99,15 +116,22 @@ def test_what_four_ranks_saved_goes_on_with_another_number(
     )
     train(alone, console)
     train(saved, console)
-    assert all(one["good"] for one in verify(Path(saved.run_dir), console))
-    flags = [
-        "--steps", "8", "--learner.ranks", f"{ranks}", "--learner.sharding", sharding,
-        "--cluster.type", cluster,
-    ]  # fmt: skip
-    resume(Path(saved.run_dir), flags, [], console)
-    assert apart(weights(alone, 8), weights(saved, 8)) < 1e-4
-    export(Path(saved.run_dir), "4", tmp_path / "exported")
+    folder = Path(saved.run_dir)
+    assert all(one["good"] for one in verify(folder, console))
+    export(folder, "4", tmp_path / "exported")
     assert (tmp_path / "exported" / "config.json").exists()
+    for ranks, sharding, cluster in (
+        ("1", "none", "local"),
+        ("2", "zero1", "ray"),
+        ("4", "zero3", "ray"),
+    ):
+        copy = shutil.copytree(folder, tmp_path / f"goes on with {ranks}")
+        flags = [
+            "--steps", "8", "--learner.ranks", ranks, "--learner.sharding", sharding,
+            "--cluster.type", cluster,
+        ]  # fmt: skip
+        resume(copy, flags, [], console)
+        assert apart(weights(alone, 8), weights_in(copy, 8)) < 1e-4
 
 
 TENSOR = {  # two key heads, so that two ranks can have one each

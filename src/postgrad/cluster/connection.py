@@ -23,8 +23,9 @@ WAYS_OUT = (
 )
 
 
-def start(settings: ClusterSettings) -> None:
-    """Connects to the cluster that the settings name, or makes one of this machine.
+def start(settings: ClusterSettings) -> bool:
+    """Connects to the cluster that the settings name, or makes one of this machine. False where
+    this process was in one before, which stays.
 
     Raises UsageError where ray is not installed, RunError where nobody answers at the address.
     """
@@ -36,7 +37,7 @@ def start(settings: ClusterSettings) -> None:
     except ImportError as error:
         raise UsageError(MISSING) from error
     if ray.is_initialized():
-        return
+        return False
     where = os.environ.get("RAY_ADDRESS", "auto")
     where = where if settings.address == "auto" else settings.address
     if where is not None and where != "auto" and re.match(ADDRESS, where):
@@ -51,6 +52,7 @@ def start(settings: ClusterSettings) -> None:
                 f"{WAYS_OUT if settings.address else 'is the machine overloaded?'}"
             ) from error
         began = time.monotonic()
+    return True
 
 
 def _connected(address: str | None) -> Exception | None:

@@ -30,11 +30,13 @@ class Pulse(NamedTuple):
 
 
 def pulse_of(thread: int | None) -> Pulse:
-    """Of the thread of this process that has this identifier, and lives."""
+    """Of the thread of this process that has this identifier, and lives. Where a system does not
+    say what a thread computes (macOS), it is as if there were no call.
+    """
     import psutil
 
     frame = None if thread is None else sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
-    if thread is None or frame is None:
+    if thread is None or frame is None or not hasattr(time, "pthread_getcpuclockid"):
         return Pulse()
     spent = time.clock_gettime(time.pthread_getcpuclockid(thread))
     for child in psutil.Process().children(recursive=True):
@@ -100,7 +102,7 @@ class Watch:
     def _listen(self, now: float) -> None:
         """Takes what was answered to the last look, and asks again."""
         import ray
-        from ray.exceptions import RayError
+        from ray.exceptions import RayActorError
 
         for number, actor in enumerate(self._actors):
             asked = self._asked[number]
@@ -109,7 +111,7 @@ class Watch:
                     continue
                 try:
                     found = Pulse(*ray.get(asked))
-                except RayError:  # it is lost, which its call says
+                except RayActorError:  # it is lost, which its call says
                     found = Pulse()
                 if found != self._last[number]:
                     self._moved[number] = now

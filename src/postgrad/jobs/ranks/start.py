@@ -24,8 +24,8 @@ def join(run: Run, stack: ExitStack, *, again: bool = False) -> None:
     settings, ranks = recipe.cluster, recipe.learner.ranks
     if settings.type == "local":
         return
-    connection.start(settings)
-    stack.callback(connection.stop)
+    if connection.start(settings):  # who calls us may be in a cluster of their own
+        stack.callback(connection.stop)
     wants = wants_of(recipe, choices.device)
     patient = again or settings.address is not None  # others may still be on their way
     try:
