@@ -50,7 +50,7 @@ def test_at_any_call_of_any_rank_a_whole_checkpoint_is_found(
     assert whole.names.count("W") >= 2 * RANKS  # every rank writes both files
     statuses: set[int] = set()
     calls = range(1, len(whole.names) + 1)
-    if len(calls) > int(request.config.getoption("--fault-points")):
+    if len(calls) > int(str(request.config.getoption("--fault-points"))):
         calls = calls[KINDS.index(kind) :: len(KINDS)]
     for number in calls:
         root, ended = run(number, FOREVER if kind == Kind.FULL else number)
