@@ -19,6 +19,7 @@ address=$(srun --nodes=1 --ntasks=1 --nodelist="$first" hostname --ip-address | 
 port=$((20000 + SLURM_JOB_ID % 20000))  # two jobs may share a machine
 export RAY_AUTH_MODE=token  # of the home directory, which the machines share: nobody else joins
 ray get-auth-token --generate > /dev/null
+export RAY_health_check_failure_threshold=3  # a machine that is cut off is lost after 40 seconds
 
 srun --nodes=1 --ntasks=1 --overlap --nodelist="$first" \
     ray start --head --block --node-ip-address="$address" --port="$port" --include-dashboard=false &
