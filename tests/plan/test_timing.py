@@ -30,7 +30,7 @@ PROMPT = 16  # tokens, of a rollout
 def planned(table: dict[str, Any], lengths: Lengths) -> Timing:
     common = {"run_dir": "run", "steps": 1, "model": {"init": INIT, "dtype": "float32"}}
     recipe = parse_recipe({**common, **table})
-    one_core = Hardware(count=1, device=catalogue({})["CPU"])
+    one_core = Hardware(count=1, device=catalogue({})["CPU-BF16"])
     facts = Facts(shape_of_model, one_core, lengths)
     return outlook(recipe, facts).timing
 

@@ -1,8 +1,9 @@
 """Time of a step, phase by phase, from FLOPs, bytes and the speed of links.
 
-A matrix product runs at a share of the device's peak, decoding reads weights and cache at a share
-of its bandwidth, ranks exchange at a share of their link's: the shares are `Efficiency`, guesses
-with a stated origin until `postgrad plan --calibrate` learns a machine's own.
+A matrix product runs at a share of the device's peak; what layers do between products, and
+decoding, which reads weights and cache, run at a share of its bandwidth; ranks exchange at a share
+of their link's. The shares are `Efficiency`, guesses with a stated origin until `postgrad plan
+--calibrate` learns a machine's own.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,9 @@ from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RLRecipe
 from postgrad.rollout.local.shared import LANES
 
 GRADIENT = 4  # bytes: ranks add gradients in float32
+# How often each number that a layer writes goes to or comes from memory in a pass: it is written
+# and read, and norms, rotations and gates make more of it that is gone again. benchmarks.growth.
+MOVES = 6
 # Guesses where state lies with the host: PCIe 4.0 x16, as copies from pinned memory get it, and a
 # rank's share of a server's memory bandwidth while the optimizer steps there.
 HOST_LINK, HOST_MEMORY = 25e9, 20e9
@@ -80,6 +84,16 @@ class Machine:
         """Of a forward pass, attention's counted as often as they are slower than products."""
         whole = flops.body + flops.attention / self.efficiency.attention
         return whole + (flops.head if head else 0.0)
+
+    def between(self, shape: ModelShape, tokens: float, b: int) -> float:
+        """Seconds of what layers do between products in a forward pass that all ranks share. Small
+        models spend more of their time on it: it grows with a layer's width, products with its
+        square.
+        """
+        written = 5 * shape.hidden_size + 2 * (shape.query_size + shape.key_size)
+        numbers = tokens * shape.layers * (written + 4 * shape.intermediate_size)
+        bandwidth = self.device.bandwidth * self.efficiency.between
+        return MOVES * numbers * b / (bandwidth * self.sharing.ranks)
 
     def reads(self, count: float) -> float:
         """Seconds in which one device reads or writes that many bytes."""
@@ -164,10 +178,17 @@ def _flops(role: PlannedRole, samples: Samples, machine: Machine) -> float:
     return machine.as_products(found, head=not role.scores)
 
 
+def _computing(role: PlannedRole, samples: Samples, times: int, machine: Machine) -> float:
+    """Seconds of as many forward passes over a step's samples."""
+    b = width(role.model.dtype, cpu=machine.device.is_cpu)
+    between = machine.between(role.shape, samples.tokens, b)
+    return times * (machine.products(_flops(role, samples, machine), b) + between)
+
+
 def _forward(role: PlannedRole, samples: Samples, sizes: Sizes, machine: Machine) -> float:
     b = width(role.model.dtype, cpu=machine.device.is_cpu)
     passes = _passes(samples, sizes, machine)
-    seconds = machine.products(_flops(role, samples, machine), b)
+    seconds = _computing(role, samples, 1, machine)
     return seconds + passes * (_overhead(role.shape, machine) + _gathering(role, b, machine))
 
 
@@ -215,7 +236,7 @@ def _updating(
     model = role.model
     times = (2 if model.lora else 3) + (1 if model.gradient_checkpointing else 0)
     passes = _passes(samples, sizes, machine)
-    seconds = machine.products(times * _flops(role, samples, machine), b)
+    seconds = _computing(role, samples, times, machine)
     seconds += passes * 2 * (_overhead(role.shape, machine) + _gathering(role, b, machine))
     seconds *= geometry.epochs_per_rollout
     micro_batches = passes * geometry.epochs_per_rollout / geometry.updates_per_step
@@ -250,24 +271,23 @@ def _sampling(
     machine: Machine,
 ) -> float:
     """Prompts once each; then one pass a token for as many sequences as there are slots: it reads
-    the weights or multiplies with them, whichever takes longer, and so with keys and values. The
-    built-in engine is one, on one device, however many ranks train.
+    weights, keys and values, and multiplies with them (benchmarks.growth: a core does one after the
+    other). The built-in engine is one, on one device, however many ranks train.
     """
     assert sizes.engine is not None
     shape, answers = policy.shape, recipe.batch.n_samples_per_prompt
     b = engine_width(recipe, policy, cpu=machine.device.is_cpu)
     prompts = geometry.rollout_batch_size or 0
-    read = shape.flops(prompts * lengths.prompt, prompts * lengths.prompt**2, prompts)
+    first = shape.flops(prompts * lengths.prompt, prompts * lengths.prompt**2, prompts)
     machine = machine.alone()
-    seconds = machine.products(machine.as_products(read), b)
+    seconds = machine.products(machine.as_products(first), b)
+    seconds += machine.between(shape, prompts * lengths.prompt, b)
     sequences = geometry.samples_per_step
     together = min(sequences, sizes.engine.slots)
     passes = lengths.answer * max(1.0, sequences / together)
     seen = lengths.prompt + lengths.answer / 2
     held = together * (lengths.prompt / min(answers, LANES) + lengths.answer / 2)
     one = shape.flops(together, together * 2 * seen, together)
-    weights = max(machine.reads(shape.parameters() * b), machine.products(one.body + one.head, b))
-    cache = max(
-        machine.reads(held * shape.cache_bytes_per_token(b)), machine.products(one.attention, b)
-    )
-    return seconds + passes * (weights + cache + _overhead(shape, machine))
+    read = shape.parameters() * b + held * shape.cache_bytes_per_token(b)
+    computed = machine.reads(read) + machine.products(machine.as_products(one), b)
+    return seconds + passes * (computed + _overhead(shape, machine))
