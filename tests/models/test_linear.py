@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from postgrad.models import linear
 from postgrad.models.linear import OneDNNLinear, speed_up
 
 pytestmark = pytest.mark.skipif(
@@ -9,7 +10,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def pair(width: int, out: int, *, bias: bool) -> tuple[nn.Module, nn.Module]:
+def pair(width: int, out: int, *, bias: bool) -> tuple[nn.Sequential, nn.Sequential]:
     """The same layer in float64 and as the fast one."""
     torch.manual_seed(0)
     fast = nn.Sequential(nn.Linear(width, out, bias=bias))
@@ -40,6 +41,39 @@ def test_a_fast_layer_computes_what_float64_does(
     for wanted, got in zip(*found, strict=True):
         assert got.is_contiguous()
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def gradient(layer: nn.Sequential) -> torch.Tensor:
+    weight = layer[0].weight
+    assert isinstance(weight, nn.Parameter)
+    assert weight.grad is not None
+    return weight.grad
+
+
+def test_gradients_of_a_large_weight_are_added_in_place_and_are_those_of_float64(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(linear, "PART", 512)  # two rows at a time
+    exact, fast = pair(16, 41, bias=True)
+    places: set[int] = set()
+    for _ in range(3):  # micro-batches
+        x, coming = torch.randn(7, 16), torch.randn(7, 41)
+        exact(x.double()).backward(coming.double())
+        fast(x).backward(coming)
+        torch.testing.assert_close(gradient(fast).double(), gradient(exact), rtol=1e-5, atol=1e-5)
+        places.add(gradient(fast).data_ptr())
+    assert len(places) == 1
+
+
+def test_a_large_weight_that_was_computed_gets_its_gradient_from_autograd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(linear, "PART", 16)
+    exact, fast = pair(16, 8, bias=False)
+    for layer, x in ((exact, torch.ones(3, 16).double()), (fast, torch.ones(3, 16))):
+        made = {"weight": layer[0].weight * 2.0}
+        torch.func.functional_call(layer[0], made, x).sum().backward()
+    torch.testing.assert_close(gradient(fast).double(), gradient(exact), rtol=1e-5, atol=1e-5)
 
 
 def test_a_row_that_is_no_block_in_memory_is_read_right() -> None:

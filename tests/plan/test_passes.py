@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from postgrad.models import linear
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.settings import ModelInit, ModelSettings
 from postgrad.plan.hardware import parse_hardware
-from postgrad.plan.head import CHUNK, Head
+from postgrad.plan.head import CHUNK, PART, Head
 from postgrad.plan.memory import Memory
 from postgrad.plan.plan import Facts, outlook
 from postgrad.recipe.load import parse_recipe
@@ -75,3 +76,13 @@ def test_logits_of_few_entries_are_less_than_a_chunk() -> None:
     matrix = 4096 * 256 * 4
     assert few.backward() == (2 * 1024 * 4096 * 4, 0)
     assert many.backward() == (2 * CHUNK * 4, matrix)  # the sum of the chunks before
+
+
+def test_the_gradient_of_a_large_head_is_added_in_place_on_a_cpu() -> None:
+    init = {**INIT, "tokenizer": {"vocab_size": 151_936}}
+    shape = shape_of_model(ModelSettings(init=ModelInit.model_validate(init)))
+    matrix = 151_936 * 256 * 4
+    assert 151_936 * 256 > PART == linear.PART > 4096 * 256
+    wide, narrow = (Head(shape, width, 10_000, cpu=True, trains=True) for width in (4, 2))
+    assert (wide.backward()[1], wide.waiting(), wide.ending()) == (0, 0, matrix)
+    assert narrow.backward()[1] > 0 < narrow.waiting()

@@ -79,7 +79,7 @@ def test_weights_that_are_copied_in_are_used_by_every_decoder_of_the_model(model
     copy_weights(lm, other.named_parameters())
     expected = logits(ModuleDecoder(other), [prompt(0, 9)])
     for decoder in (first, second):
-        decoder.refresh()
+        decoder.forget()
         torch.testing.assert_close(logits(decoder, [prompt(0, 9)]), expected, atol=2e-5, rtol=0.0)
 
 

@@ -4,8 +4,8 @@
 without biases, norms of queries and keys, and windows) and runs them with as few operations as
 there are: queries, keys and values are one product, so are gate and up. Their weights become views
 into one tensor, so that weights copied into the model's parameters reach them in one copy; products
-read them in an order of their own where that is faster, which `refresh` makes. Every other model
-runs through its own modules. A test holds both to the same logits.
+read them in an order of their own where that is faster, a copy that `forget` lets go of. Every
+other model runs through its own modules. A test holds both to the same logits.
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ class Decoder(Protocol):
         """models.head.full_logits: [N, hidden] -> [N, V] float32."""
         ...
 
-    def refresh(self) -> None:
-        """To be called when the model's weights have changed."""
+    def forget(self) -> None:
+        """Let go of what was made of the weights: they have changed, or it takes memory."""
         ...
 
 
@@ -59,8 +59,8 @@ class ModuleDecoder:
         """Decoder.logits."""
         return full_logits(self._lm, hidden)
 
-    def refresh(self) -> None:
-        """Decoder.refresh: the modules read the weights themselves."""
+    def forget(self) -> None:
+        """Decoder.forget: the modules read the weights themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,14 @@ class _Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
         self._bias = bias
-        self._read = weight  # as products read it
-        self.refresh()
+        self._read: Tensor | None = None  # as products read it
 
-    def refresh(self) -> None:
-        self._read = in_order(self._weight)
+    def forget(self) -> None:
+        self._read = None
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._read is None:
+            self._read = in_order(self._weight)
         return project(x, self._read, self._bias)
 
 
@@ -121,14 +122,14 @@ class LayeredDecoder:
         self._norm = _norm(model.norm)
         self._head = _linear([lm.lm_head])
 
-    def refresh(self) -> None:
-        """Decoder.refresh."""
+    def forget(self) -> None:
+        """Decoder.forget."""
         for layer in self._layers:
             for product in (
                 layer.queries_keys_values, layer.attention_out, layer.gate_up, layer.down
             ):  # fmt: skip
-                product.refresh()
-        self._head.refresh()
+                product.forget()
+        self._head.forget()
 
     def hidden_states(
         self, input_ids: Tensor, positions: Tensor, context: AttentionContext

@@ -13,6 +13,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 ROWS = 64  # of a product that the order of its weight is made for; others may read it too
+# A weight's gradient is made and added in parts of so many numbers where it has more than that. The
+# matrix of a head with 152 000 words has 0.16 to 1.2 GB, and autograd would hold it three times:
+# the sum over chunks of entries, the next of them, and the new sum.
+PART = 2**24
 
 
 @functools.cache
@@ -87,9 +91,22 @@ class _Product(torch.autograd.Function):
         flat = gradient.reshape(-1, weight.shape[0])
         return (
             _linear(gradient, weight.t()) if of_rows else None,
-            _outer(flat, rows.reshape(-1, weight.shape[1])) if of_weight else None,
+            _of_weight(weight, flat, rows.reshape(-1, weight.shape[1])) if of_weight else None,
             flat.sum(0) if of_bias else None,
         )
+
+
+def _of_weight(weight: Tensor, gradient: Tensor, rows: Tensor) -> Tensor | None:
+    """gradient.T @ rows for autograd to add; None where it has been added to weight.grad here."""
+    if weight.numel() <= PART or not weight.is_leaf:
+        return _outer(gradient, rows)
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    part = max(1, PART // 16 // weight.shape[1])
+    for start in range(0, len(weight), part):
+        some = slice(start, start + part)
+        weight.grad[some] += _linear(gradient[:, some].t(), rows.t())
+    return None
 
 
 def _outer(gradient: Tensor, rows: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from postgrad.models.shapes import ModelShape
 
 FLOAT32 = 4
 CHUNK = 2**24  # models.head.CHUNK_VALUES, which a test holds it to
+PART = 2**24  # models.linear.PART, so too
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,12 @@ class Head:
         """Of logits and their gradient, and of gradients of the matrix, when both together are
         most: while the logits' gradient is made, while the matrix's is made from that and, where
         several chunks are added up, waits for the next, or while a new sum is made (in float32 on a
-        CPU not in place: models.linear gives a view).
+        CPU, where that is small, not in place: models.linear gives a view).
         """
         copies = 2 if self.cpu else 3 + 2 * self.entropy + self.heated
         one = self._values * (FLOAT32 + self._narrow)
         logits = self._values * (copies * FLOAT32 + self._narrow)
-        if not self.trains:
+        if not self.trains or self._adds_in_place:
             return logits, 0
         sums = self._matrix if self._several else 0
         moments = [(logits, sums), (one, sums + self._matrix)]
@@ -66,7 +67,8 @@ class Head:
 
     def waiting(self) -> int:
         """Of a matrix that is the embedding too: its gradient waits until the end of the pass."""
-        return self._matrix if self.trains and self.shape.tied else 0
+        waits = self.trains and self.shape.tied and not self._adds_in_place
+        return self._matrix if waits else 0
 
     def ending(self) -> int:
         """When the embedding's gradient is made and added to that of the head, and both in float32
@@ -74,6 +76,11 @@ class Head:
         """
         wide = 0 if self.width == FLOAT32 else self._matrix // self.width * FLOAT32
         return self.waiting() + self._matrix + wide if self.trains else 0
+
+    @property
+    def _adds_in_place(self) -> bool:
+        """models.linear adds to the gradient of a large matrix part by part."""
+        return self.cpu and self.width == FLOAT32 and self.shape.embedding_parameters > PART
 
     @property
     def _matrix(self) -> int:

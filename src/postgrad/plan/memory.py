@@ -14,7 +14,7 @@ from postgrad.plan.hardware import Device
 from postgrad.plan.held import gathered, gradients, held, loading, state_bytes
 from postgrad.plan.lengths import Lengths
 from postgrad.plan.passes import Bytes, Passes
-from postgrad.plan.phases import PHASES, Line, Phase, always
+from postgrad.plan.phases import PHASES, Line, Phase, always, awake
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sharing import Sharing
 from postgrad.plan.sizes import Sizes, width
@@ -130,7 +130,7 @@ def _divided(found: Bytes, sharing: Sharing) -> dict[str, int]:
 
 def _engine(recipe: Recipe, policy: PlannedRole, passes: Passes, *, cpu: bool) -> Iterator[Line]:
     """The engine's own copy of the policy, its cache, and what it computes: whole, beside the first
-    rank.
+    rank. While learners work it keeps the copy alone (Engine.rest).
     """
     if passes.sizes.engine is None:
         return
@@ -139,8 +139,8 @@ def _engine(recipe: Recipe, policy: PlannedRole, passes: Passes, *, cpu: bool) -
     yield Line("engine", "weights", always(policy.shape.parameters() * b))
     if cpu and b == FLOAT32 and policy.shape.model_type in LLAMA_TYPES:  # models.linear.in_order
         ordered = policy.shape.matrix_parameters * FLOAT32
-        yield Line("engine", "weights as products read them", always(ordered))
-    yield Line("engine", "key-value cache", always(passes.cache(policy, b)))
+        yield Line("engine", "weights as products read them", awake(ordered))
+    yield Line("engine", "key-value cache", awake(passes.cache(policy, b)))
     for what, count in passes.sampling(policy, b).items():
         yield Line("engine", what, {"rollout": count})
 

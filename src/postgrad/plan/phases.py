@@ -21,6 +21,11 @@ class Line:
     bytes: Mapping[Phase, int]
 
 
+def awake(value: int) -> dict[Phase, int]:
+    """What an engine has while it samples, and after weights were published until it rests."""
+    return {"rollout": value, "save": value}
+
+
 def always(value: int) -> dict[Phase, int]:
     """The same in all phases."""
     return dict.fromkeys(PHASES, value)

@@ -71,3 +71,14 @@ def test_moving_stretches_copies_keys_and_values_of_every_layer():
         assert store[0, 0, :, 0].tolist() == [3.0] * 5 + [0.0] * 11
         assert store[3, 0, 0, 0] == 3.0
     assert not cache.prompts.keys[0][0].any()
+
+
+def test_a_cache_that_was_given_back_is_zero_again_where_it_is_next_laid_out():
+    cache = KeyValueCache((LayerShape(2, 5, 3),), 128, torch.float32, CPU)
+    cache.divide(2, 32, 16)
+    cache.prompts.keys[0].fill_(1.0)
+    cache.release()
+    assert (cache.prompts.keys, cache.responses.values) == ((), ())
+    cache.divide(4, 16, 16)
+    assert cache.prompts.keys[0].shape == (4, 2, 16, 5)
+    assert not cache.prompts.keys[0].any()

@@ -27,16 +27,6 @@ def bytes_per_token(shapes: tuple[LayerShape, ...], dtype: torch.dtype) -> int:
     return values * dtype.itemsize
 
 
-def _places(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`count` zeros. On a CPU the pages are only taken when they are first written."""
-    if device.type != "cpu":
-        return torch.zeros(count, dtype=dtype, device=device)
-    spare = 64
-    raw = torch.from_numpy(np.zeros(count * dtype.itemsize + spare, np.uint8))
-    start = -raw.data_ptr() % spare
-    return raw[start : start + count * dtype.itemsize].view(dtype)
-
-
 @dataclass(frozen=True, slots=True)
 class Stretches:
     """keys[layer], values[layer]: [slots, KV, places, D], views of the cache's allocation."""
@@ -67,8 +57,14 @@ class KeyValueCache:
     ) -> None:
         self.tokens = tokens
         self._shapes = shapes
-        self._keys = [_places(tokens * s.heads * s.key_dim, dtype, device) for s in shapes]
-        self._values = [_places(tokens * s.heads * s.value_dim, dtype, device) for s in shapes]
+        self._dtype = dtype
+        self._device = device
+        self.release()
+
+    def release(self) -> None:
+        """Give back the allocation, until `divide`."""
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
         self.prompts = Stretches((), (), 0)
         self.responses = Stretches((), (), 0)
 
@@ -82,8 +78,21 @@ class KeyValueCache:
             raise ValueError(
                 f"{slots} slots of {prompt} + {response} places are over {self.tokens}"
             )
+        if not self._keys:
+            self._keys = [self._places(shape.heads * shape.key_dim) for shape in self._shapes]
+            self._values = [self._places(shape.heads * shape.value_dim) for shape in self._shapes]
         self.prompts = self._stretches(0, slots, prompt)
         self.responses = self._stretches(slots * prompt, slots, response)
+
+    def _places(self, values: int) -> Tensor:
+        """Zeros, `values` of each token. On a CPU pages are only taken when they are written."""
+        count = self.tokens * values
+        if self._device.type != "cpu":
+            return torch.zeros(count, dtype=self._dtype, device=self._device)
+        spare, size = 64, count * self._dtype.itemsize
+        raw = torch.from_numpy(np.zeros(size + spare, np.uint8))
+        start = -raw.data_ptr() % spare
+        return raw[start : start + size].view(self._dtype)
 
     def _stretches(self, first: int, slots: int, places: int) -> Stretches:
         """Views that begin `first` places into the allocation."""

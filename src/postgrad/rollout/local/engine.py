@@ -103,7 +103,7 @@ class LocalEngine:
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Engine.load_weights. Prompts that were computed ahead are computed again."""
         copy_weights(self._lm, weights)
-        self._decoder.refresh()
+        self._decoder.forget()
         self._rows.end_version(self._version)
         self._version = version
         if self._prefilled is not None:
@@ -137,7 +137,10 @@ class LocalEngine:
         return out
 
     def rest(self) -> None:
-        """Engine.rest: its memory is counted on beside the learner's."""
+        """Engine.rest: the cache and what products read, where nothing is under way."""
+        if not (self._rows.count or self._waiting or self._prefilled):
+            self._decoder.forget()
+            self._cache.release()
 
     def _places(self, request: Request) -> int:
         # The last token is never computed, but a place for it keeps the arithmetic plain.
@@ -150,8 +153,7 @@ class LocalEngine:
             self._divide()
         while self._rows.count < self._rows.capacity:
             if self._prefilled is None:
-                requests = self._next_prompts()
-                if not requests:
+                if not (requests := self._next_prompts()):
                     break
                 self._prefilled = prefill(self._decoder, requests, self._device)
                 self.stats.prompt_tokens += int(self._prefilled.starts[-1])
