@@ -95,9 +95,8 @@ class Spent:
 
 def watch_calls() -> Spent:
     """Counts everything that observing calls in a step."""
-    from rich.live import Live
-
     from postgrad.jobs import rl
+    from postgrad.observe.block import Block
     from postgrad.observe.console import Console
     from postgrad.observe.loggers.all import Loggers
     from postgrad.observe.sentinels.watch import Sentinels
@@ -110,7 +109,7 @@ def watch_calls() -> Spent:
         (Sentinels, "look"),
         (Loggers, "log"),
         (Console, "step"),
-        (Live, "refresh"),
+        (Block, "draw"),
         (rl, "of_samples"),
         (rl, "ratio_distance"),
         (rl, "differences"),
