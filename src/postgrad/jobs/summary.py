@@ -55,9 +55,8 @@ def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows += [
         ("steps", f"{summary['steps']} ({summary['updates']} updates)"),
         ("samples", f"{summary['episodes']}"),
-        ("time", f"{summary['seconds']:.0f} s"),
+        *_times(summary),
     ]
-    rows += [(f"  {name}", f"{value:.1f} s") for name, value in summary["phase_seconds"].items()]
     for name in TOKENS:
         if name in summary:
             what = name.removesuffix("_tokens_per_second")
@@ -66,6 +65,17 @@ def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if summary["model"]:
         rows.append(("model", summary["model"]))
     return rows
+
+
+def _times(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Of a run that was resumed the phases took longer than the process that ended it."""
+    phases: Mapping[str, float] = summary["phase_seconds"]
+    whole = sum(phases.values())
+    resumed = whole > summary["seconds"] + 1
+    last = f" ({summary['seconds']:.0f} s since the last resume)" if resumed else ""
+    total = whole if resumed else summary["seconds"]
+    rows = [(f"  {name}", f"{value:.1f} s") for name, value in phases.items()]
+    return [("time", f"{total:.0f} s{last}"), *rows]
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
