@@ -35,6 +35,7 @@ from postgrad.rollout.local.rows import Rows
 from postgrad.rollout.source import LiveSource
 
 ENDS = {"max_new_tokens": 6, "stop": list("aeiouAEIOU .,;:!?bcdfghjklmnpqrstvwxyz")}
+ROOM = {**ENDS, "max_new_tokens": 16}  # sharper answers end later
 RECIPES = Path(__file__).parents[2] / "recipes"
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
@@ -187,20 +188,21 @@ ILLNESSES = [
     ),
     Illness(
         "entropy",
-        sharper(20.0, after=6),
+        sharper(14.0, after=6),
         recipe={
             "steps": 12,
             **SLOW,
-            "rollout": {"stop": []},  # or sharp answers end later
-            "sentinels": {"entropy": {"share": 0.8, "steps": 3}, "truncation": "off"},
+            "rollout": ROOM,
+            "sentinels": {"entropy": {"share": 0.9, "steps": 3}},
         },
     ),
     Illness(
         "kl",
-        sharper(20.0, after=1),
+        sharper(10.0, after=1),
         recipe={
             "steps": 6,
             **SLOW,
+            "rollout": ROOM,
             "algorithm": {"type": "grpo", "kl_coef": 1e-4},
             "sentinels": {"kl": {"reference": 0.05, "step": 1e9}},
         },
