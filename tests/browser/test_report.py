@@ -10,6 +10,7 @@ import pytest
 from helpers.made_run import GROUP, made_run
 from postgrad.jobs.report import report
 from postgrad.observe.console import Console
+from postgrad.observe.sinks import Logs
 
 Open = Callable[..., Any]
 LONG = "<script>document.title='run'</script><img src=x onerror=alert(1)>" + "x" * 100_000
@@ -229,6 +230,18 @@ def test_a_phone_needs_no_sideways_scroll(opened: Open, one: str, two: str, widt
     page.wait_for_function(
         "() => document.querySelector('.detail').getBoundingClientRect().top < 200"
     )
+
+
+def test_a_resume_is_marked_in_every_curve(opened: Open, tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run")
+    logs = Logs(run)
+    logs.event("resumed", "step 3", step=3)
+    logs.close()
+    report([run], None, Console("quiet"))
+    page = opened((run / "report.html").as_uri())
+    reward = page.locator(".chart:has(.name:text-is('reward'))")
+    reward.locator(".line").first.wait_for(state="attached")
+    assert reward.locator(".resume").count() == 1
 
 
 def test_curves_that_were_never_in_view_are_printed_too(opened: Open, one: str) -> None:
