@@ -220,7 +220,11 @@ def main() -> None:
             pairs.append((found[True], found[False]))
             print(f"pair {number}: {found[True]} {found[False]}", file=sys.stderr)
     settings = {k: v for k, v in vars(arguments).items() if k != "to"}
-    result = {"settings": settings, **compared(pairs)}
+    result = {
+        "command": " ".join(["python", *sys.argv]),
+        "settings": settings,
+        **compared(pairs),
+    }
     text = json.dumps(result, indent=2)
     print(text)
     if arguments.to:
