@@ -80,7 +80,7 @@ def test_the_table_has_a_line_for_each_thing_that_a_stage_reached() -> None:
                 "reward_model": {"before": -0.25, "after": 1.0},
                 "gold": {"before": 0.5, "after": 0.75},
             },
-            "loss": 0.25,
+            "loss": -0.00001,
             "kl": {"token": 0.125, "token_most": 0.25, "sequence": 1.5, "target": 0.2},
         },
     ]
@@ -91,7 +91,7 @@ def test_the_table_has_a_line_for_each_thing_that_a_stage_reached() -> None:
         ("reward", "", "", "-0.250 → 1.000"),
         ("  reward_model", "", "", "-0.250 → 1.000"),
         ("  gold", "", "", "0.500 → 0.750"),
-        ("loss", "0.5000", "", "0.2500"),
+        ("loss", "0.5000", "", "0.0000"),  # never -0.0000
         ("KL per token", "", "", "0.125 (target 0.2, most 0.250)"),
         ("KL per response", "", "", "1.50"),
     ]

@@ -67,13 +67,20 @@ def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _times(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Of a run that was resumed the phases took longer than the process that ended it."""
+def whole_seconds(summary: Mapping[str, Any]) -> float:
+    """Seconds of all processes of a run: of one that was resumed the phases took longer than the
+    process that ended it.
+    """
     phases: Mapping[str, float] = summary["phase_seconds"]
+    own: float = summary["seconds"]
     whole = sum(phases.values())
-    resumed = whole > summary["seconds"] + 1
-    last = f" ({summary['seconds']:.0f} s since the last resume)" if resumed else ""
-    total = whole if resumed else summary["seconds"]
+    return whole if whole > own + 1 else own
+
+
+def _times(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    total, own = whole_seconds(summary), summary["seconds"]
+    last = f" ({own:.0f} s since the last resume)" if total > own else ""
+    phases: Mapping[str, float] = summary["phase_seconds"]
     rows = [(f"  {name}", f"{value:.1f} s") for name, value in phases.items()]
     return [("time", f"{total:.0f} s{last}"), *rows]
 
