@@ -16,7 +16,7 @@ place of the one before, and drawn to docs/images/curves/PAGE.svg.
 import argparse
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,30 +76,30 @@ def _figures() -> list[Figure]:
         )
         for page in ["dpo", "ipo", "simpo", "kto", "orpo"]
     ]  # fmt: skip
-    return [*sampled, *preferred, *_of_other_jobs(of_pipeline.format("rlhf_tiny"), one_thread)]
+    rlhf = f"{of_pipeline.format('rlhf_tiny')} {one_thread}"
+    of_rlhf = _of_rlhf(f"{rlhf} --reward.eval.at_start true --reward.eval.every 50")
+    return [*sampled, *preferred, *of_rlhf]
 
 
-def _of_other_jobs(rlhf: str, one_thread: str) -> list[Figure]:
+def _of_rlhf(made_by: str) -> list[Figure]:
     return [
         Figure(
             "sft", "loss, nats a token",
             "Loss of each update, nats a token, of a fresh model of 0.4M parameters that learns to "
             "write short notes (`recipes/rlhf_tiny/sft.toml`).",
-            f"{rlhf} {one_thread}", "rlhf_tiny", "loss", "sft", "metrics.jsonl", seeds=ONE,
+            made_by, "rlhf_tiny", "loss", "sft", "metrics.jsonl", seeds=ONE,
         ),
         Figure(
             "reward-model", "held-out pairs in people's order",
             "Share of 300 held-out pairs that the model puts in the order in which people put "
             "them. Labels have slips: about 0.92 is the most.",
-            f"{rlhf} {one_thread} --reward.eval.at_start true --reward.eval.every 50",
-            "rlhf_tiny", "accuracy", "reward", of="people", seeds=ONE,
+            made_by, "rlhf_tiny", "accuracy", "reward", of="people", seeds=ONE,
         ),
         Figure(
             "ppo", "the hidden preference",
             "Mean of the hidden preference `gold` over the samples of a step, from 0 to 1. "
             "Nothing is trained on it: the reward is the reward model's.",
-            f"{rlhf} {one_thread}", "rlhf_tiny", "reward/gold", "ppo", "metrics.jsonl",
-            seeds=ONE,
+            made_by, "rlhf_tiny", "reward/gold", "ppo", "metrics.jsonl", seeds=ONE,
         ),
     ]  # fmt: skip
 
@@ -136,18 +136,27 @@ def table(curves: Curves) -> str:
     )
 
 
-def section(figure: Figure, curves: Curves) -> str:
-    """The page's section; its picture lies in docs/images/curves."""
+def day_and_versions(runs: Sequence[Path]) -> str:
+    """The day of the first run's first event, and the versions that it wrote down."""
+    with (runs[0] / "events.jsonl").open(encoding="utf-8") as events:
+        day = str(json.loads(next(events))["time"])[:10]
+    versions = json.loads((runs[0] / "recipe.json").read_text("utf-8"))["versions"]
+    used = ", ".join(f"{name} {versions[name]}" for name in ("postgrad", "torch", "transformers"))
+    return f"on {day} with {used}"
+
+
+def section(figure: Figure, curves: Curves, made: str) -> str:
+    """The page's section; its picture lies in docs/images/curves. made: see day_and_versions."""
     short = {seed: binned(one, MOST_COLUMNS) for seed, one in curves.items()}
     means = any(len(one) > MOST_COLUMNS for one in curves.values())
     note = " The table has means over the steps up to the one that is named." if means else ""
     drawn = "Thin lines are seeds, the thick one is their mean. " if len(curves) > 1 else ""
-    each = ", for each seed," if len(curves) > 1 else ""
+    each = ", for each seed" if len(curves) > 1 else ""
     first, last = (f"{value:.3f}" for value in (_end(short, 0), _end(short, -1)))
     return (
         f"{HEADING}\n\n"
         f"![{figure.title} by step: from {first} to {last}](../images/curves/{figure.page}.svg)\n\n"
-        f"{figure.caption} {drawn}Made by{each}\n\n"
+        f"{figure.caption} {drawn}Made {made}{each} by\n\n"
         f"```sh\n{figure.made_by}\n```\n\n"
         f"{table(short)}\n{f'{chr(10)}{note.strip()}{chr(10)}' if note else ''}"
     )
@@ -183,7 +192,8 @@ def main() -> None:
             continue
         drawn = {seed: binned(one, MOST_POINTS) for seed, one in curves.items()}
         (pictures / f"{figure.page}.svg").write_text(picture(drawn, figure.title), "utf-8")
-        write(options.docs / "algorithms" / f"{figure.page}.md", section(figure, curves))
+        made = day_and_versions([paths[seed] for seed in figure.seeds])
+        write(options.docs / "algorithms" / f"{figure.page}.md", section(figure, curves, made))
         print(f"{figure.page}: written")
 
 

@@ -8,6 +8,10 @@ which a busy machine changes least; the difference of each pair, with its standa
 difference of a percent drowns in noise, so what observing itself takes is counted too: the CPU time
 inside its calls, drawing included, and what the log files take, which both runs of a pair write.
 `inside_share` is all of it over the CPU time of a step: under 2% is wanted. `shares` says of what.
+
+The block is drawn by the clock, so that a busy machine, where a step takes longer than its CPU
+time, draws it more often in a step. What is counted is a drawing's CPU time as often as it is due
+in the CPU time of a step; `drawings` says how often it was drawn in one.
 """
 
 import argparse
@@ -55,6 +59,7 @@ lr = 1e-4
 threads = 1
 """
 OFF = "off"
+DRAWN = "Block.draw"
 
 
 class Terminal(io.StringIO):
@@ -71,13 +76,14 @@ class Spent:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
         self._within = threading.local()
 
     def count(self, owner: Any, name: str) -> None:
         """Every call of owner.name from now on."""
         right: Callable[..., Any] = getattr(owner, name)
         what = f"{owner.__name__.rpartition('.')[2]}.{name}"
-        self.seconds[what] = 0.0
+        self.seconds[what], self.calls[what] = 0.0, 0
 
         def counted(*args: Any, **more: Any) -> Any:
             if getattr(self._within, "call", False):
@@ -88,6 +94,7 @@ class Spent:
                 return right(*args, **more)
             finally:
                 self.seconds[what] += time.thread_time() - began
+                self.calls[what] += 1
                 self._within.call = False
 
         setattr(owner, name, counted)
@@ -95,9 +102,8 @@ class Spent:
 
 def watch_calls() -> Spent:
     """Counts everything that observing calls in a step."""
-    from rich.live import Live
-
     from postgrad.jobs import rl
+    from postgrad.observe.block import Block
     from postgrad.observe.console import Console
     from postgrad.observe.loggers.all import Loggers
     from postgrad.observe.sentinels.watch import Sentinels
@@ -110,7 +116,7 @@ def watch_calls() -> Spent:
         (Sentinels, "look"),
         (Loggers, "log"),
         (Console, "step"),
-        (Live, "refresh"),
+        (Block, "draw"),
         (rl, "of_samples"),
         (rl, "ratio_distance"),
         (rl, "differences"),
@@ -125,6 +131,7 @@ def run(
     """CPU and wall seconds of a step, and what of them was inside observing, by call."""
     from postgrad.jobs.rl import RLJob
     from postgrad.jobs.train import train
+    from postgrad.observe.block import REFRESH
     from postgrad.observe.console import Console
     from postgrad.observe.settings import SentinelSettings
     from postgrad.recipe.load import load_recipe
@@ -141,11 +148,13 @@ def run(
     flags = ["--observe.loggers", '["tensorboard"]'] if observed else flags
     marks: list[tuple[float, float]] = []
     insides: list[dict[str, float]] = []
+    drawings: list[int] = []
     step = RLJob.step
 
     def marked(self: Any, state: Any) -> Any:
         marks.append((time.process_time(), time.perf_counter()))
         insides.append(dict(spent.seconds))
+        drawings.append(spent.calls[DRAWN])
         return step(self, state)
 
     RLJob.step = marked
@@ -158,7 +167,15 @@ def run(
     n = len(marks) - 3
     cpu, wall = ((b - a) / n for a, b in zip(first, last, strict=True))
     inside = {name: (insides[-1][name] - insides[2][name]) / n for name in spent.seconds}
-    return {"cpu_seconds": cpu, "wall_seconds": wall, "inside_seconds": inside}
+    drawn = (drawings[-1] - drawings[2]) / n
+    if drawn:
+        inside[DRAWN] *= REFRESH * cpu / drawn
+    return {
+        "cpu_seconds": cpu,
+        "wall_seconds": wall,
+        "inside_seconds": inside,
+        "drawings": drawn,
+    }
 
 
 def compared(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
@@ -178,6 +195,7 @@ def compared(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, An
         "bare_wall_seconds": statistics.median(one["wall_seconds"] for _, one in pairs),
         "overhead_of_pairs": statistics.mean(more),
         "standard_error": statistics.stdev(more) / len(more) ** 0.5 if len(more) > 1 else None,
+        "drawings": statistics.median(one["drawings"] for one, _ in pairs),
         "inside_share": statistics.median(inside),
         "shares": {name: round(share, 6) for name, share in shares.items()},
         "pairs": [[a["cpu_seconds"], b["cpu_seconds"]] for a, b in pairs],
@@ -202,7 +220,11 @@ def main() -> None:
             pairs.append((found[True], found[False]))
             print(f"pair {number}: {found[True]} {found[False]}", file=sys.stderr)
     settings = {k: v for k, v in vars(arguments).items() if k != "to"}
-    result = {"settings": settings, **compared(pairs)}
+    result = {
+        "command": " ".join(["python", *sys.argv]),
+        "settings": settings,
+        **compared(pairs),
+    }
     text = json.dumps(result, indent=2)
     print(text)
     if arguments.to:

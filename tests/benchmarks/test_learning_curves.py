@@ -58,8 +58,15 @@ def test_a_section_stands_in_place_of_the_one_before(tmp_path: Path) -> None:
     assert curve == {0: 0.0, 50: 0.5}
     page = tmp_path / "page.md"
     page.write_text("# Page\n\nText.\n\n## Learning curves\n\nold\n", "utf-8")
-    learning_curves.write(page, learning_curves.section(figure, {"0": curve}))
+    event, versions = {"time": "2026-11-22T01:02:03.456+00:00"}, {"torch": "2.13.0"}
+    (run / "events.jsonl").write_text(json.dumps(event) + "\n{", "utf-8")
+    recipe = {"versions": {"postgrad": "0.1.0", "transformers": "5.23.0", **versions}}
+    (run / "recipe.json").write_text(json.dumps(recipe), "utf-8")
+    made = learning_curves.day_and_versions([run])
+    learning_curves.write(page, learning_curves.section(figure, {"0": curve}, made))
     text = page.read_text("utf-8")
+    versions = "postgrad 0.1.0, torch 2.13.0, transformers 5.23.0"
+    assert f"What it is. Made on 2026-11-22 with {versions} by\n\n```sh\na command\n" in text
     assert "old" not in text
     assert (
         "| seed | 0 | 50 | change |\n|---:|---:|---:|---:|\n| 0 | 0.000 | 0.500 | +0.500 |" in text

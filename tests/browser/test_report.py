@@ -10,6 +10,7 @@ import pytest
 from helpers.made_run import GROUP, made_run
 from postgrad.jobs.report import report
 from postgrad.observe.console import Console
+from postgrad.observe.sinks import Logs
 
 Open = Callable[..., Any]
 LONG = "<script>document.title='run'</script><img src=x onerror=alert(1)>" + "x" * 100_000
@@ -69,7 +70,9 @@ def test_every_part_of_a_run_is_shown(opened: Open, one: str) -> None:
     assert headings[1:] == [
         "Curves", "Time and memory", "Evaluations", "Samples", "Events", "Batch", "Recipe",
     ]  # fmt: skip
-    assert "30 of 100 steps" in page.locator("#overview").inner_text()
+    overview = page.locator("#overview").inner_text()
+    assert "30 of 100 steps" in overview
+    assert "sentinel grad_norm since step 30: the gradient norm jumped" in overview
     names = page.locator("#curves .chart .name").all_inner_texts()
     assert {"reward", "loss", "eval/accuracy", "policy/kl", "response_length"} <= set(names)
     assert "policy/lr" in page.locator(".constants").first.inner_text() + "".join(
@@ -221,10 +224,43 @@ def test_a_phone_needs_no_sideways_scroll(opened: Open, one: str, two: str, widt
             element.evaluate("one => one.parentElement.open = true")
         page.wait_for_timeout(100)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        tiles = "[...document.querySelectorAll('.figures dd')]"
+        assert page.evaluate(f"{tiles}.filter((one) => one.scrollWidth > one.clientWidth)") == []
     page.locator(ROW).first.click()
     page.wait_for_function(
         "() => document.querySelector('.detail').getBoundingClientRect().top < 200"
     )
+
+
+def test_a_resume_is_marked_in_every_curve(opened: Open, tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run")
+    logs = Logs(run)
+    logs.event("resumed", "step 3", step=3)
+    logs.close()
+    report([run], None, Console("quiet"))
+    page = opened((run / "report.html").as_uri())
+    reward = page.locator(".chart:has(.name:text-is('reward'))")
+    reward.locator(".line").first.wait_for(state="attached")
+    assert reward.locator(".resume").count() == 1
+
+
+def test_curves_that_were_never_in_view_are_printed_too(opened: Open, one: str) -> None:
+    page = opened(one)
+    status(page, "1,800 samples")
+    empty = "[...document.querySelectorAll('.plot')].filter((one) => !one.firstChild).length"
+    assert page.evaluate(empty) > 0
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate(empty) == 0
+
+
+def test_sentinels_that_never_spoke_are_said_to_be_silent(opened: Open, tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run")
+    events = run / "events.jsonl"
+    lines = events.read_text("utf-8").splitlines(keepends=True)
+    events.write_text("".join(line for line in lines if '"sentinel"' not in line), "utf-8")
+    report([run], None, Console("quiet"))
+    page = opened((run / "report.html").as_uri())
+    page.wait_for_selector(".health:has-text('sentinels silent: nothing looked wrong')")
 
 
 def test_dark_mode_follows_the_system_and_the_switch(opened: Open, one: str) -> None:

@@ -119,6 +119,7 @@ def made_run(
     for step in range(1, steps + 1):
         add_step(logs, step, groups, text)
     logs.evaluation(evaluation(steps))
-    logs.event("sentinel", "the gradient norm jumped", sentinel="grad_norm", action="warn")
+    spoken = {"sentinel": "grad_norm", "action": "warn", "step": steps}
+    logs.event("sentinel", "the gradient norm jumped", **spoken)
     logs.close()
     return path

@@ -35,6 +35,7 @@ from postgrad.rollout.local.rows import Rows
 from postgrad.rollout.source import LiveSource
 
 ENDS = {"max_new_tokens": 6, "stop": list("aeiouAEIOU .,;:!?bcdfghjklmnpqrstvwxyz")}
+ROOM = {**ENDS, "max_new_tokens": 16}  # sharper answers end later
 RECIPES = Path(__file__).parents[2] / "recipes"
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
@@ -187,20 +188,21 @@ ILLNESSES = [
     ),
     Illness(
         "entropy",
-        sharper(20.0, after=6),
+        sharper(14.0, after=6),
         recipe={
             "steps": 12,
             **SLOW,
-            "rollout": {"stop": []},  # or sharp answers end later
-            "sentinels": {"entropy": {"share": 0.8, "steps": 3}, "truncation": "off"},
+            "rollout": ROOM,
+            "sentinels": {"entropy": {"share": 0.9, "steps": 3}},
         },
     ),
     Illness(
         "kl",
-        sharper(20.0, after=1),
+        sharper(10.0, after=1),
         recipe={
             "steps": 6,
             **SLOW,
+            "rollout": ROOM,
             "algorithm": {"type": "grpo", "kl_coef": 1e-4},
             "sentinels": {"kl": {"reference": 0.05, "step": 1e9}},
         },
@@ -253,7 +255,9 @@ def test_a_sick_run_makes_its_sentinel_speak_and_no_other(
 
 
 HEALTHY = {
-    "sft": ("sft", {"steps": 20}),
+    # At 1e-2 an embedding of this size may pass through 0, where a norm's gradient is 80 times as
+    # large: an illness, and told.
+    "sft": ("sft", {"steps": 20, "learner": {"lr": 3e-3}}),
     "rl": ("rl", {"steps": 12, "rollout": ENDS}),
     "rl of several updates": (
         "rl",

@@ -1,10 +1,14 @@
 """What a run's evaluations and metrics come to in summary.json, by hand."""
 
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from postgrad.jobs import pipeline, summary
+from postgrad.jobs.train import resume, train
+from postgrad.observe.console import Console
 
 
 def evaluation(step: int, name: str | None = None, **values: float) -> dict[str, Any]:
@@ -76,7 +80,7 @@ def test_the_table_has_a_line_for_each_thing_that_a_stage_reached() -> None:
                 "reward_model": {"before": -0.25, "after": 1.0},
                 "gold": {"before": 0.5, "after": 0.75},
             },
-            "loss": 0.25,
+            "loss": -0.00001,
             "kl": {"token": 0.125, "token_most": 0.25, "sequence": 1.5, "target": 0.2},
         },
     ]
@@ -87,7 +91,23 @@ def test_the_table_has_a_line_for_each_thing_that_a_stage_reached() -> None:
         ("reward", "", "", "-0.250 → 1.000"),
         ("  reward_model", "", "", "-0.250 → 1.000"),
         ("  gold", "", "", "0.500 → 0.750"),
-        ("loss", "0.5000", "", "0.2500"),
+        ("loss", "0.5000", "", "0.0000"),  # never -0.0000
         ("KL per token", "", "", "0.125 (target 0.2, most 0.250)"),
         ("KL per response", "", "", "1.50"),
     ]
+
+
+def test_the_time_of_a_resumed_run_is_that_of_all_its_processes() -> None:
+    phases = {"sample": 30.0, "train": 12.25}
+    rows = summary._times({"seconds": 44.0, "phase_seconds": phases})
+    assert rows == [("time", "44 s"), ("  sample", "30.0 s"), ("  train", "12.2 s")]
+    resumed = summary._times({"seconds": 4.0, "phase_seconds": phases})
+    assert resumed[0] == ("time", "42 s (4 s since the last resume)")
+
+
+def test_a_run_that_has_ended_says_so_when_it_is_resumed(make_recipe: Any) -> None:
+    recipe = make_recipe("rl", steps=1)
+    train(recipe, Console("quiet", StringIO()))
+    told = StringIO()
+    resume(Path(recipe.run_dir), [], [], Console("plain", told))
+    assert "all 1 steps are done" in told.getvalue()

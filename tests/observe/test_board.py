@@ -74,6 +74,14 @@ def test_an_evaluation_shows_its_first_accuracy() -> None:
     assert "accuracy      70.0% ▁█" in text(one)
 
 
+def test_before_the_first_step_no_sentinel_has_looked() -> None:
+    one = board(0)
+    assert "sentinels wait for the first step" in text(one)
+    one.spoken("stall", "phase sample made no progress")
+    assert "▲ stall: phase sample made no progress" in text(one)
+    assert "wait" not in text(one)
+
+
 def test_sentinels_are_silent_or_say_what_they_see() -> None:
     one = board()
     assert "sentinels silent: nothing looks wrong" in text(one)

@@ -301,11 +301,13 @@ def test_the_block_stands_whole_at_the_foot_of_the_screen(
         for step in range(1, 6):
             console.spoken("kl", "too far" if step % 2 else None)  # the block's height changes
             console.step(step, 100, METRICS)
+            console.note(f"after step {step}")  # what is said shows the line of the step too
             look()
     for number, lines in enumerate(screens, 1):
         history = [line for line in lines if line.startswith("step ") and "reward" in line]
         assert len(history) == number
-        assert lines[number].startswith("───")
+        assert lines[2 * number - 1] == f"after step {number}"
+        assert lines[2 * number].startswith("───")
         assert sum(line.startswith("───") for line in lines) == 1
         assert ("too far" in lines[-1]) == bool(number % 2)
 

@@ -75,4 +75,11 @@ def test_what_is_wrong_is_told_before_the_first_stage_runs(folder: Path, write: 
 
 
 def test_a_folder_without_a_pipeline_is_told(tmp_path: Path) -> None:
-    assert "no recipe at pipeline.toml" in refused(tmp_path)
+    assert refused(tmp_path).endswith("is a folder without pipeline.toml")
+    (tmp_path / "sft.toml").write_text("", "utf-8")
+    (tmp_path / "notes.txt").write_text("", "utf-8")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "pipeline.toml").write_text("", "utf-8")
+    told = "is a folder without pipeline.toml: name one of other, sft.toml"
+    assert refused(tmp_path).endswith(told)
+    assert "no recipe at pipeline.toml" in refused(tmp_path / "nowhere")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from postgrad.core.records import Failure, Prompt, Rollout, ScoredGroup, Turn
-from postgrad.rollout.records_json import group_from_lines, nine_digits, sample_to_json
+from postgrad.rollout.records_json import group_from_lines, group_to_json, nine_digits
 
 
 def policy_turn(ids, logprobs):
@@ -51,13 +51,9 @@ def two_samples():
     return group_of([one, more])
 
 
-def lines_of(group, **columns):
-    return [
-        json.loads(
-            json.dumps(sample_to_json(group, i, step=4, decode=str, **columns), allow_nan=False)
-        )
-        for i in range(len(group.rollouts))
-    ]
+def lines_of(group):
+    lines = group_to_json(group, step=4, decode=str)
+    return [json.loads(json.dumps(line, allow_nan=False)) for line in lines]
 
 
 def test_a_group_comes_back_as_it_was_written():
@@ -106,12 +102,13 @@ def test_details_stand_where_a_verifier_noted_something_and_older_lines_have_non
 
 
 def test_columns_of_the_learner_are_cut_to_the_turns():
-    values = np.array([-0.25, 0.0, 0.0, -0.75], np.float32)
-    group = two_samples()
-    line = sample_to_json(
-        group, 1, step=0, decode=str, learner_logprobs=values, advantages=values * 2,
-        mask=np.array([True, False, False, True]),
-    )  # fmt: skip
+    known = {
+        "learner_logprobs": [-0.25, 0.0, 0.0, -0.75],
+        "advantages": [-0.5, 0.0, 0.0, -1.5],
+        "mask": [1, 0, 0, 1],
+    }
+    bare, line = group_to_json(two_samples(), step=0, decode=str, columns=[{}, known])
+    assert not known.keys() & (bare.keys() | bare["turns"][0].keys())
     assert [t["learner_logprobs"] for t in line["turns"]] == [[-0.25], [0.0, 0.0], [-0.75]]
     assert line["advantages"] == [-0.5, 0.0, 0.0, -1.5]
     assert line["mask"] == [1, 0, 0, 1]

@@ -8,7 +8,7 @@ import pytest
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt, Rollout, ScoredGroup, Turn
-from postgrad.rollout.records_json import sample_to_json
+from postgrad.rollout.records_json import group_to_json
 from postgrad.rollout.replay import ReplaySource
 
 
@@ -29,10 +29,10 @@ def group(ticket, samples=2):
 @pytest.fixture
 def run(tmp_path):
     lines = [
-        json.dumps(sample_to_json(group(ticket), i, step=step, decode=str))
+        json.dumps(line)
         for step, tickets in [(0, (1, 0)), (1, (2,)), (2, (4, 3))]
         for ticket in tickets
-        for i in range(2)
+        for line in group_to_json(group(ticket), step=step, decode=str)
     ]
     (tmp_path / "samples.jsonl").write_text("\n".join(lines) + "\n")
     return tmp_path

@@ -2,10 +2,13 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from postgrad.core.errors import UsageError
+from postgrad.core.names import nearest
 
 if TYPE_CHECKING:  # the console is imported by the commands that need it
     from postgrad.observe.console import Console
@@ -30,7 +33,19 @@ class Commands:
     returns what --json prints."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self._parsers: Any = parser.add_subparsers(title="commands", dest="command", metavar="")
+        self.parser = parser
+        self._parsers: Any = parser.add_subparsers(
+            title="commands", dest="command", metavar="COMMAND"
+        )
+
+    def refuse_unknown(self, arguments: Sequence[str]) -> None:
+        """Raises UsageError where the first word is no command."""
+        name = next((one for one in arguments if not one.startswith("-")), None)
+        known: list[str] = list(self._parsers.choices)
+        if name is not None and name not in known:
+            close = nearest(name, known)
+            hint = f"did you mean {close}?" if close else f"there are {', '.join(known)}"
+            raise UsageError(f"no command is called {name!r}: {hint}")
 
     def add(
         self, name: str, run: Run, text: str, *, overrides: bool = False

@@ -30,11 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0 done, 1 the run failed, 2 something is wrong."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the console is ours
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    parser = _parser()
-    known, rest = parser.parse_known_args(arguments)
+    commands = _commands()
+    try:
+        commands.refuse_unknown(sys.argv[1:] if arguments is None else arguments)
+    except UsageError as error:
+        return _fail(error, False, error.exit_code)
+    known, rest = commands.parser.parse_known_args(arguments)
     command: Callable[[argparse.Namespace, list[str]], Any] | None = getattr(known, "run", None)
     if command is None:
-        parser.print_help()
+        commands.parser.print_help()
         return 2
     try:
         if rest and not known.takes_overrides:
@@ -65,6 +69,10 @@ def _fail(error: BaseException, debug: bool, code: int, text: str | None = None)
 
 
 def _parser() -> argparse.ArgumentParser:
+    return _commands().parser
+
+
+def _commands() -> Commands:
     parser = argparse.ArgumentParser(
         prog="postgrad",
         description="Post-training of language models: exact, foreseen, the same everywhere.",
@@ -74,4 +82,4 @@ def _parser() -> argparse.ArgumentParser:
     commands = Commands(parser)
     for family in FAMILIES:
         family.add(commands)
-    return parser
+    return commands

@@ -21,11 +21,13 @@ def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
             _size(one),
             _shown(metrics[one.step], store.best_metric),
             _marks(one),
-            ", ".join(one.files),
+            str(len(one.files)),
         )
         for one in infos
     ]
-    console.table(f"checkpoints in {store.root}", ("step", "size", "metric", "", "files"), rows)
+    console.table(
+        f"checkpoints in {store.root}", ("step", "size", "evaluation", "state", "files"), rows
+    )
     return [
         {
             "step": one.step,

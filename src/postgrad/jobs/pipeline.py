@@ -6,7 +6,7 @@ from typing import Any
 
 from postgrad.core.files import finite, write_json
 from postgrad.jobs.answers import Answer, ask
-from postgrad.jobs.summary import PHASES, change
+from postgrad.jobs.summary import PHASES, change, whole_seconds
 from postgrad.jobs.train import train
 from postgrad.observe.console import Console
 from postgrad.recipe.pipeline import Pipeline, Stage, with_models
@@ -81,8 +81,9 @@ def _show(
         said = "its turns, an answer of the environment after each" if several else "answer"
         console.table(title, ("question", said, "reference"), rows)
     stages = summary["stages"]
+    seconds = max(summary["seconds"], sum(whole_seconds(one) for one in stages.values()))
     console.table(
-        f"{pipeline.name}: {summary['seconds']:.0f} s, {_gib(summary)} at its peak",
+        f"{pipeline.name}: {seconds:.0f} s, {_gib(summary)} at its peak",
         ("", *stages),
         _rows(list(stages.values())),
     )
@@ -92,7 +93,7 @@ def _show(
 def _rows(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     """A line for each figure, a column for each stage."""
     phases = [phase for phase in PHASES if any(phase in one["phase_seconds"] for one in stages)]
-    rows = [*_reached(stages), ("time", *(f"{one['seconds']:.1f} s" for one in stages))]
+    rows = [*_reached(stages), ("time", *(f"{whole_seconds(one):.1f} s" for one in stages))]
     for phase in phases:
         known = (one["phase_seconds"].get(phase) for one in stages)
         rows.append((f"  {phase}", *("" if t is None else f"{t:.1f} s" for t in known)))
@@ -114,12 +115,16 @@ def _reached(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     names = list(dict.fromkeys(name for one in parts for name in one))
     if any(len(one) > 1 for one in parts):
         rows += [(f"  {name}", *(one.get(name, "") for one in parts)) for name in names]
-    rows.append(("loss", *("" if (x := one["loss"]) is None else f"{x:.4f}" for one in stages)))
+    rows.append(("loss", *("" if (x := one["loss"]) is None else _four(x) for one in stages)))
     rows.append(("KL per token", *map(_kl, stages)))
     rows.append(
         ("KL per response", *(f"{x['kl']['sequence']:.2f}" if "kl" in x else "" for x in stages))
     )
     return [row for row in rows if any(row[1:])]
+
+
+def _four(value: float) -> str:
+    return f"{round(value, 4) + 0.0:.4f}"  # never -0.0000
 
 
 def _sets(stages: Sequence[dict[str, Any]]) -> list[str]:

@@ -29,18 +29,18 @@ def foresee_disk(run: Run, size: int) -> None:
     most = settings.max_ckpt_num + (settings.best_metric is not None) + 1
     if free < size * (most - len(run.store.steps())):
         run.console.warn(
-            f"disk: there is no room for {most} checkpoints of {_mib(size)}: lower "
+            f"disk: there is no room for {most} checkpoints of {_told(size)}: lower "
             "checkpoint.max_ckpt_num, or saves will fail (older checkpoints would stand)"
         )
     run.console.note(
-        f"disk: a checkpoint takes {_mib(size)}, all that lie in {run.store.root} at one time up "
-        f"to {_mib(most * size)} (checkpoint.max_ckpt_num, the best, one being written); "
-        f"{_mib(free)} are free"
+        f"disk: a checkpoint takes {_told(size)}, all that lie in {run.store.root} at one time up "
+        f"to {_told(most * size)} (checkpoint.max_ckpt_num, the best, one being written); "
+        f"{_told(free)} are free"
     )
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+def _told(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"
 
 
 class Stateful(Protocol):

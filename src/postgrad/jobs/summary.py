@@ -55,9 +55,8 @@ def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows += [
         ("steps", f"{summary['steps']} ({summary['updates']} updates)"),
         ("samples", f"{summary['episodes']}"),
-        ("time", f"{summary['seconds']:.0f} s"),
+        *_times(summary),
     ]
-    rows += [(f"  {name}", f"{value:.1f} s") for name, value in summary["phase_seconds"].items()]
     for name in TOKENS:
         if name in summary:
             what = name.removesuffix("_tokens_per_second")
@@ -66,6 +65,24 @@ def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if summary["model"]:
         rows.append(("model", summary["model"]))
     return rows
+
+
+def whole_seconds(summary: Mapping[str, Any]) -> float:
+    """Seconds of all processes of a run: of one that was resumed the phases took longer than the
+    process that ended it.
+    """
+    phases: Mapping[str, float] = summary["phase_seconds"]
+    own: float = summary["seconds"]
+    whole = sum(phases.values())
+    return whole if whole > own + 1 else own
+
+
+def _times(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    total, own = whole_seconds(summary), summary["seconds"]
+    last = f" ({own:.0f} s since the last resume)" if total > own else ""
+    phases: Mapping[str, float] = summary["phase_seconds"]
+    rows = [(f"  {name}", f"{value:.1f} s") for name, value in phases.items()]
+    return [("time", f"{total:.0f} s{last}"), *rows]
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -269,6 +269,8 @@ def _tell_chosen(run: Run, state: RunState, *, resumed: bool) -> None:
     chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
     for line in chosen.lines():
         run.console.note(line)
+    if state.step >= run.steps:
+        run.console.note(f"all {run.steps} steps are done: a longer run is one with more of them")
     _foresee(run, state)
     event = "resumed" if resumed else "started"
     run.logs.event(event, f"step {state.step}", step=state.step, **run.choices.to_json())

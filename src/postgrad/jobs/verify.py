@@ -33,7 +33,7 @@ def verify(run_dir: Path, console: Console) -> list[dict[str, Any]]:
     wanted = {stem: _shapes(role) for stem, role in roles_of(recipe, base).items()}
     found = [(one, _problem(store, one, wanted, run_dir)) for one in store.infos()]
     rows = [(str(one.step), problem or "good") for one, problem in found]
-    console.table(f"checkpoints in {store.root}", ("step", ""), rows)
+    console.table(f"checkpoints in {store.root}", ("step", "state"), rows)
     broken = [problem for _, problem in found if problem is not None]
     if broken or not found:
         raise RunError("\n".join(broken) or f"{store.root} has no checkpoint")

@@ -125,7 +125,10 @@ def load_tokenizer(path: str) -> Any:
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"no tokenizer at {path}: {error}; put tokenizer.json there") from error
+        raise UsageError(
+            f"no tokenizer at {path}: {error}; model.path is a directory with tokenizer.json, or a "
+            "hub id"
+        ) from error
     if not tokenizer.is_fast:
         raise UsageError(
             f"the tokenizer at {path} gives no offsets, from which loss masks are made: convert it "

@@ -184,6 +184,8 @@ class Board:
         return [Text(line) for line in found]
 
     def _health(self) -> list[Text]:
+        if not self.sentinels and self.step == self.before:
+            return [Text("sentinels wait for the first step", "dim")]
         if not self.sentinels:
             return [Text("sentinels silent: nothing looks wrong", "green")]
         mark = "▲" if self.unicode else "!"

@@ -7,12 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, TextIO, cast
+from typing import Any, Literal, TextIO, cast
 
 from rich import box
 from rich.console import Console as Rich
-from rich.console import ConsoleOptions
-from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -25,6 +23,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from postgrad.observe.block import Block
 from postgrad.observe.board import Board, PhaseShown
 from postgrad.observe.terminal import Lasting
 
@@ -32,7 +31,6 @@ Mode = Literal["auto", "plain", "quiet", "json"]
 # All but tab and newline; what turns the direction of text around, and other ends of lines.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 SLOW_SECONDS = 20.0  # a phase that lasts longer is told in plain mode too
-REFRESH = 2.0  # times a second that the block is drawn
 SHORT_SECONDS = 0.2  # one that is over sooner is not shown at all: it would only flicker
 
 # What one line says of a step, where its metrics have it: key, label, format.
@@ -104,16 +102,6 @@ def _shown_if_it_lasts(progress: Progress) -> Generator[None]:
             progress.stop()
 
 
-class _Block:
-    """A board as rich draws it: with what is known at that moment."""
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-
-    def __rich_console__(self, console: Rich, options: ConsoleOptions) -> Iterator[Text]:
-        yield from self._board.lines(options.max_width, time.monotonic())
-
-
 class Console:
     """mode "auto" is live in a terminal and plain elsewhere; "quiet" shows warnings only; "json"
     leaves standard output alone and writes to standard error.
@@ -126,6 +114,7 @@ class Console:
         terminal = self._rich.is_terminal and not self._rich.is_dumb_terminal
         self._live = mode in ("auto", "json") and terminal
         self._board: Board | None = None
+        self._block: Block | None = None
 
     @contextmanager
     def run(self, total: int, done: int) -> Iterator[None]:
@@ -137,17 +126,11 @@ class Console:
             return
         utf = self._rich.encoding.lower().startswith("utf")
         self._board = Board(total, done, time.monotonic(), unicode=utf)
-        live = Live(
-            _Block(self._board),
-            console=self._rich,
-            refresh_per_second=REFRESH,
-            transient=True,
-        )
         try:
-            with live:
+            with Block(self._board, self._rich) as self._block:
                 yield
         finally:
-            self._board = None
+            self._board = self._block = None
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
@@ -195,7 +178,10 @@ class Console:
             if len(line()) <= self._rich.width:
                 break
             parts.pop(key, None)
-        self.note(line())
+        if self._block is None:
+            self.note(line())
+        else:
+            self._block.soon(self._text(line()))
 
     def evaluated(self, step: int, found: Mapping[str, float]) -> None:
         """An evaluation after `step` found this, by metric."""
@@ -210,20 +196,20 @@ class Console:
     def heading(self, text: str) -> None:
         """The beginning of a part."""
         if not self._quiet:
-            self._rich.print(self._text(f"\n{text}", "bold"))
+            self._print(self._text(f"\n{text}", "bold"))
 
     def note(self, text: str) -> None:
         """A line for people."""
         if not self._quiet:
-            self._rich.print(self._text(text))
+            self._print(self._text(text))
 
     def warn(self, text: str) -> None:
         """A line that quiet mode shows too."""
-        self._rich.print(self._text(f"warning: {text}", "yellow"))
+        self._print(self._text(f"warning: {text}", "yellow"))
 
     def error(self, text: str) -> None:
         """What went wrong, in quiet mode too."""
-        self._rich.print(self._text(text, "red"))
+        self._print(self._text(text, "red"))
 
     @property
     def is_terminal(self) -> bool:
@@ -233,7 +219,7 @@ class Console:
     def spans(self, parts: Sequence[tuple[str, str]]) -> None:
         """One text of (part, rich style) after each other; what it says is never markup."""
         if not self._quiet:
-            self._rich.print(Text.assemble(*(self._text(*part) for part in parts)))
+            self._print(Text.assemble(*(self._text(*part) for part in parts)))
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """A table; text of models and data is shown as it is, never as markup."""
@@ -249,8 +235,11 @@ class Console:
             table.add_column(self._text(name), overflow="fold")
         for row in rows:
             table.add_row(*(self._text(cell) for cell in row))
-        self._rich.print()
-        self._rich.print(table)
+        self._print()
+        self._print(table)
+
+    def _print(self, *what: Any) -> None:
+        (self._rich if self._block is None else self._block).print(*what)
 
     def _text(self, text: str, style: str = "") -> Text:
         """Text as it is, never markup."""

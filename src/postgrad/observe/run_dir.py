@@ -12,6 +12,7 @@ from typing import Any
 from postgrad import __version__
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import finite, is_full, left_behind, remove, whole_file, write_json
+from postgrad.core.names import nearest
 
 RECIPE, PLAN, SUMMARY = "recipe.json", "plan.json", "summary.json"
 TOKENIZER = "tokenizer.json"  # what the ids of samples.jsonl stand for, wherever the run is moved
@@ -75,8 +76,24 @@ class RunDirectory:
         """A run that was begun. Raises UsageError where there is none."""
         if not cls.holds_run(path):
             what = "has no recipe.json" if path.is_dir() else "is no directory"
-            raise UsageError(f"{path} {what}: it is not a run directory")
+            raise UsageError(f"{path} {what}: it is not a run directory{cls._meant(path)}")
         return cls(path)
+
+    @classmethod
+    def _meant(cls, path: Path) -> str:
+        """The runs in a folder, or the one whose name is nearest to what was typed."""
+        folder = path if path.is_dir() else path.parent
+        runs = sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
+        runs = [name for name in runs if cls._holds_runs(folder / name)]
+        if folder == path:
+            return f"; runs in it: {', '.join(runs)}" if runs else ""
+        close = nearest(path.name, runs)
+        return f"; did you mean {folder / close}?" if close else ""
+
+    @classmethod
+    def _holds_runs(cls, path: Path) -> bool:
+        """A run, or a pipeline's folder of runs."""
+        return cls.holds_run(path) or any(path.glob(f"*/{RECIPE}"))
 
     @staticmethod
     def holds_run(path: Path) -> bool:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from postgrad.algorithms.base import Credit
 from postgrad.core.records import RolloutBatch, ScoredGroup
-from postgrad.rollout.records_json import Decode, Json, nine_digits, sample_to_json
+from postgrad.rollout.records_json import Decode, Json, group_to_json, nine_digits
 
 
 def step_samples(
@@ -36,20 +36,22 @@ def step_samples(
     sampled = _sampled(groups)
     for group in groups:
         prompt = len(group.prompt.token_ids)
-        ids = group.prompt.token_ids.tolist()
-        for i, rollout in enumerate(group.rollouts):
+        known: list[dict[str, list[Any]]] = []
+        for rollout in group.rollouts:
             number = place.get((rollout.ticket, rollout.sample))
-            more = {} if number is None else columns.of(number, prompt)
-            line = sample_to_json(
-                group, i, step=step, decode=decode, prompt_ids=ids, logprobs=next(sampled), **more
-            )
-            if rollout.ticket in reasons:
-                line["filtered"] = reasons[rollout.ticket]
-            yield line
+            known.append({} if number is None else columns.of(number, prompt))
+            known[-1]["logprobs"] = next(sampled)
+        lines = group_to_json(group, step=step, decode=decode, columns=known)
+        if reason := reasons.get(group.prompt.ticket):
+            for line in lines:
+                line["filtered"] = reason
+        yield from lines
 
 
 class _Columns:
-    """What the step made of the samples that were trained on, as JSON has it, rounded at once."""
+    """What the step made of the samples that were trained on, as JSON has it, rounded all at
+    once.
+    """
 
     def __init__(self, credit: Credit, learner_logprobs: NDArray[np.float32]) -> None:
         sequences = credit.experience.sequences
@@ -63,23 +65,23 @@ class _Columns:
             self._columns["advantages"] = nine_digits(advantages.values)
         self._learned = nine_digits(known)
 
-    def of(self, number: int, prompt: int) -> dict[str, NDArray[Any]]:
+    def of(self, number: int, prompt: int) -> dict[str, list[Any]]:
         """The columns of a sequence, of its response."""
         response = slice(self._ends[number] + prompt, self._ends[number + 1])
-        found = {name: values[response] for name, values in self._columns.items()}
+        found = {name: values[response].tolist() for name, values in self._columns.items()}
         if self._known[number]:
-            found["learner_logprobs"] = self._learned[response]
+            found["learner_logprobs"] = self._learned[response].tolist()
         return found
 
 
-def _sampled(groups: Sequence[ScoredGroup]) -> Iterator[NDArray[np.float64]]:
+def _sampled(groups: Sequence[ScoredGroup]) -> Iterator[list[float]]:
     """The sampler's logprobs of each rollout in order, all turns."""
     turns = [
         [turn.logprobs for turn in rollout.turns] for group in groups for rollout in group.rollouts
     ]
     lengths = [sum(len(one) for one in own) for own in turns]
     flat = [one for own in turns for one in own]
-    values = nine_digits(np.concatenate(flat)) if flat else np.zeros(0)
+    values: list[float] = nine_digits(np.concatenate(flat)).tolist() if flat else []
     end = 0
     for length in lengths:
         end += length

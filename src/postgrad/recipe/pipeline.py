@@ -62,6 +62,7 @@ def load_pipeline(directory: Path, overrides: Sequence[str] = ()) -> Pipeline:
     other override for all stages. Raises UsageError with the file and line of what is wrong.
     """
     path = directory / FILE
+    _require(path)
     text = read_text(path)
     raw = read_toml(path, text)
     flags = parse_overrides(overrides)
@@ -90,6 +91,16 @@ def load_pipeline(directory: Path, overrides: Sequence[str] = ()) -> Pipeline:
             _check_earlier(key, named, [stage.name for stage in stages], directory / file)
         stages.append(Stage(name, directory / file, recipe))
     return Pipeline(directory.name, Path(settings.run_dir), tuple(stages), settings.ask)
+
+
+def _require(path: Path) -> None:
+    """Raises UsageError, which names what could be meant, where a folder is no pipeline."""
+    if path.is_file() or not path.parent.is_dir():
+        return
+    inside = sorted(path.parent.iterdir())
+    names = [one.name for one in inside if one.suffix == ".toml" or (one / FILE).is_file()]
+    hint = f": name one of {', '.join(names)}" if names else ""
+    raise UsageError(f"{path.parent} is a folder without {FILE}{hint}")
 
 
 def with_models(recipe: Recipe, models: Mapping[str, str]) -> Recipe:

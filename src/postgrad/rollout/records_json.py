@@ -21,56 +21,57 @@ from postgrad.core.records import Failure, Prompt, Rollout, ScoredGroup, Turn
 
 Json = dict[str, Any]
 Decode = Callable[[list[int]], str]
+Columns = Mapping[str, Sequence[Any]]
 
 
-def sample_to_json(
-    group: ScoredGroup,
-    i: int,
-    *,
-    step: int,
-    decode: Decode,
-    learner_logprobs: NDArray[Any] | None = None,
-    advantages: NDArray[Any] | None = None,
-    mask: NDArray[Any] | None = None,
-    logprobs: NDArray[np.float64] | None = None,
-    prompt_ids: list[int] | None = None,
-) -> Json:
-    """Sample `i` of a group. The optional columns have one value a response token; those that are
-    float64 are the decimals of `nine_digits` already.
+def group_to_json(
+    group: ScoredGroup, *, step: int, decode: Decode, columns: Sequence[Columns] = ()
+) -> list[Json]:
+    """A line for each sample of a group.
 
-    `decode` gives the text of token ids; it is called only for samples of several turns. logprobs,
-    prompt_ids: what the rollout and its prompt have, made for many samples at once.
+    `decode` gives the text of token ids; it is called only for samples of several turns. columns:
+    for each sample the values of its response tokens by name, which are "learner_logprobs",
+    "advantages", "mask" and "logprobs", the rollout's own; as JSON has them. What is the same for
+    a group, and numpy's numbers, are made JSON once: of samples there are hundreds a step.
     """
-    rollout, prompt = group.rollouts[i], group.prompt
-    line: Json = {
-        "step": step,
-        "ticket": prompt.ticket,
-        "sample": rollout.sample,
+    prompt = group.prompt
+    of_prompt: Json = {
         "dataset": prompt.dataset,
         "row": prompt.row,
         "question": prompt.question,
         "answer": prompt.answer,
         "metadata": dict(prompt.metadata),
-        "prompt_token_ids": prompt.token_ids.tolist() if prompt_ids is None else prompt_ids,
-        "turns": _turns_to_json(rollout, decode, logprobs, learner_logprobs),
-        "policy_version": [list(span) for span in rollout.versions],
-        "finish_reason": rollout.finish_reason,
-        "text": rollout.text,
-        "rewards": {name: _number(values[i]) for name, values in group.rewards.items()},
-        "total": _number(group.total[i]),
-        "kept": bool(group.kept[i]),
-        "failures": _failures(group, rollout.sample),
+        "prompt_token_ids": prompt.token_ids.tolist(),
     }
-    if details := {name: d[i] for name, d in group.details.items() if d[i] is not None}:
-        line["details"] = details
-    if prompt.media:
-        line["media"] = list(prompt.media)
-    line |= _of_environment(rollout, group.turn_weight)
-    if advantages is not None:
-        line["advantages"] = _floats(advantages)
-    if mask is not None:
-        line["mask"] = mask.astype(np.int8).tolist()
-    return line
+    rewards = {name: _numbers(values) for name, values in group.rewards.items()}
+    totals, kept = _numbers(group.total), group.kept.tolist()
+    lines: list[Json] = []
+    for i, rollout in enumerate(group.rollouts):
+        own = columns[i] if columns else {}
+        line: Json = {
+            "step": step,
+            "ticket": prompt.ticket,
+            "sample": rollout.sample,
+            **of_prompt,
+            "turns": _turns_to_json(rollout, decode, own),
+            "policy_version": rollout.versions,
+            "finish_reason": rollout.finish_reason,
+            "text": rollout.text,
+            "rewards": {name: values[i] for name, values in rewards.items()},
+            "total": totals[i],
+            "kept": kept[i],
+            "failures": _failures(group, rollout.sample) if group.failures else [],
+        }
+        if details := {name: d[i] for name, d in group.details.items() if d[i] is not None}:
+            line["details"] = details
+        if prompt.media:
+            line["media"] = list(prompt.media)
+        line |= _of_environment(rollout, group.turn_weight)
+        for name in ("advantages", "mask"):
+            if name in own:
+                line[name] = own[name]
+        lines.append(line)
+    return lines
 
 
 def _failures(group: ScoredGroup, sample: int) -> list[Json]:
@@ -95,28 +96,30 @@ def _of_environment(rollout: Rollout, turn_weight: float) -> Json:
     return found
 
 
-def _turns_to_json(
-    rollout: Rollout,
-    decode: Decode,
-    logprobs: NDArray[np.float64] | None,
-    learner_logprobs: NDArray[Any] | None,
-) -> list[Json]:
+def _turns_to_json(rollout: Rollout, decode: Decode, columns: Columns) -> list[Json]:
+    if len(rollout.turns) == 1:
+        return [_turn_to_json(rollout.turns[0], rollout.text, columns, None)]
     turns: list[Json] = []
     start = 0
     for turn in rollout.turns:
-        ids = turn.token_ids.tolist()
-        own = slice(start, start + len(ids))
-        entry: Json = {
-            "author": turn.author,
-            "token_ids": ids,
-            "logprobs": _floats(turn.logprobs if logprobs is None else logprobs[own]),
-            "text": rollout.text if len(rollout.turns) == 1 else decode(ids),
-        }
-        if learner_logprobs is not None:
-            entry["learner_logprobs"] = _floats(learner_logprobs[own])
-        start += len(ids)
-        turns.append(entry)
+        cut = slice(start, start + len(turn.token_ids))
+        turns.append(_turn_to_json(turn, decode(turn.token_ids.tolist()), columns, cut))
+        start = cut.stop
     return turns
+
+
+def _turn_to_json(turn: Turn, text: str, columns: Columns, cut: slice | None) -> Json:
+    """cut: which of the response's tokens it has; None: all."""
+    sampled, learned = columns.get("logprobs"), columns.get("learner_logprobs")
+    found: Json = {
+        "author": turn.author,
+        "token_ids": turn.token_ids.tolist(),
+        "logprobs": _floats(turn.logprobs) if sampled is None else sampled[cut or slice(None)],
+        "text": text,
+    }
+    if learned is not None:
+        found["learner_logprobs"] = learned[cut or slice(None)]
+    return found
 
 
 def group_from_lines(lines: Sequence[Mapping[str, Any]]) -> ScoredGroup:
@@ -200,12 +203,12 @@ def nine_digits(values: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _floats(values: NDArray[Any]) -> list[float]:
-    """As JSON has them. float64: decimals already."""
-    return (values if values.dtype == np.float64 else nine_digits(values)).tolist()
+    return nine_digits(values).tolist()
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if math.isfinite(value) else None
+def _numbers(values: NDArray[Any]) -> list[float | None]:
+    """As JSON has them: null for what is not finite."""
+    return [one if math.isfinite(one) else None for one in values.astype(np.float64).tolist()]
 
 
 def _value(number: float | None) -> float:

@@ -52,10 +52,20 @@ def load(name: str, which: str | None, dtype: str, max_len: int) -> ChatModel:
     run_dir = path.parent.parent  # of RUN_DIR/checkpoints/step-000010, or latest, or best
     if path.exists() and path.parent.name == "checkpoints" and RunDirectory.holds_run(run_dir):
         return _of_run(name, run_dir, _named(path), dtype, max_len)
+    if _among_runs(path):
+        RunDirectory.open(path)  # which says what could be meant
     if which is not None:
         raise UsageError(f"--checkpoint {which}: {name} is no run, which alone has checkpoints")
     engine, tokenizer = _engine(name, dtype, max_len)
     return ChatModel(name, f"{name}, {engine.dtype}", engine, tokenizer, {}, None, ())
+
+
+def _among_runs(path: Path) -> bool:
+    """True of a folder of runs, and of what is not there beside runs: it is no hub id."""
+    folder = path if path.is_dir() else path.parent
+    if path.is_file() or (path / "config.json").exists():
+        return False
+    return any(any(folder.glob(of)) for of in ("*/recipe.json", "*/*/recipe.json"))
 
 
 def _of_run(name: str, run_dir: Path, which: str, dtype: str, max_len: int) -> ChatModel:

@@ -47,6 +47,7 @@ export class Chart {
     new IntersectionObserver(([entry]) => this.#seen(entry.isIntersecting), {
       rootMargin: "200px",
     }).observe(this.element);
+    addEventListener("beforeprint", () => this.stale !== false && this.draw());
     cursor.charts.add(this);
   }
 

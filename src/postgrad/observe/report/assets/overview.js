@@ -16,6 +16,7 @@ export class Overview {
     const parts = [
       ...runs.map((run) => lead(run, runs.length > 1)),
       runs.length > 1 ? compared(runs) : figures(runs[0]),
+      ...runs.flatMap((run) => health(run, runs.length > 1)),
       ...runs.flatMap((run) => run.troubles.map((text) => h("p", { className: "trouble", role: "status" }, `${run.name}: ${text}`))),
     ];
     const shape = parts.map((part) => part.textContent).join("\n");
@@ -46,6 +47,31 @@ function state(run, summary) {
   const { steps, planned } = run;
   const of = planned ? `${count(steps)} of ${count(planned)} steps` : `${count(steps)} steps`;
   return summary && summary.steps === steps ? `finished, ${of}` : of;
+}
+
+/** What the sentinels said, the newest of each; that they are silent only of a run that says it began. */
+function health(run, many) {
+  const who = many ? `${run.name}: ` : "";
+  const told = new Map();
+  for (const one of run.events) {
+    if (one.event === "sentinel") told.set(one.sentinel, { ...one, until: null });
+    if (one.event === "sentinel_silent" && told.has(one.sentinel)) told.get(one.sentinel).until = one.step;
+  }
+  if (!told.size && !run.events.some((one) => one.event === "started")) return [];
+  if (!told.size) return [h("p", { className: "health" }, `${who}sentinels silent: nothing looked wrong`)];
+  return [...told.values()].map(({ sentinel, message, step, until }) =>
+    h(
+      "p",
+      { className: until === null ? "health trouble" : "health" },
+      h("strong", {}, plain(`${who}sentinel ${sentinel}`)),
+      plain(`${during(step, until)}: ${message}`),
+    ),
+  );
+}
+
+function during(step, until) {
+  if (typeof step !== "number") return "";
+  return typeof until === "number" ? `, steps ${count(step)} to ${count(until)}` : ` since step ${count(step)}`;
 }
 
 /** [name, first, last, detail] of what a person asks first. */
