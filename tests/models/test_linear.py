@@ -71,7 +71,9 @@ def test_a_large_weight_that_was_computed_gets_its_gradient_from_autograd(
     monkeypatch.setattr(linear, "PART", 16)
     exact, fast = pair(16, 8, bias=False)
     for layer, x in ((exact, torch.ones(3, 16).double()), (fast, torch.ones(3, 16))):
-        made = {"weight": layer[0].weight * 2.0}
+        weight = layer[0].weight
+        assert isinstance(weight, nn.Parameter)
+        made = {"weight": weight * 2.0}
         torch.func.functional_call(layer[0], made, x).sum().backward()
     torch.testing.assert_close(gradient(fast).double(), gradient(exact), rtol=1e-5, atol=1e-5)
 
