@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -115,3 +119,32 @@ def test_a_frozen_weight_gets_no_gradient() -> None:
     fast(x).sum().backward()
     assert x.grad is not None
     assert all(p.grad is None for p in fast.parameters())
+
+
+def grown(first: int, capacity: str | None) -> int:
+    """MiB by which a process grows that multiplies 300 numbers of rows, each once."""
+    script = (
+        "import sys, torch, psutil\n"
+        "from postgrad.models.linear import OneDNNLinear\n"
+        "torch.set_num_threads(1)\n"
+        "layer, own = OneDNNLinear(64, 64), psutil.Process()\n"
+        "for rows in range(int(sys.argv[1]), int(sys.argv[1]) + 360):\n"
+        "    layer(torch.ones(rows, 64)).sum().backward()\n"
+        "    if rows == int(sys.argv[1]) + 60:\n"
+        "        before = own.memory_info().rss\n"
+        "print((own.memory_info().rss - before) >> 20)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if "CACHE_CAPACITY" not in k}
+    if capacity is not None:
+        environment |= dict.fromkeys(
+            ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), capacity
+        )
+    command = [sys.executable, "-c", script, str(first)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.slow
+def test_a_run_does_not_grow_with_the_number_of_shapes_that_it_has_multiplied() -> None:
+    assert grown(100, None) < 20
+    assert grown(100, "1024") > 20  # what oneDNN keeps unless told otherwise

@@ -6,6 +6,7 @@ decoding step, is mostly such products.
 """
 
 import functools
+import os
 from typing import Any
 
 import torch
@@ -17,6 +18,11 @@ ROWS = 64  # of a product that the order of its weight is made for; others may r
 # matrix of a head with 152 000 words has 0.16 to 1.2 GB, and autograd would hold it three times:
 # the sum over chunks of entries, the next of them, and the new sum.
 PART = 2**24
+# oneDNN makes code for every shape and keeps it, 0.4 MB each, for the last 1024 shapes. Packed rows
+# seldom have the same shape again: a run of a 0.8M model grew by 450 MB in 130 steps and was no
+# faster for it. Read when the first product is made; who sets the variable is obeyed.
+for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(variable, "32")
 
 
 @functools.cache
