@@ -332,8 +332,11 @@ def test_a_stall_that_stops_leaves_the_last_boundary(
 
     def hang(self: Any, step: int, *more: Any) -> Any:
         if step == 2:
-            dogs[0]._settings = Stall(action="stop", seconds=0.2)
-            time.sleep(60)
+            patient, dogs[0]._settings = dogs[0]._settings, Stall(action="stop", seconds=0.2)
+            try:
+                time.sleep(60)
+            finally:
+                dogs[0]._settings = patient  # what is saved then may take its time
         return next_groups(self, step, *more)
 
     watch = Watchdog.__enter__

@@ -25,9 +25,9 @@ FRAMEWORK = {"cpu": 450_000_000, "gpu": 1_000_000_000}
 # Of a CPU's run, measured (docs/planning.md): data, tokenizer, logs, buffers of libraries; and of
 # what layers make, how much stays with the C library's allocator. An adapter makes and frees three
 # products more for each layer that it stands on.
-OBJECTS = 120_000_000
+OBJECTS = 60_000_000
 KEPT_BACK = {  # with an adapter, with checkpointing
-    (False, False): 0.5, (False, True): 0.25, (True, False): 1.4, (True, True): 0.9,
+    (False, False): 0.5, (False, True): 0.25, (True, False): 1.2, (True, True): 1.1,
 }  # fmt: skip
 # Of a CPU's run too: bytes a second at which checkpoints are written, and what a forward pass does
 # of matrix products meanwhile. Guesses.

@@ -91,7 +91,7 @@ def test_what_cannot_be_talked_to_says_why(
         (models(0), "best", "no run, which alone has checkpoints"),
         (sft.run_dir, "newest", "latest, best, or the number of a step"),
         (str(run / "checkpoints" / "step-000001" / "state.json"), None, "no model at"),
-        ("./nothing", None, "no such directory"),
+        ("./nothing", None, "nothing is no directory"),
     ):
         with pytest.raises(UsageError, match=problem):
             load(name, which, "auto", 64)
