@@ -79,19 +79,24 @@ def test_a_run_is_spoken_to_as_it_was_taught(make_recipe: Any, console: Console)
 
 
 def test_what_cannot_be_talked_to_says_why(
-    make_recipe: Any, console: Console, models: Callable[[int], str]
+    make_recipe: Any,
+    console: Console,
+    models: Callable[[int], str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reward = make_recipe("reward", steps=1)
     train(reward, console)
     sft = make_recipe("sft", "other", steps=1)
     train(sft, console)
     run = Path(sft.run_dir)
+    monkeypatch.chdir(run.parent)
     for name, which, problem in (
         (reward.run_dir, None, "trains a reward model"),
         (models(0), "best", "no run, which alone has checkpoints"),
         (sft.run_dir, "newest", "latest, best, or the number of a step"),
         (str(run / "checkpoints" / "step-000001" / "state.json"), None, "no model at"),
-        ("./nothing", None, "nothing is no directory"),
+        (str(run.parent / "nothing"), None, "nothing is no directory"),
+        ("./nothing", None, "no such directory"),  # beside runs, but perhaps a model
     ):
         with pytest.raises(UsageError, match=problem):
             load(name, which, "auto", 64)

@@ -61,9 +61,12 @@ def load(name: str, which: str | None, dtype: str, max_len: int) -> ChatModel:
 
 
 def _among_runs(path: Path) -> bool:
-    """True of a folder of runs, and of what is not there beside runs: it is no hub id."""
+    """True of a folder of runs, and of a path to what is not there beside runs. A single word may
+    be a model of the hub.
+    """
     folder = path if path.is_dir() else path.parent
-    if path.is_file() or (path / "config.json").exists():
+    word = not path.is_dir() and folder == Path()
+    if word or path.is_file() or (path / "config.json").exists():
         return False
     return any(any(folder.glob(of)) for of in ("*/recipe.json", "*/*/recipe.json"))
 
