@@ -21,7 +21,8 @@ PART = 2**24
 # oneDNN makes code for every shape and keeps it, 0.4 MB each, for the last 1024 shapes. Packed rows
 # seldom have the same shape again: a run of a 0.8M model grew by 450 MB in 130 steps and was no
 # faster for it. Read when the first product is made; who sets the variable is obeyed.
-for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+SHAPES_KEPT = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # by oneDNN, by torch
+for variable in SHAPES_KEPT:
     os.environ.setdefault(variable, "32")
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from contracts.conftest import small_model
 from postgrad.core.errors import RunError, UsageError
+from postgrad.models.linear import SHAPES_KEPT
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.settings import SamplingSettings
 
@@ -146,6 +148,15 @@ def test_a_process_that_is_killed_is_named(make_engine):
     os.kill(engine._processes[0]._process.pid, signal.SIGKILL)
     with pytest.raises(RunError, match=r"vLLM engine 0 died \(exit code -9\)"):
         engine.logprobs([np.arange(5)], 1.0)
+
+
+def test_what_is_set_for_the_controllers_products_does_not_reach_vllm(make_engine):
+    engine = make_engine()
+    engine.ready(60.0)
+    told = Path(f"/proc/{engine._processes[0]._process.pid}/environ").read_text("utf-8")
+    for variable in SHAPES_KEPT:
+        assert os.environ[variable]
+        assert variable not in told
 
 
 def test_an_environment_without_vllm_is_a_wrong_recipe(start_engine):

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.pipes import write
+from postgrad.models.linear import SHAPES_KEPT
 from postgrad.rollout.vllm.protocol import Start, line
 
 VARIABLE = "POSTGRAD_VLLM_PYTHON"
@@ -21,7 +22,8 @@ ENTRY = Path(__file__).parent / "entry.py"
 TAIL = 2000  # characters of a log that a message shows
 GRACE = 10.0  # seconds in which a process ends by itself before it is killed
 _LOOK = 20.0  # seconds in which an interpreter says whether it has vLLM
-_KEPT_OUT = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # of the controller's own environment
+# Of the controller's own environment.
+_KEPT_OUT = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *SHAPES_KEPT)
 _ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # files beside entry.py are no modules of their own
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in the process that we started
