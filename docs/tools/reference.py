@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]  # mkdocs imports a hook by its pa
 from docs.tools.fields import Key, keys, prose, tables  # noqa: E402
 
 from postgrad.algorithms.registry import ALGORITHMS, algorithm_class  # noqa: E402
-from postgrad.cli.main import _parser  # noqa: E402  # pyright: ignore[reportPrivateUsage]
+from postgrad.cli.main import all_commands  # noqa: E402  # pyright: ignore[reportPrivateUsage]
 from postgrad.core.names import resolve  # noqa: E402
 from postgrad.core.settings import Settings  # noqa: E402
 from postgrad.recipe.recipe import JOBS  # noqa: E402
@@ -170,7 +170,9 @@ def commands_page() -> str:
 
 def commands() -> dict[str, argparse.ArgumentParser]:
     """Name -> its parser, in the order of the help."""
-    (found,) = [a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction)]  # pyright: ignore
+    (found,) = [
+        a for a in all_commands().parser._actions if isinstance(a, argparse._SubParsersAction)
+    ]  # pyright: ignore
     return dict(found.choices)
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 
 from helpers.pages import ROOT, Command, commands
-from postgrad.cli.main import _parser, main
+from postgrad.cli.main import all_commands, main
 from postgrad.core.files import finite
 from postgrad.recipe.load import load_recipe, recipe_from_json, with_overrides
 from postgrad.recipe.pipeline import load_pipeline, with_models
@@ -50,7 +50,9 @@ OURS = [one for one in SHOWN if one.words[0] == "postgrad"]
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    (found,) = [a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction)]
+    (found,) = [
+        a for a in all_commands().parser._actions if isinstance(a, argparse._SubParsersAction)
+    ]
     return dict(found.choices)
 
 
@@ -112,7 +114,7 @@ def test_a_long_command_has_recipes_that_can_be_planned(one: Command, with_runs:
 
 def plan(one: Command, folder: Path) -> None:
     """Parses the words, loads the recipe with them, plans it; of a folder each of its recipes."""
-    known, overrides = _parser().parse_known_args(one.words[1:])
+    known, overrides = all_commands().parser.parse_known_args(one.words[1:])
     if known.recipe.is_dir():
         stages = load_pipeline(known.recipe, overrides).stages
         models = {stage.name: str(folder / "RUN_DIR" / "model") for stage in stages}
@@ -143,7 +145,7 @@ def value(one: object) -> str:
 
 @pytest.mark.parametrize("one", unique([c for c in OURS if c.words[1] in SERVES]), ids=str)
 def test_a_command_that_serves_has_words_that_its_parser_knows(one: Command) -> None:
-    _, left = _parser().parse_known_args(one.words[1:])
+    _, left = all_commands().parser.parse_known_args(one.words[1:])
     assert left == []
 
 

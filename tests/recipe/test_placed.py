@@ -4,20 +4,10 @@ from typing import Any
 
 import pytest
 
+from helpers.placed import RL
 from postgrad.core.errors import UsageError
 from postgrad.recipe.load import parse_recipe
 
-RL = {
-    "job": "rl",
-    "run_dir": "run",
-    "steps": 1,
-    "model": {"path": "somewhere"},
-    "data": {"path": "rows.jsonl"},
-    "rewards": [{"type": "exact_match"}],
-    "algorithm": {"type": "grpo"},
-    "batch": {"rollout_batch_size": 8},
-    "learner": {"ranks": 4},
-}
 REWARD = {
     "job": "reward",
     "run_dir": "run",

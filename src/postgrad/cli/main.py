@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0 done, 1 the run failed, 2 something is wrong."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the console is ours
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    commands = _commands()
+    commands = all_commands()
     try:
         commands.refuse_unknown(sys.argv[1:] if arguments is None else arguments)
     except UsageError as error:
@@ -68,11 +68,8 @@ def _fail(error: BaseException, debug: bool, code: int, text: str | None = None)
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    return _commands().parser
-
-
-def _commands() -> Commands:
+def all_commands() -> Commands:
+    """What `postgrad` can be asked for."""
     parser = argparse.ArgumentParser(
         prog="postgrad",
         description="Post-training of language models: exact, foreseen, the same everywhere.",

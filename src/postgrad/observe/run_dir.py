@@ -84,14 +84,14 @@ class RunDirectory:
         """The runs in a folder, or the one whose name is nearest to what was typed."""
         folder = path if path.is_dir() else path.parent
         runs = sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
-        runs = [name for name in runs if cls._holds_runs(folder / name)]
+        runs = [name for name in runs if cls.holds_runs(folder / name)]
         if folder == path:
             return f"; runs in it: {', '.join(runs)}" if runs else ""
         close = nearest(path.name, runs)
         return f"; did you mean {folder / close}?" if close else ""
 
     @classmethod
-    def _holds_runs(cls, path: Path) -> bool:
+    def holds_runs(cls, path: Path) -> bool:
         """A run, or a pipeline's folder of runs."""
         return cls.holds_run(path) or any(path.glob(f"*/{RECIPE}"))
 

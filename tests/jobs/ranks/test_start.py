@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from helpers.placed import RL
 from postgrad.core.errors import UsageError
 from postgrad.jobs.ranks.start import wants_of
 from postgrad.recipe.load import parse_recipe
@@ -12,21 +13,7 @@ VLLM = {"type": "vllm", "vllm": {"tensor_parallel": 2, "engines": 2}}
 
 
 def recipe(cluster: dict[str, Any], rollout: dict[str, Any]) -> Any:
-    return parse_recipe(
-        {
-            "job": "rl",
-            "run_dir": "run",
-            "steps": 1,
-            "model": {"path": "somewhere"},
-            "data": {"path": "rows.jsonl"},
-            "rewards": [{"type": "exact_match"}],
-            "algorithm": {"type": "grpo"},
-            "batch": {"rollout_batch_size": 8},
-            "learner": {"ranks": 4},
-            "rollout": rollout,
-            "cluster": {"type": "ray", **cluster},
-        }
-    )
+    return parse_recipe({**RL, "rollout": rollout, "cluster": {"type": "ray", **cluster}})
 
 
 @pytest.mark.parametrize(

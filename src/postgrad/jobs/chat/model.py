@@ -68,7 +68,7 @@ def _among_runs(path: Path) -> bool:
     word = not path.is_dir() and folder == Path()
     if word or path.is_file() or (path / "config.json").exists():
         return False
-    return any(any(folder.glob(of)) for of in ("*/recipe.json", "*/*/recipe.json"))
+    return folder.is_dir() and any(map(RunDirectory.holds_runs, folder.iterdir()))
 
 
 def _of_run(name: str, run_dir: Path, which: str, dtype: str, max_len: int) -> ChatModel:
