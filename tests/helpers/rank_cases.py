@@ -22,6 +22,7 @@ from postgrad.learner.role import Learner, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
+from postgrad.models import gradients
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import NAME
 from postgrad.models.linear import speed_up
@@ -33,12 +34,14 @@ from postgrad.parallel.sharding import whole
 
 VOCABULARY = 37
 UPDATES = 10
+LARGE = gradients.PART
 
 
 class Case(NamedTuple):
     """kind: of the algorithm. groups: prompts of an update, 4 samples each; with one, most ranks
     have a part of it or nothing. beside: a frozen or following role works on the same ranks, under
-    the learner's adapter where it has one.
+    the learner's adapter where it has one. large: on several ranks every weight counts as one whose
+    gradient is added in place.
     """
 
     stage: str
@@ -52,6 +55,7 @@ class Case(NamedTuple):
     type: str = "qwen3"
     offload: bool = False
     beside: bool = False
+    large: bool = False
     grid: Grid | None = None  # None: that of the test's ranks
 
     @property
@@ -157,6 +161,7 @@ def train(ranks: Ranks, folder: Path, cases: list[Case]) -> None:
     for case in cases:
         if case.grid is not None and ranks.size > 1:
             ranks = ranks.arranged(case.grid)
+        gradients.PART = 2**8 if case.large and ranks.size > 1 else LARGE
         one, how = learner(case, ranks), algorithm(case)
         beside = other(case, one, ranks) if case.beside else None
         numbers: dict[str, torch.Tensor] = {}

@@ -28,6 +28,7 @@ FACTORS = {
     "checkpointing": (False, True),
     "kind": ("grpo", "sft", "reward"),
     "beside": (False, True),
+    "large": (False, True),
     "groups": (3, 1),  # with one, some ranks have nothing to do
 }
 
@@ -48,6 +49,7 @@ def case_of(row: dict[str, Any]) -> Case:
         groups=row["groups"],
         offload=row["offload"],
         beside=row["beside"],
+        large=row["large"],
         grid=Grid(row["context"], row["tensor"], row["shard_groups"]),
     )
 

@@ -56,13 +56,22 @@ def test_gradients_of_logprobs_and_entropies_are_those_of_autograd(
     got, got_entropy = head._TokenLogprobs.apply(two, targets, temperature, with_entropy)  # pyright: ignore[reportGeneralTypeIssues, reportPrivateUsage]
     torch.testing.assert_close(got, wanted)
     coming = torch.randn(2, ENTRIES, dtype=torch.float64)
-    (coming[0] * wanted).sum().backward(retain_graph=True)
-    (coming[0] * got).sum().backward(retain_graph=True)
+    read, wanted_read = coming[0] * got, coming[0] * wanted
     if with_entropy:
         torch.testing.assert_close(got_entropy, wanted_entropy)
-        (coming[1] * wanted_entropy).sum().backward()
-        (coming[1] * got_entropy).sum().backward()
+        read, wanted_read = read + coming[1] * got_entropy, wanted_read + coming[1] * wanted_entropy
+    wanted_read.sum().backward()
+    read.sum().backward()
     torch.testing.assert_close(two.grad, one.grad)
+
+
+def test_a_second_backward_pass_is_an_error_and_no_other_gradient() -> None:
+    logits = torch.randn(ENTRIES, VOCABULARY, requires_grad=True)
+    targets = torch.randint(0, VOCABULARY, (ENTRIES,))
+    got, _ = head._TokenLogprobs.apply(logits * 1.0, targets, 1.0, False)  # pyright: ignore[reportGeneralTypeIssues, reportPrivateUsage]
+    got.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        got.sum().backward()
 
 
 def test_chunks_that_are_computed_again_give_the_gradients_of_one_that_is_kept(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.models import linear
+from postgrad.models import gradients
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.settings import ModelInit, ModelSettings
 from postgrad.plan.hardware import parse_hardware
@@ -42,6 +42,30 @@ def test_critic_and_policy_learn_one_after_the_other() -> None:
     assert roles_with(both, "activations") == roles_with(both, "gradients") == {"policy"}
 
 
+def test_an_engine_in_the_policys_process_borrows_what_is_float32() -> None:
+    def weights(changes: dict[str, Any]) -> int:
+        (found,) = [
+            line.bytes["update"]
+            for line in planned(changes).lines
+            if line.role == "engine" and line.what == "weights"
+        ]
+        return found
+
+    shape = shape_of_model(ModelSettings(init=ModelInit.model_validate(INIT)))
+    layers, hidden, inner = shape.layers, shape.hidden_size, shape.intermediate_size
+    queries_keys_values = hidden * (shape.query_size + 2 * shape.key_size)
+    fused = layers * 4 * (queries_keys_values + 2 * hidden * inner)
+    assert weights({}) == fused < 4 * shape.parameters()
+    assert (
+        weights({"rollout": {"max_new_tokens": 128, "dtype": "bfloat16"}}) == 2 * shape.parameters()
+    )
+    ranks = {"learner": {"ranks": 2}, "cluster": {"type": "ray"}}
+    assert weights(ranks) == 4 * shape.parameters()
+    merged = fused + layers * 4 * hidden * (shape.query_size + inner)  # the other two matrices too
+    lora = {"model": {"init": INIT, "lora": {"rank": 4, "alpha": 4}}}
+    assert weights(lora) == merged
+
+
 def copied(memory: Memory) -> dict[str, int]:
     lines = [line for line in memory.lines if line.what == "copy of the state"]
     return {phase: count for line in lines for phase, count in line.bytes.items() if count}
@@ -74,15 +98,14 @@ def test_logits_of_few_entries_are_less_than_a_chunk() -> None:
     shape = shape_of_model(ModelSettings(init=ModelInit.model_validate(INIT)))
     few, many = (Head(shape, 4, entries, cpu=True, trains=True) for entries in (1024, 10_000))
     matrix = 4096 * 256 * 4
-    assert few.backward() == (2 * 1024 * 4096 * 4, 0)
-    assert many.backward() == (2 * CHUNK * 4, matrix)  # the sum of the chunks before
+    assert few.backward() == (1024 * 4096 * 4, matrix)
+    assert many.backward() == (CHUNK * 4, 2 * matrix)  # the sum of the chunks before, and the next
 
 
 def test_the_gradient_of_a_large_head_is_added_in_place_on_a_cpu() -> None:
     init = {**INIT, "tokenizer": {"vocab_size": 151_936}}
     shape = shape_of_model(ModelSettings(init=ModelInit.model_validate(init)))
-    matrix = 151_936 * 256 * 4
-    assert 151_936 * 256 > PART == linear.PART > 4096 * 256
+    assert 151_936 * 256 > PART == gradients.PART > 4096 * 256
     wide, narrow = (Head(shape, width, 10_000, cpu=True, trains=True) for width in (4, 2))
-    assert (wide.backward()[1], wide.waiting(), wide.ending()) == (0, 0, matrix)
+    assert (wide.backward()[1], wide.waiting(), wide.ending()) == (0, 0, 0)
     assert narrow.backward()[1] > 0 < narrow.waiting()

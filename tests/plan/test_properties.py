@@ -119,6 +119,8 @@ def test_fewer_ranks_never_take_less(table: dict[str, Any]) -> None:
     fewer = learner.ranks // 2
     if fewer < least:  # one rank has no sharding to keep
         return
+    if recipe.job == "rl":  # of float32 an engine beside a single rank has no copy
+        recipe = with_overrides(recipe, ["--rollout.dtype", "bfloat16"])
     assert peak(with_overrides(recipe, ["--learner.ranks", str(fewer)])) >= peak(recipe)
 
 

@@ -13,7 +13,7 @@ from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.local import engine as engine_module
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.prompts import lay_out_plain
-from postgrad.rollout.local.weights import copy_weights
+from postgrad.rollout.local.weights import take_over
 from postgrad.rollout.settings import SamplingSettings
 
 LAYERED = ["qwen2", "qwen3", "llama", "mistral"]
@@ -76,7 +76,7 @@ def test_weights_that_are_copied_in_are_used_by_every_decoder_of_the_model(model
     lm = model("qwen3")
     first, second = decoder_of(lm), decoder_of(lm)
     other = model("qwen3", seed=1)
-    copy_weights(lm, other.named_parameters())
+    take_over(lm, other.named_parameters())
     expected = logits(ModuleDecoder(other), [prompt(0, 9)])
     for decoder in (first, second):
         decoder.forget()

@@ -143,13 +143,19 @@ def try_tokens(run: Run, learners: Sequence[Learner[Any]], readers: Sequence[Rea
 
 def engine(run: Run, recipe: Answering, path: str, *, sequences: int, max_len: int) -> LocalEngine:
     """roles.engine, with as many slots as can decode where that was open. Sets the run's choices.
+    It borrows the weights of a policy that is in this process too.
 
     Raises OutOfMemory where not even one has room.
     """
 
     def build(choices: Choices) -> LocalEngine:
         made, run.choices = roles.engine(
-            recipe, path, choices, sequences=sequences, max_len=max_len
+            recipe,
+            path,
+            choices,
+            sequences=sequences,
+            max_len=max_len,
+            borrows=run.group is None,
         )
         return made
 

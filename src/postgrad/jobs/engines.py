@@ -57,9 +57,9 @@ def made(
     choices with its sizes. sequences: how many are sampled at once; max_len: tokens of the longest.
     logs: see rollout.vllm.start.
     """
-    sizes = {"sequences": sequences, "max_len": max_len}
     if recipe.rollout.type == "local":
-        return roles.engine(recipe, path, choices, **sizes)
+        return roles.engine(recipe, path, choices, sequences=sequences, max_len=max_len)
+    sizes = {"sequences": sequences, "max_len": max_len}
     if recipe.rollout.type == "vllm":
         return _vllm(recipe, path, choices, stack, logs, **sizes)
     one = recipe.rollout.openai

@@ -14,6 +14,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.learner.protocols import PolicyRole
 from postgrad.observe.sentinels.publish import probed
+from postgrad.rollout.agreement import Floats
 from postgrad.rollout.engine import Engine
 
 PROBES = 4  # sequences that are scored twice after each publish
@@ -23,7 +24,9 @@ PROBE_TOKENS = 128  # of each: enough to tell weights apart, little enough to co
 class Publisher:
     """Sends the policy's weights to the engine and probes them.
 
-    The probe's sequences are the newest samples where there are any (`show`), else prompts.
+    The probe's sequences are the newest samples where there are any (`show`), else prompts. What
+    the engine says of them is asked before the policy learns: weights that the engine borrows are
+    other ones afterwards.
     """
 
     def __init__(
@@ -35,21 +38,24 @@ class Publisher:
         self._policy = policy
         self._engine = engine
         self._probe = [tokens[:PROBE_TOKENS] for tokens in prompts[:PROBES]]
+        self._before = self._engines()
 
     def show(self, sequences: Sequences) -> None:
-        """Probe with these from now on."""
+        """Probe with these from now on. Before an update."""
         rows = range(min(PROBES, len(sequences)))
         if len(rows):
             self._probe = [sequences.tokens.row(row)[-PROBE_TOKENS:] for row in rows]
+            self._before = self._engines()
 
     def __call__(self) -> dict[str, float]:
         """Publish; returns what the probe found, for the sentinel to judge."""
-        temperature = self._policy.temperature
-        before = self._engine.logprobs(self._probe, temperature)
         self._engine.load_weights(self._policy.whole(), self._policy.updates)
-        engine = self._engine.logprobs(self._probe, temperature)
+        before, self._before = self._before, self._engines()
         learner = self._policy.logprobs(_scored_everywhere(self._probe)).result()
-        return probed(before, engine, list(learner))
+        return probed(before, self._before, list(learner))
+
+    def _engines(self) -> list[Floats]:
+        return self._engine.logprobs(self._probe, self._policy.temperature)
 
 
 def _scored_everywhere(probe: Sequence[NDArray[np.int32]]) -> Sequences:

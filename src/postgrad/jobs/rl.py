@@ -82,8 +82,10 @@ class RLJob:
         """Job.step."""
         run, parts = self._run, self._parts
         sampled = self._sample(state)
-        parts.engine.rest()
         batch = RolloutBatch.of(sampled.groups)
+        with run.phase("publish"):
+            parts.publish.show(batch.sequences)
+        parts.engine.rest()
         with run.phase("train", run.geometry.updates_per_step):
             with run.clock.timed("train/columns"):
                 old, ref, values = self._columns(batch)
@@ -94,7 +96,6 @@ class RLJob:
         learned = _learner_logprobs(credit, old, results["policy"])
         compared = self._compare(batch, credit, old, learned, results["policy"])
         with run.phase("publish"):
-            parts.publish.show(batch.sequences)
             published = parts.publish()
         number = state.step + 1
         if parts.roles.follows is not None:

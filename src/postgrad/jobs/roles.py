@@ -158,11 +158,18 @@ def frozen_reward_model(
 
 
 def engine(
-    recipe: Answering, path: str, choices: Choices, *, sequences: int, max_len: int
+    recipe: Answering,
+    path: str,
+    choices: Choices,
+    *,
+    sequences: int,
+    max_len: int,
+    borrows: bool = False,
 ) -> tuple[LocalEngine, Choices]:
     """The built-in engine with its own copy of the model, and the choices with its sizes.
 
-    sequences: how many a step or an evaluation samples; max_len: tokens of the longest.
+    sequences: how many a step or an evaluation samples; max_len: tokens of the longest. borrows:
+    see LocalEngine.
     """
     device = torch.device(choices.device)
     assert choices.rollout_dtype is not None  # of every job that answers
@@ -172,7 +179,11 @@ def engine(
         model.lm, recipe.rollout, sequences=sequences, max_len=max_len
     )
     made = LocalEngine(
-        model.lm, model.tokenizer, slots=sizes.slots, cache_tokens=sizes.cache_tokens
+        model.lm,
+        model.tokenizer,
+        slots=sizes.slots,
+        cache_tokens=sizes.cache_tokens,
+        borrows=borrows,
     )
     return made, replace(choices, slots=sizes.slots, cache_tokens=sizes.cache_tokens)
 

@@ -75,20 +75,27 @@ class _Norm:
 
 
 class _Linear:
-    """weight: [M, K]; bias: [M] or None."""
+    """Linear layers of one input as one product, their outputs side by side."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight = weight
-        self._bias = bias
-        self._read: Tensor | None = None  # as products read it
+    def __init__(self, modules: Sequence[Any]) -> None:
+        self._weights: list[nn.Parameter] = [module.weight for module in modules]
+        biases = [module.bias for module in modules]
+        self._biases: list[nn.Parameter] | None = None if biases[0] is None else biases
+        self._read: tuple[Tensor, Tensor | None] | None = None  # what products read
+        self._join()
 
     def forget(self) -> None:
         self._read = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._read is None:
-            self._read = in_order(self._weight)
-        return project(x, self._read, self._bias)
+        if self._read is None:  # a parameter may lie elsewhere since it was read last
+            weight, bias = self._join()
+            self._read = in_order(weight), bias
+        return project(x, *self._read)
+
+    def _join(self) -> tuple[Tensor, Tensor | None]:
+        """Weight [M, K] and bias [M]: the parameters are views into them."""
+        return _joined(self._weights), None if self._biases is None else _joined(self._biases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +120,14 @@ class LayeredDecoder:
 
     def __init__(self, lm: Any) -> None:
         model, config = lm.model, lm.config
-        self._embedding: Tensor = model.embed_tokens.weight
+        self._embedding: nn.Parameter = model.embed_tokens.weight
         self._rotary = model.rotary_emb
         self._dim: int = model.layers[0].self_attn.head_dim
         self._heads: int = config.num_attention_heads
         self._kv_heads: int = config.num_key_value_heads
         self._layers = [_read(layer, config) for layer in model.layers]
         self._norm = _norm(model.norm)
-        self._head = _linear([lm.lm_head])
+        self._head = _Linear([lm.lm_head])
 
     def forget(self) -> None:
         """Decoder.forget."""
@@ -207,25 +214,19 @@ def _joined(parameters: Sequence[nn.Parameter]) -> Tensor:
     return first.as_strided(shape, first.stride())
 
 
-def _linear(modules: Sequence[Any]) -> _Linear:
-    biases = [module.bias for module in modules]
-    bias = None if biases[0] is None else _joined(biases)
-    return _Linear(_joined([module.weight for module in modules]), bias)
-
-
 def _read(layer: Any, config: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     normed = hasattr(attention, "q_norm")
     window = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
     return _Layer(
         before_attention=_norm(layer.input_layernorm),
-        queries_keys_values=_linear([attention.q_proj, attention.k_proj, attention.v_proj]),
+        queries_keys_values=_Linear([attention.q_proj, attention.k_proj, attention.v_proj]),
         query_norm=_norm(attention.q_norm) if normed else None,
         key_norm=_norm(attention.k_norm) if normed else None,
-        attention_out=_linear([attention.o_proj]),
+        attention_out=_Linear([attention.o_proj]),
         before_mlp=_norm(layer.post_attention_layernorm),
-        gate_up=_linear([mlp.gate_proj, mlp.up_proj]),
-        down=_linear([mlp.down_proj]),
+        gate_up=_Linear([mlp.gate_proj, mlp.up_proj]),
+        down=_Linear([mlp.down_proj]),
         window=window,
         scale=float(attention.scaling),
     )

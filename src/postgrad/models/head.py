@@ -2,8 +2,8 @@
 
 The final soft-cap and logit scaling that some models have belong to the head. Logprobs and
 entropies are computed in chunks of entries. Where there are several, each chunk's logits are
-computed again in the backward pass instead of being kept: memory is one chunk's [chunk, V], twice
-in the backward pass, whatever the batch.
+computed again in the backward pass instead of being kept, and their gradient takes their place:
+memory is one chunk's [chunk, V], whatever the batch.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,8 @@ def scores(lm: nn.Module, hidden: Tensor) -> Tensor:
 
 class _TokenLogprobs(torch.autograd.Function):
     """Logprobs of targets, and entropies, from logits. The backward pass takes from the logits and
-    log Z what a graph of small steps would keep in three copies of [N, V].
+    log Z what a graph of small steps would keep in three copies of [N, V], and writes the gradient
+    over the logits: whoever made them must not have kept them, and it works once.
     """
 
     @staticmethod
@@ -69,16 +70,15 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         logits, targets, log_z, entropy = ctx.saved_tensors
         of_logprob, of_entropy = (gradient / ctx.temperature for gradient in gradients)
-        of_logits = torch.empty_like(logits)
         for rows in _blocks(logits):
             log_p = _scaled(logits[rows], ctx.temperature) - log_z[rows, None]  # log p
             factor = -of_logprob[rows, None]
             if ctx.with_entropy:
                 factor = factor - of_entropy[rows, None] * (log_p + entropy[rows, None])
-            torch.mul(log_p.exp_(), factor, out=of_logits[rows])
+            torch.mul(log_p.exp_(), factor, out=logits[rows])
         places = targets[:, None]
-        of_logits.scatter_(-1, places, of_logits.gather(-1, places) + of_logprob[:, None])
-        return of_logits, None, None, None
+        logits.scatter_(-1, places, logits.gather(-1, places) + of_logprob[:, None])
+        return logits, None, None, None
 
 
 def _scaled(logits: Tensor, temperature: float) -> Tensor:

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from postgrad.models import gradients as large
+from postgrad.models.embedding import WordEmbedding
+
 ROWS = 64  # of a product that the order of its weight is made for; others may read it too
-# A weight's gradient is made and added in parts of so many numbers where it has more than that. The
-# matrix of a head with 152 000 words has 0.16 to 1.2 GB, and autograd would hold it three times:
-# the sum over chunks of entries, the next of them, and the new sum.
-PART = 2**24
 # oneDNN makes code for every shape and keeps it, 0.4 MB each, for the last 1024 shapes. Packed rows
 # seldom have the same shape again: a run of a 0.8M model grew by 450 MB in 130 steps and was no
 # faster for it. Read when the first product is made; who sets the variable is obeyed.
@@ -74,19 +73,24 @@ class OneDNNLinear(nn.Linear):
 
 
 def speed_up(model: nn.Module, device: torch.device) -> None:
-    """The model's plain linear layers become OneDNNLinear where that is faster. Parameters, their
-    names and what the layers compute stay, up to rounding.
+    """The model's plain linear layers become OneDNNLinear where that is faster, and its embeddings
+    WordEmbedding. Parameters, their names and what the layers compute stay, up to rounding.
     """
-    if device.type == "cpu" and has_fast_products():
-        for module in model.modules():
-            if type(module) is nn.Linear:  # a subclass has a forward of its own
-                module.__class__ = OneDNNLinear
+    if device.type != "cpu":
+        return
+    for module in model.modules():  # a subclass has a forward of its own
+        if type(module) is nn.Linear and has_fast_products():
+            module.__class__ = OneDNNLinear
+        elif type(module) is nn.Embedding:
+            module.__class__ = WordEmbedding
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(rows, weight)
+        # not what is saved: gradient checkpointing gives that back as a tensor of its own
+        ctx.adds_to = weight if large.adds_in_place(weight) else None
         return _linear(rows, weight, bias)
 
     @staticmethod
@@ -95,25 +99,25 @@ class _Product(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         (gradient,) = gradients
         of_rows, of_weight, of_bias = ctx.needs_input_grad
-        flat = gradient.reshape(-1, weight.shape[0])
+        flat, inputs = gradient.reshape(-1, weight.shape[0]), rows.reshape(-1, weight.shape[1])
+        for_weight = None
+        if of_weight and ctx.adds_to is not None:
+            _add_outer(large.gradient_of(ctx.adds_to), flat, inputs)
+        elif of_weight:
+            for_weight = _outer(flat, inputs)
         return (
             _linear(gradient, weight.t()) if of_rows else None,
-            _of_weight(weight, flat, rows.reshape(-1, weight.shape[1])) if of_weight else None,
+            for_weight,
             flat.sum(0) if of_bias else None,
         )
 
 
-def _of_weight(weight: Tensor, gradient: Tensor, rows: Tensor) -> Tensor | None:
-    """gradient.T @ rows for autograd to add; None where it has been added to weight.grad here."""
-    if weight.numel() <= PART or not weight.is_leaf:
-        return _outer(gradient, rows)
-    if weight.grad is None:
-        weight.grad = torch.zeros_like(weight)
-    part = max(1, PART // 16 // weight.shape[1])
-    for start in range(0, len(weight), part):
+def _add_outer(to: Tensor, gradient: Tensor, rows: Tensor) -> None:
+    """Adds gradient.T @ rows, a part at a time."""
+    part = max(1, large.PART // 16 // to.shape[1])
+    for start in range(0, len(to), part):
         some = slice(start, start + part)
-        weight.grad[some] += _linear(gradient[:, some].t(), rows.t())
-    return None
+        to[some] += _linear(gradient[:, some].t(), rows.t())
 
 
 def _outer(gradient: Tensor, rows: Tensor) -> Tensor:

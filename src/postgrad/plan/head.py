@@ -1,7 +1,7 @@
 """What the output head holds: a few chunks of logits, and gradients of its matrix.
 
 models.head computes logprobs in chunks of CHUNK logits. Where there are several, each is computed
-again in the backward pass.
+again in the backward pass. Their gradient takes their place.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from postgrad.models.shapes import ModelShape
 
 FLOAT32 = 4
 CHUNK = 2**24  # models.head.CHUNK_VALUES, which a test holds it to
-PART = 2**24  # models.linear.PART, so too
+PART = 2**24  # models.gradients.PART, so too
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Head:
         several chunks are added up, waits for the next, or while a new sum is made (in float32 on a
         CPU, where that is small, not in place: models.linear gives a view).
         """
-        copies = 2 if self.cpu else 3 + 2 * self.entropy + self.heated
+        copies = 1 if self.cpu else 2 + 2 * self.entropy + self.heated
         one = self._values * (FLOAT32 + self._narrow)
         logits = self._values * (copies * FLOAT32 + self._narrow)
         if not self.trains or self._adds_in_place:
@@ -74,12 +74,14 @@ class Head:
         """When the embedding's gradient is made and added to that of the head, and both in float32
         to that of earlier micro-batches.
         """
+        if not self.trains or self._adds_in_place:
+            return 0
         wide = 0 if self.width == FLOAT32 else self._matrix // self.width * FLOAT32
-        return self.waiting() + self._matrix + wide if self.trains else 0
+        return self.waiting() + self._matrix + wide
 
     @property
     def _adds_in_place(self) -> bool:
-        """models.linear adds to the gradient of a large matrix part by part."""
+        """The gradient of a large matrix is added to where it lies (models.gradients)."""
         return self.cpu and self.width == FLOAT32 and self.shape.embedding_parameters > PART
 
     @property

@@ -15,7 +15,7 @@ from postgrad.plan.held import gathered, gradients, held, loading, state_bytes
 from postgrad.plan.lengths import Lengths
 from postgrad.plan.passes import Bytes, Passes
 from postgrad.plan.phases import PHASES, Line, Phase, always, awake
-from postgrad.plan.roles import PlannedRole
+from postgrad.plan.roles import PlannedRole, adapted_layers
 from postgrad.plan.sharing import Sharing
 from postgrad.plan.sizes import Sizes, width
 from postgrad.recipe.recipe import Answering, Recipe
@@ -129,20 +129,38 @@ def _divided(found: Bytes, sharing: Sharing) -> dict[str, int]:
 
 
 def _engine(recipe: Recipe, policy: PlannedRole, passes: Passes, *, cpu: bool) -> Iterator[Line]:
-    """The engine's own copy of the policy, its cache, and what it computes: whole, beside the first
-    rank. While learners work it keeps the copy alone (Engine.rest).
+    """What the engine has of the policy's weights, its cache, and what it computes: whole, beside
+    the first rank. While learners work it keeps the weights alone (Engine.rest).
     """
     if passes.sizes.engine is None:
         return
     assert isinstance(recipe, Answering)
     b = engine_width(recipe, policy, cpu=cpu)
-    yield Line("engine", "weights", always(policy.shape.parameters() * b))
+    yield Line("engine", "weights", _engine_weights(recipe, policy, b, cpu=cpu))
     if cpu and b == FLOAT32 and policy.shape.model_type in LLAMA_TYPES:  # models.linear.in_order
         ordered = policy.shape.matrix_parameters * FLOAT32
         yield Line("engine", "weights as products read them", awake(ordered))
     yield Line("engine", "key-value cache", awake(passes.cache(policy, b)))
     for what, count in passes.sampling(policy, b).items():
         yield Line("engine", what, {"rollout": count})
+
+
+def _engine_weights(
+    recipe: Answering, policy: PlannedRole, b: int, *, cpu: bool
+) -> Mapping[Phase, int]:
+    """A copy, as it is made. In the policy's process and in float32 the first publish leaves of it
+    what products read side by side, and what an adapter is merged into (LocalEngine's `borrows`).
+    """
+    shape, lora = policy.shape, policy.model.lora
+    whole = always(shape.parameters() * b)
+    here = recipe.rollout.type == "local" and recipe.learner.ranks == 1
+    frozen_in = FLOAT32 if lora is None else width(policy.model.dtype, cpu=cpu)
+    if not here or recipe.cluster.engines(1) or b != FLOAT32 or frozen_in != FLOAT32:
+        return whole
+    outputs = shape.query_size + 2 * shape.key_size + 2 * shape.intermediate_size
+    joined = shape.hidden_size * outputs if shape.model_type in LLAMA_TYPES else 0
+    merged = sum(m * k for m, k in adapted_layers(shape, lora)) if lora is not None else 0
+    return {**always(shape.layers * max(joined, merged) * b), "load": whole["load"]}
 
 
 def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> Iterator[Line]:

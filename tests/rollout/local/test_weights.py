@@ -1,15 +1,28 @@
 """Taking over weights."""
 
+import numpy as np
 import pytest
 import torch
 
 from postgrad.core.errors import RunError
-from postgrad.rollout.local.weights import copy_weights
+from postgrad.layout.blocks import plan_blocks
+from postgrad.models.decoder import ModuleDecoder, decoder_of
+from postgrad.models.tree import TreeAttention
+from postgrad.rollout.local.prompts import lay_out_plain
+from postgrad.rollout.local.weights import take_over
+
+
+def logits_of(decoder, ids):
+    layout, _ = lay_out_plain([ids.numpy().astype(np.int32)])
+    context = TreeAttention(plan_blocks(layout), torch.device("cpu"))
+    with torch.inference_mode():
+        hidden = decoder.hidden_states(ids, torch.from_numpy(layout.positions), context)
+        return decoder.logits(hidden)
 
 
 def test_every_weight_is_copied_and_converted(model):
     own, other = model("qwen3").to(torch.bfloat16), model("qwen3", seed=1)
-    copy_weights(own, other.named_parameters())
+    take_over(own, other.named_parameters())
     for name, parameter in own.named_parameters():
         torch.testing.assert_close(parameter, other.get_parameter(name).bfloat16())
 
@@ -20,7 +33,7 @@ def test_a_tied_weight_may_come_under_either_name(model, dropped):
     weights = dict(other.named_parameters(remove_duplicate=False))
     assert len(weights) == len(list(other.parameters())) + 1
     del weights[dropped]
-    copy_weights(own, weights.items())
+    take_over(own, weights.items())
     torch.testing.assert_close(own.lm_head.weight, other.lm_head.weight)
     torch.testing.assert_close(own.model.embed_tokens.weight, other.lm_head.weight)
 
@@ -30,8 +43,36 @@ def test_missing_unknown_and_misshapen_weights_are_named(model):
     weights = dict(own.named_parameters())
     norm = weights.pop("model.norm.weight")
     with pytest.raises(RunError, match=r"1 did not come, such as model.norm.weight"):
-        copy_weights(own, weights.items())
+        take_over(own, weights.items())
     with pytest.raises(RunError, match=r"has no 'model.norm.wait'"):
-        copy_weights(own, [("model.norm.wait", norm)])
+        take_over(own, [("model.norm.wait", norm)])
     with pytest.raises(RunError, match=r"model.norm.weight is \[3\], the model's is \[32\]"):
-        copy_weights(own, [("model.norm.weight", torch.zeros(3))])
+        take_over(own, [("model.norm.weight", torch.zeros(3))])
+
+
+def test_what_is_borrowed_lies_where_the_lender_has_it_and_follows_it(model):
+    own, lender = model("qwen3"), model("qwen3", seed=1)
+    decoder = decoder_of(own)  # lays queries, keys and values side by side, gate and up too
+    take_over(own, lender.named_parameters(), borrow=True)
+    joined = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    for name, parameter in own.named_parameters():
+        lent = lender.get_parameter(name)
+        assert torch.equal(parameter, lent)
+        assert (parameter.data_ptr() == lent.data_ptr()) == (name.split(".")[-2] not in joined)
+    ids = torch.arange(9, dtype=torch.int64) % 7
+    with torch.no_grad():
+        lender.model.embed_tokens.weight.mul_(1.5)
+        lender.model.layers[0].self_attn.q_proj.weight.mul_(0.5)
+    take_over(own, lender.named_parameters(), borrow=True)
+    decoder.forget()
+    torch.testing.assert_close(
+        logits_of(decoder, ids), logits_of(ModuleDecoder(lender), ids), atol=2e-5, rtol=0
+    )
+
+
+def test_what_has_another_format_is_copied_into_the_engines_own(model):
+    own, lender = model("qwen3").to(torch.bfloat16), model("qwen3", seed=1)
+    places = [parameter.data_ptr() for parameter in own.parameters()]
+    take_over(own, lender.named_parameters(), borrow=True)
+    assert [parameter.data_ptr() for parameter in own.parameters()] == places
+    assert torch.equal(own.model.norm.weight, lender.model.norm.weight.bfloat16())

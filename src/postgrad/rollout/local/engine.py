@@ -34,7 +34,7 @@ from postgrad.rollout.local.rows import Rows
 from postgrad.rollout.local.sampler import sample
 from postgrad.rollout.local.shared import SharedPrompts
 from postgrad.rollout.local.stops import Stopper, eos_token_ids
-from postgrad.rollout.local.weights import copy_weights
+from postgrad.rollout.local.weights import take_over
 
 
 class LocalEngine:
@@ -42,15 +42,25 @@ class LocalEngine:
 
     `lm` is the engine's own copy. `slots` sequences are decoded together, in a cache of
     `cache_tokens` places; longer sequences than cache_tokens / slots make fewer slots. Weights are
-    version 0 until others are loaded.
+    version 0 until others are loaded; borrows: those are then read where they lie, as far as that
+    can be, so that who changes them has to load them again before anything is asked.
     """
 
-    def __init__(self, lm: nn.Module, tokenizer: Any, *, slots: int, cache_tokens: int) -> None:
+    def __init__(
+        self,
+        lm: nn.Module,
+        tokenizer: Any,
+        *,
+        slots: int,
+        cache_tokens: int,
+        borrows: bool = False,
+    ) -> None:
         self.stats = EngineStats()
         self._lm = lm.eval().requires_grad_(False)
         self._decoder = decoder_of(lm)
         self._tokenizer = tokenizer
         self._slots = slots
+        self._borrows = borrows
         parameter = next(lm.parameters())
         self._device = parameter.device
         self._prefill_tokens = PREFILL_TOKENS[self._device.type]
@@ -102,7 +112,7 @@ class LocalEngine:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Engine.load_weights. Prompts that were computed ahead are computed again."""
-        copy_weights(self._lm, weights)
+        take_over(self._lm, weights, borrow=self._borrows)
         self._decoder.forget()
         self._rows.end_version(self._version)
         self._version = version

@@ -1,0 +1,77 @@
+"""The embedding of many words, against torch's own."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from postgrad.models import gradients
+from postgrad.models.embedding import WordEmbedding
+from postgrad.models.linear import speed_up
+
+WORDS, WIDTH = 40, 6
+
+
+@pytest.fixture(autouse=True)
+def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "PART", 16)
+
+
+def pair(padding: int | None = None) -> tuple[nn.Embedding, nn.Embedding]:
+    """torch's and ours with the same weights."""
+    torch.manual_seed(0)
+    whole = nn.Embedding(WORDS, WIDTH, padding)
+    ours = nn.Embedding(WORDS, WIDTH, padding)
+    ours.load_state_dict(whole.state_dict())
+    speed_up(ours, torch.device("cpu"))
+    assert type(ours) is WordEmbedding
+    return whole, ours
+
+
+def gradient(one: nn.Embedding) -> torch.Tensor:
+    assert one.weight.grad is not None
+    return one.weight.grad
+
+
+@pytest.mark.parametrize("padding", [None, 3])
+@pytest.mark.parametrize("again", [False, True])
+def test_rows_and_gradients_of_micro_batches_are_the_same_bits(
+    padding: int | None, again: bool
+) -> None:
+    whole, ours = pair(padding)
+    places: set[int] = set()
+    for seed in range(3):
+        drawn = torch.Generator().manual_seed(seed)
+        ids = torch.randint(0, 9, (2, 50), generator=drawn)  # every word often
+        coming = torch.randn(2, 50, WIDTH, generator=drawn)
+        for one in (whole, ours):
+            rows = checkpoint(one, ids, use_reentrant=False) if again else one(ids)
+            rows.backward(coming)
+        assert torch.equal(whole(ids), ours(ids))
+        assert torch.equal(gradient(whole), gradient(ours))
+        places.add(gradient(ours).data_ptr())
+    assert len(places) == 1
+
+
+def test_a_head_that_is_tied_to_it_adds_to_the_same_gradient() -> None:
+    found: list[torch.Tensor] = []
+    for one in pair():
+        head = nn.Linear(WIDTH, WORDS, bias=False)
+        head.weight = one.weight
+        speed_up(head, torch.device("cpu"))
+        ids = torch.arange(12) % 5
+        for _ in range(2):
+            head(one(ids).tanh()).square().sum().backward()
+        found.append(gradient(one))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_frozen_or_wants_more_than_rows_goes_torchs_way() -> None:
+    whole, ours = pair()
+    ours.requires_grad_(False)
+    assert not ours(torch.arange(4)).requires_grad
+    ours.requires_grad_(True)
+    for one in (whole, ours):
+        one.scale_grad_by_freq = True
+        one(torch.tensor([1, 1, 2])).sum().backward()
+    assert torch.equal(gradient(whole), gradient(ours))

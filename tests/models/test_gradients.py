@@ -1,0 +1,22 @@
+import torch
+from torch import nn
+
+from postgrad.models import gradients
+from postgrad.models.gradients import adds_in_place, gradient_of
+
+
+def test_only_large_weights_in_float32_that_are_trained_add_in_place() -> None:
+    large = nn.Parameter(torch.empty(gradients.PART + 1))
+    assert adds_in_place(large)
+    assert not adds_in_place(nn.Parameter(torch.empty(gradients.PART)))
+    assert not adds_in_place(nn.Parameter(torch.empty(gradients.PART + 1, dtype=torch.bfloat16)))
+    assert not adds_in_place(large.detach())
+    assert not adds_in_place(large * 1.0)  # computed: its gradient goes on to what it was made of
+
+
+def test_a_gradient_begins_with_zeros_and_is_the_weights_own() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    gradient_of(weight).add_(2.0)
+    gradient_of(weight).add_(1.0)
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [3.0, 3.0, 3.0]
