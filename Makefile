@@ -16,11 +16,11 @@ quickstart: .venv/ready  ## the main job: SFT, RL, export, answers; about five m
 	$(BIN)/postgrad train recipes/quickstart --overwrite true --seed $(SEED)
 
 test: .venv/ready  ## the fast tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 test-slow: .venv/ready  ## whole runs on real questions, and 20 kills of every kind
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group peers --group harness
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "slow and not browser and not ranks and not vllm"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not browser and not ranks and not vllm"
 
 test-ranks: .venv/ready  ## several processes that train together, over gloo and behind Ray
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ranks

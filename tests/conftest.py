@@ -1,7 +1,7 @@
 """Recipes as files, for tests of commands."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -9,12 +9,21 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import pytest
 from hypothesis import settings
 
+from postgrad.core.imports import heavy_imports
+
 settings.register_profile("any machine", deadline=None)  # a busy one fails no test
 settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault-points", default="4", help="kills a job gets in tests/faults")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None]:
+    """Four thousand tests and all that they import: the collector walks through none of it."""
+    with heavy_imports():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

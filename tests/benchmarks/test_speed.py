@@ -82,7 +82,7 @@ def test_of_a_side_at_two_precisions_the_faster_one_counts() -> None:
 
 
 def test_a_precision_that_is_far_behind_ends_after_its_trial(tmp_path: Path) -> None:
-    cpu = {"float32": 0.4, "bfloat16": 0.05}
+    cpu = {"float32": 0.2, "bfloat16": 0.025}
     sides = [fake("a", p, cpu=cpu) for p in ("float32", "bfloat16")]
     found = compete([*sides, fake("b")], tmp_path, rounds=2, equal=["tokens"])
     assert [one.contestant.name for one in found] == ["a-bfloat16", "b-float32"]

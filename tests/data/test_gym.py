@@ -6,6 +6,7 @@ import pytest
 import reasoning_gym
 
 from postgrad.core.errors import UsageError
+from postgrad.data import gym
 from postgrad.data.overlap import keys
 from postgrad.data.rows import read_rows
 from postgrad.data.settings import DataSettings
@@ -29,6 +30,27 @@ def test_the_same_settings_give_the_same_problems_and_a_smaller_size_the_first_o
     whole = [row.values["question"] for row in read_rows(settings())]
     assert whole == [row.values["question"] for row in read_rows(settings())]
     assert whole[:10] == [row.values["question"] for row in read_rows(settings(size=10))]
+
+
+def test_a_task_is_made_once_however_often_its_rows_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+    create = reasoning_gym.create_dataset
+
+    def counted(task: str, **parameters: Any) -> Any:
+        made.append(parameters["seed"])
+        return create(task, **parameters)
+
+    monkeypatch.setattr(reasoning_gym, "create_dataset", counted)
+    monkeypatch.setattr(gym, "_made", {})
+    first = read_rows(settings(seed=3))
+    assert read_rows(settings(seed=3)) == first
+    assert len(made) == 1
+    for seed in range(3, 3 + gym.KEPT + 1):
+        assert read_rows(settings(seed=seed))[0].values["parameters"]["seed"] == made[-1]
+    assert len(made) == len(set(made)) == gym.KEPT + 1
+    assert len(gym._made) == gym.KEPT
 
 
 def test_near_seeds_share_no_more_than_chance() -> None:

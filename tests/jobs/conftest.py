@@ -1,6 +1,7 @@
 """Whole runs that last a second: words of three letters, spelled backward by a tiny model."""
 
 import copy
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from helpers.jobs import write_pairs
+from postgrad.jobs.train import train
 from postgrad.models.fresh import make_fresh
 from postgrad.models.settings import ModelInit
 from postgrad.observe.console import Console
@@ -92,20 +94,42 @@ def _reward_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 MakeRecipe = Callable[..., Recipe]
 
 
+def recipe_in(folder: Path, job: str, run_dir: str, changes: dict[str, Any]) -> Recipe:
+    raw = copy.deepcopy(JOBS[job])
+    if job in ("reward", "preference"):
+        raw["data"]["path"] = str(write_pairs(folder / "pairs.jsonl"))
+    raw["run_dir"] = str(folder / run_dir)
+    for name, value in changes.items():
+        raw[name] = {**raw.get(name, {}), **value} if isinstance(value, dict) else value
+    return parse_recipe(raw)
+
+
 @pytest.fixture
 def make_recipe(tmp_path: Path) -> MakeRecipe:
     """make_recipe("rl", run_dir="b", **sections): a table is merged into the section's."""
 
     def make(job: str, run_dir: str = "run", **changes: Any) -> Recipe:
-        raw = copy.deepcopy(JOBS[job])
-        if job in ("reward", "preference"):
-            raw["data"]["path"] = str(write_pairs(tmp_path / "pairs.jsonl"))
-        raw["run_dir"] = str(tmp_path / run_dir)
-        for name, value in changes.items():
-            raw[name] = {**raw.get(name, {}), **value} if isinstance(value, dict) else value
-        return parse_recipe(raw)
+        return recipe_in(tmp_path, job, run_dir, changes)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> MakeRecipe:
+    """trained("rl", **sections): the recipe of a run that was never disturbed. Tests with the same
+    sections share it: change nothing in its folder, and ask for it before you patch anything.
+    """
+    made: dict[str, Recipe] = {}
+
+    def run(job: str, **changes: Any) -> Recipe:
+        key = json.dumps([job, changes], sort_keys=True)
+        if key not in made:
+            recipe = recipe_in(tmp_path_factory.mktemp("trained"), job, "run", changes)
+            train(recipe, Console("quiet"))
+            made[key] = recipe
+        return made[key]
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -55,11 +55,13 @@ def test_memory_that_is_refused_is_told_from_other_failures() -> None:
 
 
 def test_in_sampling_the_last_boundary_is_saved_and_the_run_goes_on_from_it(
-    make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
+    make_recipe: MakeRecipe,
+    trained: MakeRecipe,
+    console: Console,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rare = {"checkpoint": {"save_steps": 0}}
-    whole, failed = make_recipe("rl", "whole", **rare), make_recipe("rl", "failed", **rare)
-    train(whole, console)
+    whole, failed = trained("rl", **rare), make_recipe("rl", "failed", **rare)
     with monkeypatch.context() as patch:
         fail_at(patch, LiveSource, "next", 3)
         with pytest.raises(OutOfMemory, match=r"sample of step 3.*step 2 stands.*rollout\.slots 8"):
@@ -69,10 +71,12 @@ def test_in_sampling_the_last_boundary_is_saved_and_the_run_goes_on_from_it(
 
 
 def test_in_an_update_the_last_checkpoint_stands(
-    make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
+    make_recipe: MakeRecipe,
+    trained: MakeRecipe,
+    console: Console,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole, failed = make_recipe("rl", "whole"), make_recipe("rl", "failed")
-    train(whole, console)
+    whole, failed = trained("rl"), make_recipe("rl", "failed")
     with monkeypatch.context() as patch:
         fail_at(patch, MasterOptimizer, "step", 3)
         with pytest.raises(OutOfMemory, match=r"train/update of step 3.* of step 2 stands"):

@@ -1,8 +1,9 @@
 """The quickstart in small: SFT, RL from its model, export, answers by plain transformers."""
 
 import json
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,16 +23,29 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def summary(tmp_path: Path, console: Console) -> dict[str, Any]:
-    pipeline = load_pipeline(
-        ROOT / "recipes" / "quickstart", [*SMALL, "--run_dir", str(tmp_path / "run")]
-    )
-    return train_pipeline(pipeline, console)
+def quickstart(run: Path) -> dict[str, Any]:
+    flags = [*SMALL, "--run_dir", str(run)]
+    return train_pipeline(load_pipeline(ROOT / "recipes" / "quickstart", flags), Console("quiet"))
 
 
-def test_the_summary_has_what_people_look_for(summary: dict[str, Any], tmp_path: Path) -> None:
-    written = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
+class Ended(NamedTuple):
+    """A whole pipeline: what it returned, its folder, and a copy of that which nothing goes on."""
+
+    summary: dict[str, Any]
+    run: Path
+    left: Path
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    run = tmp_path_factory.mktemp("quickstart") / "run"
+    summary = quickstart(run)
+    return Ended(summary, run, Path(shutil.copytree(run, run.with_name("left"))))
+
+
+def test_the_summary_has_what_people_look_for(ended: Ended) -> None:
+    summary = ended.summary
+    written = json.loads((ended.left / "summary.json").read_text("utf-8"))
     assert written == summary
     assert 0.0 <= summary["accuracy_before"] <= 1.0
     assert 0.0 <= summary["accuracy_after"] <= 1.0
@@ -46,28 +60,23 @@ def test_the_summary_has_what_people_look_for(summary: dict[str, Any], tmp_path:
         assert one["reference"] == word[::-1]
 
 
-def test_what_is_held_out_is_never_trained_on(summary: dict[str, Any], tmp_path: Path) -> None:
-    held_out = {one["question"].casefold() for one in summary["answers"]}
+def test_what_is_held_out_is_never_trained_on(ended: Ended) -> None:
+    held_out = {one["question"].casefold() for one in ended.summary["answers"]}
     seen = [
         json.loads(line)["question"].casefold()
-        for line in (tmp_path / "run" / "rl" / "samples.jsonl").open(encoding="utf-8")
+        for line in (ended.left / "rl" / "samples.jsonl").open(encoding="utf-8")
     ]
     assert len(seen) == 2 * 4 * 2
     assert not held_out & set(seen)
 
 
-def test_a_checkpoint_is_exported_without_the_run(summary: dict[str, Any], tmp_path: Path) -> None:
-    to = export(tmp_path / "run" / "rl", "latest", tmp_path / "model")
-    assert directory_hash(to) == directory_hash(tmp_path / "run" / "rl" / "model")
+def test_a_checkpoint_is_exported_without_the_run(ended: Ended, tmp_path: Path) -> None:
+    to = export(ended.left / "rl", "latest", tmp_path / "model")
+    assert directory_hash(to) == directory_hash(ended.left / "rl" / "model")
 
 
-def test_the_same_command_goes_on_after_a_kill(
-    summary: dict[str, Any], tmp_path: Path, console: Console
-) -> None:
-    metrics = (tmp_path / "run" / "rl" / "metrics.jsonl").read_bytes()
-    pipeline = load_pipeline(
-        ROOT / "recipes" / "quickstart", [*SMALL, "--run_dir", str(tmp_path / "run")]
-    )
-    again = train_pipeline(pipeline, console)
-    assert again["accuracy_after"] == summary["accuracy_after"]
-    assert (tmp_path / "run" / "rl" / "metrics.jsonl").read_bytes() == metrics
+def test_the_same_command_goes_on_after_a_kill(ended: Ended) -> None:
+    metrics = (ended.left / "rl" / "metrics.jsonl").read_bytes()
+    again = quickstart(ended.run)
+    assert again["accuracy_after"] == ended.summary["accuracy_after"]
+    assert (ended.run / "rl" / "metrics.jsonl").read_bytes() == metrics

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from helpers.runs import assert_same_run, lines, tensors, train_until_killed
+from jobs.conftest import MakeRecipe
 from postgrad.core.errors import RunError, UsageError
 from postgrad.jobs.export import export
 from postgrad.jobs.rl import RLJob
@@ -89,11 +90,10 @@ def test_in_warm_up_steps_the_critic_learns_and_the_policy_keeps_every_bit(
 
 
 def test_the_policy_learns_from_the_step_after_the_warm_up_on(
-    make_recipe: Any, console: Console
+    trained: MakeRecipe,
 ) -> None:
     """No sample is hoarded: each step trains on its own."""
-    recipe = make_recipe("rl", **PPO, steps=4)
-    train(recipe, console)
+    recipe = trained("rl", **PPO, steps=4)
     found = metrics(recipe)
     assert [line["update"] for line in found] == [0, 0, 2, 4]
     assert [line["episodes"] for line in found] == [16, 32, 48, 64]
@@ -118,11 +118,14 @@ def test_a_schedule_ends_with_the_run_though_the_policy_starts_late(
 
 @pytest.mark.parametrize("steps", [1, 2, 3], ids=["in warm-up", "at its end", "after it"])
 def test_a_killed_run_counts_each_roles_updates_and_ends_with_the_same_bits(
-    steps: int, make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+    steps: int,
+    make_recipe: Any,
+    trained: MakeRecipe,
+    console: Console,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = make_recipe("rl", "whole", **PPO, steps=4)
+    whole = trained("rl", **PPO, steps=4)
     killed = make_recipe("rl", "killed", **PPO, steps=4)
-    train(whole, console)
     train_until_killed(monkeypatch, RLJob, steps, killed, console)
     resume(Path(killed.run_dir), [], [], console)
     assert_same_run(whole, killed, 4)

@@ -92,10 +92,9 @@ def test_parts_stand_below_their_phase_and_the_rest_is_other() -> None:
 
 @pytest.mark.parametrize(("job", "phases"), [("sft", {"train"}), ("rl", {"sample", "train"})])
 def test_a_profile_changes_no_bit_and_accounts_for_the_whole_step(
-    job: str, phases: set[str], make_recipe: MakeRecipe, console: Console
+    job: str, phases: set[str], make_recipe: MakeRecipe, trained: MakeRecipe, console: Console
 ) -> None:
-    plain, profiled = make_recipe(job, "plain"), make_recipe(job, "profiled")
-    train(plain, console)
+    plain, profiled = trained(job), make_recipe(job, "profiled")
     train(profiled, console, profile=True)
     assert_same_run(plain, profiled, 3)
     found = read(profiled.run_dir)
@@ -126,11 +125,8 @@ def test_a_run_too_short_for_a_profile_is_refused(
         train(make_recipe("sft", steps=2), console, profile=True)
 
 
-def test_parts_of_a_phase_are_logged_and_lie_within_it(
-    make_recipe: MakeRecipe, console: Console
-) -> None:
-    recipe = make_recipe("rl")
-    train(recipe, console)
+def test_parts_of_a_phase_are_logged_and_lie_within_it(trained: MakeRecipe) -> None:
+    recipe = trained("rl")
     for line in (Path(recipe.run_dir) / "metrics.jsonl").read_text("utf-8").splitlines():
         found = json.loads(line)
         for phase, parts in {

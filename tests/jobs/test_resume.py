@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from helpers.runs import assert_same_run, lines, tensors, train_until_killed
+from jobs.conftest import MakeRecipe
 from postgrad.core.errors import RunError, UsageError
 from postgrad.jobs.rl import RLJob
 from postgrad.jobs.sft import SFTJob
@@ -15,7 +16,7 @@ from postgrad.observe.console import Console
 from postgrad.recipe.load import with_overrides
 
 
-@pytest.mark.parametrize("learner", [{}, {"ema_decay": 0.9}, {"optimizer": "muon"}])
+@pytest.mark.parametrize("learner", [{"ema_decay": 0.9}, {"optimizer": "muon"}])
 @pytest.mark.parametrize(("job", "kind"), [("sft", SFTJob), ("rl", RLJob)])
 def test_a_killed_and_resumed_run_gives_the_same_bits(
     job: str,
@@ -39,10 +40,11 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(
     assert_same_run(never, killed, 3)
 
 
-def test_a_longer_run_continues_a_shorter_one(make_recipe: Any, console: Console) -> None:
+def test_a_longer_run_continues_a_shorter_one(
+    make_recipe: Any, trained: MakeRecipe, console: Console
+) -> None:
     """A constant rate: the horizon changes nothing that was done before."""
-    long, short = make_recipe("rl", "long", steps=4), make_recipe("rl", "short")
-    train(long, console)
+    long, short = trained("rl", steps=4), make_recipe("rl", "short")
     train(short, console)
     resume(Path(short.run_dir), ["--steps", "4"], [], console)
     a, b = tensors(long.run_dir, 4), tensors(short.run_dir, 4)
@@ -61,10 +63,9 @@ def test_a_run_that_has_ended_is_not_run_again(make_recipe: Any, console: Consol
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_and_the_bits_stay(
-    make_recipe: Any, console: Console
+    make_recipe: Any, trained: MakeRecipe, console: Console
 ) -> None:
-    whole, damaged = make_recipe("rl", "whole"), make_recipe("rl", "damaged")
-    train(whole, console)
+    whole, damaged = trained("rl"), make_recipe("rl", "damaged")
     train(damaged, console)
     newest = Path(damaged.run_dir) / "checkpoints" / "step-000003" / "policy.weights.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
@@ -141,7 +142,7 @@ def test_an_adaptive_kl_in_the_reward_survives_a_kill(
 def test_a_resume_after_a_resume_gives_the_same_bits(
     job: str, kind: type, make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = {"checkpoint": {"save_steps": 1}, "steps": 5}
+    changes = {"checkpoint": {"save_steps": 1}, "eval": {"every": 1}, "steps": 5}
     never, killed = make_recipe(job, "never", **changes), make_recipe(job, "killed", **changes)
     train(never, console)
     for step in (1, 1, 3):  # twice in the same step too

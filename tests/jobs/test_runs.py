@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from helpers.runs import assert_same_run, lines, tensors
+from jobs.conftest import MakeRecipe
 from postgrad.core.errors import UsageError
 from postgrad.jobs.export import export
 from postgrad.jobs.train import resume, train
@@ -28,25 +29,26 @@ def test_the_moving_average_is_exported_as_a_model_of_its_own(
     assert not torch.equal(saved[name], wanted[f"policy.weights/{name}"])
 
 
-def test_two_runs_of_a_recipe_give_the_same_bits(make_recipe: Any, console: Console) -> None:
-    one, two = make_recipe("rl", "one"), make_recipe("rl", "two")
-    train(one, console)
+def test_two_runs_of_a_recipe_give_the_same_bits(
+    make_recipe: Any, trained: MakeRecipe, console: Console
+) -> None:
+    one, two = trained("rl"), make_recipe("rl", "two")
     train(two, console)
     assert_same_run(one, two, 3)
 
 
-def test_another_seed_gives_other_weights(make_recipe: Any, console: Console) -> None:
-    one, two = make_recipe("sft", "one"), make_recipe("sft", "two", seed=1)
-    train(one, console)
+def test_another_seed_gives_other_weights(
+    make_recipe: Any, trained: MakeRecipe, console: Console
+) -> None:
+    one, two = trained("sft"), make_recipe("sft", "two", seed=1)
     train(two, console)
     a, b = tensors(one.run_dir, 3), tensors(two.run_dir, 3)
     name = "policy.weights/model.embed_tokens.weight"
     assert not torch.equal(a[name], b[name])
 
 
-def test_every_sample_stands_once_in_samples_jsonl(make_recipe: Any, console: Console) -> None:
-    recipe = make_recipe("rl")
-    train(recipe, console)
+def test_every_sample_stands_once_in_samples_jsonl(trained: MakeRecipe) -> None:
+    recipe = trained("rl")
     found = [
         (line["ticket"], line["sample"]) for line in lines(Path(recipe.run_dir) / "samples.jsonl")
     ]
@@ -63,19 +65,17 @@ def test_several_updates_a_step_use_the_logprobs_from_before_the_step(
     assert last["policy/ratio"] != 1.0
 
 
-def test_kl_in_the_loss_starts_at_zero_against_the_policys_own_start(
-    make_recipe: Any, console: Console
-) -> None:
-    recipe = make_recipe("rl", algorithm={"type": "grpo", "kl_coef": 0.1})
-    train(recipe, console)
+def test_kl_in_the_loss_starts_at_zero_against_the_policys_own_start(trained: MakeRecipe) -> None:
+    recipe = trained("rl", algorithm={"type": "grpo", "kl_coef": 0.1})
     kls = [line["policy/kl"] for line in lines(Path(recipe.run_dir) / "metrics.jsonl")]
     assert kls[0] == pytest.approx(0.0, abs=1e-6)
     assert kls[2] > 1e-6
 
 
-def test_replay_trains_on_another_runs_samples(make_recipe: Any, console: Console) -> None:
-    live = make_recipe("rl", "live")
-    train(live, console)
+def test_replay_trains_on_another_runs_samples(
+    make_recipe: Any, trained: MakeRecipe, console: Console
+) -> None:
+    live = trained("rl")
     replay = make_recipe("rl", "replay", rollout={"source": "replay", "replay_path": live.run_dir})
     train(replay, console)
     a, b = tensors(live.run_dir, 3), tensors(replay.run_dir, 3)
@@ -130,11 +130,10 @@ def test_bfloat16_trains_over_float32_masters(make_recipe: Any, console: Console
 
 
 def test_gradient_checkpointing_changes_no_bit_of_the_loss(
-    make_recipe: Any, console: Console
+    make_recipe: Any, trained: MakeRecipe, console: Console
 ) -> None:
-    plain = make_recipe("sft", "plain")
+    plain = trained("sft")
     saving = make_recipe("sft", "saving", model={"gradient_checkpointing": True})
-    train(plain, console)
     train(saving, console)
     losses = [
         [line["loss"] for line in lines(Path(one.run_dir) / "metrics.jsonl")]

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from helpers.runs import assert_same_run, lines, tensors, train_until_killed
+from jobs.conftest import MakeRecipe
 from postgrad.checkpoint.state import RunState
 from postgrad.core.handles import done
 from postgrad.jobs.pipeline import train_pipeline
@@ -374,10 +375,11 @@ def test_a_killed_and_resumed_run_speaks_as_one_that_never_stopped(
     assert states[0]["no_gradient"]["since"] == 5
 
 
-def test_sentinels_that_are_off_change_no_bit(make_recipe: Any, console: Console) -> None:
+def test_sentinels_that_are_off_change_no_bit(
+    make_recipe: Any, trained: MakeRecipe, console: Console
+) -> None:
     off = dict.fromkeys(SentinelSettings.model_fields, "off")
-    one, two = make_recipe("rl", "one"), make_recipe("rl", "two", sentinels=off)
-    train(one, console)
+    one, two = trained("rl"), make_recipe("rl", "two", sentinels=off)
     train(two, console)
     a, b = tensors(one.run_dir, 3), tensors(two.run_dir, 3)
     assert all(torch.equal(a[name], b[name]) for name in a)

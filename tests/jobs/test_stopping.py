@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from jobs.conftest import MakeRecipe
 from postgrad.checkpoint.store import CheckpointStore, SaveFailed
 from postgrad.jobs.rl import RLJob
 from postgrad.jobs.stopping import Stop, Stopped, StopSignals
@@ -94,11 +95,10 @@ def test_handlers_are_put_back() -> None:
 
 
 def test_stopped_while_sampling_the_last_boundary_is_saved_and_gone_on_from(
-    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+    make_recipe: Any, trained: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = make_recipe("rl", "whole", checkpoint={"save_steps": 0})
+    whole = trained("rl", checkpoint={"save_steps": 0})
     stopped = make_recipe("rl", "stopped", checkpoint={"save_steps": 0})
-    train(whole, console)
     sample = RLJob._sample
 
     def asked(self: Any, state: Any) -> Any:

@@ -171,7 +171,7 @@ def test_whatever_a_hostile_server_does_is_a_recorded_failure_with_its_cause(
 ):
     texts = ["good", "busy", *CAUSES, "good"]
     settings = reward(url=hostile.url, breaker_failures=1000)
-    scorer = make_scorer(settings, waiting_workers=6)
+    scorer = make_scorer(settings, waiting_workers=4)
     (group,) = scorer.score([(make_prompt(), make_rollouts(texts))])
     np.testing.assert_array_equal(group.total, [1.5, 1.5, *[np.nan] * len(CAUSES), 1.5])
     assert [one.sample for one in group.failures] == list(range(2, 2 + len(CAUSES)))
@@ -277,19 +277,19 @@ def test_waiting_workers_ask_side_by_side_and_the_server_batches_them(
     model = FakeModel(gate=threading.Event())
     with reward_server(model) as server:
         patient = reward(url=server.url, timeout=100, deadline=100)
-        scorer = make_scorer(patient, waiting_workers=6)
+        scorer = make_scorer(patient, waiting_workers=4)
         assert scorer.check([make_prompt()]) == []
         scorer.submit(make_prompt(), make_rollouts([f"{i}" for i in range(24)]))
         late = time.monotonic() + 90
         # Those that came before the model was free are in it, together or alone.
-        while sum(map(len, model.batches)) + server.metric("queue_sequences") < 6:
+        while sum(map(len, model.batches)) + server.metric("queue_sequences") < 4:
             scorer.completed(wait=False)
             assert time.monotonic() < late, "they do not ask side by side"
             time.sleep(0.02)
         model.gate.set()
         (group,) = scorer.completed(wait=True)
     assert group.kept.all()
-    assert len(model.batches[0]) + len(model.batches[1]) >= 6
+    assert len(model.batches[0]) + len(model.batches[1]) >= 4
 
 
 def test_a_reply_whose_headers_never_end_is_a_wall_clock_failure(

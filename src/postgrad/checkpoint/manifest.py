@@ -1,15 +1,13 @@
 """A checkpoint's table of contents: written last, read first."""
 
 import hashlib
-import importlib.metadata
 import json
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from postgrad import __version__
+from postgrad.core.versions import versions
 
 FILE = "manifest.json"
 FORMAT = 1
@@ -54,9 +52,7 @@ class Manifest:
 def manifest_of(directory: Path, step: int) -> Manifest:
     """The manifest of the files that lie in a directory now."""
     files = {path.name: entry_of(path) for path in sorted(directory.iterdir())}
-    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
-    versions = {WRITER: __version__, "python": platform.python_version(), **packages}
-    return Manifest(step, files, versions)
+    return Manifest(step, files, versions(PACKAGES))
 
 
 def entry_of(path: Path) -> Entry:

@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from safetensors.numpy import save_file
 import postgrad
 from postgrad.core.files import whole_file
 from postgrad.core.ragged import Ragged
+from postgrad.core.versions import version
 from postgrad.data import templates
 from postgrad.data.messages import Message
 

@@ -11,6 +11,8 @@ from postgrad.core.seeds import integer
 from postgrad.data.files import Values
 
 PREFIX = "reasoning-gym:"
+KEPT = 4  # tasks: a run reads its sets again and again, and some make all words at their start
+_made: dict[str, Any] = {}
 
 
 def read_gym(
@@ -56,6 +58,12 @@ def _problems(task: str, parameters: dict[str, Any], whole: dict[str, Any]) -> A
                 f"data.task.{key}: no parameter of task {task!r}; {hint}known: {sorted(known)}"
             )
     try:
-        return reasoning_gym.create_dataset(task, **whole)
+        key = json.dumps([task, whole], sort_keys=True, default=repr)
+        if key not in _made:
+            found = reasoning_gym.create_dataset(task, **whole)
+            while len(_made) >= KEPT:
+                del _made[next(iter(_made))]
+            _made[key] = found
+        return _made[key]
     except (AssertionError, TypeError, ValueError) as error:
         raise UsageError(f"data.task: task {task!r} refuses its parameters: {error}") from error

@@ -1,18 +1,16 @@
 """A run directory: where a run writes, and nothing else does."""
 
 import errno
-import importlib.metadata
 import json
-import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from postgrad import __version__
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import finite, is_full, left_behind, remove, whole_file, write_json
 from postgrad.core.names import nearest
+from postgrad.core.versions import versions
 
 RECIPE, PLAN, SUMMARY = "recipe.json", "plan.json", "summary.json"
 TOKENIZER = "tokenizer.json"  # what the ids of samples.jsonl stand for, wherever the run is moved
@@ -146,7 +144,7 @@ class RunDirectory:
         try:
             for one in left_behind(self.path, OURS):
                 remove(one)
-            write_json(self.path / RECIPE, {"recipe": recipe, "versions": versions()})
+            write_json(self.path / RECIPE, {"recipe": recipe, "versions": versions(PACKAGES)})
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
@@ -192,12 +190,6 @@ class RunDirectory:
             write_json(self.path / SUMMARY, finite(summary))
         except OSError as error:
             raise _unwritable(self.path, error) from error
-
-
-def versions() -> dict[str, str]:
-    """Of postgrad, Python and the libraries that decide results."""
-    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"postgrad": __version__, "python": platform.python_version(), **packages}
 
 
 def _unwritable(path: Path, error: OSError) -> RunError:

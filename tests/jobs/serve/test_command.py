@@ -1,4 +1,4 @@
-"""`postgrad serve-reward` as a process, and what it refuses to start with."""
+"""`postgrad serve-reward`, served and as a process, and what it refuses to start with."""
 
 import http.client
 import json
@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -51,24 +53,63 @@ def ask(port, path, body=None, **headers):
         return reply.status, json.loads(reply.read())
 
 
-def test_it_serves_a_real_model_until_it_is_told_to_stop(serve, reward_dir):
-    process, host, port, secured = serve("--dtype", "float32")
-    assert (host, secured) == ("127.0.0.1", "without a token")
-    status, info = ask(port, "/info")
+class Told(NamedTuple):
+    """What the command said of itself, and what its server answered."""
+
+    serving: str
+    info: tuple[int, Any]
+    scored: tuple[int, Any]
+    stopped: str
+
+
+def use(stderr: int) -> Told:
+    """Waits for the server of this process, asks it, and tells it to stop."""
+    with os.fdopen(stderr) as said:
+        serving = said.readline()
+        assert serving.startswith("serving "), serving + said.read()
+        try:
+            port = int(serving.split(",")[0].rpartition(":")[2])
+            info = ask(port, "/info")
+            scored = ask(port, "/score", {"inputs": [{"messages": CHAT}, {"token_ids": [5, 6]}]})
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return Told(serving, info, scored, said.read())
+
+
+@pytest.fixture
+def used(reward_dir, monkeypatch, capsys):
+    """used(*arguments): exit code, standard output and `Told`, of the command in this process."""
+
+    def run(*arguments):
+        readable, writable = os.pipe()
+        with ThreadPoolExecutor(1) as other:
+            with os.fdopen(writable, "w", buffering=1) as stderr, monkeypatch.context() as patch:
+                person = other.submit(use, readable)
+                patch.setattr(sys, "stderr", stderr)
+                code = main(["serve-reward", str(reward_dir), "--json", "--port", "0", *arguments])
+            return code, capsys.readouterr().out, person.result()
+
+    return run
+
+
+def test_it_serves_a_real_model_until_it_is_told_to_stop(used, reward_dir, monkeypatch):
+    monkeypatch.delenv(TOKEN, raising=False)
+    code, out, told = used("--dtype", "float32")
+    assert code == 0
+    where = r"http://127\.0\.0\.1:\d+, without a token"
+    assert re.fullmatch(rf"serving my-reward at {where}\n", told.serving)
+    status, info = told.info
     assert (status, info["name"], info["mean"], info["std"]) == (200, "my-reward", 0.5, 2.0)
     assert info["limits"]["input_tokens"] == 64  # the positions that the model knows
-    status, body = ask(port, "/score", {"inputs": [{"messages": CHAT}, {"token_ids": [5, 6]}]})
+    status, body = told.scored
     assert status == 200
     plain = AutoModelForSequenceClassification.from_pretrained(reward_dir, dtype=torch.float32)
     with torch.no_grad():
         wanted = float(plain.eval()(torch.tensor([[5, 6]])).logits[0, 0])
     assert body["scores"][1] == pytest.approx(wanted, rel=1e-5)
     assert body["model"] == info["model"]
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=20)
-    assert process.returncode == 0
     assert json.loads(out)["sequences"] == 2
-    assert re.fullmatch(r"stopped: \d requests, 2 sequences, \d+ tokens\n", err)
+    assert re.fullmatch(r"stopped: \d requests, 2 sequences, \d+ tokens\n", told.stopped)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from postgrad.core.errors import UsageError
 from postgrad.rewards import cpu
-from postgrad.rewards.sandbox import choice, layers
+from postgrad.rewards.sandbox import choice, client, layers
 from postgrad.rewards.sandbox.client import Limits, Program, Sandbox, SandboxError
 
 
@@ -94,6 +95,24 @@ def test_computing_is_not_idle_and_sleeping_is(run):
     end = run("import time\ntime.sleep(60)", idle_seconds=0.3)
     assert end.cause == "idle"
     assert end.idle_seconds >= 0.3
+
+
+def test_what_passed_before_a_program_was_started_is_not_its_idle_time(run, sandbox):
+    """As on a host that is too busy to start it at once."""
+    run("")
+    (*_, starter) = cpu.descendants(sandbox._process.pid)
+    os.kill(starter, signal.SIGSTOP)
+    threading.Timer(0.6, os.kill, (starter, signal.SIGCONT)).start()
+    end = run("import time\nwhile time.process_time() < 0.3: pass", idle_seconds=0.5)
+    assert end.cause is None
+    assert end.idle_seconds < 0.5
+
+
+def test_a_program_that_can_run_now_is_not_idle(run, sandbox, monkeypatch):
+    """How long it has waited for a processor the kernel tells only when it has got one."""
+    monkeypatch.setattr(client, "_look", lambda pid: client._Look(9.0, 0.0, True))
+    end = run("import time\ntime.sleep(0.5)", idle_seconds=0.1)
+    assert (end.cause, end.idle_seconds) == (None, 0.0)
 
 
 def test_cpu_time_of_programs_that_have_ended_is_counted_once(run):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from postgrad.rewards import cpu
 from postgrad.rewards.sandbox.layers import ENVIRONMENT, Layer
@@ -186,19 +186,24 @@ class Sandbox:
                     raise self._broken("it ended")
                 received += more
             elif not ended:
-                idle = max(idle, time.monotonic() - started - self._busy())
+                idle = max(idle, self._idle(time.monotonic() - started))
                 if idle >= limits.idle_seconds:
                     control.send(b"k")
                     ended = True
         return json.loads(received), idle
 
-    def _busy(self) -> float:
-        """Seconds that the programs have run or waited for a processor."""
+    def _idle(self, elapsed: float) -> float:
+        """Seconds of the `elapsed` ones in which the programs neither ran nor waited for a
+        processor; 0 where one of them does so now, since the kernel counts a wait when it is over.
+        """
         assert self._process is not None
         found = list(cpu.descendants(self._process.pid))
         with contextlib.suppress(OSError):  # what ends meanwhile is no longer idle
-            return sum(_busy_seconds(pid) for pid in found if not _has_children(pid))
-        return float("inf")
+            looks = [_look(pid) for pid in found if not _has_children(pid)]
+            if looks and not any(one.runnable for one in looks):
+                age = max(one.age for one in looks)  # a busy host may have started them late
+                return min(elapsed, age) - sum(one.busy for one in looks)
+        return 0.0
 
     def _broken(self, why: str) -> SandboxError:
         printed = ""
@@ -257,10 +262,26 @@ def _has_children(pid: int) -> bool:
     return next(cpu.descendants(pid), None) is not None
 
 
-def _busy_seconds(pid: int) -> float:
-    """Of all its threads: time on a processor and time in the queue for one."""
-    total = 0
+class _Look(NamedTuple):
+    """A process as it is now. age: seconds since it was started; busy: of all its threads, time on
+    a processor and time in the queue for one; runnable: whether one of them is there at present.
+    """
+
+    age: float
+    busy: float
+    runnable: bool
+
+
+def _look(pid: int) -> _Look:
+    total, runnable = 0, False
     for thread in Path(f"/proc/{pid}/task").iterdir():
+        runnable = runnable or _fields(thread)[0] == "R"
         ran, waited, _ = (thread / "schedstat").read_text("ascii").split()
         total += int(ran) + int(waited)
-    return total / 1e9
+    began = int(_fields(Path(f"/proc/{pid}"))[19]) / os.sysconf("SC_CLK_TCK")
+    return _Look(time.clock_gettime(time.CLOCK_BOOTTIME) - began, total / 1e9, runnable)
+
+
+def _fields(folder: Path) -> list[str]:
+    """Of `stat`, from the state on: what stands before may hold any character."""
+    return (folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
