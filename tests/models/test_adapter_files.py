@@ -23,10 +23,10 @@ from postgrad.models.adapter_files import (
 )
 from postgrad.models.adapters import Adapter, add_adapter
 from postgrad.models.export import export_hf
-from postgrad.models.fused import fuse
 from postgrad.models.hashes import directory_hash
 from postgrad.models.linear import speed_up
 from postgrad.models.load import load_model
+from postgrad.models.norm import fuse_norms
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import LoraSettings, ModelType
 
@@ -77,7 +77,7 @@ def copied(written: dict[str, Any], tmp_path: Path) -> Callable[..., Path]:
 def as_ours(base: Any) -> None:
     """The products and norms that the project's own models have, so that bits can be equal."""
     speed_up(base, torch.device("cpu"))
-    fuse(base, torch.device("cpu"))
+    fuse_norms(base, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("kind", ModelType.__args__)

@@ -3,8 +3,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-from postgrad.models.fused import fuse
-from postgrad.models.norm import FusedRMSNorm
+from postgrad.models.norm import FusedRMSNorm, fuse_norms
 
 CPU = torch.device("cpu")
 
@@ -37,7 +36,7 @@ def exact(rows: Tensor, weight: Tensor, coming: Tensor) -> list[Tensor]:
 def test_a_fused_norm_computes_what_float64_does(shape: tuple[int, ...], scale: float) -> None:
     torch.manual_seed(0)
     model = Model("qwen2", norm(24))
-    fuse(model, CPU)
+    fuse_norms(model, CPU)
     assert type(model.norm) is FusedRMSNorm
     rows = (torch.randn(shape) * scale).requires_grad_()
     coming = torch.randn(shape)
@@ -64,7 +63,7 @@ def test_in_bfloat16_it_rounds_no_worse_than_the_module() -> None:
 
     of_module = errors(plain)
     model = Model("llama", plain)
-    fuse(model, CPU)
+    fuse_norms(model, CPU)
     for ours, theirs in zip(errors(model.norm), of_module, strict=True):
         assert ours < 1.1 * theirs
 
@@ -74,21 +73,21 @@ def test_a_row_that_is_no_block_in_memory_is_read_right() -> None:
     model = Model("qwen3", norm(16))
     rows = torch.randn(2, 16, 5).transpose(1, 2)
     expected = model.norm(rows)
-    fuse(model, CPU)
+    fuse_norms(model, CPU)
     torch.testing.assert_close(model.norm(rows), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_norms_of_other_families_stay_as_they_are() -> None:
     model = Model("gemma2", norm(8))
-    fuse(model, CPU)
+    fuse_norms(model, CPU)
     assert type(model.norm) is Qwen2RMSNorm
-    fuse(Model("qwen2", model.norm), torch.device("cuda"))
+    fuse_norms(Model("qwen2", model.norm), torch.device("cuda"))
     assert type(model.norm) is Qwen2RMSNorm
 
 
 def test_a_frozen_norm_gets_no_gradient() -> None:
     model = Model("qwen2", norm(8).requires_grad_(False))
-    fuse(model, CPU)
+    fuse_norms(model, CPU)
     rows = torch.randn(3, 8, requires_grad=True)
     model.norm(rows).sum().backward()
     assert rows.grad is not None

@@ -12,8 +12,8 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.models.attention import NAME
-from postgrad.models.fused import fuse
 from postgrad.models.linear import speed_up
+from postgrad.models.norm import fuse_norms
 from postgrad.models.shapes import shape_of
 from postgrad.plan.activations import kept
 from postgrad.plan.blocks import Blocks
@@ -48,7 +48,7 @@ def test_what_layers_of_large_models_keep_is_what_fake_tensors_say(
             config, dtype=torch.bfloat16, attn_implementation=NAME
         )
         speed_up(lm, cpu)
-        fuse(lm, cpu)
+        fuse_norms(lm, cpu)
         weights = {p.untyped_storage()._cdata for p in lm.parameters()}
 
         def pack(tensor: Tensor) -> Tensor:

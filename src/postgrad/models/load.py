@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from postgrad.core.errors import UsageError
 from postgrad.models.attention import NAME
-from postgrad.models.fused import fuse
 from postgrad.models.linear import speed_up
+from postgrad.models.norm import fuse_norms
 from postgrad.models.quantize import Quantize, loading_arguments
 from postgrad.models.settings import ModelType, looks_local
 
@@ -74,7 +74,7 @@ def place(lm: Any, path: str, device: torch.device | None, *, gradient_checkpoin
     if not getattr(lm, "is_quantized", False):  # in four bits it is where it was read to
         lm.to(device or torch.device("cpu"))
     speed_up(lm, device or torch.device("cpu"))
-    fuse(lm, device or torch.device("cpu"))
+    fuse_norms(lm, device or torch.device("cpu"))
     if gradient_checkpointing:
         _checkpoint_activations(lm)
         lm.train()

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from postgrad.models.settings import LLAMA_TYPES
+
 
 class _Norm(torch.autograd.Function):
     """weight * x / sqrt(mean(x^2) + epsilon), computed in float32 and rounded before the weight."""
@@ -49,3 +51,15 @@ class FusedRMSNorm(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
         return _Norm.apply(hidden_states, self.weight, self.variance_epsilon)  # pyright: ignore[reportReturnType]
+
+
+def fuse_norms(lm: Any, device: torch.device) -> None:
+    """The norms of a model of LLAMA_TYPES become one function each, on a CPU. Parameters, their
+    names and what the norms compute stay, up to rounding.
+    """
+    if device.type == "cpu" and lm.config.model_type in LLAMA_TYPES:
+        for module in lm.modules():
+            kind = type(module)
+            plain = kind.__module__.startswith("transformers.models.")
+            if plain and kind.__name__.endswith("RMSNorm"):
+                module.__class__ = FusedRMSNorm

@@ -19,15 +19,13 @@ def kept_by_layer(
     """What one decoder layer keeps for its backward pass."""
     hidden, inner, queries = shape.hidden_size, shape.intermediate_size, shape.query_size
     linear = (2 * hidden + queries) * width  # the inputs of q/k/v, of gate/up and of o
-    activated = 0 if _is_fused(shape, cpu=cpu) else inner * width  # silu(gate)
-    feedforward = 3 * inner * width  # gate, up, and what down reads
+    feedforward = 4 * inner * width  # gate, up, the activated gate, and their product
     if lora is not None and width != FLOAT32:  # only the adapter's own copies of inputs are kept
-        linear, feedforward = 0, 2 * inner * width
+        linear, feedforward = 0, 3 * inner * width
     each = FLOAT32 if cpu else width  # a CPU attends in float32
     attention = int((2 * queries + 2 * shape.key_size * blocks.keys) * each)  # q, k, v, and out
     normed = 2 * hidden + (queries + shape.key_size if shape.qk_norm else 0)
     norms = normed * _kept_by_norm(shape, width, lora, cpu=cpu)
-    feedforward += activated
     return linear + feedforward + attention + norms + _kept_by_adapter(shape, width, lora)
 
 
@@ -36,14 +34,9 @@ def _kept_by_norm(shape: ModelShape, width: int, lora: LoraSettings | None, *, c
     float32 and keeps its input there, which is the stream itself where that is float32, and where
     its weight trains what that scales.
     """
-    if _is_fused(shape, cpu=cpu):
+    if cpu and shape.model_type in LLAMA_TYPES:
         return width
     return FLOAT32 + (0 if lora else width)
-
-
-def _is_fused(shape: ModelShape, *, cpu: bool) -> bool:
-    """Whether models.fused puts modules with fewer steps in the place of transformers'."""
-    return cpu and shape.model_type in LLAMA_TYPES
 
 
 def _kept_by_adapter(shape: ModelShape, width: int, lora: LoraSettings | None) -> int:
