@@ -110,9 +110,22 @@ def test_what_passed_before_a_program_was_started_is_not_its_idle_time(run, sand
 
 def test_a_program_that_can_run_now_is_not_idle(run, sandbox, monkeypatch):
     """How long it has waited for a processor the kernel tells only when it has got one."""
-    monkeypatch.setattr(client, "_look", lambda pid: client._Look(9.0, 0.0, True))
+    monkeypatch.setattr(client, "_look", lambda pid: client._Look(0.0, True))
     end = run("import time\ntime.sleep(0.5)", idle_seconds=0.1)
     assert (end.cause, end.idle_seconds) == (None, 0.0)
+
+
+def test_children_that_come_and_go_do_not_make_a_sleeping_program_younger(run):
+    end = run(
+        "import os, time\n"
+        "while True:\n"
+        "    if not os.fork():\n"
+        "        time.sleep(0.05)\n"
+        "        os._exit(0)\n"
+        "    os.wait()",
+        idle_seconds=0.5,
+    )
+    assert end.cause == "idle" or "Operation not permitted" in end.errors[0]  # no forks in a layer
 
 
 def test_cpu_time_of_programs_that_have_ended_is_counted_once(run):

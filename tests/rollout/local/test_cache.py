@@ -1,5 +1,6 @@
 """The key-value cache."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -66,7 +67,8 @@ def test_moving_stretches_copies_keys_and_values_of_every_layer():
     for stretches in (cache.prompts, cache.responses):
         for store in (*stretches.keys, *stretches.values):
             store[:] = torch.arange(4.0)[:, None, None, None]
-    cache.responses.move(torch.tensor([0]), torch.tensor([3]), 5)
+    lengths = np.array([5, 9, 9, 9])
+    cache.responses.move(np.array([0]), np.array([3]), lengths)
     for store in (*cache.responses.keys, *cache.responses.values):
         assert store[0, 0, :, 0].tolist() == [3.0] * 5 + [0.0] * 11
         assert store[3, 0, 0, 0] == 3.0

@@ -18,6 +18,7 @@ from postgrad.rewards.sandbox.layers import ENVIRONMENT, Layer
 
 START_SECONDS = 60.0
 _TICK = 0.2  # seconds between two looks at how long a program has been idle
+_CLOCK = 0.02  # seconds to which the kernel tells when a process was started
 _REPLY = 1 << 16
 
 
@@ -199,10 +200,12 @@ class Sandbox:
         assert self._process is not None
         found = list(cpu.descendants(self._process.pid))
         with contextlib.suppress(OSError):  # what ends meanwhile is no longer idle
+            # From when the first of them was started, which may be late on a busy host. Who starts
+            # them is older than that.
+            begun = max((age for age in map(_age, found) if age <= elapsed + _CLOCK), default=0.0)
             looks = [_look(pid) for pid in found if not _has_children(pid)]
-            if looks and not any(one.runnable for one in looks):
-                age = max(one.age for one in looks)  # a busy host may have started them late
-                return min(elapsed, age) - sum(one.busy for one in looks)
+            if not any(one.runnable for one in looks):
+                return min(elapsed, begun) - sum(one.busy for one in looks)
         return 0.0
 
     def _broken(self, why: str) -> SandboxError:
@@ -262,12 +265,17 @@ def _has_children(pid: int) -> bool:
     return next(cpu.descendants(pid), None) is not None
 
 
+def _age(pid: int) -> float:
+    """Seconds since a process was started."""
+    began = int(_fields(Path(f"/proc/{pid}"))[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began
+
+
 class _Look(NamedTuple):
-    """A process as it is now. age: seconds since it was started; busy: of all its threads, time on
-    a processor and time in the queue for one; runnable: whether one of them is there at present.
+    """A process as it is now. busy: of all its threads, seconds on a processor and in the queue for
+    one; runnable: whether one of them is there at present.
     """
 
-    age: float
     busy: float
     runnable: bool
 
@@ -278,8 +286,7 @@ def _look(pid: int) -> _Look:
         runnable = runnable or _fields(thread)[0] == "R"
         ran, waited, _ = (thread / "schedstat").read_text("ascii").split()
         total += int(ran) + int(waited)
-    began = int(_fields(Path(f"/proc/{pid}"))[19]) / os.sysconf("SC_CLK_TCK")
-    return _Look(time.clock_gettime(time.CLOCK_BOOTTIME) - began, total / 1e9, runnable)
+    return _Look(total / 1e9, runnable)
 
 
 def _fields(folder: Path) -> list[str]:

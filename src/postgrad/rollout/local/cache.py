@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -35,10 +36,18 @@ class Stretches:
     values: tuple[Tensor, ...]
     places: int
 
-    def move(self, to: Tensor, source: Tensor, tokens: int) -> None:
-        """Copy the first `tokens` places of some stretches to others; the two do not overlap."""
+    def move(
+        self, to: NDArray[np.int64], source: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> None:
+        """Copy some stretches to others; the two do not overlap. lengths: [stretches] tokens, by
+        their new numbers.
+        """
+        if not len(to):
+            return
+        tokens = int(lengths[to].max())
+        onto, of = (torch.from_numpy(a).to(self.keys[0].device) for a in (to, source))
         for store in (*self.keys, *self.values):
-            store[to, :, :tokens] = store[source, :, :tokens]
+            store[onto, :, :tokens] = store[of, :, :tokens]
 
 
 class KeyValueCache:

@@ -22,7 +22,7 @@ from postgrad.models.head import target_logprobs
 from postgrad.rollout.engine import Completion, EngineStats, Request
 from postgrad.rollout.local.attention import Decoding
 from postgrad.rollout.local.budget import PREFILL_TOKENS, align
-from postgrad.rollout.local.cache import KeyValueCache, Stretches
+from postgrad.rollout.local.cache import KeyValueCache
 from postgrad.rollout.local.prompts import (
     Prefilled,
     lay_out_plain,
@@ -47,13 +47,7 @@ class LocalEngine:
     """
 
     def __init__(
-        self,
-        lm: nn.Module,
-        tokenizer: Any,
-        *,
-        slots: int,
-        cache_tokens: int,
-        borrows: bool = False,
+        self, lm: nn.Module, tokenizer: Any, *, slots: int, cache_tokens: int, borrows: bool = False
     ) -> None:
         self.stats = EngineStats()
         self._lm = lm.eval().requires_grad_(False)
@@ -270,25 +264,10 @@ class LocalEngine:
             return []
         done = self._completions(gone, stopped)
         to, source = rows.remove(gone)
-        self._move(self._cache.responses, to, source, rows.written)
+        self._cache.responses.move(to, source, rows.written)
         to, source = self._shared.keep(rows.stretch[: rows.count])
-        self._move(self._cache.prompts, to, source, self._shared.length)
+        self._cache.prompts.move(to, source, self._shared.length)
         return done
-
-    def _move(
-        self,
-        stretches: Stretches,
-        to: NDArray[np.int64],
-        source: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-    ) -> None:
-        """Copy some stretches of the cache; lengths: [stretches] tokens, by their new numbers."""
-        if len(to):
-            stretches.move(
-                torch.from_numpy(to).to(self._device),
-                torch.from_numpy(source).to(self._device),
-                int(lengths[to].max()),
-            )
 
     def _completions(self, gone: NDArray[np.int64], stopped: NDArray[np.bool_]) -> list[Completion]:
         rows = self._rows
