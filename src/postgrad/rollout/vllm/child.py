@@ -7,7 +7,9 @@ thread reads them, so that neither side ever waits for the other to empty a pipe
 
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +19,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
-from tempfile import gettempdir
+from subprocess import PIPE
 from typing import Any, BinaryIO
 
 from postgrad.core.pipes import die_with_parent, take_pipes, write
@@ -26,6 +28,8 @@ from postgrad.rollout.vllm.protocol import Sampled, Start, line
 Message = dict[str, Any]
 Inbox = SimpleQueue[Message | None]  # None: the controller has gone
 TOGETHER = 4096  # tokens of one forward where prompts are computed whole, at least
+# A process that waits for the end of this one, whatever brings it, and removes its folder.
+TIDIES = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 TRANSFER = "postgrad.rollout.vllm.transfer"  # what vLLM's workers import
 
 
@@ -49,7 +53,11 @@ def _serve() -> None:
     start = Start(**json.loads(requests.readline()))
     inbox: Inbox = SimpleQueue()
     threading.Thread(target=_read, args=(requests, inbox), daemon=True).start()
+    with subprocess.Popen([sys.executable, "-IS", "-c", TIDIES, start.folder], stdin=PIPE):
+        _work(start, inbox, answers)
 
+
+def _work(start: Start, inbox: Inbox, answers: BinaryIO) -> None:
     def tell(message: Mapping[str, Any]) -> None:
         write(answers, line(message))
 
@@ -69,8 +77,9 @@ class Server:
 
     def __init__(self, start: Start, tell: Callable[[Mapping[str, Any]], None]) -> None:
         args = _vllm().EngineArgs(**engine_arguments(start))
-        self._engine: Any = _vllm().LLMEngine.from_engine_args(args)
-        take_names_away()
+        with _temporary_files(start.folder):
+            self._engine: Any = _vllm().LLMEngine.from_engine_args(args)
+        take_names_away(start.folder)
         self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
         self._tell = tell
         self._version = 0
@@ -231,11 +240,23 @@ def engine_arguments(start: Start) -> dict[str, Any]:
     }
 
 
-def take_names_away() -> None:
-    """Of the memory that vLLM's workers share on CPUs, once all have it: then it is gone with them,
-    whatever ends them. It is named after the file at which they met, in a folder of this engine.
+@contextmanager
+def _temporary_files(folder: str) -> Iterator[None]:
+    """Made by this process in `folder`, the file at which vLLM's workers meet among them. What
+    torch compiles stays where the next engine finds it.
     """
-    for meeting in Path(gettempdir()).glob("vllm_dist_*"):
+    tempfile.tempdir = folder or None
+    try:
+        yield
+    finally:
+        tempfile.tempdir = None
+
+
+def take_names_away(folder: str) -> None:
+    """Of the memory that vLLM's workers share on CPUs, once all have it: then it is gone with them,
+    whatever ends them. It is named after the file at which they met.
+    """
+    for meeting in Path(folder).glob("vllm_dist_*"):
         for memory in Path("/dev/shm").glob(f"{meeting.name}-*"):
             memory.unlink()
 

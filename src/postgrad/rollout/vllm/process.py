@@ -94,7 +94,7 @@ class VLLMProcess:
     ) -> None:
         self.number = number
         self._log = place.log
-        # Where its workers meet, which vLLM removes only where they end by themselves.
+        # The file at which its workers meet: vLLM removes it only where they end by themselves.
         self._own = TemporaryDirectory(prefix="postgrad-vllm-", ignore_cleanup_errors=True)
         with place.log.open("ab") as log:
             self._begins = log.tell()
@@ -103,7 +103,7 @@ class VLLMProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(place) | {"TMPDIR": self._own.name},
+                env=_environment(place),
                 start_new_session=True,  # Ctrl-C is for the controller; its workers die with it
                 bufsize=0,
             )
@@ -114,7 +114,7 @@ class VLLMProcess:
             target=_read, args=(self._process.stdout, number, inbox), daemon=True
         )
         reader.start()
-        self.send(asdict(start))
+        self.send(asdict(start) | {"folder": self._own.name})
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Raises RunError where the process has gone."""
