@@ -21,10 +21,13 @@ from postgrad.rollout.vllm.engine import VLLMEngine
 LETTERS = "abcdefghijklmnop"
 
 
-def small_model(seed: int = 0) -> Any:
-    """Two layers over 18 tokens, with weights wide enough to have opinions."""
+def small_model(seed: int = 0, vocabulary: int = 2 + len(LETTERS), *, tied: bool = False) -> Any:
+    """Two layers over 18 tokens, with weights wide enough to have opinions. tied: embedding and
+    head.
+    """
     config = Qwen3Config(
-        vocab_size=2 + len(LETTERS),
+        vocab_size=vocabulary,
+        tie_word_embeddings=tied,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,

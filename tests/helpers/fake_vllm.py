@@ -23,8 +23,18 @@ if behaviour == "dies_at_start":
 if behaviour == "refuses":
     tell({"failed": "ValueError: head size 16 is not known"})
     raise SystemExit(1)
+if behaviour == "worker_fails":
+    for line in ("Traceback:", "AssertionError: no such shape", "RuntimeError: then this"):
+        print("(Worker_TP1 pid=7) ERROR 01-02 03:04:05 [executor.py:9]", line, file=sys.stderr)
+    print("a long traceback\\n" * 200, file=sys.stderr, flush=True)
+    tell({"failed": "Exception: see above"})
+    raise SystemExit(1)
 if behaviour == "never_ready":
     time.sleep(60)
+if behaviour == "computes_long":
+    began = time.process_time()
+    while time.process_time() - began < 1.0:
+        pass
 tell({"ready": {"vllm": "0.0", "cache_tokens": 1}})
 weights, stale = 0, behaviour == "stale" or (behaviour == "second_stale" and "1" in sys.argv)
 for line in sys.stdin:

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from helpers.runs import lines
 from postgrad.core.errors import RunError
 from postgrad.jobs.train import train
 from postgrad.observe.console import Console
+from postgrad.observe.sentinels.publish import NOISE
 from postgrad.rollout.vllm import process
 
 pytestmark = pytest.mark.vllm
@@ -52,14 +52,23 @@ def by_step(recipe: Any, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
 
 
 def left_behind() -> set[str]:
-    """What a run may leave outside its directory: shared memory and temporary folders."""
+    """What a run may leave outside its directory: shared memory that nobody holds any more (others
+    on this machine may hold some), and temporary folders.
+    """
+    names = ("postgrad-vllm", "vllm_dist_", "psm_", "torch_")
     folders = (Path("/dev/shm"), Path(os.environ.get("TMPDIR", "/tmp")))
-    return {
-        str(path)
-        for folder in folders
-        for path in folder.iterdir()
-        if path.name.startswith(("postgrad-vllm", "psm_", "torch_"))
-    }
+    found = {str(p) for folder in folders for p in folder.iterdir() if p.name.startswith(names)}
+    return found - {path for path in found if path.startswith("/dev/shm") and path in held()}
+
+
+def held() -> set[str]:
+    """Files in the memory of a process of this machine."""
+    found: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # it has just ended, or is another user's
+            lines = maps.read_text("utf-8", "replace").splitlines()
+            found |= {line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}
+    return found
 
 
 def children_with_vllm() -> list[psutil.Process]:
@@ -83,6 +92,13 @@ def _engines_of_other_tests() -> None:
 def processes() -> list[psutil.Process]:
     """Of vLLM, that this test started."""
     return [one for one in children_with_vllm() if one not in OTHERS]
+
+
+def lives(one: psutil.Process) -> bool:
+    """Whether a process does more than be waited for."""
+    with suppress(psutil.NoSuchProcess):
+        return one.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 @contextmanager
@@ -174,7 +190,18 @@ def test_greedy_answers_equal_the_built_in_engines_after_every_publish(
         assert one["greedy_accuracy"] == two["greedy_accuracy"]
 
 
-def test_a_stale_head_is_caught(make_recipe, console, monkeypatch, tmp_path):
+def test_a_run_in_bfloat16_gets_fresh_weights_at_every_step(make_recipe, console):
+    recipe = make_recipe("rl", **RUN, rollout={"type": "vllm", "dtype": "bfloat16"})
+    train(recipe.model_copy(update={"steps": 2}), console)
+    metrics = by_step(recipe)
+    assert len(metrics) == 2
+    for one in metrics:
+        assert 1e-3 < one["sentinel/publish_difference"] < NOISE["bfloat16"]
+        assert one["sentinel/policy_moved"] > 4 * NOISE["bfloat16"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_stale_head_is_caught(dtype, make_recipe, console, monkeypatch, tmp_path):
     """vLLM 0.32 leaves the head of a tied model as it was; our part that mends it is taken out."""
     package = tmp_path / "postgrad"
     shutil.copytree(Path(postgrad.__file__).parent, package)
@@ -185,7 +212,7 @@ def test_a_stale_head_is_caught(make_recipe, console, monkeypatch, tmp_path):
     transfer.write_text(broken, "utf-8")
     monkeypatch.setattr(process, "ENTRY", transfer.parent / "entry.py")
     with pytest.raises(RunError, match="does not have the policy's weights"):
-        train(make_recipe("rl", **RUN, rollout={"type": "vllm"}), console)
+        train(make_recipe("rl", **RUN, rollout={"type": "vllm", "dtype": dtype}), console)
     assert processes() == []
 
 
@@ -198,19 +225,28 @@ def test_a_vllm_that_does_not_start_ends_the_run_with_its_log(make_recipe, conso
     assert left_behind() == before
 
 
-def test_a_vllm_that_is_killed_ends_the_run_with_its_cause(make_recipe, console):
-    recipe = make_recipe("rl", **RUN, rollout={"type": "vllm"})
+def test_a_vllm_that_is_killed_ends_the_run_with_its_cause_and_its_workers(make_recipe, console):
+    """Of two workers, which share the model and know nothing of the run."""
+    recipe = make_recipe("rl", **RUN, rollout={"type": "vllm", "vllm": {"tensor_parallel": 2}})
     metrics = Path(recipe.run_dir) / "metrics.jsonl"
     before = left_behind()
-    kill = stopped_after(
-        lambda: metrics.exists() and bool(metrics.read_text("utf-8")),
-        lambda: [os.kill(one.pid, signal.SIGKILL) for one in processes()] and None,
-    )
+    workers: list[psutil.Process] = []
+
+    def kill() -> None:
+        (engine,) = processes()
+        workers.extend(engine.children(recursive=True))
+        engine.kill()
+
+    killed = stopped_after(lambda: metrics.exists() and bool(metrics.read_text("utf-8")), kill)
     long = recipe.model_copy(update={"steps": 10000})
-    with kill, pytest.raises(RunError, match=r"vLLM engine 0 died \(exit code -9\)"):
+    with killed, pytest.raises(RunError, match=r"vLLM engine 0 died \(exit code -9\)"):
         train(long, console)
-    assert processes() == []
+    assert len(workers) >= 2
+    assert [one for one in workers if lives(one)] == []
     assert left_behind() == before
+    for one in by_step(recipe):
+        assert one["sentinel/publish_difference"] < 1e-4
+        assert one["sentinel/policy_moved"] > 1e-2
     events = [one["event"] for one in by_step(recipe, "events.jsonl")]
     assert "started" in events
 

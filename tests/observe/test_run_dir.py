@@ -38,6 +38,23 @@ def test_another_run_is_left_alone_unless_it_may_be_replaced(tmp_path: Path) -> 
     assert directory.recipe() == {"job": "rl"}
 
 
+def test_logs_of_every_engine_of_a_run_go_with_it(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "run", RECIPE, overwrite=False)
+    for name in ("vllm-0.log", "vllm-10.log", "rollout-0/vllm-0.log", "rollout-1/vllm-1.log"):
+        log = directory.path / name
+        log.parent.mkdir(exist_ok=True)
+        log.write_text("of the old run", "utf-8")
+    for name in ("vllm-0.log.old", "my-vllm-0.log", "rollout-first"):
+        (directory.path / name).write_text("mine", "utf-8")
+    RunDirectory.create(directory.path, RECIPE, overwrite=True)
+    assert {path.name for path in directory.path.iterdir()} == {
+        "recipe.json",
+        "vllm-0.log.old",
+        "my-vllm-0.log",
+        "rollout-first",
+    }
+
+
 def test_a_folder_of_other_files_is_refused_even_with_overwrite(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years", "utf-8")
     (tmp_path / "model").mkdir()

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ OURS = (  # what a run writes, and --overwrite true removes
     "trace.json.gz",
     "report.html",
 )
+NUMBERED = re.compile(r"(vllm-\d+\.log|rollout-\d+)", re.ASCII)  # of OURS, one for each engine
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "reasoning-gym")
 SPARE_BYTES = 2**20
 
@@ -123,6 +125,7 @@ class RunDirectory:
                 f"{self.path} already holds a run: choose another --run_dir, or replace it "
                 "with --overwrite true"
             )
+        left += [one for one in self.path.iterdir() if NUMBERED.fullmatch(one.name)]
         for one in (*left, *(self.path / name for name in reversed(OURS))):
             if (
                 one.is_symlink() or one.exists()

@@ -149,9 +149,12 @@ def test_an_engine_has_the_weights_or_is_found_out(
 def test_rounding_to_bfloat16_is_not_taken_for_a_stale_engine() -> None:
     seen = {"sentinel/publish_difference": 0.0018, "sentinel/policy_moved": 0.0018}
     assert speaks(SentinelSettings().for_dtypes("float32", "float32").publish, [seen])
+    wide = {"sentinel/publish_difference": 0.022, "sentinel/policy_moved": 0.022}
+    small_step = {"sentinel/publish_difference": 0.018, "sentinel/policy_moved": 0.026}
     for learner, engine in (("bfloat16", "bfloat16"), ("float32", "bfloat16")):
-        assert not speaks(SentinelSettings().for_dtypes(learner, engine).publish, [seen])
-    stale = {"sentinel/publish_difference": 0.03, "sentinel/policy_moved": 0.03}
+        for rounded in (seen, wide, small_step):
+            assert not speaks(SentinelSettings().for_dtypes(learner, engine).publish, [rounded])
+    stale = {"sentinel/publish_difference": 0.06, "sentinel/policy_moved": 0.06}
     assert speaks(SentinelSettings().for_dtypes("bfloat16", "bfloat16").publish, [stale])
 
 

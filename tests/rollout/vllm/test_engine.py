@@ -14,6 +14,8 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.models.linear import SHAPES_KEPT
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.vllm import engine as engine_module
+from postgrad.rollout.vllm import still
 
 
 def request(ticket=0, samples=2, turn=0, seed=0, length=3, **sampling):
@@ -128,12 +130,37 @@ def test_it_sleeps_when_nothing_is_asked_and_wakes_for_whatever_is(make_engine, 
     [
         ("dies_at_start", r"(?s)vLLM engine 0 died \(exit code 1\).*no room for weights"),
         ("refuses", r"failed: ValueError: head size 16 is not known"),
+        (
+            "worker_fails",
+            r"failed: Exception: see above; .* of its workers: AssertionError: no such",
+        ),
         ("never_ready", r"was not ready after rollout.vllm.start_seconds = 0.2"),
     ],
 )
 def test_a_process_that_does_not_start_says_why(start_engine, behaviour, message):
     with pytest.raises(RunError, match=message):
         start_engine(behaviour, start_seconds=0.2 if behaviour == "never_ready" else 60.0)
+
+
+def test_a_process_that_hangs_at_its_start_is_not_waited_for(start_engine, monkeypatch):
+    monkeypatch.setattr(engine_module, "STILL_SECONDS", 0.2)
+    monkeypatch.setattr(still, "LOOK_SECONDS", 0.0)
+    with pytest.raises(RunError, match=r"hangs at its start: .* has used a processor"):
+        start_engine("never_ready")
+
+
+def test_a_process_that_computes_for_long_at_its_start_is_waited_for(start_engine, monkeypatch):
+    monkeypatch.setattr(engine_module, "STILL_SECONDS", 0.2)
+    monkeypatch.setattr(still, "LOOK_SECONDS", 0.0)
+    generate(start_engine("computes_long"), [request()])
+
+
+def test_an_error_of_an_earlier_start_is_not_told_again(start_engine, tmp_path):
+    for behaviour in ("worker_fails", "dies_at_start"):
+        with pytest.raises(RunError) as raised:
+            start_engine(behaviour)
+    assert "no room for weights" in str(raised.value)
+    assert "no such shape" not in str(raised.value)
 
 
 def test_a_process_that_dies_at_work_ends_the_run_with_its_log(start_engine):

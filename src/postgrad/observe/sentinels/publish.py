@@ -10,8 +10,9 @@ from postgrad.rollout.agreement import Floats, distance
 DIFFERENCE, MOVED = "sentinel/publish_difference", "sentinel/policy_moved"
 
 # What rounding alone may look like, by format. In bfloat16 engine and learner of a model of 6M
-# parameters differed by 0.0017 to 0.0019 on the same weights; ten times that is for deeper ones.
-NOISE = {"float32": 1e-3, "bfloat16": 0.02}
+# parameters differed by 0.0017 to 0.0019 on the same weights, and those of a small one with wide
+# weights by 0.012 to 0.022, whichever engine it was.
+NOISE = {"float32": 1e-3, "bfloat16": 0.05}
 
 
 class Publish(Sentinel):

@@ -6,6 +6,10 @@ thread reads them, so that neither side ever waits for the other to empty a pipe
 """
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +17,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from queue import SimpleQueue
+from subprocess import PIPE
 from typing import Any, BinaryIO
 
 from postgrad.core.pipes import die_with_parent, take_pipes, write
@@ -22,17 +28,36 @@ from postgrad.rollout.vllm.protocol import Sampled, Start, line
 Message = dict[str, Any]
 Inbox = SimpleQueue[Message | None]  # None: the controller has gone
 TOGETHER = 4096  # tokens of one forward where prompts are computed whole, at least
+# A process that waits for the end of this one, whatever brings it, and removes its folder.
+TIDIES = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 TRANSFER = "postgrad.rollout.vllm.transfer"  # what vLLM's workers import
 
 
 def main() -> None:
-    """Sample until the other end of the pipe closes."""
+    """Sample until the other end of the pipe closes. Ends the process at once: Python takes three
+    seconds of a processor to take vLLM apart.
+    """
+    code = 0
+    try:
+        _serve()
+    except SystemExit:  # the controller knows why
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _serve() -> None:
     die_with_parent()
     requests, answers = take_pipes()
     start = Start(**json.loads(requests.readline()))
     inbox: Inbox = SimpleQueue()
     threading.Thread(target=_read, args=(requests, inbox), daemon=True).start()
+    with subprocess.Popen([sys.executable, "-IS", "-c", TIDIES, start.folder], stdin=PIPE):
+        _work(start, inbox, answers)
 
+
+def _work(start: Start, inbox: Inbox, answers: BinaryIO) -> None:
     def tell(message: Mapping[str, Any]) -> None:
         write(answers, line(message))
 
@@ -40,6 +65,7 @@ def main() -> None:
         server = Server(start, tell)
         tell({"ready": server.facts()})
         server.run(inbox)
+        server.close()
     except (Exception, SystemExit) as error:  # code of others; the controller ends the run with it
         traceback.print_exc()
         tell({"failed": f"{type(error).__name__}: {error}"})
@@ -51,7 +77,9 @@ class Server:
 
     def __init__(self, start: Start, tell: Callable[[Mapping[str, Any]], None]) -> None:
         args = _vllm().EngineArgs(**engine_arguments(start))
-        self._engine: Any = _vllm().LLMEngine.from_engine_args(args)
+        with _temporary_files(start.folder):
+            self._engine: Any = _vllm().LLMEngine.from_engine_args(args)
+        take_names_away(start.folder)
         self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
         self._tell = tell
         self._version = 0
@@ -74,6 +102,10 @@ class Server:
                 self._do(message)
             if self._engine.has_unfinished_requests():
                 self._step()
+
+    def close(self) -> None:
+        """End the workers."""
+        self._engine.engine_core.shutdown()
 
     def _do(self, message: Message) -> None:
         what = message.pop("do")
@@ -206,6 +238,27 @@ def engine_arguments(start: Start) -> dict[str, Any]:
         "weight_transfer_config": {"backend": "postgrad"},
         "worker_extension_cls": f"{TRANSFER}.WorkerExtension",
     }
+
+
+@contextmanager
+def _temporary_files(folder: str) -> Iterator[None]:
+    """Made by this process in `folder`, the file at which vLLM's workers meet among them. What
+    torch compiles stays where the next engine finds it.
+    """
+    tempfile.tempdir = folder or None
+    try:
+        yield
+    finally:
+        tempfile.tempdir = None
+
+
+def take_names_away(folder: str) -> None:
+    """Of the memory that vLLM's workers share on CPUs, once all have it: then it is gone with them,
+    whatever ends them. It is named after the file at which they met.
+    """
+    for meeting in Path(folder).glob("vllm_dist_*"):
+        for memory in Path("/dev/shm").glob(f"{meeting.name}-*"):
+            memory.unlink()
 
 
 def _vllm(module: str = "") -> Any:

@@ -25,6 +25,7 @@ from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.vllm.process import Arrived, VLLMProcess
 from postgrad.rollout.vllm.protocol import Sampled
 from postgrad.rollout.vllm.shared import buckets, shared
+from postgrad.rollout.vllm.still import STILL_SECONDS, Stillness
 from postgrad.rollout.weights import checked
 
 LOOK = 1.0  # seconds after which processes that say nothing are looked at
@@ -157,15 +158,21 @@ class VLLMEngine:
 
     def ready(self, seconds: float) -> list[dict[str, Any]]:
         """What each process says of itself once it can sample. Raises RunError where one cannot,
-        or has not said so in time.
+        or has not said so in time, or where those that have not said so hang.
         """
-        late = time.monotonic() + seconds
-        while any((process.number, -1) not in self._values for process in self._processes):
+        late, stillness = time.monotonic() + seconds, Stillness()
+        while slow := [p for p in self._processes if (p.number, -1) not in self._values]:
             self._receive()
+            still = stillness.seconds(process.pid for process in slow)
+            if still >= STILL_SECONDS:
+                slow[0].kill()
+                raise slow[0].error(
+                    f"hangs at its start: for {still:.0f} seconds neither it nor anything that it "
+                    "started has used a processor"
+                )
             if time.monotonic() > late:
-                slow = next(p for p in self._processes if (p.number, -1) not in self._values)
-                slow.kill()
-                raise slow.error(f"was not ready after rollout.vllm.start_seconds = {seconds:g}")
+                slow[0].kill()
+                raise slow[0].error(f"was not ready after rollout.vllm.start_seconds = {seconds:g}")
         return [self._values.pop((process.number, -1)) for process in self._processes]
 
     def _wake(self) -> None:

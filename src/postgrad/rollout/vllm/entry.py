@@ -31,3 +31,7 @@ if __name__ == "__main__":
     from postgrad.rollout.vllm.child import main
 
     main()
+elif __name__ == "__mp_main__":  # a worker, which would only miss its engine once it is loaded
+    from postgrad.core.pipes import die_with_parent
+
+    die_with_parent()

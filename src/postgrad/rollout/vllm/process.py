@@ -2,15 +2,20 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
+
+import psutil
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.pipes import write
@@ -21,6 +26,11 @@ VARIABLE = "POSTGRAD_VLLM_PYTHON"
 ENTRY = Path(__file__).parent / "entry.py"
 TAIL = 2000  # characters of a log that a message shows
 GRACE = 10.0  # seconds in which a process ends by itself before it is killed
+TIDY = 2.0  # seconds in which its children do so when it is gone
+# vLLM writes every line of a worker's traceback so; what it raises then only says to look there.
+WORKERS_ERROR = re.compile(
+    r"^\(.*?\) ERROR [^]]*\] ((?:[\w.]*(?:Error|Exception): |Worker proc ).*)$", re.MULTILINE
+)
 _LOOK = 20.0  # seconds in which an interpreter says whether it has vLLM
 # Of the controller's own environment.
 _KEPT_OUT = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *SHAPES_KEPT)
@@ -28,6 +38,7 @@ _ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # files beside entry.py are no modules of their own
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in the process that we started
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # the token after a scored sequence is never computed
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy threads, and not run entry.py
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_LOOPBACK_IP": "127.0.0.1",
@@ -83,7 +94,10 @@ class VLLMProcess:
     ) -> None:
         self.number = number
         self._log = place.log
+        # The file at which its workers meet: vLLM removes it only where they end by themselves.
+        self._own = TemporaryDirectory(prefix="postgrad-vllm-", ignore_cleanup_errors=True)
         with place.log.open("ab") as log:
+            self._begins = log.tell()
             self._process = subprocess.Popen(
                 [place.python, str(ENTRY)],
                 stdin=subprocess.PIPE,
@@ -100,7 +114,7 @@ class VLLMProcess:
             target=_read, args=(self._process.stdout, number, inbox), daemon=True
         )
         reader.start()
-        self.send(asdict(start))
+        self.send(asdict(start) | {"folder": self._own.name})
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Raises RunError where the process has gone."""
@@ -110,13 +124,22 @@ class VLLMProcess:
             raise self.died() from error
 
     @property
+    def pid(self) -> int:
+        """Of this process, and of the group of everything that it started."""
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         """Whether it runs; one that left its workers behind does not."""
         return self._process.poll() is None
 
     def error(self, what: str) -> RunError:
-        """What ends a run: what happened, and the end of the log."""
-        return RunError(f"vLLM engine {self.number} {what}. The end of {self._log}:\n{self.tail()}")
+        """What ends a run: what happened, the first error of a worker, and the end of the log."""
+        first = WORKERS_ERROR.search(self._said())
+        told = f"; the first error of its workers: {first[1]}" if first else ""
+        return RunError(
+            f"vLLM engine {self.number} {what}{told}. The end of {self._log}:\n{self.tail()}"
+        )
 
     def died(self) -> RunError:
         """The error of a process that has closed its pipe."""
@@ -127,16 +150,28 @@ class VLLMProcess:
 
     def tail(self) -> str:
         """The last lines of its log."""
+        said = self._said()
+        return said if len(said) <= TAIL else said[-TAIL:].partition("\n")[2] or said[-TAIL:]
+
+    def _said(self) -> str:
+        """Its log, without what engines of an earlier start of the run wrote."""
         with self._log.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL))
-            text = log.read().decode(errors="replace")
-        return text.partition("\n")[2] or text
+            log.seek(self._begins)
+            return log.read().decode(errors="replace")
 
     def kill(self) -> None:
-        """End it and everything that it started at once. It is its group's leader."""
+        """End it and everything that it started. It is its group's leader. The kernel ends its
+        workers with it, and one of its children, which gives their shared memory back, ends by
+        itself.
+        """
+        self._process.kill()
+        self._process.wait()
+        late = time.monotonic() + TIDY
+        while _lives(self._process.pid) and time.monotonic() < late:
+            time.sleep(0.02)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._own.cleanup()
 
     def close(self) -> None:
         """Let it end by itself, then end what is left of it."""
@@ -154,6 +189,15 @@ def _environment(place: Place) -> dict[str, str]:
     if place.devices is None:
         return own | {"OMP_NUM_THREADS": str(place.threads)}
     return own | {"CUDA_VISIBLE_DEVICES": ",".join(place.devices)}
+
+
+def _lives(group: int) -> bool:
+    """Whether a process of this group does. Who is only not yet waited for has ended."""
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def _read(answers: BinaryIO, number: int, inbox: "SimpleQueue[Arrived]") -> None:

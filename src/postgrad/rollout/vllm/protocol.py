@@ -22,7 +22,8 @@ class Start:
     max_len: tokens of the longest sequence. slots: sequences decoded together. cache_bytes: of keys
     and values on one rank; None: what is left of memory_fraction of a device. eager: without
     compiled graphs. whole_prompts: none is computed in pieces; vLLM 0.32 cannot do that on a CPU
-    for samples with a seed, whose generator it wants to wind back.
+    for samples with a seed, whose generator it wants to wind back. folder: of one process
+    alone, for what must not outlive it.
     """
 
     model: str
@@ -35,6 +36,7 @@ class Start:
     eager: bool
     sleep: bool
     whole_prompts: bool
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
