@@ -20,7 +20,7 @@ test: .venv/ready  ## the fast tests
 
 test-slow: .venv/ready  ## whole runs on real questions, and 20 kills of every kind
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group peers --group harness
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not browser and not ranks and not vllm"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "slow and not browser and not ranks and not vllm"
 
 test-ranks: .venv/ready  ## several processes that train together, over gloo and behind Ray
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ranks
