@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]  # mkdocs imports a hook by its pa
 from docs.tools.fields import Key, keys, prose, tables  # noqa: E402
 
 from postgrad.algorithms.registry import ALGORITHMS, algorithm_class  # noqa: E402
-from postgrad.cli.main import all_commands  # noqa: E402  # pyright: ignore[reportPrivateUsage]
+from postgrad.cli.main import all_commands  # noqa: E402
 from postgrad.core.names import resolve  # noqa: E402
 from postgrad.core.settings import Settings  # noqa: E402
 from postgrad.recipe.recipe import JOBS  # noqa: E402
