@@ -106,6 +106,37 @@ def test_the_engine_samples_the_same_tokens_through_both(
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-5)
 
 
+def test_rows_that_end_at_any_length_are_decoded_in_few_shapes(
+    model, prompt, tokenizer, monkeypatch
+):
+    asked = [
+        Request(i, (0,), prompt(i, 3 + i % 5), SamplingSettings(max_new_tokens=1 + i))
+        for i in range(40)
+    ]
+
+    def sampled(slots):
+        return generate(
+            LocalEngine(model("qwen3"), tokenizer, slots=slots, cache_tokens=slots * 64), asked
+        )
+
+    shapes = set()
+    attend = engine_module.Decoding.attend
+
+    def seen(self, layer, query, key, value, **how):
+        shapes.add((query.shape[1], self._old, self._new))
+        return attend(self, layer, query, key, value, **how)
+
+    alone = sampled(1)
+    monkeypatch.setattr(engine_module.Decoding, "attend", seen)
+    together = sampled(40)
+    assert {rows for rows, _, _ in shapes} == {1, 2, 4, 8, 16, 32, 40}
+    assert {old for _, old, _ in shapes} == {16}
+    assert {new for _, _, new in shapes} == {16, 32, 48}
+    for one, other in zip(alone, together, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-5)
+
+
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_a_product_is_that_of_float64(with_bias):
     torch.manual_seed(0)

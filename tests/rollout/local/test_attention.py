@@ -28,11 +28,11 @@ def filled_cache(slots=5, places=16):
     return cache
 
 
-def lanes_of(stretches, lengths):
+def lanes_of(stretches, lengths, idle=0):
     shared = SharedPrompts(8)
     for name, length in enumerate(lengths):
         shared.join(name, length, 1)
-    return shared.lanes(np.array(stretches))
+    return shared.lanes(np.array(stretches), len(stretches) + idle)
 
 
 def by_hand(query, keys, values, position, scale, window, softcap):
@@ -91,6 +91,25 @@ def test_decoding_writes_one_place_a_row_and_no_other_layer():
     assert changed == [[0, 0, 2], [0, 1, 2], [1, 0, 4], [1, 1, 4]]
     torch.testing.assert_close(own[1], old[1])
     torch.testing.assert_close(cache.prompts.keys[0], before.prompts.keys[0])
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_idle_rows_change_nothing_for_others_and_write_their_first_place_alone(window):
+    torch.manual_seed(1)
+    query = torch.randn(HEADS, 5, DIM)
+    key, value = torch.randn(KV, 5, DIM), torch.randn(KV, 5, VALUE_DIM)
+    before, found = filled_cache(), []
+    for idle in (0, 2):
+        cache, rows = filled_cache(), 5 - 2 + idle
+        context = Decoding(
+            cache, lanes_of(STRETCHES[:3], PROMPTS, idle), np.array([5, 0, 9, 0, 0])[:rows]
+        )
+        own = (each[:, :rows] for each in (query, key, value))
+        found.append(context.attend(1, *own, scale=0.3, window=window, softcap=None))
+    assert found[1].isfinite().all()
+    torch.testing.assert_close(found[1][:3], found[0], atol=1e-6, rtol=0.0)
+    changed = (cache.responses.keys[1] != before.responses.keys[1]).any(-1).any(1).nonzero()
+    assert changed.tolist() == [[0, 5], [1, 0], [2, 9], [3, 0], [4, 0]]
 
 
 def test_recording_hands_on_and_keeps_what_every_layer_saw():

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from postgrad.core import seeds
 from postgrad.rollout.engine import Request
+from postgrad.rollout.local.budget import ALIGN
 from postgrad.rollout.local.rows import Rows
 from postgrad.rollout.settings import SamplingSettings
 
@@ -25,6 +26,14 @@ def test_a_rows_newest_token_lies_after_its_prompt():
     assert rows.places(3).tolist() == [1, 1, 1]
     assert rows.tokens[1, :2].tolist() == [11, 21]
     assert rows.logprobs[:3, 0].tolist() == [-1.0, -2.0, -3.0]
+
+
+@given(st.integers(1, 100), st.data())
+def test_few_numbers_of_rows_are_computed_none_of_them_over_the_capacity(capacity, data):
+    count = data.draw(st.integers(1, capacity))
+    computed = Rows(capacity, 1).computed(count)
+    assert count <= computed <= min(2 * count, count + ALIGN, capacity)
+    assert computed in (1, 2, 4, 8, capacity) or computed % ALIGN == 0
 
 
 def test_a_draw_is_named_by_seed_ticket_sample_turn_and_position_alone():

@@ -45,9 +45,11 @@ def test_every_row_has_a_lane_of_its_own_in_its_stretch(drawn):
     shared = SharedPrompts(8)
     for name in range(reads.max() + 1):
         shared.join(name, 3 + name, 1)
-    lanes = shared.lanes(reads)
+    lanes = shared.lanes(reads, len(reads) + 2)
     assert lanes.width == np.bincount(reads).max()
     assert lanes.lengths.tolist() == [3 + name for name in range(reads.max() + 1)]
-    assert len(set(lanes.lane_of_row.tolist())) == len(reads)
-    assert (lanes.lane_of_row // lanes.width).tolist() == reads.tolist()
-    assert lanes.row_of_lane[lanes.lane_of_row].tolist() == list(range(len(reads)))
+    lane_of_row, idle = lanes.lane_of_row[:-2], lanes.lane_of_row[-2:]
+    assert len(set(lane_of_row.tolist())) == len(reads)
+    assert (lane_of_row // lanes.width).tolist() == reads.tolist()
+    assert lanes.row_of_lane[lane_of_row].tolist() == list(range(len(reads)))
+    assert idle.tolist() == [0, 0]

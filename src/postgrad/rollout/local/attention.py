@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.models.attention import AttentionContext
+from postgrad.rollout.local.budget import align
 from postgrad.rollout.local.cache import KeyValueCache, LayerShape
 from postgrad.rollout.local.shared import Lanes
 
@@ -49,6 +50,7 @@ class Recording:
 
 class Decoding:
     """One new token for each of the first N rows of the cache, over its prompt and its response.
+    Idle rows are among them: each sees its own token, and its answer is nobody's.
 
     places: [N] where the new token lies in its row's response. Grouped queries are extra query rows
     of their key head, and so are the rows that share a prompt: each key is read once for all of
@@ -61,8 +63,9 @@ class Decoding:
         device = cache.responses.keys[0].device
         self._cache = cache
         self._width = lanes.width
-        self._new = int(places.max()) + 1  # places of responses that any row attends to
-        self._old = int(lanes.lengths.max())  # and of prompts
+        # Places of responses and prompts that any row attends to, and the few up to a known shape.
+        self._new = min(align(int(places.max()) + 1), cache.responses.places)
+        self._old = min(align(int(lanes.lengths.max())), cache.prompts.places)
         self._places, self._lengths, self._rows, self._lanes = (
             torch.from_numpy(a).to(device)
             for a in (places, lanes.lengths, lanes.row_of_lane, lanes.lane_of_row)

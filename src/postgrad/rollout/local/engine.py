@@ -229,8 +229,9 @@ class LocalEngine:
     def _step(self, decoding: int, fresh: list[Tensor]) -> None:
         """One token for every row; the first `decoding` rows have a token to continue from."""
         rows = self._rows
-        hidden = ([self._decode(decoding)] if decoding else []) + fresh
-        logits = self._decoder.logits(torch.cat(hidden) if len(hidden) > 1 else hidden[0])
+        hidden = torch.cat(([self._decode(decoding)] if decoding else []) + fresh)
+        idle = rows.computed(rows.count) - rows.count
+        logits = self._decoder.logits(nn.functional.pad(hidden, (0, 0, 0, idle)))[: rows.count]
         tokens, logprobs = sample(logits, rows.knobs(), rows.uniform())
         broken = np.flatnonzero(~np.isfinite(logprobs))
         if len(broken):
@@ -248,11 +249,15 @@ class LocalEngine:
     def _decode(self, count: int) -> Tensor:
         """The hidden states [count, hidden] after each of the first `count` rows' newest token."""
         rows = self._rows
-        ids = torch.from_numpy(rows.newest(count)).to(self._device)
-        places = rows.places(count)
-        positions = torch.from_numpy(rows.prompt[:count] + places).to(self._device)
-        context = Decoding(self._cache, self._shared.lanes(rows.stretch[:count]), places)
-        return self._decoder.hidden_states(ids, positions, context)
+        computed, places = rows.computed(count), rows.places(count)
+        # Idle rows write where whoever begins there later writes before it looks.
+        newest, places, positions = (
+            np.pad(values, (0, computed - count))
+            for values in (rows.newest(count), places, rows.prompt[:count] + places)
+        )
+        context = Decoding(self._cache, self._shared.lanes(rows.stretch[:count], computed), places)
+        ids, positions = (torch.from_numpy(a).to(self._device) for a in (newest, positions))
+        return self._decoder.hidden_states(ids, positions, context)[:count]
 
     def _release(self) -> list[Completion]:
         """Take out the rows that have ended."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from postgrad.core import seeds
 from postgrad.rollout.engine import Request
+from postgrad.rollout.local.budget import align
 from postgrad.rollout.local.sampler import Knobs
 from postgrad.rollout.local.shared import close_gaps
 
@@ -65,6 +66,13 @@ class Rows:
         self.top_p[rows] = sampling.top_p
         self.min_p[rows] = sampling.min_p
         self.count += len(samples)
+
+    def computed(self, count: int) -> int:
+        """How many rows a step computes for `count`: idle ones too, so that shapes come again. The
+        last few rows of a batch are a power of two: they may go on for long.
+        """
+        few = 1 << (count - 1).bit_length()
+        return min(few, align(count), self.capacity)
 
     def newest(self, count: int) -> NDArray[np.int64]:
         """[count] the newest token of each of the first rows; each must have one."""

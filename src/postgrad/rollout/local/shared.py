@@ -30,7 +30,7 @@ class Lanes:
     """The first N rows by the prompts that they read: A stretches of `width` lanes.
 
     lengths: [A] tokens of each prompt. row_of_lane: [A * width], any row where a lane is empty.
-    lane_of_row: [N], counted through all stretches.
+    lane_of_row: [N], counted through all stretches; 0 for rows that are idle.
     """
 
     lengths: NDArray[np.int64]
@@ -83,8 +83,8 @@ class SharedPrompts:
         self._rows[:left] = np.bincount(stretches, minlength=left)
         return to, source
 
-    def lanes(self, stretches: NDArray[np.int64]) -> Lanes:
-        """The lanes of the rows that read `stretches` [N]."""
+    def lanes(self, stretches: NDArray[np.int64], rows_computed: int) -> Lanes:
+        """The lanes of the rows that read `stretches`, of `rows_computed`; the rest are idle."""
         count = int(stretches.max()) + 1
         rows = np.bincount(stretches, minlength=count)
         width = int(rows.max())
@@ -95,4 +95,5 @@ class SharedPrompts:
         lane += stretches * width
         row_of_lane = np.zeros(count * width, np.int64)
         row_of_lane[lane] = np.arange(len(stretches))
-        return Lanes(self.length[:count], width, row_of_lane, lane)
+        idle = rows_computed - len(stretches)
+        return Lanes(self.length[:count], width, row_of_lane, np.pad(lane, (0, idle)))
