@@ -13,6 +13,7 @@ from torch import Tensor
 from postgrad.algorithms.base import Credit, RolloutAlgorithm
 from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.state import RunState
+from postgrad.core.heap import give_back
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import RolloutBatch
 from postgrad.jobs.evaluation import Evaluator, sample_metrics
@@ -93,6 +94,7 @@ class RLJob:
                 credit = parts.algorithm.credit(batch, old, ref, values, state.algorithm)
             with run.clock.timed("train/update"):
                 results = self._update(credit, state)
+        give_back()  # what the update took, before the engine takes its own
         learned = _learner_logprobs(credit, old, results["policy"])
         compared = self._compare(batch, credit, old, learned, results["policy"])
         with run.phase("publish"):

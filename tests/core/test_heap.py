@@ -1,0 +1,54 @@
+"""Memory that was freed goes back to the system where there is much of it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from postgrad.core import heap
+
+glibc = pytest.mark.skipif(
+    heap._library() is None, reason="a C library that cannot be asked for its free memory"
+)
+PIECE = 2**16  # less than what the C library maps for itself: it lies in the heap
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.fixture
+def holes():
+    """32 MB that are free, between pieces that are not."""
+    pieces = [bytearray(PIECE) for _ in range(1024)]
+    kept = pieces[::2]
+    del pieces
+    return kept
+
+
+@glibc
+def test_much_free_memory_is_given_back(holes, monkeypatch):
+    monkeypatch.setattr(heap, "WORTH_IT", 2**24)
+    assert heap.free_bytes() >= 2**24
+    before = resident()
+    heap.give_back()
+    assert before - resident() > 2**24
+    assert all(piece == bytes(PIECE) for piece in holes)
+
+
+@glibc
+def test_little_free_memory_stays(holes, monkeypatch):
+    monkeypatch.setattr(heap, "WORTH_IT", heap.free_bytes() + 2**20)
+    before = resident()
+    heap.give_back()
+    assert resident() >= before
+
+
+def test_elsewhere_nothing_is_known_and_nothing_happens(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    heap._library.cache_clear()
+    try:
+        assert heap.free_bytes() == 0
+        heap.give_back()
+    finally:
+        heap._library.cache_clear()
