@@ -5,8 +5,8 @@ import sys
 from functools import cache
 from typing import Any
 
-# Bytes that are free. Fresh pages cost 0.2 ms a MB in a virtual machine: for less of them that would
-# be a tenth of a small model's step.
+# Bytes that are free. Fresh pages cost 0.2 ms a MB in a virtual machine: for less of them that
+# would be a tenth of a step of a small model.
 WORTH_IT = 2**28
 
 
