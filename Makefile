@@ -23,7 +23,7 @@ test-slow: .venv/ready  ## whole runs on real questions, and 20 kills of every k
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "slow and not browser and not ranks and not vllm"
 
 test-ranks: .venv/ready  ## several processes that train together, over gloo and behind Ray
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ranks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ranks --durations=15
 
 test-browser: .venv/ready  ## report and watch pages in the Chromium of this machine
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group browser

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from postgrad.core.heap import WORTH_IT
 from postgrad.models.settings import LLAMA_TYPES
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.hardware import Device
@@ -18,7 +19,7 @@ from postgrad.plan.phases import PHASES, Line, Phase, always, awake
 from postgrad.plan.roles import PlannedRole, adapted_layers
 from postgrad.plan.sharing import Sharing
 from postgrad.plan.sizes import Sizes, width
-from postgrad.recipe.recipe import Answering, Recipe
+from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 
 # Context and kernels of a GPU; interpreter and libraries, after imports, of a CPU.
 FRAMEWORK = {"cpu": 450_000_000, "gpu": 1_000_000_000}
@@ -97,7 +98,7 @@ def memory(
     if cpu:
         lines += _of_host(recipe, roles, passes)
         lines.append(Line("run", "objects and buffers", always(OBJECTS)))
-        lines.append(Line("run", "kept by the allocator", _kept_back(roles, passes)))
+        lines.append(Line("run", "kept by the allocator", _kept_back(recipe, roles, passes)))
     return Memory(tuple(line for line in lines if any(line.bytes.values())), device.memory_bytes)
 
 
@@ -191,18 +192,20 @@ def _not_yet(role: PlannedRole, passes: Passes, seconds: float) -> int:
     return FLOAT32 * role.trained + sum(found.values()) - int(share * kept)
 
 
-def _kept_back(roles: Sequence[PlannedRole], passes: Passes) -> dict[Phase, int]:
+def _kept_back(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> dict[Phase, int]:
     """Freed blocks too small to have pages of their own are not given back, and those that are
     aligned are seldom used again for another of their size (glibc before 2.38), so that what each
     layer computes anew under checkpointing leaves holes too. What roles that learn have left is
-    there in all phases of the following steps.
+    there in all phases of the following steps; where an engine takes memory next, no more than
+    core.heap lets it keep.
     """
     found = 0
     for role in roles:
         if role.learner is not None:
             kind = role.model.lora is not None, role.model.gradient_checkpointing
             found += int(KEPT_BACK[kind] * passes.made(role))
-    return {"rollout": found, "score": found, "update": found, "save": found}
+    left = min(found, WORTH_IT) if isinstance(recipe, RLRecipe) else found
+    return {"rollout": left, "score": left, "update": found, "save": left}
 
 
 def engine_width(recipe: Answering, policy: PlannedRole, *, cpu: bool) -> int:
