@@ -25,7 +25,7 @@ def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """A processor on which bfloat16 pays; the sizes that it was asked about."""
     asked: list[tuple[int, int]] = []
 
-    def pays(hidden: int, intermediate: int) -> bool:
+    def pays(hidden: int, intermediate: int, _multiply: object) -> bool:
         asked.append((hidden, intermediate))
         return True
 

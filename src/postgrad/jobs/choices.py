@@ -7,6 +7,7 @@ On a CPU threads and dtype are measured (parallel.probe) where neither recipe no
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from postgrad.core.batch import MICRO_TRAIN_TOKENS
 from postgrad.core.errors import UsageError
+from postgrad.models.linear import project
 from postgrad.parallel import device as placing
 from postgrad.parallel import probe
 from postgrad.parallel.device import Placement
@@ -105,7 +107,8 @@ def _dtype(recipe: Recipe, recorded: str | None, device: str, measure: bool) -> 
         return recipe.model.dtype
     if recorded is not None:
         return recorded
-    if device == "cpu" and measure and probe.bfloat16_pays(*_layer(recipe)):
+    multiply = partial(project, bias=None)
+    if device == "cpu" and measure and probe.bfloat16_pays(*_layer(recipe), multiply):
         return "bfloat16"
     return str(placing.compute_dtype("auto", torch.device(device))).removeprefix("torch.")
 

@@ -9,23 +9,29 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import Tensor, nn
 
 ROWS = 512  # tokens of a small micro-batch
 ROUNDS, LEAST = 7, 3  # alternating, so that a machine that gets busy does so for all sides
 MOST_SECONDS = 0.2  # by the clock, of one question; the LEAST rounds are always made
 WIDEST = 1024  # of a larger model a part of the matrix says the same
 NARROWEST = 256  # below it the time goes into what is not a product
-CLEARLY = 2.0  # so much faster must products be, for all that is not one is no faster
+CLEARLY = 1.5  # so much faster must products be, for what is not one, half of a step, is no faster
 WORTH = 0.9  # more threads are taken where they leave at most this share of the time
 
 
-def bfloat16_pays(hidden: int, intermediate: int) -> bool:
-    """True where a layer of this size is multiplied clearly faster in bfloat16 than in float32, by
-    CPU time of one thread.
+Multiply = Callable[[Tensor, Tensor], Tensor]  # states [N, K] and a weight [M, K]: [N, M]
+
+
+def bfloat16_pays(hidden: int, intermediate: int, multiply: Multiply) -> bool:
+    """True where `multiply`, which the run multiplies with, takes a layer of this size clearly
+    faster in bfloat16 than in float32, by CPU time of one thread.
     """
     if hidden < NARROWEST:
         return False
-    products = [_product(hidden, intermediate, d) for d in (torch.float32, torch.bfloat16)]
+    products = [
+        _product(hidden, intermediate, dtype, multiply) for dtype in (torch.float32, torch.bfloat16)
+    ]
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -41,7 +47,7 @@ def useful_threads(most: int) -> int:
     """
     if most == 1:
         return 1
-    product = _product(WIDEST, WIDEST, torch.float32)
+    product = _product(WIDEST, WIDEST, torch.float32, nn.functional.linear)
 
     def with_threads(threads: int) -> Callable[[], object]:
         def run() -> object:
@@ -58,12 +64,14 @@ def useful_threads(most: int) -> int:
     return most if several <= WORTH * one else 1
 
 
-def _product(hidden: int, intermediate: int, dtype: torch.dtype) -> Callable[[], object]:
+def _product(
+    hidden: int, intermediate: int, dtype: torch.dtype, multiply: Multiply
+) -> Callable[[], object]:
     """Of constants: nothing is drawn from a generator."""
     narrow, wide = min(hidden, WIDEST), min(intermediate, WIDEST)
     states = torch.full((ROWS, narrow), 0.5, dtype=dtype)
     weight = torch.full((wide, narrow), 0.25, dtype=dtype)
-    return lambda: torch.nn.functional.linear(states, weight)
+    return lambda: multiply(states, weight)
 
 
 def _medians(works: list[Callable[[], object]], clock: Callable[[], float]) -> list[float]:
