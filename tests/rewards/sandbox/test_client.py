@@ -108,6 +108,19 @@ def test_what_passed_before_a_program_was_started_is_not_its_idle_time(run, sand
     assert end.idle_seconds < 0.5
 
 
+def test_a_program_is_idle_that_was_started_before_this_process_could_look(run, monkeypatch):
+    """As on a host where this process has to wait once it has sent what to start."""
+    send = client.socket.send_fds
+
+    def sent_and_waited(*message):
+        send(*message)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(client.socket, "send_fds", sent_and_waited)
+    end = run("import time\ntime.sleep(5)", idle_seconds=0.5)
+    assert (end.cause, end.idle_seconds >= 0.5) == ("idle", True)
+
+
 def test_a_program_that_can_run_now_is_not_idle(run, sandbox, monkeypatch):
     """How long it has waited for a processor the kernel tells only when it has got one."""
     monkeypatch.setattr(client, "_look", lambda pid: client._Look(0.0, True))

@@ -118,12 +118,13 @@ class Sandbox:
             control = self._started()
             try:
                 message = json.dumps(order).encode() + b"\n"
+                started = time.monotonic()  # before programs are: this process may have to wait now
                 socket.send_fds(control, [message], [n for group in numbers for n in group])
                 for program in programs:  # so that a side sees the other one end
                     for pipe in program.pipes:
                         os.close(pipe)
                     program.pipes = ()
-                answer, idle = self._await(control, limits)
+                answer, idle = self._await(control, limits, started)
             except OSError as error:
                 raise self._broken(f"it cannot be reached: {error}") from error
             return _end(files, answer, idle, limits)
@@ -175,9 +176,11 @@ class Sandbox:
             raise self._broken("it does not start")
         return ours
 
-    def _await(self, control: socket.socket, limits: Limits) -> tuple[dict[str, Any], float]:
+    def _await(
+        self, control: socket.socket, limits: Limits, started: float
+    ) -> tuple[dict[str, Any], float]:
         """The answer, and how long the programs were idle; at the limit they are ended."""
-        started, idle, ended = time.monotonic(), 0.0, False
+        idle, ended = 0.0, False
         received = b""
         while not received.endswith(b"\n"):
             pause = min(max(limits.idle_seconds - idle, 0.01), _TICK)
