@@ -94,7 +94,7 @@ class RLJob:
                 credit = parts.algorithm.credit(batch, old, ref, values, state.algorithm)
             with run.clock.timed("train/update"):
                 results = self._update(credit, state)
-        give_back()  # what the update took, before the engine takes its own
+            give_back()  # what the update took, before the engine takes its own
         learned = _learner_logprobs(credit, old, results["policy"])
         compared = self._compare(batch, credit, old, learned, results["policy"])
         with run.phase("publish"):
