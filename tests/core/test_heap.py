@@ -41,7 +41,7 @@ def test_little_free_memory_stays(holes, monkeypatch):
     monkeypatch.setattr(heap, "WORTH_IT", heap.free_bytes() + 2**20)
     before = resident()
     heap.give_back()
-    assert resident() >= before
+    assert before - resident() < 2**24
 
 
 def test_elsewhere_nothing_is_known_and_nothing_happens(monkeypatch):

@@ -46,6 +46,7 @@ def divide(ranks: Ranks, folder: Path, dtype: str) -> None:
     model = load_model(str(folder / dtype), dtype=getattr(torch, dtype))
     backbone = Backbone(model.lm, torch.device("cpu"), MicroBatch(max_tokens=64))
     backbone.divide(ranks, "zero3")
+    most = max(most, own_bytes() - before)
     part = 4 * sum(p.numel() for p in model.lm.parameters()) // ranks.size
     assert part < most < 1.5 * part, f"{most / part:.2f} of its part in float32"
     one = PolicyLearner(backbone, LearnerSettings(), 1)

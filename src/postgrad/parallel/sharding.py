@@ -97,7 +97,7 @@ class Sharding:
         self._grouped = ranks.grid.groups > 1
         if stage == "none" or ranks.size == 1:
             return
-        half = compute != torch.float32 and bool(_narrow(root))
+        half = compute != torch.float32 and any(map(_narrow, root.parameters()))
         policy = MixedPrecisionPolicy(
             param_dtype=compute if half else None, reduce_dtype=torch.float32
         )
@@ -136,17 +136,16 @@ class Sharding:
 
 def _shard(module: nn.Module, **how: Any) -> None:
     """Trained weights in a narrow format become float32, from which FSDP2 rounds copies to compute
-    with; what is frozen stays as it is. Module by module, each of which leaves this rank's part:
-    nobody holds a whole model in float32.
+    with; what is frozen stays as it is. Only once they are divided: nobody holds a whole layer in
+    float32, nor the holes that such layers leave in the heap.
     """
-    for parameter in _narrow(module):
-        parameter.data = parameter.data.float()
-    fully_shard(module, **how)
+    sharded: Any = fully_shard(module, **how)
+    sharded._apply(lambda t: t.float() if _narrow(t) else t)  # FSDP2 looks at its parts again
 
 
-def _narrow(module: nn.Module) -> list[nn.Parameter]:
-    """What is trained and not float32."""
-    return [p for p in module.parameters() if p.requires_grad and p.dtype != torch.float32]
+def _narrow(weight: Tensor) -> bool:
+    """Trained and not float32."""
+    return weight.requires_grad and weight.dtype != torch.float32
 
 
 def _frozen_beside_trained(root: nn.Module) -> set[nn.Parameter]:
