@@ -260,3 +260,20 @@ def test_state_lies_with_the_host_before_rows_are_cut() -> None:
     there, here = (planned(one, "2xA100-40G") for one in (recipe, without))
     assert there.memory.peak_bytes < here.memory.peak_bytes
     assert there.timing.step["update"] > here.timing.step["update"]
+
+
+def test_a_model_is_read_whole_in_the_dtype_that_it_computes_in() -> None:
+    """The reward model has no engine, whose share is made after the roles."""
+    model = {"path": "meta-llama/Meta-Llama-3-8B", "gradient_checkpointing": True}
+    recipe = parse_recipe({**reward_model(2048, "zero3").dump(), "model": model})
+    whole = {
+        dtype: sum(
+            line.bytes["load"]
+            for line in planned(one, "6xRTX-4090").memory.lines
+            if line.what == "a model as it is read"
+        )
+        for dtype in ("bfloat16", "float32")
+        for one in [with_overrides(recipe, ["--model.dtype", dtype])]
+    }
+    assert 15.0e9 < whole["bfloat16"] < 15.1e9  # no output head, of 8.03e9 parameters with it
+    assert whole["float32"] == 2 * whole["bfloat16"]

@@ -44,11 +44,9 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
 
 def loading(role: PlannedRole, b: int, sharing: Sharing) -> int:
     """What a role's weights take beside its parts while they are read: the whole model, on every
-    device, as the masters that are divided next.
+    device, in the dtype that it computes in. Float32 are only the parts (parallel/sharding.py).
     """
-    if _parts(role, sharing) == 1 or role.on is not None:
-        return 0
-    return _weights(role, FLOAT32 if _masters_divide(role, sharing) else b)
+    return 0 if _parts(role, sharing) == 1 or role.on is not None else _weights(role, b)
 
 
 def gathered(role: PlannedRole, b: int, sharing: Sharing) -> int:
