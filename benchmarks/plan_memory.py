@@ -48,7 +48,9 @@ def measured(case: Case, models: Path) -> dict[str, Any]:
 
 
 def foreseen(case: Case, models: Path) -> dict[str, Any]:
-    """What the plan says: bytes by phase above the framework's, and the lines of the peak."""
+    """What the plan says of the run's own process: bytes by phase above the framework's, and the
+    lines of the peak.
+    """
     from postgrad.models.known_shapes import shape_of_model
     from postgrad.plan.hardware import parse_hardware
     from postgrad.plan.phases import PHASES
@@ -59,11 +61,11 @@ def foreseen(case: Case, models: Path) -> dict[str, Any]:
     recipe = parse_recipe({**case.recipe(models / case.size), "run_dir": "run"})
     facts = Facts(shape_of_model, parse_hardware("CPU"), lengths=row_lengths(recipe))
     memory = outlook(recipe, facts).memory
-    base = next(line for line in memory.lines if line.what == "framework").bytes[memory.peak]
-    phases = {phase: memory.at(phase) - base for phase in PHASES}
-    lines = {f"{line.role} {line.what}": line.bytes.get(memory.peak, 0) for line in memory.lines}
-    lines = {name: count for name, count in lines.items() if count and name != "run framework"}
+    phases = {phase: memory.above_baseline(phase) for phase in PHASES}
     peak = memory.peak
+    lines = {f"{line.role} {line.what}": line.bytes.get(peak, 0) for line in memory.lines}
+    others = ("run framework", "verifiers worker processes")
+    lines = {name: count for name, count in lines.items() if count and name not in others}
     return {"bytes": phases[peak], "phase": peak, "phases": phases, "lines": lines}
 
 

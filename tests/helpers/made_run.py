@@ -74,6 +74,7 @@ def metric(step: int) -> dict[str, Any]:
         "train_memory_bytes": 2**28 + step,
         "foreseen/sample_seconds": 1.8,
         "foreseen/train_memory_bytes": 2**28,
+        "foreseen/peak_memory_bytes": 2**30 + 2**29,
     }
 
 

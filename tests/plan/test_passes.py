@@ -9,8 +9,11 @@ from postgrad.models.settings import ModelInit, ModelSettings
 from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.head import CHUNK, PART, Head
 from postgrad.plan.memory import Memory
+from postgrad.plan.phases import PHASES
 from postgrad.plan.plan import Facts, outlook
 from postgrad.recipe.load import parse_recipe
+from postgrad.rewards.footprint import WORKER_BYTES
+from postgrad.rewards.math import Math
 
 INIT: dict[str, Any] = {"tokenizer": {"vocab_size": 4096}}
 
@@ -41,6 +44,25 @@ def test_critic_and_policy_learn_one_after_the_other() -> None:
     both = planned({"algorithm": {"type": "ppo"}})
     assert roles_with(both, "weights") == {"policy", "critic", "engine"}
     assert roles_with(both, "activations") == roles_with(both, "gradients") == {"policy"}
+
+
+def test_verifiers_are_processes_of_their_own_beside_what_the_run_adds_to_its_process() -> None:
+    with_math = {"rewards": [{"type": "gsm8k"}, {"type": "math"}], "scoring": {"workers": 3}}
+    plain, more = planned({"scoring": {"workers": 3}}), planned(with_math)
+    added = 3 * Math.imports_bytes
+    for phase in PHASES:
+        assert more.at(phase) - plain.at(phase) == added
+        assert more.above_baseline(phase) == plain.above_baseline(phase) > 0
+    workers = 3 * (WORKER_BYTES + Math.imports_bytes)
+    most = max(more.above_baseline(phase) for phase in PHASES)
+    assert more.with_held(500) == 500 + most + workers
+    assert not [line for line in planned(with_math, "H100").lines if line.role == "verifiers"]
+
+
+def test_nothing_is_verified_where_nothing_is_sampled() -> None:
+    assert "verifiers" in {line.role for line in planned({}).lines}
+    sft: dict[str, Any] = {"job": "sft", "epochs": 1, "steps": None, "algorithm": {"type": "sft"}}
+    assert "verifiers" not in {line.role for line in planned(sft).lines}
 
 
 def test_an_engine_in_the_policys_process_borrows_what_is_float32() -> None:

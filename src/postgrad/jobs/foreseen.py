@@ -91,8 +91,7 @@ def foresee(
         entry |= Page(planned, advise(planned, facts)).to_json()
         found = Foreseen.of(planned)
         if held is not None and choices.device == "cpu":  # peak_memory_bytes counts them too
-            whole = held + max(found.bytes.values())
-            found = replace(found, bytes={**found.bytes, "peak": whole})
+            found = replace(found, bytes={**found.bytes, "peak": planned.memory.with_held(held)})
     except Exception as error:  # noqa: BLE001  # recorded: to run matters more than to foresee
         told = str(error) if isinstance(error, PostgradError) else repr(error)
         entry["problem"] = f"no plan could be made: {told}"

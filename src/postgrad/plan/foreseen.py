@@ -40,18 +40,16 @@ def phase_seconds(of: Outlook) -> dict[str, float]:
 
 
 def phase_bytes(of: Outlook) -> dict[str, int]:
-    """Bytes by phase, in the run's words, without what the framework takes: what a run measures is
-    above its baseline.
+    """Bytes by phase, in the run's words, of the run's own process above its baseline: so it is
+    measured.
     """
     return dict(_bytes(of.memory, PHASE_OF[of.recipe.job]))
 
 
 def _bytes(memory: Memory, timed: Mapping[str, object]) -> Iterator[tuple[str, int]]:
-    framework = [line for line in memory.lines if line.what == "framework"]
     for name, phases in MEMORY_OF.items():
         if name in timed or name in ("load", "save"):
-            around = {one: sum(line.bytes.get(one, 0) for line in framework) for one in phases}
-            yield name, max(memory.at(one) - around[one] for one in phases)
+            yield name, max(memory.above_baseline(one) for one in phases)
 
 
 def columns(seconds: Mapping[str, float], peaks: Mapping[str, int]) -> dict[str, float]:

@@ -20,6 +20,8 @@ from postgrad.plan.roles import PlannedRole, adapted_layers
 from postgrad.plan.sharing import Sharing
 from postgrad.plan.sizes import Sizes, width
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
+from postgrad.rewards.footprint import worker_bytes
+from postgrad.rewards.registry import for_rollout
 
 # Context and kernels of a GPU; interpreter and libraries, after imports, of a CPU.
 FRAMEWORK = {"cpu": 450_000_000, "gpu": 1_000_000_000}
@@ -30,6 +32,7 @@ OBJECTS = 60_000_000
 KEPT_BACK = {  # with an adapter, with checkpointing
     (False, False): 0.5, (False, True): 0.25, (True, False): 1.2, (True, True): 1.1,
 }  # fmt: skip
+VERIFIERS = "verifiers"
 # Of a CPU's run too: bytes a second at which checkpoints are written, and what a forward pass does
 # of matrix products meanwhile. Guesses.
 WRITTEN, FORWARD_FLOPS = 1e9, 1e11
@@ -45,6 +48,19 @@ class Memory:
     def at(self, phase: Phase) -> int:
         """Bytes that are taken in a phase."""
         return sum(line.bytes.get(phase, 0) for line in self.lines)
+
+    def above_baseline(self, phase: Phase) -> int:
+        """What a run adds to its own process: without the framework, which was there before, and
+        verifiers, whose processes are others.
+        """
+        own = (line for line in self.lines if line.role != VERIFIERS and line.what != "framework")
+        return sum(line.bytes.get(phase, 0) for line in own)
+
+    def with_held(self, held: int) -> int:
+        """The peak where a process had taken `held` bytes before, verifiers beside it."""
+        beside = (line.bytes for line in self.lines if line.role == VERIFIERS)
+        most = max(self.above_baseline(phase) for phase in PHASES)
+        return held + most + sum(max(counts.values()) for counts in beside)
 
     @property
     def peak(self) -> Phase:
@@ -165,13 +181,16 @@ def _engine_weights(
 
 
 def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> Iterator[Line]:
-    """What a GPU's host holds, and a CPU itself: the copy of the state that is written behind the
-    next step, the model that is exported and read back.
+    """What a GPU's host holds, and a CPU itself: verifiers, the copy of the state that is written
+    behind the next step, the model that is exported and read back.
 
     Once the copy is written it is gone. Sampling takes longer than that; where nothing is sampled
     it stands beside what the next update's first forward pass has kept by then, before there are
     gradients.
     """
+    if isinstance(recipe, Answering) and passes.sizes.engine is not None:
+        rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
+        yield Line(VERIFIERS, "worker processes", always(worker_bytes(rewards, recipe.scoring)))
     settings = recipe.checkpoint
     if settings.save_steps or settings.save_minutes or settings.best_metric:
         state = sum(state_bytes(role) for role in roles)

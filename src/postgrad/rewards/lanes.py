@@ -1,7 +1,7 @@
 """Two pools of workers, so that verifiers which wait for a server hold up none that compute."""
 
 import selectors
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from postgrad.rewards.pool import Pool
@@ -9,6 +9,14 @@ from postgrad.rewards.protocol import Job, Outcome
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
 
 _TICK = 0.05
+
+
+def dealt(waits: Sequence[bool], scoring: ScoringSettings) -> Iterator[tuple[list[int], int]]:
+    """The components of each lane that is needed, and the number of its workers."""
+    for lane, workers in ((False, scoring.workers), (True, scoring.waiting_workers)):
+        own = [component for component, waiting in enumerate(waits) if waiting is lane]
+        if own:
+            yield own, workers
 
 
 class Lanes:
@@ -24,10 +32,7 @@ class Lanes:
         self._pools: list[Pool] = []
         self._selector = selectors.DefaultSelector()
         self._way: dict[int, tuple[Pool, int]] = {}  # component -> its pool, its number there
-        for lane, workers in ((False, scoring.workers), (True, scoring.waiting_workers)):
-            own = [c for c, waiting in enumerate(waits) if waiting is lane]
-            if not own:
-                continue
+        for own, workers in dealt(waits, scoring):
             pool = Pool([rewards[c] for c in own], workers)
             self._pools.append(pool)
             self._selector.register(pool, selectors.EVENT_READ)

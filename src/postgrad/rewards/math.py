@@ -2,7 +2,7 @@
 
 import logging
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
@@ -17,6 +17,8 @@ class Math(Verifier):
     main thread and return "wrong" in silence (Math-Verify#65): they are off, because workers are
     killed from outside.
     """
+
+    imports_bytes: ClassVar[int] = 52_000_000  # sympy, and the grammar of LaTeX
 
     boxed_only: bool = False  # a sample without \boxed{...} scores 0
     float_rounding: int = 6

@@ -2,7 +2,7 @@
 
 import json
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
@@ -16,6 +16,8 @@ class ReasoningGym(Verifier):
     between the last <answer> and </answer> (0 where there is none), else the whole sample is the
     answer, without white space at its ends.
     """
+
+    imports_bytes: ClassVar[int] = 115_000_000
 
     answer_tag: str | None = None
 

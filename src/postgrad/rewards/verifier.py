@@ -47,6 +47,7 @@ class Verifier(Settings):
     """
 
     waits: ClassVar[bool] = False  # for a server: it shares no worker with those that compute
+    imports_bytes: ClassVar[int] = 0  # that it adds to a worker which has scored for a while
 
     @property
     def default_wall_seconds(self) -> float:

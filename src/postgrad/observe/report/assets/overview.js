@@ -114,8 +114,10 @@ function speeds(run) {
   return found;
 }
 
+/** With what the process held before, where the run says so. */
 function planned(run) {
-  const peak = run.about.plan?.memory?.peak_bytes;
+  const whole = last(run.column("foreseen/peak_memory_bytes"));
+  const peak = Number.isFinite(whole) ? whole : run.about.plan?.memory?.peak_bytes;
   return typeof peak === "number" ? `foreseen ${bytes(peak)}` : "";
 }
 

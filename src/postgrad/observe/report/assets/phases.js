@@ -52,7 +52,7 @@ export class Phases {
           const foreseen = `foreseen/${name}`;
           return run.names().includes(foreseen) ? [series(run, name), series(run, foreseen, { dashed: true, name: "foreseen" })] : [series(run, name)];
         }),
-        references: whole ? runs.flatMap((run) => peakOf(run)) : [],
+        references: whole ? runs.filter((run) => !run.names().includes(`foreseen/${name}`)).flatMap(peakOf) : [],
         marks: runs.flatMap((run) => run.resumes()),
         fromZero: true,
         xName: "step",
