@@ -117,3 +117,55 @@ def test_the_page_fits_eighty_columns(
     offers = page[page.index("hardware that does") :]
     assert "H200" in offers
     assert all(len(line.split()) > 3 for line in offers.splitlines() if " x " in line)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """SFT of a small fresh model, then RL from its model."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "one two", "answer": "three"}\n' * 9, "utf-8")
+    data = f"[data]\npath = {json.dumps(str(rows))}\nmax_len = 64\n"
+    init = "[model.init]\nhidden_size = 96\nmax_position_embeddings = 128\n"
+    init += '[model.init.tokenizer]\nkind = "characters"\n'
+    sft = f'job = "sft"\nrun_dir = "a"\nsteps = 3\n{data}{init}'
+    rl = f'job = "rl"\nrun_dir = "a"\nsteps = 9\n[model]\npath = "@sft"\n{data}'
+    rl += '[[rewards]]\ntype = "gsm8k"\n[algorithm]\ntype = "grpo"\n'
+    rl += "[rollout]\nmax_new_tokens = 20\n"
+    stages = 'recipes = ["sft.toml", "rl.toml"]\nrun_dir = "runs/p"\n'
+    for name, text in {"sft": sft, "rl": rl, "pipeline": stages}.items():
+        (tmp_path / f"{name}.toml").write_text(text, "utf-8")
+    return tmp_path
+
+
+def test_of_a_pipeline_every_recipe_is_planned_with_the_model_that_it_starts_from(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(folder), "--hardware", "H100", "--rl.steps", "7", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    sft, rl = found["stages"]["sft"], found["stages"]["rl"]
+    assert found["fits"] is sft["fits"] is rl["fits"] is True
+    assert found["hours"] == pytest.approx(sft["hours"] + rl["hours"])
+    assert found["devices"] == 1
+    assert (sft["batch"]["steps"], rl["batch"]["steps"]) == (3, 7)
+    weights = [one["memory"]["roles"]["policy"]["weights"]["update"] for one in (sft, rl)]
+    assert 0 < weights[0] == weights[1] < 1e8
+    assert all("counted in characters" in one["notes"][0] for one in (sft, rl))
+
+
+def test_a_page_of_a_pipeline_has_a_part_for_each_recipe_and_says_which_does_not_fit(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = ["--rl.learner.ranks", "4", "--rl.cluster.type", "ray"]
+    assert main(["plan", str(folder), "--hardware", "H100", *ranks]) == 0
+    page = capsys.readouterr().out
+    assert page.index("sft: ") < page.index("fits: ") < page.index("rl: ")
+    assert f"{folder.name}: rl will not fit" in page
+
+
+def test_a_recipe_that_starts_from_a_stage_is_planned_with_its_folder(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(folder / "rl.toml")]) == 2
+    assert "model.path = '@sft' is the model of an earlier recipe" in capsys.readouterr().err
+    assert main(["plan", str(folder), "--fit", str(folder / "out.toml")]) == 2
+    assert "--fit writes one recipe" in capsys.readouterr().err

@@ -329,7 +329,7 @@ def test_data_without_a_path_says_so(write: Write) -> None:
 
 def test_a_stages_model_is_refused_outside_its_pipeline(write: Write) -> None:
     recipe = load_recipe(write(("some/model", "@sft")))
-    with pytest.raises(UsageError, match=r"run the folder with pipeline\.toml"):
+    with pytest.raises(UsageError, match=r"name the folder with pipeline\.toml"):
         require_runnable(recipe)
 
 

@@ -13,7 +13,7 @@ from postgrad.core.errors import UsageError
 def add(commands: Commands) -> None:
     """The family's commands and their flags."""
     one = commands.add_for_recipe(
-        "plan", _plan, "what a recipe needs and how long it takes, before it runs"
+        "plan", _plan, "what a recipe needs and how long it takes, before it runs", folders=True
     )
     one.add_argument("--hardware", metavar="8xA100-80G", help="this machine where left out")
     one.add_argument("--fit", type=Path, metavar="OUT.toml", help="write the recipe as advised")

@@ -32,15 +32,15 @@ PIECES = re.compile(r" ?[^\W\d_]{1,12}|\d| ?(?:[^\s\w]|_)+|\s")
 Count = Callable[[str], int]
 
 
-def row_lengths(recipe: Recipe) -> Lengths | None:
+def row_lengths(recipe: Recipe, model: ModelSettings | None = None) -> Lengths | None:
     """Lengths of the recipe's training data; None where it is not on this machine, or no sampled
-    row fits.
+    row fits. model: whose tokenizer counts, where it is not the recipe's own.
 
     Tokens are those of the model's tokenizer where that is at hand, else guessed from words, within
     a tenth for English and wide vocabularies. Sampled answers are as long as they may become.
     Raises UsageError as the reading of the data does.
     """
-    count, how = _counter(recipe.model)
+    count, how = _counter(model or recipe.model)
     parts: list[tuple[float, np.ndarray[Any, Any]]] = []
     whole, sampled = True, 0
     for settings in recipe.data.sources:

@@ -87,9 +87,14 @@ def require_runnable(recipe: Recipe) -> None:
             'rollout.type = "openai": a server with weights of its own can be evaluated (postgrad '
             'eval) and not trained; take "local" or "vllm"'
         )
+    require_models(recipe)
+
+
+def require_models(recipe: Recipe) -> None:
+    """Raises UsageError where a recipe alone names the model of a pipeline's stage (`@NAME`)."""
     for key, name in names_used(recipe):
         raise UsageError(
-            f"{key} = '@{name}' is the model of an earlier recipe of a pipeline: run the folder "
+            f"{key} = '@{name}' is the model of an earlier recipe of a pipeline: name the folder "
             f"with pipeline.toml, or give --{key} DIR"
         )
 
