@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from postgrad.core.errors import RunError, UsageError
-from postgrad.observe.report.follow import Followed, parse, read_object
+from postgrad.core.errors import UsageError
+from postgrad.observe.follow import read_lines, read_object
 from postgrad.observe.run_dir import SUMMARY, RunDirectory
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
@@ -56,13 +56,13 @@ class Run:
         """Every sample of the run, or of a step, in the order of samples.jsonl, one at a time: it
         may be larger than memory. Keys: docs/run-directory.md.
         """
-        for line in self._lines("samples.jsonl"):
+        for line in read_lines(self.path / "samples.jsonl"):
             if step is None or line.get("step") == step:
                 yield line
 
     def events(self) -> list[dict[str, Any]]:
         """Starts, resumes, saves, sentinels, failures, with their times: events.jsonl."""
-        return list(self._lines("events.jsonl"))
+        return list(read_lines(self.path / "events.jsonl"))
 
     @property
     def checkpoints(self) -> "list[CheckpointInfo]":
@@ -94,13 +94,4 @@ class Run:
                 "a table of a run is a pandas frame, and pandas is not installed: "
                 "pip install pandas"
             ) from error
-        return pandas.DataFrame(list(self._lines(name)))
-
-    def _lines(self, name: str) -> Iterator[dict[str, Any]]:
-        """Whole lines; one that is being written waits. RunError where one is no JSON object."""
-        path = self.path / name
-        for start, line in Followed(path).lines():
-            found = parse(line)
-            if found is None:
-                raise RunError(f"{path}: the line at byte {start} is no JSON object")
-            yield found
+        return pandas.DataFrame(list(read_lines(self.path / name)))

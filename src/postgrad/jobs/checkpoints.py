@@ -5,6 +5,7 @@ from typing import Any
 
 from postgrad.checkpoint.store import CheckpointInfo, CheckpointStore
 from postgrad.observe.console import Console
+from postgrad.observe.follow import read_lines
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
@@ -15,11 +16,16 @@ def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
     store = open_store(run_dir)
     infos = store.infos()
     metrics = {one.step: _metrics(store, one) for one in infos}
+    evaluated = [line["step"] for line in read_lines(run_dir / "eval.jsonl")]
+    newest = {
+        one.step: max((step for step in evaluated if step <= one.step), default=None)
+        for one in infos
+    }
     rows = [
         (
             str(one.step),
             _size(one),
-            _shown(metrics[one.step], store.best_metric),
+            _shown(metrics[one.step], store.best_metric, one.step, newest[one.step]),
             _marks(one),
             str(len(one.files)),
         )
@@ -39,6 +45,7 @@ def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
             "files": list(one.files),
             "problem": one.problem,
             "evaluations": metrics[one.step],
+            "evaluated_at": newest[one.step],
         }
         for one in infos
     ]
@@ -61,9 +68,10 @@ def _metrics(store: CheckpointStore, one: CheckpointInfo) -> dict[str, float]:
     return dict(store.load(one.step).state.evaluations) if one.complete else {}
 
 
-def _shown(metrics: dict[str, float], best: str | None) -> str:
+def _shown(metrics: dict[str, float], best: str | None, step: int, evaluated: int | None) -> str:
     names = [name for name in metrics if name.endswith("/accuracy") or name == best]
-    return ", ".join(f"{name} {metrics[name]:.3f}" for name in names)
+    told = ", ".join(f"{name} {metrics[name]:.3f}" for name in names)
+    return told if not told or evaluated in (step, None) else f"{told}, of step {evaluated}"
 
 
 def _size(one: CheckpointInfo) -> str:

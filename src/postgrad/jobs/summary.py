@@ -1,12 +1,11 @@
 """The end of a run in numbers: summary.json, and the table a person sees."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from postgrad.checkpoint.state import RunState
 from postgrad.jobs.run import Run
+from postgrad.observe.follow import read_lines
 
 PHASES = ("load", "sample", "train", "publish", "log", "save", "evaluate", "export")
 CHANGING = ("accuracy", "greedy_accuracy", "reward")  # what evaluations say, before and after
@@ -83,13 +82,6 @@ def _times(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     phases: Mapping[str, float] = summary["phase_seconds"]
     rows = [(f"  {name}", f"{value:.1f} s") for name, value in phases.items()]
     return [("time", f"{total:.0f} s{last}"), *rows]
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file of ours; none where it was never written."""
-    if path.exists():
-        with path.open(encoding="utf-8") as lines:
-            yield from (json.loads(line) for line in lines)
 
 
 def change(summary: Mapping[str, Any], what: str) -> str:

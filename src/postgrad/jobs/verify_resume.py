@@ -15,8 +15,8 @@ from typing import Any
 from postgrad.checkpoint.files import STATE
 from postgrad.core.errors import RunError
 from postgrad.core.seeds import uniform
-from postgrad.jobs.summary import read_lines
 from postgrad.observe.console import Console
+from postgrad.observe.follow import read_lines
 
 STEPS = "6"  # of the short run, where the command says nothing else
 LENGTHS = ("--steps", "--epochs", "--total_episodes")

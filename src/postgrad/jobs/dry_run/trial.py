@@ -19,9 +19,9 @@ from postgrad.jobs.dry_run.report import FAILURE, Check, Report
 from postgrad.jobs.export import export, own_role
 from postgrad.jobs.loop import Job, loop
 from postgrad.jobs.run import Run
-from postgrad.jobs.summary import read_lines
 from postgrad.jobs.train import prepare
 from postgrad.observe.console import Console
+from postgrad.observe.follow import read_lines
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.recipe.recipe import Recipe
 

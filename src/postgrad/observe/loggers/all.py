@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import json
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
+from postgrad.observe.follow import read_lines
 from postgrad.observe.loggers.base import Logger, RunIdentity, Values
 from postgrad.observe.settings import LoggerName
 
@@ -100,9 +100,9 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 def recorded(directory: Path) -> Iterator[tuple[int, Values]]:
     """Every whole step of a run's own log files, with its evaluation, in order."""
     steps: dict[int, dict[str, Any]] = {}
-    for line in _lines(directory / "metrics.jsonl"):
+    for line in read_lines(directory / "metrics.jsonl"):
         steps.setdefault(line["step"], {}).update(line)
-    for line in _lines(directory / "eval.jsonl"):
+    for line in read_lines(directory / "eval.jsonl"):
         steps.setdefault(line["step"], {}).update(of_evaluation(line))
     for step in sorted(steps):
         yield step, numbers(steps[step])
@@ -116,9 +116,3 @@ def of_evaluation(line: Mapping[str, Any]) -> dict[str, float]:
         for name, value in line.items()
         if name not in PLACE and isinstance(value, int | float)
     }
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    if path.exists():
-        with path.open(encoding="utf-8") as file:
-            yield from (json.loads(line) for line in file)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from postgrad.observe.report.follow import Followed, parse, read_object
+from postgrad.observe.follow import Followed, parse, read_object
 from postgrad.observe.report.samples import body, group_row, vocabulary
 from postgrad.observe.report.selection import Cap, Group, Selection, heads
 from postgrad.observe.report.tokens import Pieces, pieces_of

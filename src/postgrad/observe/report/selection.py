@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from postgrad.observe.report.follow import parse
+from postgrad.observe.follow import parse
 
 HEAD = re.compile(
     rb'\{"step": ?(\d{1,15}), ?"ticket": ?(\d{1,18}), ?"sample": ?\d+, ?'

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postgrad.observe.report.follow import Followed, parse, read_object
+from postgrad.core.errors import RunError
+from postgrad.observe.follow import Followed, parse, read_lines, read_object
 
 
 @pytest.fixture
@@ -76,3 +77,12 @@ def test_a_file_that_is_not_there_is_none(file: Path) -> None:
     assert read_object(file) is None
     file.write_text('{"a": 1}')
     assert read_object(file) == {"a": 1}
+
+
+def test_a_log_is_read_up_to_its_last_whole_line(file: Path) -> None:
+    assert list(read_lines(file)) == []
+    file.write_bytes(b'{"step": 1}\n{"step": 2}\n{"ste')
+    assert list(read_lines(file)) == [{"step": 1}, {"step": 2}]
+    file.write_bytes(b'{"step": 1}\n[2]\n')
+    with pytest.raises(RunError, match=r"lines\.jsonl: the line at byte 12 is no JSON object"):
+        list(read_lines(file))

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from postgrad.core.errors import RunError
+
 REMEMBERED = 512  # bytes before the place that was reached
 
 
@@ -48,6 +50,17 @@ class Followed:
                 self.offset += len(line)
                 self._before = (self._before + line)[-REMEMBERED:]
                 yield start, line
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file's whole lines; none where it was never written. Raises RunError where a
+    line is no JSON object.
+    """
+    for start, line in Followed(path).lines():
+        found = parse(line)
+        if found is None:
+            raise RunError(f"{path}: the line at byte {start} is no JSON object")
+        yield found
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
