@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from postgrad.rewards.lanes import dealt
+from postgrad.rewards.lanes import dealt, waits
 from postgrad.rewards.learned import RewardModel
-from postgrad.rewards.registry import VERIFIERS, build
+from postgrad.rewards.registry import known
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
-from postgrad.rewards.verifier import Verifier
 
 WORKER_BYTES = 33_000_000  # resident, of one that imports nothing but what is ours; measured
 
@@ -16,10 +15,10 @@ def worker_bytes(rewards: Sequence[RewardSettings], scoring: ScoringSettings) ->
 
     rewards: with what they leave to the rollout's settings filled in (registry.for_rollout).
     """
-    every = [(one, build(one) if one.type in VERIFIERS else Verifier()) for one in rewards]
-    worked = [(one, verifier) for one, verifier in every if not isinstance(verifier, RewardModel)]
-    waits = [verifier.waits if one.waits is None else one.waits for one, verifier in worked]
+    every = [(reward, known(reward)) for reward in rewards]
+    worked = [one for one in every if not isinstance(one[1], RewardModel)]
+    imports = [verifier.imports_bytes for _, verifier in worked]
     return sum(
-        workers * (WORKER_BYTES + sum(worked[component][1].imports_bytes for component in own))
-        for own, workers in dealt(waits, scoring)
+        workers * (WORKER_BYTES + sum(imports[component] for component in own))
+        for own, workers in dealt([waits(*one) for one in worked], scoring)
     )

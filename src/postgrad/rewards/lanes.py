@@ -7,8 +7,14 @@ from dataclasses import replace
 from postgrad.rewards.pool import Pool
 from postgrad.rewards.protocol import Job, Outcome
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
+from postgrad.rewards.verifier import Verifier
 
 _TICK = 0.05
+
+
+def waits(reward: RewardSettings, verifier: Verifier) -> bool:
+    """Whether it is in the lane of those that wait for a server."""
+    return verifier.waits if reward.waits is None else reward.waits
 
 
 def dealt(waits: Sequence[bool], scoring: ScoringSettings) -> Iterator[tuple[list[int], int]]:

@@ -86,6 +86,13 @@ def build(reward: RewardSettings) -> Verifier:
     return FunctionVerifier(function=function, knobs=reward.own)
 
 
+def known(reward: RewardSettings) -> Verifier:
+    """What a controller knows of the verifier that `reward` names: of code of others, which only
+    workers import, nothing. Raises UsageError as build does.
+    """
+    return build(reward) if reward.type in VERIFIERS else Verifier()
+
+
 def for_rollout(rewards: Sequence[RewardSettings], max_new_tokens: int) -> list[RewardSettings]:
     """The rewards with what they leave to the rollout's settings filled in.
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.rewards import protocol
-from postgrad.rewards.lanes import Lanes
+from postgrad.rewards.lanes import Lanes, waits
 from postgrad.rewards.learned import Component, Learned, RewardModel
 from postgrad.rewards.mixing import ENVIRONMENT, Tally, add_turn_rewards, describe, mix
 from postgrad.rewards.protocol import Job, Outcome
-from postgrad.rewards.registry import VERIFIERS, build, component_names
+from postgrad.rewards.registry import component_names, known
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
-from postgrad.rewards.verifier import PromptView, RolloutView, Verifier
+from postgrad.rewards.verifier import PromptView, RolloutView
 
 
 @dataclass(slots=True)
@@ -59,8 +59,7 @@ class Scorer:
         self.names = own if environment is None else [*own, ENVIRONMENT]
         self._environment = environment
         self._max_failed = scoring.max_failed_fraction
-        known = [build(reward) if reward.type in VERIFIERS else Verifier() for reward in rewards]
-        verifiers = dict(zip(own, known, strict=True))
+        verifiers = dict(zip(own, map(known, rewards), strict=True))
         self._components = {
             name: reward.model_copy(update=dict(verifiers[name].at_start()))
             for name, reward in zip(own, rewards, strict=True)
@@ -76,11 +75,8 @@ class Scorer:
             name: reward.wall_seconds or verifiers[name].default_wall_seconds
             for name, reward in self._worked.items()
         }
-        waits = [
-            verifiers[name].waits if reward.waits is None else reward.waits
-            for name, reward in self._worked.items()
-        ]
-        self._pool = Lanes(list(self._worked.values()), waits, scoring)
+        waiting = [waits(reward, verifiers[name]) for name, reward in self._worked.items()]
+        self._pool = Lanes(list(self._worked.values()), waiting, scoring)
         self._next_key = 0
         self._place: dict[int, tuple[_Group, int, int]] = {}  # job -> group, name, rollout
         self._ready: list[ScoredGroup] = []

@@ -19,10 +19,10 @@ from postgrad.jobs.setup.common import check_answers
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Answering
 from postgrad.rewards.learned import REWARD_MODEL
-from postgrad.rewards.registry import VERIFIERS, build, component_names, for_rollout
+from postgrad.rewards.registry import component_names, for_rollout, known
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings
-from postgrad.rewards.verifier import PromptView, Verifier
+from postgrad.rewards.verifier import PromptView
 
 TRIED, ASKED = 64, 4  # rows of which answers are scored; where a server is asked
 RIGHT = 1.0 - 1e-6
@@ -97,11 +97,6 @@ def _components(recipe: Answering) -> list[tuple[str, RewardSettings]]:
     return list(zip(component_names(rewards), rewards, strict=True))
 
 
-def _verifier(reward: RewardSettings) -> Verifier:
-    """Of ours; code of others is imported in workers only."""
-    return build(reward) if reward.type in VERIFIERS else Verifier()
-
-
 def _scored(
     recipe: Answering,
     worked: Mapping[str, RewardSettings],
@@ -110,7 +105,7 @@ def _scored(
     tokenizer: Any,
 ) -> list[ScoredGroup]:
     """Groups of an empty answer and every answer that is right for some component."""
-    asks = any(_verifier(reward).waits or reward.waits for reward in worked.values())
+    asks = any(known(reward).waits or reward.waits for reward in worked.values())
     step = -(-len(prompts) // (ASKED if asks else TRIED))
     pairs: list[tuple[Prompt, list[Rollout]]] = []
     for number, prompt in enumerate(prompts[:: max(1, step)]):
@@ -127,7 +122,7 @@ def _answer(reward: RewardSettings, prompt: Prompt) -> str | None:
     """What is right for a component; the reference answer itself where it does not say."""
     if not reward.applies(prompt.dataset, prompt.metadata):
         return None
-    right = _verifier(reward).right_answer(_view(prompt))
+    right = known(reward).right_answer(_view(prompt))
     return prompt.answer if right is None else right
 
 
@@ -148,7 +143,7 @@ def _of(name: str, reward: RewardSettings, groups: Sequence[ScoredGroup]) -> Tri
         answer = _answer(reward, group.prompt)
         if answer is None or name not in group.rewards:
             continue
-        sure = _verifier(reward).right_answer(_view(group.prompt)) is not None
+        sure = known(reward).right_answer(_view(group.prompt)) is not None
         place = next(n for n, one in enumerate(group.rollouts) if one.text == answer)
         scores = group.rewards[name]
         given.append((group.prompt, answer, float(scores[place]), float(scores[0])))
