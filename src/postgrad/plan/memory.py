@@ -23,6 +23,7 @@ from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 from postgrad.rewards.footprint import worker_bytes
 from postgrad.rewards.registry import for_rollout
 
+VERIFIERS, FRAME = "verifiers", "framework"  # a role, and a line of the run's
 # Context and kernels of a GPU; interpreter and libraries, after imports, of a CPU.
 FRAMEWORK = {"cpu": 450_000_000, "gpu": 1_000_000_000}
 # Of a CPU's run, measured (docs/planning.md): data, tokenizer, logs, buffers of libraries; and of
@@ -32,7 +33,6 @@ OBJECTS = 60_000_000
 KEPT_BACK = {  # with an adapter, with checkpointing
     (False, False): 0.5, (False, True): 0.25, (True, False): 1.2, (True, True): 1.1,
 }  # fmt: skip
-VERIFIERS = "verifiers"
 # Of a CPU's run too: bytes a second at which checkpoints are written, and what a forward pass does
 # of matrix products meanwhile. Guesses.
 WRITTEN, FORWARD_FLOPS = 1e9, 1e11
@@ -49,18 +49,21 @@ class Memory:
         """Bytes that are taken in a phase."""
         return sum(line.bytes.get(phase, 0) for line in self.lines)
 
-    def above_baseline(self, phase: Phase) -> int:
+    @property
+    def own_lines(self) -> tuple[Line, ...]:
         """What a run adds to its own process: without the framework, which was there before, and
         verifiers, whose processes are others.
         """
-        own = (line for line in self.lines if line.role != VERIFIERS and line.what != "framework")
-        return sum(line.bytes.get(phase, 0) for line in own)
+        return tuple(line for line in self.lines if line.role != VERIFIERS and line.what != FRAME)
+
+    def above_baseline(self, phase: Phase) -> int:
+        """Bytes of `own_lines` in a phase."""
+        return sum(line.bytes.get(phase, 0) for line in self.own_lines)
 
     def with_held(self, held: int) -> int:
-        """The peak where a process had taken `held` bytes before, verifiers beside it."""
-        beside = (line.bytes for line in self.lines if line.role == VERIFIERS)
-        most = max(self.above_baseline(phase) for phase in PHASES)
-        return held + most + sum(max(counts.values()) for counts in beside)
+        """The peak where a process had taken `held` bytes before, whatever its framework should."""
+        framework = (line.bytes[self.peak] for line in self.lines if line.what == FRAME)
+        return held + self.peak_bytes - sum(framework)
 
     @property
     def peak(self) -> Phase:
@@ -102,7 +105,7 @@ def memory(
     """What the run takes on one device. Ranks have a device each, and the engine works on it."""
     roles = tuple(roles)
     cpu = device.is_cpu
-    lines = [Line("run", "framework", always(FRAMEWORK["cpu" if cpu else "gpu"]))]
+    lines = [Line("run", FRAME, always(FRAMEWORK["cpu" if cpu else "gpu"]))]
     for role in roles:
         lines += held(role, width(role.model.dtype, cpu=cpu), sharing, cpu=cpu)
     passes = Passes(recipe, sizes, lengths, cpu=cpu)
