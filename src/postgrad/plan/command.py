@@ -17,7 +17,7 @@ from postgrad.plan.phases import PHASES
 from postgrad.plan.plan import Facts, outlook
 from postgrad.plan.row_lengths import row_lengths
 from postgrad.plan.search import search, search_note, search_rows
-from postgrad.recipe.load import load_recipe, require_models
+from postgrad.recipe.load import load_recipe, require_models, stage_named
 from postgrad.recipe.pipeline import Pipeline, load_pipeline
 from postgrad.recipe.recipe import Recipe
 from postgrad.recipe.write import write_changed
@@ -98,7 +98,7 @@ def made_from(model: ModelSettings, models: Mapping[str, ModelSettings]) -> Mode
     """What the weights of a pipeline's stage (`@NAME`) began as: of the same shape, with the same
     tokenizer.
     """
-    name = model.path[1:] if model.path and model.path.startswith("@") else None
+    name = stage_named(model.path)
     return model if name is None else models.get(name, model)
 
 

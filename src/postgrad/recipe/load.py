@@ -107,7 +107,12 @@ def names_used(recipe: Recipe) -> list[tuple[str, str]]:
         for role, owner in owners.items()
         if owner is not None
     }
-    return [(key, path[1:]) for key, path in paths.items() if path and path.startswith("@")]
+    return [(key, name) for key, path in paths.items() if (name := stage_named(path)) is not None]
+
+
+def stage_named(path: str | None) -> str | None:
+    """NAME where a path is `@NAME`."""
+    return path[1:] if path is not None and path.startswith("@") else None
 
 
 def read_text(path: Path) -> str:

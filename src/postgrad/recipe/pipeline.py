@@ -18,6 +18,7 @@ from postgrad.recipe.load import (
     read_text,
     read_toml,
     recipe_from_json,
+    stage_named,
 )
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.overrides import Override, apply_overrides, parse_overrides
@@ -108,9 +109,9 @@ def with_models(recipe: Recipe, models: Mapping[str, str]) -> Recipe:
     data: dict[str, Any] = recipe.dump()
     for role in ROLES:
         table = data.get(role, {}).get("model", {}) if role else data["model"]
-        path = table.get("path")
-        if path is not None and path.startswith("@"):
-            table["path"] = models[path[1:]]
+        name = stage_named(table.get("path"))
+        if name is not None:
+            table["path"] = models[name]
     return recipe_from_json(data)
 
 
