@@ -139,8 +139,10 @@ def _shard(module: nn.Module, **how: Any) -> None:
     with; what is frozen stays as it is. Only once they are divided: nobody holds a whole layer in
     float32, nor the holes that such layers leave in the heap.
     """
+    narrow = any(map(_narrow, module.parameters()))
     sharded: Any = fully_shard(module, **how)
-    sharded._apply(lambda t: t.float() if _narrow(t) else t)  # FSDP2 looks at its parts again
+    if narrow:
+        sharded._apply(lambda t: t.float() if _narrow(t) else t)  # FSDP2 looks at its parts again
 
 
 def _narrow(weight: Tensor) -> bool:
