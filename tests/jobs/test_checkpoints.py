@@ -36,6 +36,10 @@ def test_results_older_than_their_checkpoint_are_shown_with_their_step(
         assert one["evaluations"]["eval/reward"] == rewards[one["evaluated_at"]]
     shown = capsys.readouterr().out
     assert shown.count("of step") == 1
+    weights = Path(found[1]["path"]) / "policy.weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    damaged = checkpoints(run, Console("quiet"))[1]
+    assert (damaged["evaluations"], damaged["evaluated_at"]) == ({}, None)
     assert f"eval/reward {rewards[0]:.3f}, of step 0" in shown
 
 

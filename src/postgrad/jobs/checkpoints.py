@@ -18,8 +18,8 @@ def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
     metrics = {one.step: _metrics(store, one) for one in infos}
     evaluated = [line["step"] for line in read_lines(run_dir / "eval.jsonl")]
     newest = {
-        one.step: max((step for step in evaluated if step <= one.step), default=None)
-        for one in infos
+        step: max((one for one in evaluated if one <= step), default=None) if known else None
+        for step, known in metrics.items()
     }
     rows = [
         (
