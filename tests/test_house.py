@@ -127,7 +127,7 @@ def test_files_and_functions_are_small() -> None:
     for path in FILES:
         text = path.read_text("utf-8")
         lines = text.count("\n")
-        limit = 80 if path.parent.name == "algorithms" and path.stem not in SHARED else 300
+        limit = 80 if path.parent.name == "algorithms" and path.stem not in SHARED else 400
         if lines >= limit:
             large.append(f"{path.relative_to(ROOT)}: {lines} lines, under {limit} are wanted")
         for node in ast.walk(tree_of(path)):
