@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from postgrad.core.records import Prompt, Rollout, ScoredGroup, Turn
 from postgrad.rewards import worker
+from postgrad.rewards.call import call
 from postgrad.rewards.registry import build
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
@@ -101,7 +103,7 @@ def worker_answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], d
 
     def run(text: str) -> dict[str, Any]:
         verifier = build(RewardSettings(type=OBEY))
-        line = worker.answer(1, verifier, PromptView("?", None), RolloutView(text))
+        line = worker.answer(1, partial(call, verifier), PromptView("?", None), RolloutView(text))
         assert line.count(b"\n") == 1
         return json.loads(line)
 

@@ -1,9 +1,12 @@
 """Verifiers that tests run in workers, most of them bad ones. `text` says what to do."""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from postgrad.rewards.verifier import Score, Verifier
 
@@ -79,6 +82,29 @@ def deep_detail():
     return Score(1.0, nested)
 
 
+def count():
+    """How often it was called in this process."""
+    count.calls += 1
+    return float(count.calls)
+
+
+count.calls = 0
+
+
+def own_the_signals():
+    """SIGIO to the run, from a descriptor that is ready: kill in another way."""
+    import fcntl
+
+    reading, _ = os.pipe()
+    return fcntl.fcntl(reading, fcntl.F_SETOWN, os.getppid())
+
+
+def write_answer(text):
+    """Whatever runs in the process of a score may write its answer."""
+    os.write(3, text.encode())
+    os._exit(0)
+
+
 DEEDS = {
     "spin": spin,
     "spin in regex": spin_in_regex,
@@ -107,6 +133,21 @@ DEEDS = {
     "huge detail": lambda: Score(1.0, "x" * 1_000_000),
     "deep detail": deep_detail,
     "score of the pid": lambda: Score(0.0, os.getpid()),
+    "read a secret": lambda: float("POSTGRAD_TEST_SECRET" in os.environ),
+    "read the environment of the run": lambda: Path(f"/proc/{os.getppid()}/environ").read_text(),
+    "list the root": lambda: float(len(list(Path("/").iterdir()))),
+    "write a file": lambda: Path("/tmp/postgrad-written").write_text("x"),
+    "open a socket": lambda: socket.socket(),
+    "fork": lambda: os.fork() or os._exit(0),
+    "signal the run": lambda: os.kill(os.getppid(), signal.SIGTERM),
+    "own the signals of the run": own_the_signals,
+    "execute": lambda: os.execv("/bin/true", ["true"]),
+    "take much memory": lambda: float(len(bytearray(3 << 30))),
+    "count": count,
+    "write a score for another key": lambda: write_answer('{"key": 9, "value": 0.5}'),
+    "write a list": lambda: write_answer("[1.0]"),
+    "write nan": lambda: write_answer('{"value": NaN}'),
+    "write much": lambda: write_answer('{"value": 1.0, "detail": "' + "x" * 10_000_000 + '"}'),
     "is torch there": lambda: float("torch" in sys.modules or "numpy" in sys.modules),
 }
 

@@ -80,7 +80,7 @@ def test_a_crash_is_a_failure_of_that_sample_alone(score):
 
 def test_a_crash_that_does_not_come_again_is_no_failure(score, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTGRAD_TEST_MARK", str(tmp_path / "mark"))
-    group = score("1", "crash once", "3")
+    group = score("1", "crash once", "3", env=("POSTGRAD_TEST_MARK",))
     assert causes(group) == []
     assert group.total.tolist() == [1.0, 0.5, 3.0]
 

@@ -23,9 +23,11 @@ def test_each_worker_imports_what_the_verifiers_of_its_lane_do() -> None:
     assert worker_bytes(rewards(waiting), scoring) == 5 * WORKER_BYTES
     assert worker_bytes(rewards(computing, waiting), scoring) == 8 * WORKER_BYTES
     sums = {"type": "math"}
-    assert worker_bytes(rewards(sums, computing), scoring) == alone + 3 * Math.imports_bytes
+    shut_in = 3 * (WORKER_BYTES + Math.imports_bytes)  # workers of their own
+    assert worker_bytes(rewards(sums), scoring) == shut_in
+    assert worker_bytes(rewards(sums, computing), scoring) == alone + shut_in
     every = rewards(sums, waiting)
-    assert worker_bytes(every, scoring) == 8 * WORKER_BYTES + 3 * Math.imports_bytes
+    assert worker_bytes(every, scoring) == 5 * WORKER_BYTES + shut_in
 
 
 def test_a_reward_model_of_the_run_is_in_no_worker() -> None:

@@ -13,6 +13,7 @@ import torch
 from postgrad import __version__
 from postgrad.parallel.device import choose
 from postgrad.rewards.sandbox import choice as sandbox
+from postgrad.rewards.sandbox import enclosure
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "datasets", "pydantic", "numpy")
 OPTIONAL = ("ray", "vllm", "wandb", "tensorboard")
@@ -33,6 +34,7 @@ def examine() -> dict[str, Any]:
         "device_chosen": placement.device,
         "bfloat16_products": _bfloat16(),
         "sandbox": sandbox.describe(),
+        "sandbox_of_verifiers": enclosure.describe(),
         "memory_bytes": memory.total,
         "memory_free_bytes": memory.available,
         "disk_free_bytes": shutil.disk_usage(Path.cwd()).free,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from postgrad.rewards.lanes import dealt, waits
+from postgrad.rewards.lanes import Lane, dealt, lane
 from postgrad.rewards.learned import RewardModel
 from postgrad.rewards.registry import known
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
@@ -18,7 +18,8 @@ def worker_bytes(rewards: Sequence[RewardSettings], scoring: ScoringSettings) ->
     every = [(reward, known(reward)) for reward in rewards]
     worked = [one for one in every if not isinstance(one[1], RewardModel)]
     imports = [verifier.imports_bytes for _, verifier in worked]
+    lanes: list[Lane] = [lane(reward, verifier) for reward, verifier in worked]
     return sum(
-        workers * (WORKER_BYTES + sum(imports[component] for component in own))
-        for own, workers in dealt([waits(*one) for one in worked], scoring)
+        workers * (WORKER_BYTES + sum(imports[component] for component in components))
+        for _, components, workers in dealt(lanes, scoring)
     )

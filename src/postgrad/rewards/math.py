@@ -1,11 +1,20 @@
 """Mathematical equality by math-verify (Hugging Face): LaTeX and plain expressions."""
 
 import logging
-from functools import lru_cache
+from collections.abc import Collection
+from functools import cache, lru_cache
 from typing import Any, ClassVar
 
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
+_FORMULA_NAMES = """
+    Integer Float Rational Number Symbol Function Add Mul Pow Mod Eq Ne Lt Le Gt Ge Rel Not And Or
+    Xor E I S pi oo zoo nan EulerGamma GoldenRatio Catalan Poly Tuple Matrix Interval FiniteSet
+    Union Intersection Complement EmptySet Reals Integers Naturals Rationals Complexes Derivative
+    Integral Sum Product Limit diff integrate limit summation product expand factor simplify cancel
+    together apart gcd lcm binomial factorial evaluate abs max min pow round divmod sum True False
+    None
+"""
 _DELIMITED = ("$", r"\boxed", r"\(", r"\[")
 
 
@@ -18,6 +27,7 @@ class Math(Verifier):
     killed from outside.
     """
 
+    sandboxed: ClassVar[bool] = True  # sympy's parser of plain expressions is Python's eval
     imports_bytes: ClassVar[int] = 52_000_000  # sympy, and the grammar of LaTeX
 
     boxed_only: bool = False  # a sample without \boxed{...} scores 0
@@ -27,6 +37,9 @@ class Math(Verifier):
     def prepare(self) -> None:
         _quiet_library()
         _parse(r"\boxed{\frac{1}{2}}", True)  # the first parse builds its grammar
+
+    def formulas(self) -> Collection[str]:
+        return formula_names()
 
     def check(self, prompt: PromptView) -> str | None:
         if prompt.answer is None:
@@ -58,6 +71,14 @@ class Math(Verifier):
         # The matched string: to print a huge parsed power would compute its digits.
         answer = found[-1][:200] if found and isinstance(found[-1], str) else None
         return Score(float(right), {"answer": answer})
+
+
+@cache
+def formula_names() -> frozenset[str]:
+    """Names of sympy's functions, numbers and sets: all that a formula in plain text may call."""
+    import sympy
+
+    return frozenset([*sympy.functions.__all__, *_FORMULA_NAMES.split()])
 
 
 def _quiet_library() -> None:

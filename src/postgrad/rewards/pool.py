@@ -21,7 +21,7 @@ from typing import Any
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.rewards import protocol
-from postgrad.rewards.process import WorkerProcess
+from postgrad.rewards.process import WorkerProcess, environment
 from postgrad.rewards.protocol import Job, Outcome
 from postgrad.rewards.settings import RewardSettings
 
@@ -36,11 +36,15 @@ _SHORT_BATCH, _LONG_BATCH = 0.02, 0.1  # seconds
 class Pool:
     """Runs jobs for the components `rewards` in `workers` processes. Close it, or use `with`.
 
+    sandboxed: the processes shut themselves in (sandbox/enclosure.py).
     The thread that makes it must live as long as it does: Linux ties workers to their thread.
     """
 
-    def __init__(self, rewards: Sequence[RewardSettings], workers: int) -> None:
-        self._hello = protocol.hello(rewards)
+    def __init__(
+        self, rewards: Sequence[RewardSettings], workers: int, sandboxed: bool = False
+    ) -> None:
+        self._hello = protocol.hello(rewards, sandboxed)
+        self._environment = environment(rewards, sandboxed)
         self._queue: deque[Job] = deque()
         self._ended: list[Outcome] = []
         self._selector = selectors.DefaultSelector()
@@ -102,7 +106,7 @@ class Pool:
     # Workers come and go.
 
     def _start(self, first: Job | None = None) -> None:
-        worker = WorkerProcess(self._hello)
+        worker = WorkerProcess(self._hello, self._environment)
         self._workers.add(worker)
         self._selector.register(worker.stdout, selectors.EVENT_READ, worker)
         self._selector.register(worker.stderr, selectors.EVENT_READ, worker)
@@ -196,7 +200,7 @@ class Pool:
         if seconds > job.cpu_seconds:
             outcome = Outcome(job.key, cause="cpu_time", message=_over_cpu(job))
         elif "error" in answer:
-            outcome = Outcome(job.key, cause="error", message=answer["error"])
+            outcome = Outcome(job.key, cause=answer["cause"], message=answer["error"])
         else:
             outcome = Outcome(job.key, answer["value"], answer["detail"])
         self._ended.append(outcome)

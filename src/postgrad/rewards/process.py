@@ -7,18 +7,40 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psutil
 
 from postgrad.rewards import cpu, protocol
 from postgrad.rewards.protocol import Job
+from postgrad.rewards.settings import RewardSettings
 
 TAIL = 2000  # bytes kept of what a worker prints
 _CHUNK = 1 << 18
 # Hash order must not differ between workers, and one thread each leaves the cores to the sampler.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# What a worker needs to find programs and libraries, and those that ask servers beside it. Keys of
+# other services do not belong to it: what a verifier needs beside these it names.
+_LIBRARIES = """PATH HOME USER LANG LANGUAGE TZ TMPDIR TEMP TMP SYSTEMROOT VIRTUAL_ENV CONDA_PREFIX
+    PYTHONPATH PYTHONHOME PYTHONUTF8 PYTHONDONTWRITEBYTECODE LD_LIBRARY_PATH DYLD_LIBRARY_PATH"""
+_NETWORK = """SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE HTTP_PROXY HTTPS_PROXY
+    ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy
+    HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_DATASETS_CACHE XDG_CACHE_HOME"""
+
+
+def environment(rewards: Sequence[RewardSettings], sandboxed: bool) -> dict[str, str]:
+    """What workers of these components inherit: what is no secret, and the variables that the
+    components name, by `env` or by a setting of theirs that ends in `_env`.
+    """
+    names = {*_LIBRARIES.split(), *(() if sandboxed else _NETWORK.split())}
+    for reward in rewards:
+        named = [value for key, value in reward.own.items() if key.endswith("_env")]
+        names |= {*reward.env, *(value for value in named if isinstance(value, str))}
+    inherited = {
+        name: value for name, value in os.environ.items() if name in names or name.startswith("LC_")
+    }
+    return inherited | _ENVIRONMENT
 
 
 class WorkerProcess:
@@ -28,13 +50,13 @@ class WorkerProcess:
     seconds: time in which nobody looked does not count against it.
     """
 
-    def __init__(self, hello: bytes) -> None:
+    def __init__(self, hello: bytes, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "postgrad.rewards.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=os.environ | _ENVIRONMENT,
+            env=dict(environment),
             start_new_session=True,  # Ctrl-C is for the controller; and its children die with it
             bufsize=0,
         )
@@ -47,7 +69,7 @@ class WorkerProcess:
         self.first: Job | None = None  # to be sent alone as soon as it is ready
         self.observed = 0.0
         self.judged = 0.0  # `observed` when its CPU time was last asked for
-        self._cpu_before = 0.0
+        self._cpu_before = self._cpu_beside = 0.0
         self._outgoing = bytearray(hello)
         self._incoming = bytearray()
         self._printed = b""
@@ -121,6 +143,8 @@ class WorkerProcess:
         self._printed = b""
         self.checks = checks
         self._cpu_before = used
+        # What the processes that only hold a namespace for the worker had used: not the worker's.
+        self._cpu_beside = cpu.of(self.pid) - used
         self._start_clock()
 
     def finished(self, key: int, used: float) -> tuple[Job, float]:
@@ -133,7 +157,7 @@ class WorkerProcess:
 
     def cpu_of_running(self) -> float:
         """CPU seconds of the running job, its children's included."""
-        return cpu.of(self.pid) - self._cpu_before
+        return cpu.of(self.pid) - self._cpu_beside - self._cpu_before
 
     def is_dead(self) -> bool:
         """True for a process that has ended, even while a child of its own holds its pipes."""

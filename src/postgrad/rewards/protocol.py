@@ -2,14 +2,15 @@
 
 To the worker: one hello, then batches.
 
-    {"rewards": [settings of each component]}
+    {"rewards": [settings of each component], "sandboxed": does the worker shut itself in}
     {"prompts": [PromptView, ...], "jobs": [[key, component, prompt number, RolloutView | null]]}
 
 From the worker: one answer to the hello, then one line a job, in the batch's order. `cpu` is the
 CPU seconds that the worker has used so far, so that each job's own time can be told.
 
     {"ready": [does component c have a check of its own, ...], "cpu": 0.1} or {"refused": message}
-    {"key": 7, "cpu": 0.2, "value": 1.0, "detail": null} or {"key": 7, "cpu": 0.2, "error": message}
+    {"key": 7, "cpu": 0.2, "value": 1.0, "detail": null}, or
+    {"key": 7, "cpu": 0.2, "error": message, "cause": "error", "cpu_time" or "crash"}
 
 A job without a sample asks for Verifier.check: its value is null and its detail the reason.
 """
@@ -53,9 +54,10 @@ class Outcome:
     message: str = ""
 
 
-def hello(rewards: Sequence[Settings]) -> bytes:
-    """The first line to a worker."""
-    return _line({"rewards": [reward.model_dump(mode="json") for reward in rewards]})
+def hello(rewards: Sequence[Settings], sandboxed: bool) -> bytes:
+    """The first line to a worker. sandboxed: whether it shuts itself in (sandbox/enclosure.py)."""
+    dumped = [reward.model_dump(mode="json") for reward in rewards]
+    return _line({"rewards": dumped, "sandboxed": sandboxed})
 
 
 def batch(jobs: Sequence[Job]) -> bytes:
@@ -113,9 +115,9 @@ def result(key: int, cpu: float, value: float | None, detail: Any) -> bytes:
     return f'{{"key":{key},"cpu":{cpu!r},"value":{number},"detail":{text}}}\n'.encode()
 
 
-def error(key: int, cpu: float, message: str) -> bytes:
-    """A verifier raised, or returned what is no score."""
-    return _line({"key": key, "cpu": cpu, "error": message})
+def error(key: int, cpu: float, message: str, cause: str = "error") -> bytes:
+    """A verifier raised, or returned what is no score; or the process of one score crashed."""
+    return _line({"key": key, "cpu": cpu, "error": message, "cause": cause})
 
 
 def rewards_of(message: Mapping[str, Any]) -> list[RewardSettings]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.rewards import protocol
-from postgrad.rewards.lanes import Lanes, waits
+from postgrad.rewards.lanes import Lane, Lanes, lane
 from postgrad.rewards.learned import Component, Learned, RewardModel
 from postgrad.rewards.mixing import ENVIRONMENT, Tally, add_turn_rewards, describe, mix
 from postgrad.rewards.protocol import Job, Outcome
@@ -75,8 +75,8 @@ class Scorer:
             name: reward.wall_seconds or verifiers[name].default_wall_seconds
             for name, reward in self._worked.items()
         }
-        waiting = [waits(reward, verifiers[name]) for name, reward in self._worked.items()]
-        self._pool = Lanes(list(self._worked.values()), waiting, scoring)
+        lanes: list[Lane] = [lane(reward, verifiers[name]) for name, reward in self._worked.items()]
+        self._pool = Lanes(list(self._worked.values()), lanes, scoring)
         self._next_key = 0
         self._place: dict[int, tuple[_Group, int, int]] = {}  # job -> group, name, rollout
         self._ready: list[ScoredGroup] = []

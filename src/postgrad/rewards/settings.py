@@ -37,6 +37,10 @@ class RewardSettings(Settings):
     cpu_seconds: float = Field(default=5.0, gt=0.0)
     wall_seconds: float | None = Field(default=None, gt=0.0)  # None: as the verifier needs
     waits: bool | None = None  # for a server; None: as the verifier is
+    sandbox: bool | None = (
+        None  # behind walls, as a sample's text may run; None: as the verifier is
+    )
+    env: tuple[str, ...] = ()  # variables of the environment that its worker gets
 
     @model_validator(mode="after")
     def _one_way_into_the_total(self) -> Self:
@@ -44,6 +48,14 @@ class RewardSettings(Settings):
             raise ValueError("multiply = true stands without gate, and without a weight")
         if not self.gate and (self.gate_at, self.gate_value) != (1.0, 0.0):
             raise ValueError("gate_at and gate_value are read only where gate = true")
+        return self
+
+    @model_validator(mode="after")
+    def _no_server_behind_walls(self) -> Self:
+        if self.sandbox and self.waits:
+            raise ValueError("waits = true asks a server, and sandbox = true has no network")
+        if self.sandbox and self.env:
+            raise ValueError("sandbox = true runs what a sample says: it gets no `env`")
         return self
 
     @property

@@ -1,6 +1,6 @@
 """What a verifier is, and what it sees of a prompt and a sample. Imports no NumPy, no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -47,6 +47,7 @@ class Verifier(Settings):
     """
 
     waits: ClassVar[bool] = False  # for a server: it shares no worker with those that compute
+    sandboxed: ClassVar[bool] = False  # code of others that may run a sample's text as code
     imports_bytes: ClassVar[int] = 0  # that it adds to a worker which has scored for a while
 
     @property
@@ -62,6 +63,20 @@ class Verifier(Settings):
 
     def prepare(self) -> None:
         """Called once in each worker, before any time limit: the place for slow imports."""
+
+    def formulas(self) -> Collection[str] | None:
+        """In the sandbox, what text may name that is run as code: then all samples may share a
+        process, since formulas change nothing. None: text may do anything, in a process of its own.
+
+        For verifiers in Python whose text can only become code by eval and exec.
+        """
+        return None
+
+    def look_up(self, prompt: PromptView) -> None:
+        """Called before a check or a score in a sandbox, outside of the process that is gone with
+        it: the place to remember what depends on the row alone, and is slow.
+        """
+        del prompt
 
     def check(self, prompt: PromptView) -> str | None:
         """Why the reference answer cannot be read, or None when it can."""

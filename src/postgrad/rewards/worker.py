@@ -2,33 +2,41 @@
 
 It imports what its verifiers need and nothing more (neither NumPy nor torch). A verifier which
 prints or reads input cannot break the protocol (core.pipes). Nobody interrupts a score from inside:
-the pool kills the process.
+the pool kills the process. A worker of the sandboxed lane shuts itself in before its first score.
 """
 
 import json
-import math
-import os
-import traceback
-from numbers import Real
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 from postgrad.core.errors import UsageError
 from postgrad.core.pipes import die_with_parent, take_pipes, write
 from postgrad.rewards import cpu, protocol
+from postgrad.rewards.call import Ended, Scored, call, describe
 from postgrad.rewards.registry import build
-from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
+from postgrad.rewards.verifier import PromptView, RolloutView, Verifier
 
-MAX_MESSAGE = 500  # characters of an error
+Scorer = Callable[[PromptView, RolloutView | None], Scored]
 
 
 def main() -> None:
     """Score until the other end of the pipe closes."""
     die_with_parent()
     requests, answers = take_pipes()
+    hello = json.loads(requests.readline())
+    enclosure = None
+    if hello["sandboxed"]:
+        from postgrad.rewards.enclosed import Enclosure, shut_in  # others do without
+
+        enclosure = Enclosure()
     try:
-        verifiers = [build(r) for r in protocol.rewards_of(json.loads(requests.readline()))]
+        rewards = protocol.rewards_of(hello)
+        verifiers = [build(reward) for reward in rewards]
         for verifier in verifiers:
             verifier.prepare()
+        scorers: list[Scorer] = [partial(call, verifier) for verifier in verifiers]
+        if enclosure is not None:
+            scorers = shut_in(enclosure, verifiers, rewards)
     except UsageError as error:
         write(answers, protocol.refused(str(error)))
         return
@@ -42,50 +50,21 @@ def main() -> None:
         prompts = [PromptView(**prompt) for prompt in message["prompts"]]
         for key, component, prompt, rollout in message["jobs"]:
             view = None if rollout is None else RolloutView(**rollout)
-            write(answers, answer(key, verifiers[component], prompts[prompt], view))
+            write(answers, answer(key, scorers[component], prompts[prompt], view))
 
 
-def answer(key: int, verifier: Verifier, prompt: PromptView, rollout: RolloutView | None) -> bytes:
+def answer(key: int, score: Scorer, prompt: PromptView, rollout: RolloutView | None) -> bytes:
     """The line that tells how one job ended."""
     try:
-        if rollout is None:
-            value, detail = None, verifier.check(prompt)
-        else:
-            value, detail = as_score(verifier.score(prompt, rollout))
+        value, detail = score(prompt, rollout)
+    except Ended as ending:
+        return protocol.error(key, cpu.own(), ending.message, ending.cause)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # recorded with its cause by the pool
         return protocol.error(key, cpu.own(), describe(error))
     try:
         return protocol.result(key, cpu.own(), value, detail)
     except (TypeError, ValueError, RecursionError) as error:
         return protocol.error(key, cpu.own(), f"the detail of the score is no JSON value: {error}")
-
-
-def as_score(returned: Any) -> tuple[float, Any]:
-    """(value, detail) of what a verifier returned; ValueError where it is no finite number."""
-    value, detail = (
-        (returned.value, returned.detail) if isinstance(returned, Score) else (returned, None)
-    )
-    if not isinstance(value, Real):
-        raise ValueError(f"returned {_short(value)}, which is no number")
-    if not math.isfinite(value):
-        raise ValueError(f"returned {float(value)}, which is no score")
-    return float(value), detail
-
-
-def describe(error: BaseException) -> str:
-    """One line: the error and the line of code that it came from."""
-    frames = traceback.extract_tb(error.__traceback__)
-    last = frames[-1] if frames else None
-    where = f" ({os.path.basename(last.filename)}:{last.lineno})" if last else ""  # noqa: PTH119
-    try:
-        text = str(error)
-    except Exception as second:  # noqa: BLE001  # its __str__ is code of others too
-        text = f"its message cannot be made: {type(second).__name__}"
-    return f"{type(error).__name__}: {text[:MAX_MESSAGE]}{where}"
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:60] if isinstance(value, str | None) else f"a {type(value).__name__}"
 
 
 if __name__ == "__main__":

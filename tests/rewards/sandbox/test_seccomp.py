@@ -8,11 +8,11 @@ ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
-def verdict(machine, number, *arguments, arch=None):
+def verdict(machine, number, *arguments, arch=None, code=None):
     """What the filter returns for a call: the BPF machine in a few lines."""
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("=IIQ6Q", number, arch or ARCHITECTURE[machine], 0, *padded)
-    code = seccomp._instructions(machine)
+    code = code or seccomp._instructions(machine)
     place, accumulator = 0, 0
     while True:
         what, if_true, if_false, value = struct.unpack("=HBBI", code[place])
@@ -29,7 +29,10 @@ def verdict(machine, number, *arguments, arch=None):
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_what_is_listed_is_allowed_and_all_else_refused(machine):
     listed = set(seccomp.allowed(machine).values())
-    special = {"x86_64": {56, 435, 53, 157, 16}, "aarch64": {220, 435, 199, 167, 29}}[machine]
+    special = {
+        "x86_64": {56, 435, 53, 157, 16, 72, 302},
+        "aarch64": {220, 435, 199, 167, 29, 25, 261},
+    }[machine]
     for number in range(600):
         wanted = ALLOW if number in listed else EPERM
         if number not in special:
@@ -51,6 +54,32 @@ def test_some_calls_depend_on_an_argument(machine, clone, clone3, socketpair, pr
     assert [verdict(machine, ioctl, 0, request) for request in (0x5401, 0x5412, 0x5451)] == [
         ALLOW, EPERM, ALLOW
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("machine", "fcntl", "prlimit"), [("x86_64", 72, 302), ("aarch64", 25, 261)]
+)
+def test_nobody_signals_or_limits_another_process_by_a_detour(machine, fcntl, prlimit):
+    set_owner, set_flags, other = 8, 4, 4711
+    assert verdict(machine, fcntl, 3, set_flags) == ALLOW
+    assert verdict(machine, fcntl, 3, set_owner, other) == EPERM
+    assert verdict(machine, prlimit, 0) == ALLOW
+    assert verdict(machine, prlimit, other) == EPERM
+
+
+@pytest.mark.parametrize(
+    ("machine", "clone", "prctl", "kill"), [("x86_64", 56, 157, 62), ("aarch64", 220, 167, 129)]
+)
+def test_a_worker_that_forks_shuts_its_children_in_further(machine, clone, prctl, kill):
+    forks = seccomp._instructions(machine, forks=True)
+    fork, new_network, seccomp_filter = 0x01200011, 0x40000011, 22
+    assert verdict(machine, clone, fork, code=forks) == ALLOW
+    assert verdict(machine, clone, new_network, code=forks) == EPERM
+    assert verdict(machine, prctl, seccomp_filter, code=forks) == ALLOW
+    leaf = seccomp._leaf_instructions(machine)
+    assert verdict(machine, clone, fork, code=leaf) == EPERM
+    assert verdict(machine, kill, 1, code=leaf) == EPERM
+    assert verdict(machine, prctl, code=leaf) == ALLOW  # the other filter decides
 
 
 def test_another_architecture_or_abi_is_the_end():

@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 from postgrad.rewards.sandbox import kernel
@@ -60,12 +61,13 @@ def enter() -> int | None:
     return None
 
 
-def narrow() -> int | None:
-    """A root that holds the standard library, four devices and an empty scratch; read only.
+def narrow(libraries: Sequence[str] = ()) -> int | None:
+    """A root that holds `libraries`, four devices and an empty scratch; read only.
 
+    libraries: files and folders; without any, the standard library and no installed packages.
     Returns the user that programs become, None where there is only one.
     """
-    libraries = dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+    standard = dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
     users = Path("/proc/self/uid_map").read_text("ascii").splitlines()
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
@@ -74,8 +76,10 @@ def narrow() -> int | None:
     kernel.pivot_root(SCRATCH, SCRATCH + _OLD)
     os.chdir("/")
     Path(SCRATCH).mkdir()
-    for library in libraries:
+    for library in libraries or standard:
         _bind(library, _PLAIN)
+        if libraries:
+            continue
         for packages in (Path(library, "site-packages"), Path(library, "dist-packages")):
             if packages.is_dir():
                 flags = _PLAIN | kernel.MS_RDONLY

@@ -15,7 +15,7 @@ _ALLOWED = """
 read 0 63, readv 19 65, pread64 17 67, write 1 64, writev 20 66, pwrite64 18 68, lseek 8 62,
 open 2 -, openat 257 56, close 3 57, close_range 436 436, dup 32 23, dup2 33 -, dup3 292 24,
 stat 4 -, fstat 5 80, lstat 6 -, newfstatat 262 79, statx 332 291, statfs 137 43, fstatfs 138 44,
-access 21 -, faccessat 269 48, faccessat2 439 439, fcntl 72 25, flock 73 32, umask 95 166,
+access 21 -, faccessat 269 48, faccessat2 439 439, flock 73 32, umask 95 166,
 truncate 76 45, ftruncate 77 46, fsync 74 82, fdatasync 75 83, sendfile 40 71,
 copy_file_range 326 285, getdents 78 -, getdents64 217 61, getcwd 79 17, chdir 80 49, fchdir 81 50,
 rename 82 -, renameat 264 38, renameat2 316 276, mkdir 83 -, mkdirat 258 34, rmdir 84 -,
@@ -31,7 +31,7 @@ rt_sigpending 127 136, rt_sigtimedwait 128 137, rt_sigsuspend 130 133, pause 34 
 kill 62 129, tgkill 234 131, tkill 200 130, restart_syscall 219 128,
 gettimeofday 96 169, time 201 -, clock_gettime 228 113, clock_getres 229 114,
 clock_nanosleep 230 115, nanosleep 35 101, getitimer 36 102, setitimer 38 103, alarm 37 -,
-times 100 153, getrusage 98 165, getrlimit 97 163, setrlimit 160 164, prlimit64 302 261,
+times 100 153, getrusage 98 165, getrlimit 97 163, setrlimit 160 164,
 sysinfo 99 179, uname 63 160, getrandom 318 278, getcpu 309 168,
 getpid 39 172, getppid 110 173, gettid 186 178, getuid 102 174, geteuid 107 175, getgid 104 176,
 getegid 108 177, getresuid 118 148, getresgid 120 150, getgroups 115 158, getpgrp 111 -,
@@ -47,8 +47,13 @@ _BY_VALUE = (
     ((53, 199), 0, (1,)),  # socketpair: AF_UNIX, which asyncio wakes itself with
     ((157, 167), 0, (15, 16)),  # prctl: the name of a thread
     ((16, 29), 1, (0x5401, 0x5413, 0x5421, 0x5450, 0x5451)),  # ioctl: is it a tty, non-blocking
+    ((72, 25), 1, (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1031, 1032)),  # fcntl, but no signals to others
+    ((302, 261), 0, (0,)),  # prlimit64: limits of its own
 )
-_CLONE_THREAD = 0x0001_0000
+_PRCTL, _SETS_UP = (157, 167), (15, 16, 22, 38)  # and a filter, no new privileges
+_CLONE_THREAD, _CLONE_NEW = 0x0001_0000, 0x7E02_0000  # a thread; any new namespace
+_SIGNALS = ((62, 129), (200, 130), (234, 131))  # kill, tkill, tgkill
+_FORKS = ((57, None), (58, None), _CLONE, _CLONE3)  # fork, vfork
 _ARCHITECTURE = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 _X32 = 0x4000_0000  # the calls of a second ABI of x86_64 start here
 
@@ -68,9 +73,21 @@ def is_known() -> bool:
     return os.uname().machine in _COLUMN
 
 
-def build(machine: str) -> Program:
-    """The filter for an architecture, "x86_64" or "aarch64"."""
-    code = ctypes.create_string_buffer(b"".join(_instructions(machine)))
+def build(machine: str, *, forks: bool = False) -> Program:
+    """The filter for an architecture, "x86_64" or "aarch64".
+
+    forks: for a process that starts others like itself, and shuts them in further (`build_leaf`).
+    """
+    return _program(_instructions(machine, forks))
+
+
+def build_leaf(machine: str) -> Program:
+    """A filter on top of the other one: no process or thread is started, and none is signalled."""
+    return _program(_leaf_instructions(machine))
+
+
+def _program(instructions: list[bytes]) -> Program:
+    code = ctypes.create_string_buffer(b"".join(instructions))
     program = Program(len(code) // 8, ctypes.addressof(code))
     program.code = code
     return program
@@ -87,7 +104,7 @@ def allowed(machine: str) -> dict[str, int]:
     return found
 
 
-def _instructions(machine: str) -> list[bytes]:
+def _instructions(machine: str, forks: bool = False) -> list[bytes]:
     column = _COLUMN[machine]
     code = [
         _op(_LOAD, _ARCH),
@@ -101,14 +118,26 @@ def _instructions(machine: str) -> list[bytes]:
         code += [_op(_EQUAL, number, 0, 1), _op(_RETURN, _ALLOW)]
     # glibc falls back from clone3, whose flags a filter cannot see, to clone.
     code += [_op(_EQUAL, _CLONE3[column], 0, 1), _op(_RETURN, _ERRNO | errno.ENOSYS)]
-    code += _if_number(_CLONE[column], 0, [_op(_ANY_BIT, _CLONE_THREAD, 0, 1)])
+    clone = _op(_ANY_BIT, _CLONE_NEW, 1, 0) if forks else _op(_ANY_BIT, _CLONE_THREAD, 0, 1)
+    code += _if_number(_CLONE[column], 0, [clone])
     for numbers, place, values in _BY_VALUE:
+        if forks and numbers == _PRCTL:
+            values = _SETS_UP
         tests = [
             _op(_EQUAL, value, len(values) - 1 - i, 0 if i < len(values) - 1 else 1)
             for i, value in enumerate(values)
         ]
         code += _if_number(numbers[column], place, tests)
     return [*code, _op(_RETURN, _ERRNO | errno.EPERM)]
+
+
+def _leaf_instructions(machine: str) -> list[bytes]:
+    column = _COLUMN[machine]
+    code = [_op(_LOAD, _NUMBER)]
+    for numbers in (*_FORKS, *_SIGNALS):
+        if (number := numbers[column]) is not None:
+            code += [_op(_EQUAL, number, 0, 1), _op(_RETURN, _ERRNO | errno.EPERM)]
+    return [*code, _op(_RETURN, _ALLOW)]
 
 
 def _if_number(number: int, place: int, tests: list[bytes]) -> list[bytes]:
