@@ -4,8 +4,8 @@
 
 Each verifier scores the same samples in one worker: shut in (`sandbox = true`) and as you
 (`sandbox = false`), one after the other in every round. The JSON has the command, the layer, and
-for each the median milliseconds of CPU time per score (controller, worker and its children together),
-every round's figure, and the ratio of the medians.
+for each the median milliseconds of CPU time per score (controller, worker and its children
+together), every round's figure, and the ratio of the medians.
 """
 
 import argparse

@@ -35,22 +35,47 @@ def test_the_same_settings_give_the_same_problems_and_a_smaller_size_the_first_o
 def test_a_task_is_made_once_however_often_its_rows_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made: list[int] = []
-    create = reasoning_gym.create_dataset
+    asked: list[str] = []
+    ask = gym._ask
 
-    def counted(task: str, **parameters: Any) -> Any:
-        made.append(parameters["seed"])
-        return create(task, **parameters)
+    def counted(request: str) -> Any:
+        asked.append(request)
+        return ask(request)
 
-    monkeypatch.setattr(reasoning_gym, "create_dataset", counted)
+    monkeypatch.setattr(gym, "_ask", counted)
     monkeypatch.setattr(gym, "_made", {})
     first = read_rows(settings(seed=3))
     assert read_rows(settings(seed=3)) == first
-    assert len(made) == 1
-    for seed in range(3, 3 + gym.KEPT + 1):
-        assert read_rows(settings(seed=seed))[0].values["parameters"]["seed"] == made[-1]
-    assert len(made) == len(set(made)) == gym.KEPT + 1
+    assert len(asked) == 1
+    monkeypatch.setattr(gym, "_ask", lambda request: asked.append(request) or [{"question": "?"}])
+    for seed in range(4, 4 + gym.KEPT):
+        read_rows(settings(seed=seed))
+    assert len(asked) == len(set(asked)) == gym.KEPT + 1
     assert len(gym._made) == gym.KEPT
+
+
+@pytest.mark.parametrize("task", ["word_ladder", "polynomial_multiplication"])
+def test_problems_do_not_depend_on_the_order_of_hashes(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[Any] = []
+    for order in ("1", "2"):
+        monkeypatch.setenv("PYTHONHASHSEED", order)
+        monkeypatch.setattr(gym, "_made", {})
+        rows.append(
+            [row.values for row in read_rows(DataSettings(path=f"reasoning-gym:{task}", size=3))]
+        )
+    assert rows[0] == rows[1]
+
+
+def test_a_problem_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def __getitem__(self, index: int) -> Any:
+            raise RuntimeError("no path")
+
+    monkeypatch.setattr(reasoning_gym, "create_dataset", lambda task, **parameters: Broken())
+    with pytest.raises(UsageError, match=r"'maze' makes no problem 0 .* RuntimeError: no path"):
+        gym._entries("maze", {}, {"size": 1, "seed": 1})
 
 
 def test_near_seeds_share_no_more_than_chance() -> None:

@@ -26,58 +26,44 @@ SECRET = "POSTGRAD_TEST_SECRET"
 
 @pytest.fixture
 def gym(make_scorer, make_prompt, make_rollouts):
-    """gym(task, *texts, **settings): a scored group of a row of that task; {answer} is its own."""
+    """gym(task, *texts): a scored group of that task's first problem, from one worker for all."""
+    scorer = make_scorer(RewardSettings(type="reasoning_gym"))
 
-    def score(task, *texts, **settings):
-        ((_, row),) = read_gym(task, {}, 1, 0)
-        prompt = make_prompt(
-            answer=row["answer"], **{k: row[k] for k in ("task", "parameters", "index")}
-        )
-        scorer = make_scorer(RewardSettings(type="reasoning_gym", **settings))
-        filled = [text.replace("{answer}", str(row["answer"])) for text in texts]
-        return scorer.score([(prompt, make_rollouts(filled))])[0]
+    def score(task, *texts):
+        columns = {"task": task, "parameters": {"size": 1, "seed": 7}, "index": 0}
+        return scorer.score([(make_prompt(**columns), make_rollouts(texts))])[0]
 
     return score
 
 
-@pytest.mark.parametrize("task", EVALUATING)
-def test_a_scorer_that_evaluates_text_runs_none_of_it(gym, tmp_path, monkeypatch, task):
-    """Each of these ran a shell command and read a key of the run."""
+def test_a_scorer_that_evaluates_text_runs_none_of_it(gym, tmp_path, monkeypatch):
+    """In each of these a sample ran a shell command and read a key of the run."""
     monkeypatch.setenv(SECRET, "sesame")
     marks = [tmp_path / "system", tmp_path / "leak"]
-    group = gym(
-        task,
+    texts = [
         f"__import__('os').system('touch {marks[0]}')",
         f"open({str(marks[1])!r}, 'w').write(__import__('os').environ.get({SECRET!r}, ''))",
-        "{answer}",
-    )
-    assert not any(mark.exists() for mark in marks)
-    scores = group.rewards["reasoning_gym"]
-    assert (scores[:2] < 0.2).all()
-    if task != "polynomial_multiplication":  # its problem depends on the process's hash order
-        assert scores[2] == 1.0
-    assert group.failures == ()
-    assert all(detail["refused"] for detail in group.details["reasoning_gym"][:2])
+    ]
+    for task in EVALUATING:
+        group = gym(task, *texts)
+        assert not any(mark.exists() for mark in marks), task
+        assert (group.rewards["reasoning_gym"] < 0.2).all(), task
+        assert group.failures == ()
+        assert all(detail["refused"] for detail in group.details["reasoning_gym"]), task
 
 
-def test_a_sample_cannot_change_the_scorer_for_the_next_one(gym):
+def test_a_sample_changes_no_scorer_and_names_no_reference_answer(gym):
     patch = (
         "[setattr(__import__('reasoning_gym.algorithmic.spell_backward', fromlist=['x'])"
         ".SpellBackwardDataset, 'score_answer', lambda *_: 1.0)]"
     )
-    assert gym("n_queens", patch, "nothing").rewards["reasoning_gym"].tolist() == [0.0, 0.0]
+    names = ["entry['metadata']['valid_answers'][0]", "valid_solutions.pop()", "self", "answer"]
+    texts = [patch, "nothing", *names]
+    assert gym("n_queens", *texts).rewards["reasoning_gym"].tolist() == [0.0] * len(texts)
+    assert gym("spell_backward", "nothing").rewards["reasoning_gym"][0] < 1.0
 
 
-@pytest.mark.parametrize(
-    "text", ["entry['metadata']['valid_answers'][0]", "valid_solutions.pop()", "self", "answer"]
-)
-def test_a_sample_cannot_name_the_reference_answer(gym, text):
-    group = gym("n_queens", text)
-    assert group.rewards["reasoning_gym"].tolist() == [0.0]
-
-
-def test_formulas_are_evaluated_as_before(gym, make_scorer, make_prompt, make_rollouts):
-    assert gym("countdown", "{answer}", "1 + 1").rewards["reasoning_gym"].tolist() == [1.0, 0.05]
+def test_formulas_are_evaluated_as_before(make_scorer, make_prompt, make_rollouts):
     texts = ["so it is 2/4", r"\boxed{\frac{1}{2}}", "3/4 - 1/4", "sqrt(1/4)", "1/3", "os.getcwd()"]
     scores = {}
     for sandbox in (True, False):

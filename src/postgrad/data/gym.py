@@ -1,7 +1,15 @@
-"""Rows made by reasoning-gym: procedural problems with answers and their own scorers."""
+"""Rows made by reasoning-gym: procedural problems with answers and their own scorers.
+
+Some tasks walk through sets, so that the order of hashes decides their problems (word_ladder,
+ransom_note, polynomial_multiplication and others): all are made in a process whose order is fixed,
+`python -m postgrad.data.gym`, as it is in the workers that score them.
+"""
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +19,8 @@ from postgrad.core.seeds import integer
 from postgrad.data.files import Values
 
 PREFIX = "reasoning-gym:"
-KEPT = 4  # tasks: a run reads its sets again and again, and some make all words at their start
-_made: dict[str, Any] = {}
+KEPT = 4  # tasks: a run reads its sets again and again, and to make one takes seconds
+_made: dict[str, list[Values]] = {}
 
 
 def read_gym(
@@ -24,24 +32,54 @@ def read_gym(
     `reasoning_gym.create_dataset(task, **parameters)[index]` (JSON turns the tuples of an entry
     into lists, which the scorers of arc_agi and rearc do not take). reasoning-gym seeds problem i
     with seed + i, so that near seeds would share problems: ours is mixed first.
+    Raises UsageError for what the task does not know, refuses or cannot make.
     """
     whole = {**parameters, "size": size, "seed": integer(seed, "reasoning-gym")}
-    problems = _problems(task, parameters, whole)
-    for index in range(size):
-        entry = json.loads(json.dumps(problems[index], default=str))
+    request = json.dumps([task, parameters, whole], sort_keys=True, default=repr)
+    if request not in _made:
+        entries = _ask(request)
+        while len(_made) >= KEPT:
+            del _made[next(iter(_made))]
+        _made[request] = entries
+    for index, entry in enumerate(_made[request]):
         yield (
             f"{PREFIX}{task} problem {index}",
-            {
-                **entry,
-                "task": task,
-                "parameters": whole,
-                "index": index,
-            },
+            {**entry, "task": task, "parameters": whole, "index": index},
         )
 
 
-def _problems(task: str, parameters: dict[str, Any], whole: dict[str, Any]) -> Any:
-    import reasoning_gym  # a second to import, needed only here
+def _ask(request: str) -> list[Values]:
+    """The entries, made in a process of its own."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "postgrad.data.gym"],
+        input=request,
+        env=os.environ | {"PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode:
+        last = ended.stderr.strip().rpartition("\n")[2]
+        raise UsageError(f"data.path: the process that runs reasoning-gym ended: {last}")
+    answer = json.loads(ended.stdout)
+    if "refused" in answer:
+        raise UsageError(answer["refused"])
+    return answer["entries"]
+
+
+def main() -> None:
+    """Standard input: a request; standard output: its entries, or why there are none."""
+    task, parameters, whole = json.loads(sys.stdin.read())
+    output, sys.stdout = sys.stdout, sys.stderr  # what the library prints is no answer
+    try:
+        answer = {"entries": _entries(task, parameters, whole)}
+    except UsageError as error:
+        answer = {"refused": str(error)}
+    output.write(json.dumps(answer, default=str))
+
+
+def _entries(task: str, parameters: dict[str, Any], whole: dict[str, Any]) -> list[Values]:
+    import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
     if task not in DATASETS:
@@ -58,12 +96,20 @@ def _problems(task: str, parameters: dict[str, Any], whole: dict[str, Any]) -> A
                 f"data.task.{key}: no parameter of task {task!r}; {hint}known: {sorted(known)}"
             )
     try:
-        key = json.dumps([task, whole], sort_keys=True, default=repr)
-        if key not in _made:
-            found = reasoning_gym.create_dataset(task, **whole)
-            while len(_made) >= KEPT:
-                del _made[next(iter(_made))]
-            _made[key] = found
-        return _made[key]
+        problems = reasoning_gym.create_dataset(task, **whole)
     except (AssertionError, TypeError, ValueError) as error:
         raise UsageError(f"data.task: task {task!r} refuses its parameters: {error}") from error
+    entries: list[Values] = []
+    for index in range(whole["size"]):
+        try:
+            entries.append(problems[index])
+        except Exception as error:  # of the library, whatever it is
+            raise UsageError(
+                f"data.task: task {task!r} makes no problem {index} with these parameters: "
+                f"{type(error).__name__}: {error}. Try other parameters, or another data.seed"
+            ) from error
+    return entries
+
+
+if __name__ == "__main__":
+    main()
