@@ -280,6 +280,34 @@ def test_losses_and_gradients_are_the_papers(
             assert float(leaf.grad[t]) == pytest.approx(slope, rel=1e-4, abs=1e-6)
 
 
+def test_the_correction_s_kl_is_that_of_the_sampler_from_the_learner(
+    make_inputs: Callable[..., LossInputs],
+) -> None:
+    """Ten tokens exactly as a sampler of 0.8 and 0.2 draws them; the learner holds 0.5 and 0.5."""
+    sampled = np.log([0.8] * 8 + [0.2] * 2)
+    inputs = make_inputs(
+        torch.from_numpy(np.log(np.full(10, 0.5))), [0.1] * 10,
+        advantages=[1.0] * 10, sampled_logprobs=sampled,
+    )  # fmt: skip
+    grpo: Any = algorithm_class("grpo")
+    metrics = grpo(correction="metrics").policy_loss(inputs).metrics
+    of_sampler = 0.8 * math.log(0.8 / 0.5) + 0.2 * math.log(0.2 / 0.5)  # 0.19274...
+    assert float(metrics["correction/kl"]) == pytest.approx(of_sampler, rel=1e-12)
+    assert float(metrics["correction/ratio"]) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_kl_old_is_that_of_the_policy_before_the_step_from_the_one_that_learns(
+    make_inputs: Callable[..., LossInputs],
+) -> None:
+    inputs = make_inputs(
+        torch.from_numpy(np.log(np.full(10, 0.5))), [0.1] * 10,
+        advantages=[1.0] * 10, old_logprobs=np.log([0.8] * 8 + [0.2] * 2),
+    )  # fmt: skip
+    grpo: Any = algorithm_class("grpo")
+    found = float(grpo().policy_loss(inputs).metrics["policy/kl_old"])
+    assert found == pytest.approx(0.8 * math.log(1.6) + 0.2 * math.log(0.4), rel=1e-12)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_extreme_ratios_leave_loss_and_gradient_finite(
     name: str, make_inputs: Callable[..., LossInputs]
