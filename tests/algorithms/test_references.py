@@ -131,7 +131,8 @@ NAMES = [name for name in ALGORITHMS if issubclass(algorithm_class(name), Policy
 
 
 SHAPED = {"reward_scaling": "running", "reward_clip": [-0.75, 0.5]}
-EARLIER = [0.25, -1.0, 3.0]  # rewards of the steps before: mean 0.75, squares 0.25 + 3.0625 + 5.0625
+EARLIER = [0.25, -1.0, 3.0]  # rewards of the steps before
+STATE = {"rewards": [3, 0.75, 8.375]}  # their mean; squares 0.25 + 3.0625 + 5.0625
 CASES = [
     (name, knobs)
     for name in NAMES
@@ -149,7 +150,7 @@ def test_advantages_are_the_papers(name: str, knobs: dict[str, Any], groups: Any
     algorithm: Any = algorithm_class(name)(kl_in="reward", kl_estimator="k1", **knobs)
     kl_coef, shaped = algorithm.kl_coef, "reward_scaling" in knobs
     old, ref = column(batch, 1), column(batch, 2)
-    credit = algorithm.credit(batch, old, ref, None, {"rewards": [3, 0.75, 8.375]} if shaped else {})
+    credit = algorithm.credit(batch, old, ref, None, STATE if shaped else {})
     least = 1 if name == "reinforce_pp" else 2
     numbers = batch.sequences.group.tolist()
     kept = [i for i, g in enumerate(numbers) if numbers.count(g) >= least]

@@ -43,7 +43,7 @@ def test_a_clip_comes_before_the_baseline(make_batch):
 
 
 def test_a_turn_s_reward_is_divided_by_the_deviation_and_the_rest_lies_at_the_end(make_batch):
-    """Rewards 3 and 1: mean 2, deviation sqrt(2). The first earned 2 of its 3 at its first token."""
+    """Rewards 3 and 1: mean 2, deviation sqrt(2). The first earned 2 of its 3 at once."""
     batch = make_batch([0, 1], [3.0, 1.0], lengths=[2, 1])
     batch.turn_rewards.values[2] = 2.0
     algorithm = algorithm_class("reinforce_pp")(reward_scaling="running", std_norm=False)

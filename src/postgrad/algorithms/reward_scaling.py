@@ -31,7 +31,7 @@ class RewardScaling(RolloutAlgorithm):
     def _one_number_is_both_bounds(cls, bounds: Any) -> Any:
         if isinstance(bounds, int | float) and not isinstance(bounds, bool):
             return (-float(bounds), float(bounds))
-        return cast(Any, bounds)
+        return tuple(cast(list[Any], bounds)) if isinstance(bounds, list) else bounds
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> Self:
