@@ -171,7 +171,10 @@ def _length(made: Draft, options: Options) -> None:
 
 
 def _learner(made: Draft, options: Options) -> None:
-    least = options.table("lr_scheduler_kwargs").get("min_lr_rate")
+    more = options.table("lr_scheduler_kwargs")
+    least = more.get("min_lr_rate")
+    if least is None and more.get("min_lr") is not None:
+        least = decimal(more["min_lr"]) / decimal(options.take("learning_rate"))
     common.schedule(made, options.take("lr_scheduler_type"), least)
     betas = [float(options.take("adam_beta1", 0.9)), float(options.take("adam_beta2", 0.999))]
     if betas != [0.9, 0.999]:
@@ -180,8 +183,7 @@ def _learner(made: Draft, options: Options) -> None:
     if count >= 1:
         made.put("learner.warmup_updates", int(count))
     else:
-        name = "warmup_ratio" if share else "warmup_steps"
-        common.warmup(made, name, share or count, common.updates_of(made, None))
+        common.warmup(made, count or share, comment="" if share else "warmup_steps there")
 
 
 def _times(made: Draft, options: Options) -> None:
