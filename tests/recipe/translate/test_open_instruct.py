@@ -29,6 +29,13 @@ def test_centred_advantages_are_not_divided_whatever_the_loss() -> None:
     assert "std_norm" not in standard.recipe["algorithm"]
 
 
+def test_a_cap_of_importance_weights_is_tis_and_0_is_none() -> None:
+    cap = "--truncated_importance_sampling_ratio_cap"
+    found = of(cap, "3.0").recipe["algorithm"]
+    assert (found["correction"], found["correction_high"]) == ("tis", 3.0)
+    assert "correction" not in of(cap, "0.0").recipe["algorithm"]
+
+
 def test_a_final_rate_belongs_to_linear_schedules() -> None:
     linear = of("--final_lr_ratio", "0.1", "--lr_scheduler_type", "linear", "--warmup_ratio", "0.1")
     assert linear.recipe["learner"]["min_lr_ratio"] == 0.1

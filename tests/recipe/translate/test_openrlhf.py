@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from postgrad.core.errors import UsageError
 from postgrad.recipe.translate.command import Translation, translate
 from postgrad.rewards.length import StopProperly
 from postgrad.rewards.mixing import total
@@ -105,6 +106,28 @@ def test_what_an_estimator_does_not_do_here_is_said() -> None:
                   "--actor.policy_loss_type", "gspo")  # fmt: skip
     assert missing(sequence) == {"algo.advantage.estimator"}
     assert of("--actor.freezing_steps", "-1").problem is None
+
+
+def test_bounds_that_are_no_pair_are_named() -> None:
+    with pytest.raises(UsageError, match=r"reward\.clip_range: two numbers are wanted, the lower"):
+        of("--reward.clip_range", "5")
+    with pytest.raises(UsageError, match="dynamic_filtering_range: two numbers"):
+        of("--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range", "1", "0")
+
+
+def test_one_threshold_of_a_correction_is_its_upper_bound() -> None:
+    tis = of("--enable_vllm_is_correction", "--vllm_is_truncated_threshold", "3")
+    assert tis.recipe["algorithm"]["correction_high"] == 3.0
+    assert missing(tis) == set()
+    two = of("--enable_vllm_is_correction", "--vllm_is_truncated_threshold", "0.5", "3")
+    assert two.recipe["algorithm"]["correction_high"] == 3.0
+    assert missing(two) == {"algo.advantage.is_correction_threshold"}
+
+
+def test_a_kl_coefficient_below_zero_is_none() -> None:
+    found = of("--algo.kl.init_coef", "-1")
+    assert found.problem is None
+    assert found.recipe["algorithm"]["kl_coef"] == 0.0
 
 
 def test_an_overlong_factor_is_above_zero_or_said_to_be_none() -> None:

@@ -76,6 +76,12 @@ def test_a_least_rate_is_a_share_of_the_rate() -> None:
     assert found.recipe["learner"]["min_lr_ratio"] == pytest.approx(0.1)
 
 
+def test_steps_below_one_are_a_share_of_the_run() -> None:
+    found = of("--save_steps", "0.1", "--eval_strategy", "steps", "--eval_steps", "0.25")
+    assert missing(found) == {"save_steps", "eval_steps"}
+    assert "save_steps" not in found.recipe["checkpoint"]
+
+
 @pytest.mark.parametrize("limit", ["0", "-1"])
 def test_no_limit_of_checkpoints_is_said_to_be_none(limit: str) -> None:
     found = of("--save_total_limit", limit)

@@ -47,6 +47,7 @@ RENAMED = {  # names that changed, or differ from program to program
     "tokenizer_name_or_path": "tokenizer_name", "chat_template": "chat_template_name",
     "lora_r": "lora_rank", "use_peft": "use_lora", "max_grad_norm": "clip_grad_norm",
     "vllm_num_gpus": "vllm_num_engines",
+    "truncated_importance_sampling_ratio_cap": "rho_clamp_upper_bound",
 }  # fmt: skip
 _AI2 = "Ai2's own cluster and evaluation"
 

@@ -36,16 +36,17 @@ def algorithm(made: Draft, options: Options) -> None:
     _deviation(made, options, name, estimator)
     if aggregation:
         made.put("algorithm.aggregation", aggregation, "every token counts the same there")
-    clip = options.take("actor.eps_clip", 0.2)
-    low, high = options.take("actor.eps_clip_low_high") or (clip, clip)
+    clip = decimal(options.take("actor.eps_clip", 0.2))
+    bounds = options.numbers("actor.eps_clip_low_high") or [clip, clip]
+    low, high = bounds[0], bounds[-1]
     if (low, high) != (0.2, 0.2) or name == "gspo":
-        made.put("algorithm.clip_low", decimal(low))
-        made.put("algorithm.clip_high", decimal(high))
+        made.put("algorithm.clip_low", low)
+        made.put("algorithm.clip_high", high)
     _critic(made, options, name)
     _kl(made, options)
     _correction(made, options)
     if flag(options.take("algo.dynamic_filtering_enable", False)):
-        above, below = options.take("algo.dynamic_filtering_range", [0.0, 1.0])
+        above, below = options.pair("algo.dynamic_filtering_range") or (0.0, 1.0)
         made.put("rollout.dynamic_sampling", True, "in max_rounds; there until it is full")
         made.put("rollout.keep_above", decimal(above))
         made.put("rollout.keep_below", decimal(below))
@@ -87,9 +88,9 @@ def _critic(made: Draft, options: Options, name: str) -> None:
 
 def _reward_clip(made: Draft, options: Options, name: str) -> None:
     """Both bounds; where a baseline is taken, the default of 10 bounds nothing that is met."""
-    bounds = options.numbers("reward.clip_range")
+    bounds = options.pair("reward.clip_range")
     first = name in ("ppo", "reinforce_pp")
-    if len(bounds) != 2 or not (first or options.said("reward.clip_range")):
+    if bounds is None or not (first or options.said("reward.clip_range")):
         return
     low, high = bounds
     comment = "" if first else "of rewards; there of what the baseline leaves of them"
@@ -97,7 +98,7 @@ def _reward_clip(made: Draft, options: Options, name: str) -> None:
 
 
 def _kl(made: Draft, options: Options) -> None:
-    coefficient = decimal(options.take("algo.kl.init_coef"))
+    coefficient = max(0.0, decimal(options.take("algo.kl.init_coef")))  # none below 0, as there
     in_loss = flag(options.take("algo.kl.use_loss", False))
     estimator, target = options.take("algo.kl.estimator"), options.take("algo.kl.target")
     horizon = options.take("algo.kl.horizon")
@@ -114,16 +115,18 @@ def _kl(made: Draft, options: Options) -> None:
 
 def _correction(made: Draft, options: Options) -> None:
     kind = str(options.take("algo.advantage.is_correction_type", "tis"))
-    low, high = options.take("algo.advantage.is_correction_threshold", [0.5, 5.0])
+    bounds = options.numbers("algo.advantage.is_correction_threshold") or [0.5, 5.0]
+    low, high = bounds[0], bounds[-1]  # one number was the upper bound, when tis alone was there
     if not flag(options.take("algo.advantage.is_correction_enable", False)):
         return
     name = _CORRECTIONS.get(kind, "tis")
-    made.put("algorithm.correction", name)
-    if name == "tis":
+    masks = "keeps or drops a response; there its tokens are weighed too"
+    made.put("algorithm.correction", name, masks if name == "sequence_mask" else "")
+    if name != "tis":
+        made.put("algorithm.correction_low", low)
+    elif len(bounds) > 1:
         made.miss("algo.advantage.is_correction_threshold", low, "tis bounds weights from above")
-    else:
-        made.put("algorithm.correction_low", decimal(low))
-    made.put("algorithm.correction_high", decimal(high))
+    made.put("algorithm.correction_high", high)
 
 
 def rewards(made: Draft, options: Options) -> None:
