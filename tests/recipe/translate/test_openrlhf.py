@@ -96,6 +96,14 @@ def test_what_is_said_of_the_actor_alone_is_not_taken_over_by_the_critic() -> No
     assert both.recipe["critic"]["learner"] == {"lr": 9e-6}
 
 
+def test_a_critic_s_options_need_no_saying_where_there_is_none() -> None:
+    found = of("--algo.advantage.estimator", "rloo", "--rollout.n_samples_per_prompt", "4",
+               "--critic.lr_warmup_ratio", "0.1")  # fmt: skip
+    assert found.problem is None
+    assert missing(found) == set()
+    assert "critic" not in found.recipe
+
+
 def test_what_an_estimator_does_not_do_here_is_said() -> None:
     several = ["--rollout.n_samples_per_prompt", "4"]
     discounted = of("--algo.advantage.estimator", "reinforce", "--algo.advantage.gamma", "0.9")

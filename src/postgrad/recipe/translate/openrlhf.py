@@ -24,6 +24,12 @@ JOBS = {
     "train_kto": ("preference", "kto"),
     "train_ppo_ray": ("rl", "ppo"),
 }
+_OF_OPTIMIZER = {  # of a role, and of the same in [critic.learner]
+    "adam.betas": "betas",
+    "adam.eps": "eps",
+    "adam.weight_decay": "weight_decay",
+    "max_norm": "max_grad_norm",
+}
 _SHORT = {
     "sft": "train_sft",
     "rm": "train_rm",
@@ -63,7 +69,7 @@ def draft(source: Source) -> Draft:
     _data(made, options)
     _batch(made, options)
     _learner(made, options)
-    if made.get("algorithm.type") == "ppo":
+    if job == "rl":
         _critic_learner(made, options, source)
     _evaluation(made, options)
     lora = ("ds.lora.rank", "ds.lora.alpha", "ds.lora.dropout", "ds.lora.target_modules")
@@ -181,29 +187,31 @@ def _critic_learner(made: Draft, options: Options, source: Source) -> None:
     """What differs from the policy's. Options since 0.11 are one role's alone, those before it and
     those here are both's where the critic's are not said.
     """
-    ours = {"adam.betas": "betas", "adam.eps": "eps", "adam.weight_decay": "weight_decay",
-            "max_norm": "max_grad_norm"}  # fmt: skip
+    unsaid = {**SHARED, "adam.eps": 1e-8, "adam.weight_decay": 0.0, "max_norm": 1.0}
     said: dict[str, Any] = {}
-    for name in (*ours, "lr_scheduler", "min_lr_ratio", "lr_warmup_ratio"):
+    for name in (*_OF_OPTIMIZER, "lr_scheduler", "min_lr_ratio", "lr_warmup_ratio"):
         value = options.take(f"critic.{name}")
         if value is None and f"actor.{name}" in source.options:
-            value = {**SHARED, "adam.eps": 1e-8, "adam.weight_decay": 0.0, "max_norm": 1.0}[name]
+            value = unsaid[name]
         if value is not None:
             said[name] = value
+    if made.get("algorithm.type") != "ppo":
+        for name in said:
+            if options.said(f"critic.{name}"):
+                made.skip(f"critic.{name}", said[name], "there is no critic")
+        return
     role = "critic.learner"
-    for name in ours.keys() & said.keys():
-        value = said[name]
-        made.put(f"{role}.{ours[name]}", value if isinstance(value, list) else decimal(value))
+    for name, key in _OF_OPTIMIZER.items():
+        value = said.get(name)
+        made.put(f"{role}.{key}", decimal(value) if isinstance(value, int | float) else value)
     if said.keys() & {"lr_scheduler", "min_lr_ratio"}:
         kind = said.get("lr_scheduler", options.take("lr_scheduler"))
         least = said.get("min_lr_ratio", options.take("min_lr_ratio"))
         common.schedule(made, kind, least, role)
     if "lr_warmup_ratio" in said:
         common.warmup(made, float(said["lr_warmup_ratio"]), role)
-    for key in ("betas", "eps", "weight_decay", "max_grad_norm", "schedule", "min_lr_ratio",
-                "warmup_ratio"):  # fmt: skip
-        mine = made.get(f"{role}.{key}")
-        if mine is not None and mine == made.get(f"learner.{key}"):
+    for key in ("schedule", "min_lr_ratio", "warmup_ratio"):
+        if made.get(f"{role}.{key}") == made.get(f"learner.{key}"):
             made.drop(f"{role}.{key}")
 
 
