@@ -17,12 +17,13 @@ def jumps(
 
     rows: of the training data; tensors: the state of all roles, by file stem, see Job.tensors.
     """
-    schedules = [_schedules(recipe, rows) for recipe in (before, after)]
-    for role, (settings, updates) in schedules[1].items():
-        if (stem := f"{role}.optimizer") not in tensors or role not in schedules[0]:
+    was = _schedules(before, rows)
+    for role, (settings, updates) in _schedules(after, rows).items():
+        stem = f"{role}.optimizer"
+        if was.get(role) in (None, (settings, updates)) or stem not in tensors:  # no critic, say
             continue
         done = int(tensors[stem][UPDATES])
-        old_settings, old_updates = schedules[0][role]
+        old_settings, old_updates = was[role]
         old, new = rate(old_settings, done, old_updates), rate(settings, done, updates)
         if old != new:
             yield (
