@@ -42,6 +42,7 @@ SHARED = (
     "policy_gradient",
     "preference",
     "registry",
+    "reward_scaling",
 )  # what algorithms are made of
 FORBIDDEN = re.compile(
     r"pickle\.|torch\.load\(|trust_remote_code=True|shell=True|yaml\.load\(|\beval\(|\bexec\("

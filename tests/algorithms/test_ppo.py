@@ -33,6 +33,7 @@ KNOBS: list[dict[str, Any]] = [
     {"kl_coef": 0.2, "kl_estimator": "k3", "whiten": False, "reward_clip": 0.75},
     {"reward_scaling": "running", "whiten": False},
     {"reward_scaling": "running", "reward_clip": 0.5, "whiten_rewards": True, "kl_coef": 0.1},
+    {"std_norm": False, "reward_clip": [-1.5, 0.5]},
 ]
 
 
@@ -62,13 +63,16 @@ def columns_of(batch: RolloutBatch, seed: int) -> list[Ragged]:
     return [mask.like(draw) for draw in draws]
 
 
-def white(rows: list[list[float]]) -> list[list[float]]:
+def white(
+    rows: list[list[float]], std_norm: bool = True, shift_mean: bool = True
+) -> list[list[float]]:
     flat = [x for row in rows for x in row]
     if min(flat) == max(flat):
-        return [[0.0] * len(row) for row in rows]
+        return [[0.0] * len(row) for row in rows] if shift_mean else rows
     mean = math.fsum(flat) / len(flat)
     variance = math.fsum((x - mean) ** 2 for x in flat) / len(flat)
-    return [[(x - mean) / math.sqrt(variance + 1e-8) for x in row] for row in rows]
+    scale, back = math.sqrt(variance + 1e-8) if std_norm else 1.0, 0.0 if shift_mean else mean
+    return [[(x - mean) / scale + back for x in row] for row in rows]
 
 
 def kl_of(kind: str, d: float) -> float:
@@ -85,7 +89,7 @@ def expected(k: PPO, batch: RolloutBatch, columns: list[Ragged], earlier: list[f
             unit = math.sqrt(math.fsum((x - mean) ** 2 for x in every) / (len(every) - 1))
         scaled = [(x - mean) / unit for x in scaled]
     if k.reward_clip:
-        scaled = [min(max(x, -k.reward_clip), k.reward_clip) for x in scaled]
+        scaled = [min(max(x, k.reward_clip[0]), k.reward_clip[1]) for x in scaled]
     rewards, values = [], []
     for i in range(len(batch)):
         places = np.flatnonzero(batch.sequences.loss_mask.row(i))
@@ -99,7 +103,7 @@ def expected(k: PPO, batch: RolloutBatch, columns: list[Ragged], earlier: list[f
         rewards.append(row)
         values.append([value[t] for t in places])
     if k.whiten_rewards:
-        rewards = white(rewards)
+        rewards = white(rewards, shift_mean=False)
     advantages = []
     for i, (row, value) in enumerate(zip(rewards, values, strict=True)):
         bootstraps = k.bootstrap_truncated and batch.truncated[i]
@@ -111,7 +115,7 @@ def expected(k: PPO, batch: RolloutBatch, columns: list[Ragged], earlier: list[f
         advantages.append(found)
     pairs = zip(advantages, values, strict=True)
     returns = [[a + v for a, v in zip(*pair, strict=True)] for pair in pairs]
-    return white(advantages) if k.whiten else advantages, returns
+    return white(advantages, k.std_norm) if k.whiten else advantages, returns
 
 
 @pytest.mark.parametrize("knobs", KNOBS)
@@ -221,18 +225,23 @@ def test_a_cut_sample_is_worth_its_last_value_only_if_asked() -> None:
         assert found.row(0)[1:].tolist() == returns
 
 
-def test_scaling_remembers_the_run_and_tells_what_it_did() -> None:
-    algorithm = PPO(reward_scaling="running", reward_clip=1.0)
-    state: Any = {"kl_coef": 0.5}
-    batch = batch_of([(1.0, False, []), (-2.0, False, [])])
-    values = batch.sequences.tokens.like(np.zeros(4, np.float32))
-    credit = algorithm.credit(batch, None, None, values, state)
-    assert credit.state == {"kl_coef": 0.5, "rewards": [2, -0.5, 4.5]}
-    assert credit.metrics["reward_scaling/mean"] == -0.5
-    assert credit.metrics["reward_scaling/std"] == pytest.approx(math.sqrt(4.5))
-    assert credit.metrics["reward_scaling/clipped"] == 0.0
-    following = algorithm.credit(batch, None, None, values, credit.state)
-    assert following.state["rewards"] == [4, -0.5, 9.0]
+def test_whitened_rewards_keep_the_mean_of_token_rewards() -> None:
+    """Rewards of 1 behind 2 and behind 10 tokens: mean 1/6, variance 5/36; with the mean taken the
+    two would have returns of +1.79 and -1.79 (lm-human-preferences, shift_mean = False).
+    """
+    batch = batch_of([(1.0, False, [(True, 0.0)] * n) for n in (1, 9)])
+    values = batch.sequences.tokens.like(np.zeros(14, np.float32))
+    algorithm = PPO(whiten_rewards=True, whiten=False, lam=1.0)
+    returns = algorithm.credit(batch, None, None, values, {}).experience.columns["returns"]
+    assert returns.row(0)[1] == pytest.approx((2 / 3) / (5 / 36) ** 0.5 + 2 / 6, rel=1e-6)
+    assert returns.row(1)[1] == pytest.approx((-2 / 3) / (5 / 36) ** 0.5 + 10 / 6, rel=1e-6)
+    last = returns.row(0)[-1], returns.row(1)[-1]
+    assert last == pytest.approx([(5 / 6) / (5 / 36) ** 0.5 + 1 / 6] * 2, rel=1e-6)
+
+
+def test_std_norm_belongs_to_whitening() -> None:
+    with pytest.raises(ValueError, match="only where whiten = true"):
+        PPO(whiten=False, std_norm=False)
 
 
 def test_a_critic_is_needed_and_learns_where_the_policy_has_nothing_to() -> None:

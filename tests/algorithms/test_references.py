@@ -80,17 +80,26 @@ def group_std(rewards: list[float], group: list[int], i: int) -> float:
     return math.sqrt(math.fsum((r - mean) ** 2 for r in own) / (len(own) - 1))
 
 
-def white(rows: list[list[float]]) -> list[list[float]]:
+def white(rows: list[list[float]], std_norm: bool) -> list[list[float]]:
     flat = [value for row in rows for value in row]
     if not flat or min(flat) == max(flat):
         return [[0.0] * len(row) for row in rows]
     mean = math.fsum(flat) / len(flat)
     var = math.fsum((value - mean) ** 2 for value in flat) / len(flat)
-    return [[(value - mean) / math.sqrt(var + 1e-8) for value in row] for row in rows]
+    scale = math.sqrt(var + 1e-8) if std_norm else 1.0
+    return [[(value - mean) / scale for value in row] for row in rows]
+
+
+def running(rewards: list[float], earlier: list[float], clip: float) -> list[float]:
+    """Rewards by the mean and the sample deviation of the run so far, bounded at 0.5 and -clip."""
+    every = [*earlier, *rewards]
+    mean = math.fsum(every) / len(every)
+    deviation = math.sqrt(math.fsum((r - mean) ** 2 for r in every) / (len(every) - 1))
+    return [min(max((r - mean) / deviation, -clip), 0.5) for r in rewards]
 
 
 def expected_advantages(
-    name: str, rewards: list[float], group: list[int], charges: list[list[float]]
+    name: str, rewards: list[float], group: list[int], charges: list[list[float]], std_norm: bool
 ) -> list[list[float]]:
     """One value a loss token of each kept sample."""
     n = [len(row) for row in charges]
@@ -99,11 +108,12 @@ def expected_advantages(
             [
                 [reward - math.fsum(row[t:]) for t in range(len(row))]
                 for reward, row in zip(rewards, charges, strict=True)
-            ]
+            ],
+            std_norm,
         )
     rewards = [r - math.fsum(row) for r, row in zip(rewards, charges, strict=True)]
     centred = [r - group_mean(rewards, group, i) for i, r in enumerate(rewards)]
-    if name in ("grpo", "dapo", "gspo", "cispo"):
+    if name in ("grpo", "dapo", "gspo", "cispo") and std_norm:
         each = [c / (group_std(rewards, group, i) + 1e-6) for i, c in enumerate(centred)]
     elif name == "rloo":
         others = [
@@ -114,21 +124,33 @@ def expected_advantages(
     else:
         each = centred
     rows = [[value] * length for value, length in zip(each, n, strict=True)]
-    return white(rows) if name == "reinforce_pp_baseline" else rows
+    return white(rows, std_norm) if name == "reinforce_pp_baseline" else rows
 
 
 NAMES = [name for name in ALGORITHMS if issubclass(algorithm_class(name), PolicyGradient)]
 
 
-@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "ppo"])  # see test_ppo.py
-@settings(max_examples=40, deadline=None)
+SHAPED = {"reward_scaling": "running", "reward_clip": [-0.75, 0.5]}
+EARLIER = [0.25, -1.0, 3.0]  # rewards of the steps before
+STATE = {"rewards": [3, 0.75, 8.375]}  # their mean; squares 0.25 + 3.0625 + 5.0625
+CASES = [
+    (name, knobs)
+    for name in NAMES
+    for knobs in ({}, {"kl_coef": 0.1}, SHAPED, {"kl_coef": 0.1, **SHAPED}, {"std_norm": False})
+    if name != "ppo"  # see test_ppo.py
+    and algorithm_class(name).model_fields.keys() >= knobs.keys()
+]
+
+
+@pytest.mark.parametrize(("name", "knobs"), CASES)
+@settings(max_examples=25, deadline=None)
 @given(groups=RUNS)
-def test_advantages_are_the_papers(name: str, kl_coef: float, groups: Any) -> None:
+def test_advantages_are_the_papers(name: str, knobs: dict[str, Any], groups: Any) -> None:
     batch = batch_of(groups)
-    algorithm: Any = algorithm_class(name)(kl_coef=kl_coef, kl_in="reward", kl_estimator="k1")
+    algorithm: Any = algorithm_class(name)(kl_in="reward", kl_estimator="k1", **knobs)
+    kl_coef, shaped = algorithm.kl_coef, "reward_scaling" in knobs
     old, ref = column(batch, 1), column(batch, 2)
-    credit = algorithm.credit(batch, old, ref, None, {})
+    credit = algorithm.credit(batch, old, ref, None, STATE if shaped else {})
     least = 1 if name == "reinforce_pp" else 2
     numbers = batch.sequences.group.tolist()
     kept = [i for i, g in enumerate(numbers) if numbers.count(g) >= least]
@@ -142,14 +164,22 @@ def test_advantages_are_the_papers(name: str, kl_coef: float, groups: Any) -> No
         ]
         for i, mask in zip(kept, masks, strict=True)
     ]
+    rewards = [float(batch.rewards[i]) for i in kept]
+    if shaped:
+        rewards = running(rewards, EARLIER, 0.75)
     wanted = expected_advantages(
-        name, [float(batch.rewards[i]) for i in kept], [numbers[i] for i in kept], charges
+        name, rewards, [numbers[i] for i in kept], charges, knobs.get("std_norm", True)
     )
     advantages = credit.experience.columns["advantages"]
     for row, (mask, values) in enumerate(zip(masks, wanted, strict=True)):
         np.testing.assert_allclose(advantages.row(row)[mask], values, rtol=2e-5, atol=2e-6)
         assert not advantages.row(row)[~mask].any()
         assert credit.experience.has_gradient[row] == advantages.row(row).any()
+
+
+def test_std_norm_is_a_knob_wherever_a_deviation_divides() -> None:
+    undivided = {name for name in NAMES if "std_norm" not in algorithm_class(name).model_fields}
+    assert undivided == {"dr_grpo", "rloo"}
 
 
 def inputs_of(
@@ -249,6 +279,34 @@ def test_losses_and_gradients_are_the_papers(
         one_sided = (wanted(up) - wanted(logp)) / step, (wanted(logp) - wanted(down)) / step
         if abs(one_sided[0] - one_sided[1]) < 1e-5:  # not at a corner of the clip
             assert float(leaf.grad[t]) == pytest.approx(slope, rel=1e-4, abs=1e-6)
+
+
+def test_the_correction_s_kl_is_that_of_the_sampler_from_the_learner(
+    make_inputs: Callable[..., LossInputs],
+) -> None:
+    """Ten tokens exactly as a sampler of 0.8 and 0.2 draws them; the learner holds 0.5 and 0.5."""
+    sampled = np.log([0.8] * 8 + [0.2] * 2)
+    inputs = make_inputs(
+        torch.from_numpy(np.log(np.full(10, 0.5))), [0.1] * 10,
+        advantages=[1.0] * 10, sampled_logprobs=sampled,
+    )  # fmt: skip
+    grpo: Any = algorithm_class("grpo")
+    metrics = grpo(correction="metrics").policy_loss(inputs).metrics
+    of_sampler = 0.8 * math.log(0.8 / 0.5) + 0.2 * math.log(0.2 / 0.5)  # 0.19274...
+    assert float(metrics["correction/kl"]) == pytest.approx(of_sampler, rel=1e-12)
+    assert float(metrics["correction/ratio"]) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_kl_old_is_that_of_the_policy_before_the_step_from_the_one_that_learns(
+    make_inputs: Callable[..., LossInputs],
+) -> None:
+    inputs = make_inputs(
+        torch.from_numpy(np.log(np.full(10, 0.5))), [0.1] * 10,
+        advantages=[1.0] * 10, old_logprobs=np.log([0.8] * 8 + [0.2] * 2),
+    )  # fmt: skip
+    grpo: Any = algorithm_class("grpo")
+    found = float(grpo().policy_loss(inputs).metrics["policy/kl_old"])
+    assert found == pytest.approx(0.8 * math.log(1.6) + 0.2 * math.log(0.4), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -75,7 +75,7 @@ kl_coef = 0.05
 [reference]
 ema_decay = 0.5
 """
-GRPO = f'{RL}[algorithm]\ntype = "grpo"\nkl_coef = 0.05\n'
+GRPO = f'{RL}[algorithm]\ntype = "grpo"\nkl_coef = 0.05\nreward_scaling = "running"\n'
 PPO = f"""{RL}epochs_per_rollout = 2
 train_batch_size = 8
 [algorithm]

@@ -103,7 +103,7 @@ def test_the_policy_learns_from_the_step_after_the_warm_up_on(
     assert int(updates["critic.optimizer/updates"]) == 8
 
 
-def test_a_schedule_ends_with_the_run_though_the_policy_starts_late(
+def test_a_schedule_would_end_behind_the_run_though_the_policy_starts_late(
     make_recipe: Any, console: Console
 ) -> None:
     """Linear over the updates of each: four of the policy, eight of the critic."""
@@ -111,8 +111,8 @@ def test_a_schedule_ends_with_the_run_though_the_policy_starts_late(
     recipe = make_recipe("rl", **PPO, learner=learner, steps=4)
     train(recipe, console)
     found = metrics(recipe)
-    assert [line["policy/lr"] for line in found[2:]] == pytest.approx([1e-2 * 2 / 3, 0.0])
-    wanted = [2e-2 * left / 7 for left in (6, 4, 2, 0)]  # of the last update in each step
+    assert [line["policy/lr"] for line in found[2:]] == pytest.approx([1e-2 * 3 / 4, 1e-2 / 4])
+    wanted = [2e-2 * left / 8 for left in (7, 5, 3, 1)]  # of the last update in each step
     assert [line["critic/lr"] for line in found] == pytest.approx(wanted)
 
 

@@ -40,6 +40,20 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(
     assert_same_run(never, killed, 3)
 
 
+def test_rewards_of_the_run_so_far_survive_a_kill_without_a_critic_too(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = {"type": "rloo", "reward_scaling": "running", "reward_clip": [-2.0, 1.5]}
+    never = make_recipe("rl", "never", algorithm=algorithm)
+    killed = make_recipe("rl", "killed", algorithm=algorithm)
+    train(never, console)
+    train_until_killed(monkeypatch, RLJob, 2, killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(never, killed, 3)
+    means = {line["reward_scaling/mean"] for line in lines(Path(never.run_dir) / "metrics.jsonl")}
+    assert len(means) == 3  # state: a run that forgot it would not give the same bits
+
+
 def test_a_longer_run_continues_a_shorter_one(
     make_recipe: Any, trained: MakeRecipe, console: Console
 ) -> None:

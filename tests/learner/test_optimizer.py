@@ -82,7 +82,7 @@ def test_a_role_resumes_at_its_own_number_of_updates(make_learner, experience, k
         learner.update(Update(experience, ALL), GRPO()).result().metrics["policy/lr"]
         for learner in (first, second)
     ]
-    assert rates == pytest.approx([1e-2 * (1 - 3 / 9)] * 2)
+    assert rates == pytest.approx([1e-2 * (1 - 3 / 10)] * 2)
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

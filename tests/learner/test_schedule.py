@@ -1,6 +1,14 @@
-import pytest
+"""Learning rates against numbers worked by hand, and the formulas of transformers."""
 
-from postgrad.learner.schedule import rate
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from postgrad.learner.schedule import rate, warmup_updates
 from postgrad.learner.settings import LearnerSettings
 
 
@@ -13,17 +21,66 @@ def test_warm_up_update_u_of_w_uses_u_plus_one_over_w():
     assert rates(6, warmup_updates=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
-def test_linear_reaches_its_floor_at_the_last_update():
-    assert rates(5, schedule="linear") == [1.0, 0.75, 0.5, 0.25, 0.0]
-    assert rates(3, schedule="linear", min_lr_ratio=0.5) == [1.0, 0.75, 0.5]
+def test_linear_would_reach_its_floor_one_update_after_the_last():
+    assert rates(4, schedule="linear") == [1.0, 0.75, 0.5, 0.25]
+    assert rates(4, schedule="linear", min_lr_ratio=0.5) == [1.0, 0.875, 0.75, 0.625]
+    assert rates(6, schedule="linear", warmup_updates=2) == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
 
 
-def test_cosine_is_half_way_down_in_the_middle():
-    assert rates(5, schedule="cosine") == pytest.approx(
-        [1.0, 0.853553, 0.5, 0.146447, 0.0], abs=1e-6
+def test_cosine_would_reach_its_floor_one_update_after_the_last():
+    assert rates(4, schedule="cosine") == pytest.approx([1.0, 0.853553, 0.5, 0.146447], abs=1e-6)
+    assert rates(5, schedule="cosine", warmup_updates=2, min_lr_ratio=0.1) == pytest.approx(
+        [0.5, 1.0, 1.0, 0.775, 0.325]  # 0.1 + 0.9 * (1, 0.75, 0.25)
     )
 
 
-def test_a_run_longer_than_its_horizon_stays_at_the_floor():
-    settings = LearnerSettings(lr=1.0, schedule="cosine", min_lr_ratio=0.1)
-    assert rate(settings, 20, 10) == pytest.approx(0.1)
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_a_run_of_one_update_trains_at_the_whole_rate(schedule):
+    assert rates(1, schedule=schedule) == [1.0]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_run_longer_than_its_horizon_stays_at_the_floor(schedule):
+    settings = LearnerSettings(lr=1.0, schedule=schedule, min_lr_ratio=0.1)
+    assert [rate(settings, update, 10) for update in (10, 11, 20)] == pytest.approx([0.1] * 3)
+
+
+def test_a_share_of_all_updates_that_warms_up_is_rounded_up():
+    for share, total, wanted in ((0.03, 100, 3), (0.07, 100, 7), (0.1, 5, 1), (0.03, 101, 4)):
+        assert warmup_updates(LearnerSettings(warmup_ratio=share), total) == wanted
+    assert rates(6, warmup_ratio=0.3, schedule="linear") == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    assert rates(2, warmup_ratio=1.0) == [0.5, 1.0]
+
+
+def test_a_warm_up_is_stated_once():
+    with pytest.raises(ValidationError, match=r"updates = 5 and warmup_ratio = 0\.1 both"):
+        LearnerSettings(warmup_updates=5, warmup_ratio=0.1)
+
+
+@given(
+    total=st.integers(1, 500),
+    share=st.floats(0.0, 0.9),
+    least=st.floats(0.0, 1.0),
+    schedule=st.sampled_from(["constant", "linear", "cosine"]),
+)
+def test_every_update_of_a_run_moves_and_none_after_warm_up_is_faster_than_the_last(
+    total, share, least, schedule
+):
+    settings = LearnerSettings(lr=1.0, warmup_ratio=share, min_lr_ratio=least, schedule=schedule)
+    found = [rate(settings, update, total) for update in range(total)]
+    warm = found[max(0, warmup_updates(settings, total) - 1) :]
+    assert min(found) > 0
+    assert warm[0] == 1.0
+    assert all(a >= b for a, b in pairwise(warm))
+
+
+@given(total=st.integers(1, 200), warmup=st.integers(0, 50))
+def test_the_way_down_is_that_of_transformers(total, warmup):
+    """get_linear_ and get_cosine_schedule_with_warmup, whose update u after warm-up W is u here."""
+    warmup = min(warmup, total - 1)
+    for update in range(warmup, total):
+        progress = (update - warmup) / (total - warmup)
+        wanted = {"linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
+        for schedule, left in wanted.items():
+            made = LearnerSettings(lr=1.0, schedule=schedule, warmup_updates=warmup)
+            assert rate(made, update, total) == pytest.approx(left, rel=1e-12, abs=1e-15)

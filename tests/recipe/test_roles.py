@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.recipe.load import load_recipe, require_runnable
+from postgrad.recipe.load import load_recipe, parse_recipe, require_runnable
 
 PAIRS = """job = "{job}"
 run_dir = "runs/a"
@@ -56,6 +56,14 @@ train_batch_size = 16
 LORA = "\n[model.lora]\nrank = 8\n"
 
 REFUSED = {
+    "two warm-ups of the policy": (
+        PPO + "\n[learner]\nwarmup_updates = 3\nwarmup_ratio = 0.1\n",
+        "warmup_updates = 3 and warmup_ratio = 0.1 both say",
+    ),
+    "a warm-up of the critic that is longer than the run": (
+        PPO + "\n[critic.learner]\nwarmup_updates = 11\n",
+        "critic.learner.warmup_updates: 11 is more than the 10 updates",
+    ),
     "a key of the critic": (
         PPO + "\n[critic.learner]\nlrr = 1e-3\n",
         "recipe.toml:22: unknown key 'critic.learner.lrr': did you mean 'lr'?",
@@ -173,6 +181,18 @@ def test_a_critic_takes_what_it_leaves_out_from_policy_and_reward_model(
     assert recipe.learner.warmup_updates == 0
     reference = recipe.reference  # pyright: ignore[reportAttributeAccessIssue]
     assert reference.model.path == "some/model"
+
+
+def test_a_critic_that_says_how_it_warms_up_does_not_take_over_the_other_way(
+    write: Callable[..., Path],
+) -> None:
+    text = PPO + "\n[learner]\nwarmup_ratio = 0.3\n[critic.learner]\nwarmup_updates = 3\n"
+    recipe = load_recipe(write(text=text))
+    critic = recipe.critic  # pyright: ignore[reportAttributeAccessIssue]
+    assert (critic.learner.warmup_updates, critic.learner.warmup_ratio) == (3, 0.0)
+    both = load_recipe(write(text=PPO + "\n[learner]\nwarmup_ratio = 0.3\n"))
+    assert both.critic.learner.warmup_ratio == 0.3  # pyright: ignore[reportAttributeAccessIssue]
+    assert parse_recipe(recipe.dump()) == recipe
 
 
 def test_four_bits_under_an_adapter_are_taken_over_by_a_critic(write: Callable[..., Path]) -> None:

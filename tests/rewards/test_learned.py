@@ -77,8 +77,8 @@ def test_it_is_mixed_with_verifiers_as_any_component(make_prompt, ending):
         (group,) = scorer.score([(make_prompt(), ending(4))])
     assert group.rewards["taste"].tolist() == [4.0]
     assert group.rewards["gsm8k"].tolist() == [1.0]
-    assert group.rewards["overlong"].tolist() == [-1.0]  # 3 tokens of the policy, 1 is free
-    assert group.total.tolist() == [-14.0]
+    assert group.rewards["overlong"].tolist() == [-0.5]  # turns of 2 and 1 tokens, 1 is free
+    assert group.total.tolist() == [-7.0]
 
 
 def test_a_gate_holds_for_it_too(make_prompt, ending):

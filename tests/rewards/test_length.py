@@ -24,6 +24,12 @@ def test_overlong_falls_in_a_line_over_the_buffer(tokens, wanted):
     assert one.score(PROMPT, sample(tokens)) == pytest.approx(wanted, abs=1e-15)
 
 
+def test_overlong_counts_the_longest_turn():
+    one = Overlong(max_new_tokens=10, buffer=4)
+    assert one.score(PROMPT, RolloutView("", "stop", 18, 0, (6, 6, 6))) == 0.0
+    assert one.score(PROMPT, RolloutView("", "stop", 15, 0, (2, 9, 4))) == -0.75
+
+
 def test_overlong_needs_to_know_the_limit():
     with pytest.raises(ValidationError, match="buffer = 101 is more than max_new_tokens = 100"):
         Overlong(max_new_tokens=100, buffer=101)

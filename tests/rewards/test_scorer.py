@@ -152,18 +152,22 @@ def test_a_row_to_which_no_reward_applies_is_refused_by_name(
         scorer.submit(lost, make_rollouts(["x"]))
 
 
-def test_a_verifier_sees_the_tokens_that_the_policy_wrote(make_scorer, make_prompt):
+def test_overlong_holds_the_longest_turn_and_not_their_sum_against_a_turn_s_limit(
+    make_scorer, make_prompt
+):
     def turn(author, tokens):
         return Turn(author, np.zeros(tokens, np.int32), np.zeros(tokens, np.float32))
 
-    turns = (turn("policy", 5), turn("environment", 50), turn("policy", 3))
-    rollout = Rollout(0, 0, turns, "length", ((0, 8),), "x")
+    turns = (turn("policy", 8), turn("environment", 50), turn("policy", 5))
+    rollout = Rollout(0, 0, turns, "length", ((0, 13),), "x")
     scorer = make_scorer(
         RewardSettings(type="overlong", buffer=4, max_new_tokens=10),
+        RewardSettings(type="target_length", target=10, per_token=0.5, least=-9.0, weight=0.0),
         RewardSettings(type="stop_properly", stopped=1.0, penalty=0.5, multiply=True),
     )
     (group,) = scorer.score([(make_prompt(), [rollout])])
-    assert group.rewards["overlong"].tolist() == [-0.5]
+    assert group.rewards["overlong"].tolist() == [-0.5]  # 8 tokens: 2 of the buffer of 4
+    assert group.rewards["target_length"].tolist() == [-1.5]  # 13 tokens in all
     assert group.total.tolist() == [-0.25]
     assert group.details["stop_properly"] == ({"finish_reason": "length"},)
 

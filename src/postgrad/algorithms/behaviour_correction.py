@@ -55,7 +55,7 @@ class BehaviourCorrection(RolloutAlgorithm):
         self, inputs: LossInputs, old: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """[E] what the policy loss of each token is multiplied with, and how far sampler and
-        learner are apart.
+        learner are apart: "correction/kl" is KL(sampler || learner), the mean of w - 1 - log w.
         """
         log_ratio, weight = old - inputs.columns["sampled_logprobs"], inputs.token_weight
         low, high = self.bounds
@@ -71,7 +71,7 @@ class BehaviourCorrection(RolloutAlgorithm):
             factor = whole.new_ones(len(whole))
         return factor, {
             "correction/ratio": (weight * whole).sum(),
-            "correction/kl": (weight * kl.estimate("k3", log_ratio)).sum(),
+            "correction/kl": (weight * kl.estimate("k3", -log_ratio)).sum(),  # the sampler's tokens
             "correction/factor": (weight * factor).sum(),
             "correction/zeroed_fraction": (weight * (factor == 0)).sum(),
         }

@@ -5,19 +5,23 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from postgrad.algorithms.policy_gradient import PolicyGradient
-from postgrad.ops.advantages import normalised
+from postgrad.ops.advantages import centred, normalised
 
 
 class GRPO(PolicyGradient):
     """A sample's advantage is how many standard deviations it is better than its siblings.
 
     Each response counts the same (aggregation "sequence"); KL, where there is any, is k3 in the
-    loss: both as in the paper.
+    loss: both as in the paper. Without `std_norm` it is how much better, in the rewards' own units
+    (Dr. GRPO, arXiv:2503.20783).
     """
 
+    std_norm: bool = True  # False: advantages are not divided by the standard deviation
     std_eps: float = Field(1e-6, gt=0.0)
 
     def advantages(
         self, rewards: NDArray[np.float64], group: NDArray[np.int64]
     ) -> NDArray[np.float64]:
+        if not self.std_norm:
+            return centred(rewards, group)
         return normalised(rewards, group, self.std_eps)

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from postgrad.algorithms.base import Credit, LossInputs, LossOutput, Needs
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
+from postgrad.algorithms.reward_scaling import RewardScaling
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, RolloutBatch, Sequences
 from postgrad.ops import kl, losses
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 class Earned:
     """What the S samples that are credited earned, before anyone says what it is worth.
 
-    rewards: [S] float64, turn rewards included. turn_rewards, charges: float64 per token; charges
-    are what a KL in the reward takes, where it arises. truncated: [S]. values: the critic's.
+    rewards: [S] float64, scaled and clipped, turn rewards included. turn_rewards, charges: float64
+    per token; charges are what a KL in the reward takes, where it arises. truncated: [S]. values:
+    the critic's.
     """
 
     sequences: Sequences
@@ -39,7 +41,7 @@ class Earned:
     values: Ragged | None
 
 
-class PolicyGradient(BehaviourCorrection):
+class PolicyGradient(RewardScaling, BehaviourCorrection):
     """Subclasses say what a sample's advantage is. Groups under `min_group_size` are dropped.
 
     KL in the reward: beta * sum of the sequence's token KLs is taken from its reward before
@@ -129,7 +131,7 @@ class PolicyGradient(BehaviourCorrection):
     ) -> Credit:
         """Advantages by group. Rewards that are not finite, or a missing column, are ValueErrors.
 
-        State, where `kl_target` is set: {"kl_coef": beta}.
+        State, where `kl_target` is set: {"kl_coef": beta}; see `scaled_rewards`.
         """
         if not np.isfinite(batch.rewards).all():
             raise ValueError("a kept sample has a reward that is not finite")
@@ -141,9 +143,12 @@ class PolicyGradient(BehaviourCorrection):
         if self._kl_in_reward:
             charges, state, more = self._kl_charges(sequences.loss_mask, old, ref, state)
             metrics |= more
-        turns, cut = batch.turn_rewards.take(rows), batch.truncated[rows]
-        earned = Earned(sequences, batch.rewards[rows], turns, charges, cut, values)
+        rewards, turns, state, scaling = self.scaled_rewards(
+            batch.rewards[rows], batch.turn_rewards.take(rows), state
+        )
+        earned = Earned(sequences, rewards, turns, charges, batch.truncated[rows], values)
         found, state, more = self.token_credit(earned, state)
+        metrics |= scaling
         columns = {
             name: sequences.tokens.like((tokens * sequences.loss_mask.values).astype(np.float32))
             for name, tokens in found.items()

@@ -2,17 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from postgrad.algorithms.base import Needs
 from postgrad.algorithms.critic import Critic
 from postgrad.algorithms.policy_gradient import Earned, PolicyGradient, required
-from postgrad.core.ragged import Ragged
-from postgrad.ops import kl, running
+from postgrad.ops import kl
 from postgrad.ops.advantages import whitened
 from postgrad.ops.gae import gae, token_rewards
 from postgrad.ops.weights import Aggregation
@@ -30,13 +29,18 @@ class PPO(PolicyGradient, Critic):
     gamma: float = Field(1.0, ge=0.0, le=1.0)
     lam: float = Field(0.95, ge=0.0, le=1.0)
     bootstrap_truncated: bool = False
-    whiten: bool = True
-    whiten_rewards: bool = False
-    reward_scaling: Literal["none", "running"] = "none"
-    reward_clip: float | None = Field(None, gt=0.0)  # None: off
+    whiten: bool = True  # advantages
+    std_norm: bool = True  # False: of the whitening only the mean is taken, not the deviation
+    whiten_rewards: bool = False  # of tokens: distances from their mean are scaled, it stays
     kl_in: Literal["loss", "reward"] = "reward"
     kl_estimator: kl.Estimator = "k1"
     aggregation: Aggregation = "token"
+
+    @model_validator(mode="after")
+    def _std_norm_belongs_to_whitening(self) -> Self:
+        if not (self.whiten or self.std_norm):
+            raise ValueError("std_norm = false is read only where whiten = true: leave it out")
+        return self
 
     def needs(self) -> Needs:
         return replace(super().needs(), critic=True)
@@ -49,30 +53,13 @@ class PPO(PolicyGradient, Critic):
     def token_credit(
         self, earned: Earned, state: Mapping[str, Any]
     ) -> tuple[dict[str, NDArray[np.float64]], Mapping[str, Any], dict[str, float]]:
-        """State, where rewards are scaled: {"rewards": [n, mean, squares]}."""
         mask, values = earned.sequences.loss_mask, required(earned.values, "'values'")
-        scaled, turns, state, metrics = self._scaled(earned.rewards, earned.turn_rewards, state)
-        rewards = token_rewards(scaled, turns, earned.charges, mask)
+        rewards = token_rewards(earned.rewards, earned.turn_rewards, earned.charges, mask)
         if self.whiten_rewards:
-            rewards = mask.like(whitened(rewards.values, mask.values))
+            rewards = mask.like(whitened(rewards.values, mask.values, shift_mean=False))
         cut = earned.truncated & self.bootstrap_truncated
         advantages, returns = gae(rewards, values, mask, self.gamma, self.lam, cut)
         if self.whiten:
-            advantages = whitened(advantages, mask.values)
+            advantages = whitened(advantages, mask.values, std_norm=self.std_norm)
         columns = {"advantages": advantages, "returns": returns, "values": values.values}
-        return columns, state, metrics
-
-    def _scaled(
-        self, rewards: NDArray[np.float64], turns: Ragged, state: Mapping[str, Any]
-    ) -> tuple[NDArray[np.float64], Ragged, Mapping[str, Any], dict[str, float]]:
-        """What the mean and the clip take from a reward is taken at its last token."""
-        metrics: dict[str, float] = {}
-        if self.reward_scaling == "running":
-            seen = running.Moments(*state.get("rewards", ())).merged(running.moments(rewards))
-            rewards, turns = (rewards - seen.mean) / seen.unit, turns.like(turns.values / seen.unit)
-            state = {**state, "rewards": list(seen)}
-            metrics |= {"reward_scaling/mean": seen.mean, "reward_scaling/std": seen.std}
-        if self.reward_clip is not None:
-            free, rewards = rewards, rewards.clip(-self.reward_clip, self.reward_clip)
-            metrics["reward_scaling/clipped"] = float((free != rewards).sum() / max(1, len(free)))
-        return rewards, turns, state, metrics
+        return columns, state, {}

@@ -24,6 +24,7 @@ class ReinforcePP(PolicyGradient):
     kl_in: Literal["loss", "reward"] = "reward"
     kl_estimator: kl.Estimator = "k1"
     aggregation: Aggregation = "token"
+    std_norm: bool = True  # False: of the whitening only the mean is taken, not the deviation
 
     def advantages(
         self, rewards: NDArray[np.float64], group: NDArray[np.int64]
@@ -32,4 +33,4 @@ class ReinforcePP(PolicyGradient):
 
     def token_advantages(self, earned: Earned) -> NDArray[np.float64]:
         follows = to_go(earned.rewards, earned.charges, earned.turn_rewards)
-        return whitened(follows, earned.sequences.loss_mask.values)
+        return whitened(follows, earned.sequences.loss_mask.values, std_norm=self.std_norm)

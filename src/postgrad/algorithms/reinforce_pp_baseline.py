@@ -16,6 +16,7 @@ class ReinforcePPBaseline(PolicyGradient):
     """
 
     aggregation: Aggregation = "token"
+    std_norm: bool = True  # False: of the whitening only the mean is taken, not the deviation
 
     def advantages(
         self, rewards: NDArray[np.float64], group: NDArray[np.int64]
@@ -24,4 +25,4 @@ class ReinforcePPBaseline(PolicyGradient):
 
     def token_advantages(self, earned: Earned) -> NDArray[np.float64]:
         each = super().token_advantages(earned)
-        return whitened(each, earned.sequences.loss_mask.values)
+        return whitened(each, earned.sequences.loss_mask.values, std_norm=self.std_norm)

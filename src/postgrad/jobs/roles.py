@@ -16,6 +16,7 @@ from postgrad.jobs.choices import Choices
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Policy, PolicyLearner
+from postgrad.learner.schedule import horizon
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.tensor import require_divisible
@@ -67,15 +68,12 @@ def base_model(recipe: Recipe, init: Path) -> str:
     return str(init)
 
 
-def policy(
-    run: Place, path: str, temperature: float = 1.0, *, without_steps: int = 0
-) -> PolicyLearner:
-    """The policy with its optimizer. without_steps: in which it does not learn, so that its rate
-    does not end above where it should.
-    """
+def policy(run: Place, path: str, temperature: float = 1.0) -> PolicyLearner:
+    """The policy with its optimizer."""
     recipe = run.recipe
     backbone = _trained(run, "policy", recipe.model, recipe.learner, path, _causal)
-    updates = max(1, _updates(run) - without_steps * run.geometry.updates_per_step)
+    updates = horizon(recipe.algorithm, run.geometry)
+    assert updates is not None  # known once the data is read
     return PolicyLearner(backbone, recipe.learner, updates, temperature)
 
 

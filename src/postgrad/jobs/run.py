@@ -103,6 +103,7 @@ class Run:
     shown: Phase | None = None  # the phase under way
     group: RankCalls | None = None
     reservation: Reservation | None = None  # what a cluster keeps for it
+    rows: int | None = None  # of the training data, once it is read
 
     @property
     def ranks(self) -> Ranks:
@@ -114,6 +115,10 @@ class Run:
         """How many steps the run has."""
         assert self.geometry.steps is not None  # known once the data is read
         return self.geometry.steps
+
+    def count_rows(self, rows: int) -> None:
+        """The training data is read: epochs are steps from here on."""
+        self.rows, self.geometry = rows, self.recipe.geometry(rows)
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Generator[None]:

@@ -12,7 +12,7 @@ from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import Checkpoint, CheckpointStore, Untidy
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import UsageError
-from postgrad.jobs import auto_sizes, foreseen, out_of_memory
+from postgrad.jobs import auto_sizes, foreseen, out_of_memory, schedules
 from postgrad.jobs.checkpoints import store_of
 from postgrad.jobs.choices import choose
 from postgrad.jobs.export import own_role, role_of
@@ -57,7 +57,7 @@ def train(
     """
     require_runnable(recipe)
     require_installed(recipe.observe.loggers)
-    path = Path(recipe.run_dir)
+    path, before = Path(recipe.run_dir), None
     require_unclaimed(path)
     if RunDirectory.holds_results(path) and not overwrite:
         if not recipe.checkpoint.load_checkpoint:
@@ -66,7 +66,8 @@ def train(
                 "another --run_dir, or replace it with --overwrite true"
             )
         directory = RunDirectory.open(path)
-        compare(recipe_from_json(directory.recipe()), recipe, allow_change, path)
+        before = recipe_from_json(directory.recipe())
+        compare(before, recipe, allow_change, path)
         directory.write_recipe(recipe.dump())
     else:
         directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite)
@@ -75,7 +76,7 @@ def train(
                 f"checkpoint.ckpt_path {recipe.checkpoint.ckpt_path} holds checkpoints of another "
                 "run: choose another directory, or remove them"
             )
-    return _execute(recipe, directory, console, allow_change, profile=profile)
+    return _execute(recipe, directory, console, allow_change, before, profile=profile)
 
 
 def resume(
@@ -89,7 +90,7 @@ def resume(
     compare(before, recipe, allow_change, run_dir, ways_out="")
     require_installed(recipe.observe.loggers)
     directory.write_recipe(recipe.dump())
-    return _execute(recipe, directory, console, allow_change)
+    return _execute(recipe, directory, console, allow_change, before)
 
 
 def _execute(
@@ -97,12 +98,17 @@ def _execute(
     directory: RunDirectory,
     console: Console,
     allow_change: Sequence[str],
+    before: Recipe | None,
     *,
     profile: bool = False,
 ) -> dict[str, Any]:
+    """before: the recipe by which the run went so far, None where it is new."""
+
     def once(restarts: int, saved: int) -> dict[str, Any]:
         allowed = () if saved else allow_change  # what is chosen anew is chosen once
-        return _once(recipe, directory, console, allowed, profile=profile, again=restarts > 0)
+        old = None if restarts else before
+        again = restarts > 0
+        return _once(recipe, directory, console, allowed, old, profile=profile, again=again)
 
     with claimed(directory.path):
         summary = with_restarts(once, recipe, directory, console)
@@ -117,6 +123,7 @@ def _once(
     directory: RunDirectory,
     console: Console,
     allow_change: Sequence[str],
+    before: Recipe | None,
     *,
     profile: bool,
     again: bool,
@@ -125,6 +132,8 @@ def _once(
     with ExitStack() as stack:
         made = prepare(recipe, directory, console, stack, allow_change, again=again)
         run, job, base, state = made
+        if before is not None and state.step:
+            _tell_rates(run, job, before)
         if isinstance(recipe, RLRecipe):  # whose samples are shown token by token
             for file in tokenizer_files({"path": recipe.model.path})[:1]:
                 directory.keep_tokenizer(file)
@@ -274,6 +283,13 @@ def _tell_chosen(run: Run, state: RunState, *, resumed: bool) -> None:
     _foresee(run, state)
     event = "resumed" if resumed else "started"
     run.logs.event(event, f"step {state.step}", step=state.step, **run.choices.to_json())
+
+
+def _tell_rates(run: Run, job: Job, before: Recipe) -> None:
+    """Where the run goes on under another schedule than that of `before`."""
+    for line in schedules.jumps(before, run.recipe, run.rows, job.tensors()):
+        run.console.note(line)
+        run.logs.event("learning_rate", line)
 
 
 def _beginning() -> RunState:

@@ -2,21 +2,42 @@
 
 import math
 
+from postgrad.algorithms.base import Algorithm
+from postgrad.algorithms.critic import Critic
+from postgrad.core.batch import BatchGeometry
 from postgrad.learner.settings import LearnerSettings
+
+
+def horizon(algorithm: Algorithm, geometry: BatchGeometry) -> int | None:
+    """Updates of the policy, or of what else a job trains; None where the data has to say. Steps
+    that are the critic's alone have none, so that the rate does not end above where it should.
+    """
+    if geometry.total_updates is None:
+        return None
+    alone = algorithm.critic_warmup_steps if isinstance(algorithm, Critic) else 0
+    return max(1, geometry.total_updates - alone * geometry.updates_per_step)
+
+
+def warmup_updates(settings: LearnerSettings, total_updates: int) -> int:
+    """How many updates warm up: as stated, or a share of all, rounded up."""
+    share = settings.warmup_ratio * total_updates
+    return settings.warmup_updates or math.ceil(round(share, 6))  # 0.07 * 100 is 7.000000000000001
 
 
 def rate(settings: LearnerSettings, update: int, total_updates: int) -> float:
     """The rate of `update` (from 0) out of `total_updates`.
 
-    Warm-up update u of W uses (u + 1) / W of the rate. After it the rate is constant or goes down
-    to `min_lr_ratio` of it, reached at the last update.
+    Warm-up update u of W uses (u + 1) / W of the rate. After it the rate is constant, or goes down
+    from the whole rate at update W to `min_lr_ratio` of it one update after the last, so that every
+    update of the run moves the weights. Later updates stay there.
     """
-    if update < settings.warmup_updates:
-        return settings.lr * (update + 1) / settings.warmup_updates
+    warmup = warmup_updates(settings, total_updates)
+    if update < warmup:
+        return settings.lr * (update + 1) / warmup
     if settings.schedule == "constant":
         return settings.lr
-    span = total_updates - 1 - settings.warmup_updates
-    progress = min(1.0, (update - settings.warmup_updates) / span) if span > 0 else 1.0
+    ended = update >= total_updates
+    progress = 1.0 if ended else (update - warmup) / (total_updates - warmup)
     if settings.schedule == "linear":
         left = 1.0 - progress
     else:

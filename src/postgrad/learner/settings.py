@@ -11,7 +11,7 @@ class LearnerSettings(Settings):
     """Optimizer, schedule and where the weights of a role are trained.
 
     Warm-up: update u (from 0) of W uses (u + 1) / W of the rate; then the schedule goes down to
-    min_lr_ratio at the last update. max_grad_norm 0 turns clipping off.
+    min_lr_ratio, reached one update after the last. max_grad_norm 0 turns clipping off.
 
     sharding: how state is divided over ranks (docs/distributed.md). offload: what is divided lies
     in the host's memory, and visits the GPU to compute. shard_groups: so many groups of ranks hold
@@ -26,7 +26,8 @@ class LearnerSettings(Settings):
     lr: float = Field(default=1e-6, gt=0.0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_updates: int = Field(default=0, ge=0)
-    min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
+    warmup_ratio: float = Field(default=0.0, ge=0.0, le=1.0)  # share of all updates, rounded up
+    min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)  # one update after the last
     betas: tuple[float, float] = (0.9, 0.999)  # of AdamW
     eps: float = Field(default=1e-8, gt=0.0)  # of AdamW
     weight_decay: float = Field(default=0.0, ge=0.0)  # norms and biases do not decay
@@ -44,6 +45,15 @@ class LearnerSettings(Settings):
     context_parallel: int = Field(default=1, ge=1)
     threads: int | None = Field(default=None, ge=1)  # CPU threads; chosen at start where left out
     deterministic: bool = True
+
+    @model_validator(mode="after")
+    def _one_warm_up(self) -> Self:
+        if self.warmup_updates and self.warmup_ratio:
+            raise ValueError(
+                f"warmup_updates = {self.warmup_updates} and warmup_ratio = {self.warmup_ratio:g} "
+                "both say how long the rate warms up: leave one of them out, or set it to 0"
+            )
+        return self
 
     @model_validator(mode="after")
     def _read_by_muon(self) -> Self:

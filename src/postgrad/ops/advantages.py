@@ -43,7 +43,7 @@ def centred(rewards: Floats, group: Ints) -> Floats:
 
 
 def normalised(rewards: Floats, group: Ints, eps: float = 1e-6) -> Floats:
-    """(R - mean(R)) / (std(R) + eps) over the group (GRPO, arXiv:2402.03300)."""
+    """(R - mean(R)) / (std(R) + eps) over the group, n - 1 in std (GRPO, arXiv:2402.03300)."""
     return centred(rewards, group) / (group_stds(rewards, group) + eps)
 
 
@@ -91,14 +91,21 @@ def _before(column: Ragged) -> Floats:
     return running[:-1] - column.spread(running[column.offsets[:-1]]).values
 
 
-def whitened(values: Floats, mask: NDArray[np.bool_]) -> Floats:
+def whitened(
+    values: Floats, mask: NDArray[np.bool_], *, std_norm: bool = True, shift_mean: bool = True
+) -> Floats:
     """(x - mean) / sqrt(variance + 1e-8) over the values [N] where `mask` is True, 0 elsewhere.
 
-    The population variance; the mean is always removed (REINFORCE++, arXiv:2501.03262). Values that
-    are all equal give exactly 0.
+    The population variance (REINFORCE++, arXiv:2501.03262). std_norm False: x - mean. shift_mean
+    False: the mean is added again, so that only the distances from it are scaled (Ziegler et al.
+    2019, arXiv:1909.08593). Values that are all equal are exactly 0, or stay as they are.
     """
     kept = values[mask]
     white = np.zeros_like(values)
-    if len(kept) and kept.min() != kept.max():
-        white[mask] = (kept - kept.mean()) / np.sqrt(kept.var() + WHITE_EPS)
+    if not len(kept):
+        return white
+    equal = kept.min() == kept.max()
+    mean = kept[0] if equal else kept.mean()
+    scale = np.sqrt(kept.var() + WHITE_EPS) if std_norm else 1.0
+    white[mask] = (kept - mean) / scale + (0.0 if shift_mean else mean)
     return white

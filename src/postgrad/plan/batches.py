@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from postgrad.algorithms.critic import Critic
+from postgrad.learner.schedule import horizon, warmup_updates
 from postgrad.plan.held import state_bytes
 from postgrad.plan.plan import Outlook
 from postgrad.plan.timing import Samples
@@ -54,7 +54,7 @@ def _numbers(of: Outlook) -> Iterator[tuple[str, Number, str]]:
         f"passes over the data = steps * {prompts} / "
         f"{'its rows' if rows is None else f'{rows} rows'}",
     )
-    yield "learning_rate_horizon", _horizon(of), _schedule(of)
+    yield "learning_rate_horizon", horizon(of.recipe.algorithm, of.geometry), _schedule(of)
     yield "checkpoints", _saves(of), _kept(of)
     yield (
         "checkpoint_bytes",
@@ -63,24 +63,22 @@ def _numbers(of: Outlook) -> Iterator[tuple[str, Number, str]]:
     )
 
 
-def _horizon(of: Outlook) -> int | None:
-    """Updates of the policy, or of what else the run trains."""
-    total, algorithm = of.geometry.total_updates, of.recipe.algorithm
-    if total is None:
-        return None
-    alone = algorithm.critic_warmup_steps if isinstance(algorithm, Critic) else 0
-    return max(1, total - alone * of.geometry.updates_per_step)
-
-
 def _schedule(of: Outlook) -> str:
     learner = of.recipe.learner
-    warmup = f"after {learner.warmup_updates} of warm-up" if learner.warmup_updates else ""
+    total = horizon(of.recipe.algorithm, of.geometry)
+    if total is None:
+        updates = learner.warmup_updates or f"{learner.warmup_ratio:g} of them"
+        warms = bool(learner.warmup_updates or learner.warmup_ratio)
+    else:
+        updates = warmup_updates(learner, total)
+        warms = updates > 0
+    warmup = f"after {updates} of warm-up" if warms else ""
     shape = {
         "constant": "the rate stays",
         "linear": f"down a line to {learner.min_lr_ratio:g} of the rate",
         "cosine": f"down a cosine to {learner.min_lr_ratio:g} of the rate",
     }[learner.schedule]
-    without = " without the critic's own" if _horizon(of) != of.geometry.total_updates else ""
+    without = " without the critic's own" if total != of.geometry.total_updates else ""
     parts = [f"updates = total_updates{without}; {shape}", warmup]
     return " ".join(part for part in parts if part)
 

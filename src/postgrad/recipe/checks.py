@@ -16,6 +16,7 @@ from postgrad.core.geometry import derive
 from postgrad.recipe import engines, placed, ranks, scored
 
 if TYPE_CHECKING:
+    from postgrad.learner.settings import LearnerSettings
     from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe
     from postgrad.recipe.settings import ReferenceSettings
     from postgrad.rollout.settings import RolloutSettings
@@ -206,12 +207,17 @@ def _batch(recipe: Recipe) -> Iterator[Problem]:
     found, problems = derive(recipe.batch, recipe.length(), recipe.parallel)
     for key, text in problems:
         yield tuple(key.split(".")), text
-    warmup = recipe.learner.warmup_updates
-    if found and found.total_updates is not None and warmup > found.total_updates:
-        yield (
-            ("learner", "warmup_updates"),
-            f"{warmup} is more than the {found.total_updates} updates of the whole run",
-        )
+    critic = getattr(recipe, "critic", None)
+    learners: dict[tuple[str, ...], LearnerSettings] = {("learner",): recipe.learner}
+    if critic is not None and critic.learner.warmup_updates != recipe.learner.warmup_updates:
+        learners["critic", "learner"] = critic.learner
+    for place, learner in learners.items():
+        warmup = learner.warmup_updates
+        if found and found.total_updates is not None and warmup > found.total_updates:
+            yield (
+                (*place, "warmup_updates"),
+                f"{warmup} is more than the {found.total_updates} updates of the whole run",
+            )
 
 
 def _data(recipe: Recipe) -> Iterator[Problem]:

@@ -34,6 +34,7 @@ _READING = (
 )
 _COLUMNS = ("messages", "template", "map")  # they go by columns, so not where a set names its own
 _SAME_PATH = ("task", "subset")
+_EITHER = {"warmup_updates", "warmup_ratio"}  # a role that says one does not take the other over
 
 
 def resolve(raw: Table) -> Table:
@@ -168,5 +169,7 @@ def _role(role: Table, given: Table) -> Table:
     merged = {**given, **role}
     for key, value in given.items():
         if isinstance(value, dict) and isinstance(role.get(key), dict):
-            merged[key] = {**cast(Table, value), **cast(Table, role[key])}
+            own, other = cast(Table, role[key]), cast(Table, value)
+            left = _EITHER if _EITHER & own.keys() else ()
+            merged[key] = {**{name: one for name, one in other.items() if name not in left}, **own}
     return merged

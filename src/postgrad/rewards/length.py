@@ -1,4 +1,9 @@
-"""Rewards that shape length. They see how many tokens the policy wrote, and how it ended."""
+"""Rewards that shape length. They see how many tokens the policy wrote, and how it ended.
+
+Of several turns the limit `max_new_tokens` is each one's: `overlong` holds the longest against it.
+`stop_properly` asks how the last one ended, since a turn that is cut is the last. `target_length`
+is about all that the policy wrote.
+"""
 
 from pydantic import Field, model_validator
 
@@ -9,8 +14,9 @@ from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 class Overlong(Verifier):
     """The soft punishment of DAPO (Yu et al., 2025), from 0 down to -factor.
 
-    -clip(tokens - (max_new_tokens - buffer), 0, buffer) / buffer * factor: nothing until `buffer`
-    tokens before the limit, then down in a line to -factor at the limit.
+    -clip(tokens - (max_new_tokens - buffer), 0, buffer) / buffer * factor, with the tokens of the
+    longest turn: nothing until `buffer` tokens before a turn's limit, then down in a line to
+    -factor at the limit.
     """
 
     buffer: int = Field(ge=1)
@@ -29,7 +35,7 @@ class Overlong(Verifier):
         self._limit()
 
     def score(self, prompt: PromptView, rollout: RolloutView) -> float:
-        over = rollout.tokens - (self._limit() - self.buffer)
+        over = rollout.longest_turn - (self._limit() - self.buffer)
         return 0.0 - min(max(over, 0), self.buffer) / self.buffer * self.factor
 
     def _limit(self) -> int:
@@ -58,7 +64,8 @@ class StopProperly(Verifier):
 class TargetLength(Verifier):
     """0 within `tolerance` tokens of the target, then `per_token` less for each, at least `least`.
 
-    -per_token * max(0, |tokens - target| - tolerance), as in L1 (Aggarwal and Welleck, 2025).
+    -per_token * max(0, |tokens - target| - tolerance), as in L1 (Aggarwal and Welleck, 2025), with
+    the tokens of all turns.
     """
 
     target: int = Field(ge=1)

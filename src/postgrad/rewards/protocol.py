@@ -92,6 +92,7 @@ def rollout_text(view: RolloutView) -> str:
             "finish_reason": view.finish_reason,
             "tokens": view.tokens,
             "sample": view.sample,
+            "turn_tokens": list(view.turn_tokens),
         }
     )
 

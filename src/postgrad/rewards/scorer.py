@@ -239,6 +239,6 @@ def _prompt_text(prompt: Prompt) -> str:
 
 
 def _rollout_view(rollout: Rollout) -> RolloutView:
-    tokens = sum(len(turn.token_ids) for turn in rollout.turns if turn.author == "policy")
+    turns = tuple(len(turn.token_ids) for turn in rollout.turns if turn.author == "policy")
     text = rollout.text if rollout.answer is None else rollout.answer
-    return RolloutView(text, rollout.finish_reason, tokens, rollout.sample)
+    return RolloutView(text, rollout.finish_reason, sum(turns), rollout.sample, turns)

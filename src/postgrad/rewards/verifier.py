@@ -1,6 +1,6 @@
 """What a verifier is, and what it sees of a prompt and a sample. Imports no NumPy, no torch."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,14 +20,23 @@ class PromptView:
 
 @dataclass(frozen=True, slots=True)
 class RolloutView:
-    """What a verifier sees of a sample. `tokens` counts what the policy wrote, of all turns; `text`
-    has no special tokens.
+    """What a verifier sees of a sample. `tokens` counts what the policy wrote, of all turns, and
+    `turn_tokens` each turn's; `text` has no special tokens. finish_reason: how the last turn ended.
     """
 
     text: str
     finish_reason: str = "stop"
     tokens: int = 0
     sample: int = 0
+    turn_tokens: Sequence[int] = ()
+
+    @property
+    def longest_turn(self) -> int:
+        """Tokens of the longest turn that the policy wrote; of the whole where turns are not told.
+
+        `rollout.max_new_tokens` limits a turn, not the sample.
+        """
+        return max(self.turn_tokens, default=self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

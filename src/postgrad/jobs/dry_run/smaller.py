@@ -21,6 +21,7 @@ EVALUATED = 2  # rows of each evaluation set
 SAMPLES = 4  # of a prompt
 MOST = 32  # samples of the update, unless one micro-batch is more
 NEW_TOKENS = 64
+NO_WARMUP = {"warmup_updates": 0, "warmup_ratio": 0.0}
 DENSE = {"type": "postgrad.rewards.dry:by_text", "name": "dry run", "weight": 1e-3}
 
 
@@ -35,7 +36,7 @@ def smaller(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recipe:
     data |= {"run_dir": str(run_dir), "steps": 1, "total_episodes": None, "epochs": None}
     data["model"]["path"] = model
     data["observe"]["loggers"] = []
-    data["learner"]["warmup_updates"] = 0
+    data["learner"] |= NO_WARMUP
     data["checkpoint"] |= {
         "ckpt_path": None,
         "save_steps": 0,
@@ -50,7 +51,7 @@ def smaller(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recipe:
     if isinstance(recipe, Answering):
         _shorten_sampling(recipe, data)
     if isinstance(recipe, RLRecipe):
-        data["critic"]["learner"]["warmup_updates"] = 0
+        data["critic"]["learner"] |= NO_WARMUP
         if "critic_warmup_steps" in data["algorithm"]:
             data["algorithm"]["critic_warmup_steps"] = 0
     return recipe_from_json(data)

@@ -21,12 +21,12 @@ from postgrad.models.settings import LoraSettings
 from postgrad.recipe.recipe import RLRecipe
 
 
-def policy(run: Run, path: str, temperature: float = 1.0, *, without_steps: int = 0) -> PolicyRole:
+def policy(run: Run, path: str, temperature: float = 1.0) -> PolicyRole:
     """See jobs.roles.policy."""
     run.clock.peaks.set_baseline()  # data are read, and no weight is
     if run.group is None:
-        return roles.policy(run, path, temperature, without_steps=without_steps)
-    more = {"temperature": temperature, "without_steps": without_steps}
+        return roles.policy(run, path, temperature)
+    more = {"temperature": temperature}
     _make(run, run.group, "policy", path, more)
     return RankedRole(run.group, "policy", temperature, lora=run.recipe.model.lora)
 

@@ -35,7 +35,7 @@ def reward(run: Run, recipe: RewardRecipe, path: str, checkpoint: Checkpoint | N
     pairs = rows.pairs(recipe, tokenizer)
     common.show_rows(run, pairs.accounts)
     evaluator = _evaluator(run, recipe, tokenizer)
-    run.geometry = recipe.geometry(len(pairs))
+    run.count_rows(len(pairs))
     model = roles.reward_model(run, path)
     foresee_disk(run, model.state_bytes())
     roles.try_tokens(run, [model])
@@ -60,7 +60,7 @@ def preference(
     other = recipe.reference.model.path
     if algorithm.needs().reference and other is not None and other != path:
         common.require_same_tokens(other, "reference", tokenizer)
-    run.geometry = recipe.geometry(len(draws))
+    run.count_rows(len(draws))
     policy = roles.policy(run, path)
     foresee_disk(run, policy.state_bytes())
     roles.try_tokens(run, [policy])

@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack
 
-from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Prompt
 from postgrad.data.draws import Draws
@@ -35,7 +34,7 @@ def assemble(
     environments.check_rows(recipe, prompts)
     common.check_answers(scorer, prompts.all())
     evaluator = common.evaluator(run, recipe, tokenizer, scorer) if recipe.eval.sets else None
-    run.geometry = recipe.geometry(len(prompts))
+    run.count_rows(len(prompts))
     parts = _roles(run, recipe, path, checkpoint)
     if learned is not None:
         learned.role = roles.scorer(run, recipe, learned.path, parts.critic)
@@ -83,9 +82,7 @@ def _check_tokens(recipe: RLRecipe, path: str, tokenizer: object) -> None:
 
 def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None) -> Roles:
     """What learns and what is measured from, from a checkpoint where there is one."""
-    algorithm = recipe.algorithm
-    warmup = algorithm.critic_warmup_steps if isinstance(algorithm, Critic) else 0
-    policy = roles.policy(run, path, recipe.rollout.temperature, without_steps=warmup)
+    policy = roles.policy(run, path, recipe.rollout.temperature)
     needs, follows = recipe.algorithm.needs(), None
     critic = roles.critic(run, recipe, path) if needs.critic else None
     if needs.reference and recipe.reference.moves:

@@ -25,7 +25,7 @@ def assemble(
     if recipe.eval.sets:
         scorer = stack.enter_context(environments.scorer(recipe))
         evaluator = common.evaluator(run, recipe, tokenizer, scorer)
-    run.geometry = recipe.geometry(len(conversations))
+    run.count_rows(len(conversations))
     policy = roles.policy(run, path)
     foresee_disk(run, policy.state_bytes())
     common.restore(policy, checkpoint)

@@ -11,7 +11,7 @@ STEP = "policy/kl_old"
 
 class KL(Sentinel):
     """Speaks while for `steps` steps in a row the policy's KL is over `reference` nats a token from
-    the reference, or over `step` from the policy that sampled.
+    the reference, or the policy before the step over `step` nats a token from it.
     """
 
     reference: float = Field(default=1.0, gt=0.0)
@@ -33,7 +33,7 @@ class KL(Sentinel):
         if row < self.steps:
             return Look({"row": row})
         (value, limit), what = limits[over[0]], over[0]
-        where = "the policy that sampled" if what == STEP else "its reference"
+        where = "itself before the step" if what == STEP else "its reference"
         return Look(
             {"row": row},
             message=f"the policy runs away from {where}: {what} is {value:.3g} nats a token (limit "

@@ -1,11 +1,11 @@
 """What the three systems have in common: processes, micro-batches, schedules, warm-up, adapters."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from postgrad.recipe.translate.draft import Draft
 from postgrad.recipe.translate.options import Options
+from postgrad.recipe.translate.rules import decimal
 
 RANKS = "all roles lie on the same ranks"
 ONE_RANK = "divides state over ranks, and one trains: give --devices N where there are more"
@@ -121,33 +121,25 @@ def schedule(
         draft.put(f"{role}.min_lr_ratio", share)
 
 
-def warmup(draft: Draft, name: str, share: float, updates: int | None, comment: str = "") -> None:
-    """`name`, a share of all updates, as their number; where only the data knows it, how to find
-    it.
-    """
-    if not share:
-        return
-    if updates is not None:
-        count = math.ceil(round(share * updates, 6))
-        draft.put("learner.warmup_updates", count, comment or f"{share:.3g} of {updates} updates")
-        return
-    why = (
-        "a share of all updates, of which only the data says how many: set learner.warmup_updates "
-        f"to {share:.3g} of the updates that the run's first lines show"
-    )
-    draft.miss(name, share, why)
+def warmup(draft: Draft, share: float, role: str = "learner", comment: str = "") -> None:
+    """The share of all updates in which the rate warms up, rounded up as transformers does."""
+    if share or role != "learner":
+        draft.put(f"{role}.warmup_ratio", share, comment)
 
 
-def updates_of(draft: Draft, rows: int | None, devices: int = 1) -> int | None:
-    """Optimizer steps of the run, from the numbers of the draft; rows: of the data, where known."""
-    steps, epochs = draft.get("steps"), draft.get("epochs")
-    samples, each = per_step(draft)
-    if draft.get("total_episodes") is not None:
-        steps = int(draft.get("total_episodes")) // samples
-    elif epochs is not None and rows is not None:
-        draws = int(draft.get("batch.rollout_batch_size") or samples)
-        steps = math.ceil(float(epochs) * rows / draws)
-    return None if steps is None else max(1, int(steps)) * each
+def cut_off(draft: Draft, value: float, comment: str) -> None:
+    """A reward that replaces all others of a sample that the token limit cut off."""
+    draft.reward("stop_properly", comment, gate=True, gate_at=0.0, gate_value=value)
+
+
+def kept(draft: Draft, name: str, value: Any, default: str) -> None:
+    """How many checkpoints are kept; 0, -1 and nothing stand for all of them in other systems."""
+    count = int(decimal(value))
+    if count > 0:
+        draft.put("checkpoint.max_ckpt_num", count, default)
+    else:
+        why = "keeps all of them there; here the newest checkpoint.max_ckpt_num (3) are kept"
+        draft.unknown(name, value, why)
 
 
 def per_step(draft: Draft) -> tuple[int, int]:

@@ -155,10 +155,12 @@ def _adapter(made: Draft, options: Options) -> None:
 
 
 def _learner(made: Draft, options: Options) -> None:
-    common.schedule(made, options.take("lr_scheduler_type"), options.take("final_lr_ratio"))
+    final = options.take("final_lr_ratio")
+    common.schedule(made, options.take("lr_scheduler_type"))
+    if final is not None and made.get("learner.schedule") == "linear":
+        made.put("learner.min_lr_ratio", decimal(final) or None)
     share, count = float(options.take("warmup_ratio", 0.0)), options.number("warm_up_steps", 0)
-    rows = int(made.get("data.limit") or 0) or None
     if share:
-        common.warmup(made, "warmup_ratio", share, common.updates_of(made, rows))
+        common.warmup(made, share, comment="rounded up; down there")
     elif count:
         made.put("learner.warmup_updates", count)

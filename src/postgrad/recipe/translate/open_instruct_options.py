@@ -47,6 +47,7 @@ RENAMED = {  # names that changed, or differ from program to program
     "tokenizer_name_or_path": "tokenizer_name", "chat_template": "chat_template_name",
     "lora_r": "lora_rank", "use_peft": "use_lora", "max_grad_norm": "clip_grad_norm",
     "vllm_num_gpus": "vllm_num_engines",
+    "truncated_importance_sampling_ratio_cap": "rho_clamp_upper_bound",
 }  # fmt: skip
 _AI2 = "Ai2's own cluster and evaluation"
 
@@ -69,8 +70,7 @@ RULES: dict[str, Rule] = {
     "whiten_rewards": to("algorithm.whiten_rewards", read=on),
     "cliprange_value": to("algorithm.value_clip", read=decimal),
     "model_dtype": choice("model.dtype", {"bfloat16": "bfloat16", "float32": "float32"}),
-    "keep_last_n_checkpoints": to("checkpoint.max_ckpt_num",
-                                  read=lambda n: int(n) if int(n) > 0 else None),
+    "keep_last_n_checkpoints": common.kept,
     "checkpointing_steps": to("checkpoint.save_steps",
                               read=lambda n: int(n) if str(n).isdigit() else None),
     "resume_from_checkpoint": to("checkpoint.load_checkpoint", read=on),
@@ -83,14 +83,11 @@ RULES: dict[str, Rule] = {
     "concatenated_forward": needless("a pair always lies in one forward pass"),
     "async_steps": missing("a step samples with the weights that the last one made"),
     "inflight_updates": missing("weights do not change while an answer is written"),
-    "non_stop_penalty_value": missing('a [[rewards]] of type "stop_properly" is the nearest'),
     "mask_truncated_completions": missing("what the limit cut off is trained on as it is"),
     "apply_r1_style_format_reward": missing('add [[rewards]] type = "format"'),
     "additive_format_reward": missing('add [[rewards]] type = "format"'),
     "r1_style_format_reward": missing('the weight of [[rewards]] type = "format"'),
     "stop_token": missing("an answer ends with its turn; rollout.stop has texts that end it"),
-    "penalty_reward_value": missing('a [[rewards]] of type "stop_properly" is the nearest'),
-    "non_stop_penalty": missing('a [[rewards]] of type "stop_properly" is the nearest'),
     "no_resampling_pass_rate": missing("rollout.curriculum.retire_at counts rewards: set it"),
     "remap_verifier": missing("[[rewards]] say by `when` which rows they score"),
     "tools": missing("tools are an environment: docs/environments.md"),

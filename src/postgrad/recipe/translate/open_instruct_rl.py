@@ -40,6 +40,7 @@ def answers(made: Draft, options: Options, program: str) -> None:
     else:
         _grpo(made, options)
     _rewards(made, options, program)
+    _non_stop(made, options, program)
     _times(made, options)
 
 
@@ -78,12 +79,15 @@ def _grpo(made: Draft, options: Options) -> None:
     cispo = str(options.take("loss_fn")) == "cispo"
     name = "cispo" if cispo else "dr_grpo" if centred else "grpo"
     made.put("algorithm.type", name, "advantages are centred" if centred and not cispo else "")
+    if centred and cispo:
+        made.put("algorithm.std_norm", False, "advantages are centred")
     divided = options.take("loss_denominator", "token")
     if divided == "token":
         made.put("algorithm.aggregation", "token", "loss_denominator there")
     else:
         made.miss("loss_denominator", divided, "algorithm.aggregation says what divides the loss")
-    made.put("algorithm.clip_low", decimal(options.take("clip_lower")))
+    low = decimal(options.take("clip_lower"))
+    made.put("algorithm.clip_low", None if cispo else low)
     made.put("algorithm.clip_high", decimal(options.take("clip_higher")))
     _kl(made, options, "loss")
     _correction(made, options)
@@ -187,6 +191,15 @@ def _rewards(made: Draft, options: Options, program: str) -> None:
     for column, type, settings in found:
         made.reward(type, "rows say their verifier in the column dataset", weight=weight,
                     when={"dataset": column}, **settings)  # fmt: skip
+
+
+def _non_stop(made: Draft, options: Options, program: str) -> None:
+    """What was cut off has this reward and no other."""
+    values = [options.take(name) for name in ("non_stop_penalty_value", "penalty_reward_value")]
+    if flag(options.take("non_stop_penalty", False)):
+        unsaid = -10.0 if program == "ppo" else 0.0
+        value = next((decimal(one) for one in values if one is not None), unsaid)
+        common.cut_off(made, value, "non_stop_penalty replaces the reward of what was cut off")
 
 
 def _parts(name: str) -> set[str]:

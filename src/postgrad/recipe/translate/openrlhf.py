@@ -24,6 +24,12 @@ JOBS = {
     "train_kto": ("preference", "kto"),
     "train_ppo_ray": ("rl", "ppo"),
 }
+_OF_OPTIMIZER = {  # of a role, and of the same in [critic.learner]
+    "adam.betas": "betas",
+    "adam.eps": "eps",
+    "adam.weight_decay": "weight_decay",
+    "max_norm": "max_grad_norm",
+}
 _SHORT = {
     "sft": "train_sft",
     "rm": "train_rm",
@@ -63,6 +69,8 @@ def draft(source: Source) -> Draft:
     _data(made, options)
     _batch(made, options)
     _learner(made, options)
+    if job == "rl":
+        _critic_learner(made, options, source)
     _evaluation(made, options)
     lora = ("ds.lora.rank", "ds.lora.alpha", "ds.lora.dropout", "ds.lora.target_modules")
     common.adapter(made, options, lora, "ds.load_in_4bit")
@@ -103,7 +111,7 @@ def _data(made: Draft, options: Options) -> None:
         made.put("data.completion", options.take("data.output_key"))
         made.put("data.label", options.take("data.label_key"))
     made.put("data.max_len", options.number("data.max_len"))
-    if options.said("data.max_samples"):
+    if options.said("data.max_samples") and options.number("data.max_samples") > 0:
         made.put("data.limit", options.number("data.max_samples"))
     if not chat:
         made.put("data.chat_template", _plain(str(template or "{}")),
@@ -170,15 +178,41 @@ def _batch(made: Draft, options: Options) -> None:
 def _learner(made: Draft, options: Options) -> None:
     least, share = options.take("min_lr_ratio"), float(options.take("lr_warmup_ratio", 0.0))
     common.schedule(made, options.take("lr_scheduler"), least)
-    rows = options.number("data.max_samples", 0) or None
-    common.warmup(made, "lr_warmup_ratio", share, common.updates_of(made, rows))
-    for role in ("lr_scheduler", "min_lr_ratio", "lr_warmup_ratio"):
-        if options.said(f"critic.{role}"):
-            made.miss(
-                f"critic.{role}", options.take(f"critic.{role}"), "say it in [critic.learner]"
-            )
+    common.warmup(made, share)
     if flag(options.take("train.enable_ema", False)):
         made.put("learner.ema_decay", decimal(options.take("train.ema_beta", 0.992)))
+
+
+def _critic_learner(made: Draft, options: Options, source: Source) -> None:
+    """What differs from the policy's. Options since 0.11 are one role's alone, those before it and
+    those here are both's where the critic's are not said.
+    """
+    unsaid = {**SHARED, "adam.eps": 1e-8, "adam.weight_decay": 0.0, "max_norm": 1.0}
+    said: dict[str, Any] = {}
+    for name in (*_OF_OPTIMIZER, "lr_scheduler", "min_lr_ratio", "lr_warmup_ratio"):
+        value = options.take(f"critic.{name}")
+        if value is None and f"actor.{name}" in source.options:
+            value = unsaid[name]
+        if value is not None:
+            said[name] = value
+    if made.get("algorithm.type") != "ppo":
+        for name in said:
+            if options.said(f"critic.{name}"):
+                made.skip(f"critic.{name}", said[name], "there is no critic")
+        return
+    role = "critic.learner"
+    for name, key in _OF_OPTIMIZER.items():
+        value = said.get(name)
+        made.put(f"{role}.{key}", decimal(value) if isinstance(value, int | float) else value)
+    if said.keys() & {"lr_scheduler", "min_lr_ratio"}:
+        kind = said.get("lr_scheduler", options.take("lr_scheduler"))
+        least = said.get("min_lr_ratio", options.take("min_lr_ratio"))
+        common.schedule(made, kind, least, role)
+    if "lr_warmup_ratio" in said:
+        common.warmup(made, float(said["lr_warmup_ratio"]), role)
+    for key in ("schedule", "min_lr_ratio", "warmup_ratio"):
+        if made.get(f"{role}.{key}") == made.get(f"learner.{key}"):
+            made.drop(f"{role}.{key}")
 
 
 def _evaluation(made: Draft, options: Options) -> None:

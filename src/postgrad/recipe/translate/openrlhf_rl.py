@@ -3,6 +3,7 @@
 from pathlib import PurePosixPath
 from typing import Any
 
+from postgrad.recipe.translate import common
 from postgrad.recipe.translate.draft import Draft
 from postgrad.recipe.translate.options import Options
 from postgrad.recipe.translate.rules import decimal, flag
@@ -28,41 +29,76 @@ def algorithm(made: Draft, options: Options) -> None:
         made.miss("algo.advantage.estimator", estimator, "no algorithm here is called so")
     if loss == "gspo":
         name, aggregation = "gspo", None
+        if estimator not in ("group_norm", "dr_grpo"):
+            why = "gspo here has the advantages of group_norm"
+            made.miss("algo.advantage.estimator", estimator, why)
     made.put("algorithm.type", name, estimator)
+    _deviation(made, options, name, estimator)
     if aggregation:
         made.put("algorithm.aggregation", aggregation, "every token counts the same there")
-    clip = options.take("actor.eps_clip", 0.2)
-    low, high = options.take("actor.eps_clip_low_high") or (clip, clip)
+    clip = decimal(options.take("actor.eps_clip", 0.2))
+    bounds = options.numbers("actor.eps_clip_low_high") or [clip, clip]
+    low, high = bounds[0], bounds[-1]
     if (low, high) != (0.2, 0.2) or name == "gspo":
-        made.put("algorithm.clip_low", decimal(low))
-        made.put("algorithm.clip_high", decimal(high))
+        made.put("algorithm.clip_low", low)
+        made.put("algorithm.clip_high", high)
     _critic(made, options, name)
     _kl(made, options)
     _correction(made, options)
     if flag(options.take("algo.dynamic_filtering_enable", False)):
-        above, below = options.take("algo.dynamic_filtering_range", [0.0, 1.0])
+        above, below = options.pair("algo.dynamic_filtering_range") or (0.0, 1.0)
         made.put("rollout.dynamic_sampling", True, "in max_rounds; there until it is full")
         made.put("rollout.keep_above", decimal(above))
         made.put("rollout.keep_below", decimal(below))
 
 
+def _deviation(made: Draft, options: Options, name: str, estimator: str) -> None:
+    """Whether advantages are divided by their standard deviation."""
+    option = "algo.advantage.no_std_norm"
+    undivided = flag(options.take(option, False))
+    if name == "gspo":
+        undivided = estimator == "dr_grpo"
+    elif estimator in ("rloo", "group_norm", "dr_grpo"):
+        if undivided:
+            made.skip(option, True, f"{estimator} does not ask it there either")
+        return
+    if undivided:
+        made.put("algorithm.std_norm", False, "the mean is still taken, as there")
+
+
 def _critic(made: Draft, options: Options, name: str) -> None:
     lam, gamma = options.take("algo.advantage.lambd"), options.take("algo.advantage.gamma", 1.0)
-    clip, bounds = options.take("critic.value_clip"), options.take("reward.clip_range")
+    clip, freezing = options.take("critic.value_clip"), options.number("actor.freezing_steps", -1)
     path, rate = options.take("critic.model_name_or_path"), options.take("critic.adam.lr")
+    _reward_clip(made, options, name)
     if name == "ppo":
+        made.put("algorithm.critic_warmup_steps", freezing if freezing > 0 else None)
         made.put("algorithm.gamma", decimal(gamma))
         made.put("algorithm.lam", decimal(lam))
         made.put("algorithm.value_clip", decimal(clip))
-        made.put("algorithm.reward_clip", decimal(max(abs(float(one)) for one in bounds)))
         made.put("critic.model.path", path)
         made.put("critic.learner.lr", decimal(rate))
-    elif options.said("reward.clip_range"):
-        made.miss("reward.clip_range", bounds, "only ppo clips rewards here")
+        return
+    if freezing > 0:
+        made.miss("actor.freezing_steps", freezing, "there is no critic that would learn alone")
+    if name == "reinforce_pp" and float(gamma) != 1.0:
+        why = f"rewards are not discounted by token in {name}"
+        made.unknown("algo.advantage.gamma", gamma, why)
+
+
+def _reward_clip(made: Draft, options: Options, name: str) -> None:
+    """Both bounds; where a baseline is taken, the default of 10 bounds nothing that is met."""
+    bounds = options.pair("reward.clip_range")
+    first = name in ("ppo", "reinforce_pp")
+    if bounds is None or not (first or options.said("reward.clip_range")):
+        return
+    low, high = bounds
+    comment = "" if first else "of rewards; there of what the baseline leaves of them"
+    made.put("algorithm.reward_clip", high if low == -high else [low, high], comment)
 
 
 def _kl(made: Draft, options: Options) -> None:
-    coefficient = decimal(options.take("algo.kl.init_coef"))
+    coefficient = max(0.0, decimal(options.take("algo.kl.init_coef")))  # none below 0, as there
     in_loss = flag(options.take("algo.kl.use_loss", False))
     estimator, target = options.take("algo.kl.estimator"), options.take("algo.kl.target")
     horizon = options.take("algo.kl.horizon")
@@ -79,16 +115,18 @@ def _kl(made: Draft, options: Options) -> None:
 
 def _correction(made: Draft, options: Options) -> None:
     kind = str(options.take("algo.advantage.is_correction_type", "tis"))
-    low, high = options.take("algo.advantage.is_correction_threshold", [0.5, 5.0])
+    bounds = options.numbers("algo.advantage.is_correction_threshold") or [0.5, 5.0]
+    low, high = bounds[0], bounds[-1]  # one number was the upper bound, when tis alone was there
     if not flag(options.take("algo.advantage.is_correction_enable", False)):
         return
     name = _CORRECTIONS.get(kind, "tis")
-    made.put("algorithm.correction", name)
-    if name == "tis":
+    masks = "keeps or drops a response; there its tokens are weighed too"
+    made.put("algorithm.correction", name, masks if name == "sequence_mask" else "")
+    if name != "tis":
+        made.put("algorithm.correction_low", low)
+    elif len(bounds) > 1:
         made.miss("algo.advantage.is_correction_threshold", low, "tis bounds weights from above")
-    else:
-        made.put("algorithm.correction_low", decimal(low))
-    made.put("algorithm.correction_high", decimal(high))
+    made.put("algorithm.correction_high", high)
 
 
 def rewards(made: Draft, options: Options) -> None:
@@ -117,10 +155,21 @@ def rewards(made: Draft, options: Options) -> None:
     if not (servers or files or model):
         made.reward("my_rewards:score", "the source names no reward: write this function")
     length = options.take("reward.overlong_buffer_len")
-    factor = options.take("reward.overlong_penalty_factor", 1.0)
-    if length:
-        made.reward("overlong", buffer=int(length), factor=decimal(factor))
-    stopped = options.take("reward.stop_properly_penalty_coef")
-    if stopped is not None:
+    factor = decimal(options.take("reward.overlong_penalty_factor", 1.0))
+    if length and factor < 0:
+        why = f"a factor of {factor:g} pays for length, and overlong only takes"
+        made.unknown("reward.overlong_penalty_factor", factor, why)
+    elif length and factor:
+        made.reward("overlong", buffer=int(length), factor=factor)
+    coefficient = options.take("reward.stop_properly_penalty_coef")
+    if coefficient is not None:
+        _stop_properly(made, decimal(coefficient))
+
+
+def _stop_properly(made: Draft, coefficient: float) -> None:
+    """A coefficient below 0 is the reward of what was cut off, any other scales it."""
+    if coefficient < 0:
+        common.cut_off(made, coefficient, "replaces the reward of what was cut off, as there")
+    else:
         made.reward("stop_properly", "scales the reward of what was cut off", stopped=1.0,
-                    penalty=decimal(stopped), multiply=True)  # fmt: skip
+                    penalty=coefficient, multiply=True)  # fmt: skip

@@ -49,6 +49,15 @@ class Options:
         except ValueError as error:
             raise UsageError(f"{name}: numbers are wanted, not {self.take(name)!r}") from error
 
+    def pair(self, name: str) -> tuple[float, float] | None:
+        """`take` as two numbers, the lower first; None for nothing. Others are UsageErrors."""
+        numbers = self.numbers(name)
+        if numbers and (len(numbers) != 2 or numbers[0] > numbers[1]):
+            raise UsageError(
+                f"{name}: two numbers are wanted, the lower first, not {self.take(name)!r}"
+            )
+        return (numbers[0], numbers[1]) if numbers else None
+
     def table(self, name: str) -> dict[str, Any]:
         """`take` as a table; an empty one for anything else."""
         value = self.take(name)

@@ -171,7 +171,10 @@ def _length(made: Draft, options: Options) -> None:
 
 
 def _learner(made: Draft, options: Options) -> None:
-    least = options.table("lr_scheduler_kwargs").get("min_lr_rate")
+    more = options.table("lr_scheduler_kwargs")
+    least = more.get("min_lr_rate")
+    if least is None and more.get("min_lr") is not None:
+        least = decimal(more["min_lr"]) / decimal(options.take("learning_rate"))
     common.schedule(made, options.take("lr_scheduler_type"), least)
     betas = [float(options.take("adam_beta1", 0.9)), float(options.take("adam_beta2", 0.999))]
     if betas != [0.9, 0.999]:
@@ -180,8 +183,7 @@ def _learner(made: Draft, options: Options) -> None:
     if count >= 1:
         made.put("learner.warmup_updates", int(count))
     else:
-        name = "warmup_ratio" if share else "warmup_steps"
-        common.warmup(made, name, share or count, common.updates_of(made, None))
+        common.warmup(made, count or share, comment="" if share else "warmup_steps there")
 
 
 def _times(made: Draft, options: Options) -> None:
@@ -189,7 +191,12 @@ def _times(made: Draft, options: Options) -> None:
     _, each = common.per_step(made)
     kind, every = str(options.take("save_strategy", "steps")), options.number("save_steps")
     note = f"{each} updates a step" if each > 1 else ""
-    if kind == "steps" and every >= 1:
+    share = decimal(options.take("save_steps"))
+    if kind == "steps" and 0 < share < 1:
+        made.miss(
+            "save_steps", share, "a share of the run there; checkpoint.save_steps is a number"
+        )
+    elif kind == "steps" and every >= 1:
         made.put("checkpoint.save_steps", max(1, every // each), note)
     elif kind == "epoch":
         made.miss("save_strategy", kind, "say checkpoint.save_steps; the last step is always saved")
@@ -203,5 +210,8 @@ def _times(made: Draft, options: Options) -> None:
         why = "the loss of the test split there; here answers that [[rewards]] score"
         made.miss("eval_strategy", kind, why)
         return
+    share = decimal(options.take("eval_steps", 0))
+    if 0 < share < 1:
+        made.miss("eval_steps", share, "a share of the run there; eval.every is a number of steps")
     made.put("eval.split", split)
     made.put("eval.every", max(1, every // each) if every else None, note)

@@ -36,6 +36,10 @@ def answers(made: Draft, options: Options, program: str, devices: int) -> None:
         made.put("reward_model.model.path", options.take("reward_model_path"))
         made.put("model.path", options.take("sft_model_path"), "sft_model_path")
         made.reward("reward_model")
+        missed = options.take("missing_eos_penalty")
+        if missed is not None and decimal(missed):
+            made.reward("stop_properly", "missing_eos_penalty is taken from what was cut off",
+                        penalty=-decimal(missed))  # fmt: skip
         return
     _batch(made, options, devices)
     _advantages(made, options, program)
@@ -107,22 +111,43 @@ def _advantages(made: Draft, options: Options, program: str) -> None:
     level = options.take("importance_sampling_level", "token")
     loss, scale = str(options.take("loss_type", "")), str(options.take("scale_rewards", "group"))
     normalise = flag(options.take("normalize_advantages", False))
+    if options.given.get("scale_rewards", scale) is None:  # "none" is nothing to most options
+        scale = "none"
+    undivided = scale.lower() in ("none", "false")
     if program == "grpo":
         name, aggregation = _LOSSES.get(loss, ("grpo", "token"))
         if loss not in _LOSSES:
             made.miss("loss_type", loss, f"{', '.join(_LOSSES)} are here")
         if level == "sequence":
             name, aggregation = "gspo", aggregation
-        elif scale.lower() in ("none", "false") and name == "grpo":
+        elif undivided and name == "grpo":
             name, aggregation = "dr_grpo", aggregation or "sequence"
         elif scale.lower() == "batch":
             made.miss("scale_rewards", scale, "rewards are divided by their group's deviation")
         made.put("algorithm.type", name, f"loss_type {loss}")
+        if undivided and name != "dr_grpo":
+            made.put("algorithm.std_norm", False, f"scale_rewards {scale}")
         _aggregated(made, name, aggregation)
+        if name == "cispo":
+            _cispo_bound(made, decimal(low if high is None else high))
+            return
     elif normalise:
         made.miss("normalize_advantages", True, "rloo's advantages stay as they are")
+    if bounds := options.numbers("reward_clip_range"):
+        made.put("algorithm.reward_clip", bounds)
     made.put("algorithm.clip_low", decimal(low))
     made.put("algorithm.clip_high", decimal(low if high is None else high))
+
+
+def _cispo_bound(made: Draft, high: float) -> None:
+    """epsilon_high bounds the ratio itself there; 1 + clip_high does here."""
+    if high >= 1.0:
+        made.put(
+            "algorithm.clip_high", high - 1.0, f"epsilon_high {high:g} bounds the ratio itself"
+        )
+    else:
+        why = "bounds the ratio itself, below 1, where every token's weight is cut; 1.28 is taken"
+        made.miss("epsilon_high", high, why)
 
 
 def _aggregated(made: Draft, name: str, aggregation: str | None) -> None:
