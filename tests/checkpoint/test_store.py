@@ -104,6 +104,42 @@ def test_a_damaged_newest_one_is_named_and_passed_over(
     assert [one.complete for one in store.infos()] == [True, False]
 
 
+def measured(tmp_path: Path, **settings: Any) -> CheckpointStore:
+    known = {"best_metric": "eval/accuracy", **settings}
+    return CheckpointStore(tmp_path / "measured", CheckpointSettings(**known))
+
+
+def test_a_start_that_nothing_has_beaten_is_told_with_its_value_and_what_to_do(
+    tmp_path: Path, make_state: MakeState, make_tensors: MakeTensors
+) -> None:
+    higher = measured(tmp_path)
+    higher.save(make_state(8, best=Best("eval/accuracy", 0.625, 0, waited=2)), make_tensors(1))
+    with pytest.raises(RunError) as told:
+        higher.load("best")
+    text = str(told.value)
+    assert "set checkpoint.best_metric" not in text  # which is set
+    assert "eval/accuracy was 0.625 there, and none of the 2 evaluations since was higher" in text
+    assert "--checkpoint latest" in text
+    lower = measured(tmp_path, best_metric="eval/loss", best_mode="min")
+    lower.save(make_state(9, best=Best("eval/loss", 1.5, 0, waited=1)), make_tensors(1))
+    with pytest.raises(RunError, match="since was lower"):
+        lower.load("best")
+
+
+def test_without_a_best_checkpoint_the_message_says_which_of_the_causes_it_is(
+    tmp_path: Path, make_state: MakeState, make_tensors: MakeTensors
+) -> None:
+    store = measured(tmp_path)
+    with pytest.raises(RunError, match="no whole one is there"):
+        store.load("best")
+    store.save(make_state(1), make_tensors(1))
+    with pytest.raises(RunError, match=r"no evaluation has measured checkpoint\.best_metric"):
+        store.load("best")
+    store.save(make_state(4, best=Best("eval/accuracy", 0.5, 3)), make_tensors(1))
+    with pytest.raises(RunError, match=r"best after step 3 .* could not be saved or is gone"):
+        store.load("best")
+
+
 def test_none_at_all_is_told_with_every_reason(
     store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
 ) -> None:
@@ -114,7 +150,7 @@ def test_none_at_all_is_told_with_every_reason(
     (path / "state.json").unlink()
     with pytest.raises(RunError, match=r"state\.json is missing"):
         store.load()
-    with pytest.raises(RunError, match="has no best checkpoint"):
+    with pytest.raises(RunError, match=r"has no best checkpoint: set checkpoint\.best_metric"):
         store.load("best")
     with pytest.raises(RunError, match="has no checkpoint of step 7; there are: 1"):
         store.load(7)

@@ -128,6 +128,7 @@ def test_a_run_its_checkpoints_its_export_and_its_evaluation(files: Files) -> No
     assert report["rows"] == 4
     assert report["failed"] == 0
     assert report["pass@k"] == {"1": report["accuracy"]}
+    assert report["left_out@k"] == {"1": 0}
     assert report["against"]["accuracy"] == report["accuracy"]
 
 

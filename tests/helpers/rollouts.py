@@ -59,17 +59,29 @@ class Numbers:
 
 
 class Chosen:
-    """A scorer: reward(ticket, sample) is a number, or None where the verifier fails."""
+    """A scorer: reward(ticket, sample) is a number, or None where the verifier fails. It is the
+    component "r"; `length`, where there is one, a second that shapes the total.
+    """
 
-    def __init__(self, reward: Callable[[int, int], float | None]) -> None:
+    def __init__(
+        self,
+        reward: Callable[[int, int], float | None],
+        length: Callable[[int, int], float] | None = None,
+    ) -> None:
         self._reward = reward
+        self._length = length
         self._done: list[ScoredGroup] = []
 
     def submit(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
         given = [self._reward(prompt.ticket, rollout.sample) for rollout in rollouts]
         total = np.array([np.nan if one is None else one for one in given])
         kept = np.array([one is not None for one in given])
-        self._done.append(ScoredGroup(prompt, tuple(rollouts), {"r": total}, total, kept))
+        rewards = {"r": total}
+        if self._length is not None:
+            shaped = [self._length(prompt.ticket, rollout.sample) for rollout in rollouts]
+            rewards["length"] = np.array(shaped)
+            total = total + rewards["length"]
+        self._done.append(ScoredGroup(prompt, tuple(rollouts), rewards, total, kept))
 
     def completed(self, wait: bool) -> list[ScoredGroup]:
         done, self._done = self._done, []

@@ -91,6 +91,26 @@ def test_a_run_on_ranks_gives_the_weights_of_one_process(
     assert apart(weights(alone), weights(several)) < 1e-4
 
 
+def test_a_held_out_loss_on_ranks_is_that_of_one_process(
+    make_recipe: Any, console: Console
+) -> None:
+    """Nine conversations on two ranks: shares are unequal, and every token counts once."""
+    held = {"size": 9, "n_samples": 1, "pass_at": [1], "greedy": False, "max_new_tokens": None}
+    changes = {"rewards": [], "eval": held}
+    alone = make_recipe("sft", "alone", steps=STEPS, learner=LEARNER, **changes)
+    several = make_recipe("sft", "several", **on_ranks(2, "zero3"), **changes)
+    train(alone, console)
+    train(several, console)
+    one, two = (
+        [json.loads(line) for line in (Path(each.run_dir) / "eval.jsonl").open()]
+        for each in (alone, several)
+    )
+    assert [line["step"] for line in two] == [0, STEPS]
+    for a, b in zip(one, two, strict=True):
+        assert (b["loss_tokens"], b["loss_rows"]) == (a["loss_tokens"], 9)
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)
+
+
 @pytest.mark.parametrize(("ranks", "sharding"), [(2, "none"), (4, "zero2")])
 @pytest.mark.parametrize("changes", [{"algorithm": {"type": "grpo", "kl_coef": 0.05}}, PPO])
 def test_replayed_rollouts_on_ranks_give_the_weights_of_one_process(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from postgrad.jobs.results import Problem, Result, by_dataset, rates
+from postgrad.jobs.results import Problem, Result, by_dataset, left_out, rates
 from postgrad.ops.intervals import Interval, mean_interval
 
 
@@ -20,6 +20,20 @@ def test_problems_with_too_few_scored_samples_are_left_out_of_the_mean() -> None
     assert found["accuracy"] == (0.75, mean_interval([0.5, 1.0]))
     assert found["pass@2"] == (pytest.approx(5 / 6), mean_interval([1 - 1 / 6]))
     assert list(found) == ["accuracy", "pass@2"]
+
+
+def test_how_many_problems_each_k_leaves_out_is_counted_and_told() -> None:
+    problems = [problem(2, 4), problem(1, 1), problem(0, 0)]
+    counts = left_out(problems, (1, 2, 4))
+    assert counts == {"left_out@1": 1.0, "left_out@2": 2.0, "left_out@4": 2.0}
+    assert left_out(problems, (4,)) == {"left_out@1": 1.0, "left_out@4": 2.0}  # accuracy's too
+    metrics = {"accuracy": 0.75, "pass@2": 0.5, **counts}
+    assert Result(None, 3, 5, metrics, 0.1).told() == [
+        "accuracy 0.750 (1 of 3 problems left out)",
+        "pass@2 0.500 (2 of 3 problems left out)",
+    ]
+    whole = {"accuracy": 0.75, **left_out([problem(1, 1)], (1,))}
+    assert Result(None, 1, 0, whole, 0.1).told() == ["accuracy 0.750"]
 
 
 def test_a_rate_that_nothing_was_scored_for_is_not_a_number() -> None:

@@ -228,6 +228,33 @@ def test_filters_curriculum_and_a_reference_that_follows_survive_a_kill(
     assert not trained & filtered
 
 
+def test_what_failures_left_of_a_step_is_spread_and_a_kill_changes_nothing_of_it(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {
+        "rewards": [{"type": "tiny_rewards:seldom_broken"}],
+        "scoring": {"max_failed_fraction": 1.0},
+        "batch": {"n_samples_per_prompt": 8, "num_mini_batches": 8},
+        "eval": {"at_start": False, "at_end": False},
+    }
+    whole, killed = make_recipe("rl", "whole", **changes), make_recipe("rl", "killed", **changes)
+    train(whole, console)
+    train_until_killed(monkeypatch, RLJob, 2, killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(whole, killed, 3)
+    folder = Path(whole.run_dir)
+    samples, metrics = lines(folder / "samples.jsonl"), lines(folder / "metrics.jsonl")
+    left = [sum(one["step"] == n and "advantages" in one for one in samples) for n in (1, 2, 3)]
+    assert all(4 < n < 32 for n in left)
+    for n, line in zip(left, metrics, strict=True):  # 32 were planned as eight updates of 4
+        assert line["updates/made"] == min(8, n // 2)
+        assert line["updates/smallest"] == n // line["updates/made"] >= 2
+        assert line["updates/largest"] - line["updates/smallest"] <= 1
+    told = [one for one in lines(folder / "events.jsonl") if one["event"] == "samples_spread"]
+    assert [one["step"] for one in told] == [1, 2, 3]
+    assert told[0]["message"].startswith(f"{left[0]} of 32 samples are trained on")
+
+
 def test_a_replay_filters_what_the_run_filtered(make_recipe: Any, console: Console) -> None:
     rollout = {"dynamic_sampling": True, "max_rounds": 2}
     live = make_recipe("rl", "live", rollout=rollout)

@@ -215,3 +215,26 @@ def test_a_run_of_another_process_is_neither_continued_nor_replaced(
             with pytest.raises(UsageError, match="another process is running"):
                 start()
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_truncated_samples_are_scored_and_written_but_not_trained_on(
+    make_recipe: Any, console: Console
+) -> None:
+    """Nine answers of ten are cut off here; a step of which all are makes no update."""
+    off = {"at_start": False, "at_end": False}
+    recipe = make_recipe(
+        "rl", eval=off, algorithm={"type": "grpo", "mask_truncated_completions": True}
+    )
+    train(recipe, console)
+    samples = lines(Path(recipe.run_dir) / "samples.jsonl")
+    metrics = lines(Path(recipe.run_dir) / "metrics.jsonl")
+    finished = [one["finish_reason"] == "stop" for one in samples]
+    assert 0 < sum(finished) < len(samples)
+    assert ["advantages" in one for one in samples] == finished
+    assert all(one["total"] is not None for one in samples)
+    for line in metrics:
+        own = [one for one in samples if one["step"] == line["step"]]
+        cut = sum(one["finish_reason"] == "length" for one in own)
+        assert line["masked_samples"] == cut
+        assert line["updates/largest"] == len(own) - cut
+        assert line["truncated_fraction"] == cut / len(own)

@@ -35,6 +35,13 @@ def sometimes_broken(prompt: Any, rollout: Any) -> float:
     return vowels(prompt, rollout)
 
 
+def seldom_broken(prompt: Any, rollout: Any) -> float:
+    """Fails on answers that begin with one of a third of the letters."""
+    if ord(rollout.text[:1].lower() or "~") % 3 == 0:
+        raise ValueError("no score for this one")
+    return vowels(prompt, rollout)
+
+
 def no_vowel(prompt: Any, rollout: Any) -> float:
     """What `vowels` is learned at the cost of."""
     return float(vowels(prompt, rollout) == 0)

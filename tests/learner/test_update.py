@@ -14,28 +14,88 @@ def experience_of(groups: list[int]) -> Experience:
     return Experience(sequences, {}, np.ones(n, bool))
 
 
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(1, 9), st.integers(1, 3))
-def test_every_pass_trains_every_sample_once(sizes: list[int], batch: int, epochs: int):
+def cut(
+    experience: Experience, batch: int, per_pass: int, epochs: int = 1, seed: int = 0, step: int = 0
+) -> list[np.ndarray]:
+    made = updates(experience, batch, per_pass, epochs, seed, step)
+    return [update.rows for update in made]
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=8),
+    st.integers(1, 9),
+    st.integers(1, 6),
+    st.integers(1, 3),
+)
+def test_every_kept_sample_is_in_one_update_of_each_pass_and_none_of_them_is_a_remainder(
+    sizes: list[int], batch: int, per_pass: int, epochs: int
+):
+    """Whatever fell away: at most the planned updates, as even as can be, none under half of what
+    was planned unless it is the only one.
+    """
     groups = [g for g, size in enumerate(sizes) for _ in range(size)]
-    made = list(updates(experience_of(groups), batch, epochs, seed=0, step=3))
-    per_pass = -(-len(groups) // batch)
-    assert len(made) == per_pass * epochs
+    n = min(len(groups), batch * per_pass)  # a step never has more
+    made = cut(experience_of(groups[:n]), batch, per_pass, epochs)
+    each = len(made) // epochs
+    assert len(made) == each * epochs
+    assert 1 <= each <= per_pass
     for epoch in range(epochs):
-        rows = np.concatenate([u.rows for u in made[epoch * per_pass : (epoch + 1) * per_pass]])
-        assert sorted(rows.tolist()) == list(range(len(groups)))
+        rows = made[epoch * each : (epoch + 1) * each]
+        assert sorted(np.concatenate(rows).tolist()) == list(range(n))
+        lengths = [len(one) for one in rows]
+        assert max(lengths) - min(lengths) <= 1
+        assert each == 1 or min(lengths) >= batch / 2
+        assert each == per_pass or n / (each + 1) < -(-batch // 2)  # no more would have done
 
 
-def test_groups_stay_together_when_shuffled():
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=9), st.integers(1, 9), st.integers(1, 6))
+def test_whole_groups_are_divided_over_updates_without_a_cut_through_one(
+    sizes: list[int], batch: int, per_pass: int
+):
+    groups = np.array([g for g, size in enumerate(sizes) for _ in range(size)])
+    made = list(
+        updates(experience_of(groups.tolist()), batch, per_pass, 1, 0, 0, whole_groups=True)
+    )
+    rows = [update.rows for update in made]
+    assert sorted(np.concatenate(rows).tolist()) == list(range(len(groups)))
+    assert len(rows) <= per_pass
+    held = [set(groups[one].tolist()) for one in rows]
+    assert sum(map(len, held)) == len(set.union(*held))
+    lengths = [len(one) for one in rows]
+    assert all(abs(one - len(groups) / len(rows)) <= max(sizes) for one in lengths)
+    assert len(rows) == 1 or min(lengths) >= batch / 2
+
+
+def test_what_is_left_of_a_step_is_spread_over_the_updates_that_were_planned():
+    """By hand: 64 samples were planned as four updates of 16."""
+
+    def lengths(n: int) -> list[int]:
+        return [len(one) for one in cut(experience_of(list(range(n))), 16, 4)]
+
+    assert lengths(64) == [16, 16, 16, 16]
+    assert lengths(50) == [12, 13, 12, 13]  # cut at 12.5, 25, 37.5; not 16, 16, 16 and 2
+    assert lengths(32) == [8, 8, 8, 8]
+    assert lengths(31) == [10, 11, 10]
+    assert lengths(17) == [8, 9]
+    assert lengths(15) == [15]
+    assert lengths(1) == [1]
+
+
+def test_nothing_left_is_no_update():
+    assert cut(experience_of([]), 16, 4) == []
+
+
+def test_groups_lie_together_when_shuffled():
     experience = experience_of([0, 0, 1, 1, 2, 2, 3, 3])
-    made = list(updates(experience, 2, 1, seed=0, step=0))
-    assert all(len(set(experience.sequences.group[u.rows].tolist())) == 1 for u in made)
+    rows = cut(experience, 2, 4)
+    assert all(len(set(experience.sequences.group[one].tolist())) == 1 for one in rows)
 
 
 def test_the_order_depends_on_seed_step_and_epoch_alone():
     experience = experience_of(list(range(16)))
 
     def order(seed: int, step: int) -> list[int]:
-        return np.concatenate([u.rows for u in updates(experience, 4, 2, seed, step)]).tolist()
+        return np.concatenate(cut(experience, 4, 4, 2, seed, step)).tolist()
 
     assert order(0, 0) == order(0, 0)
     assert order(0, 0) != order(0, 1)
@@ -43,7 +103,9 @@ def test_the_order_depends_on_seed_step_and_epoch_alone():
     assert order(0, 0)[:16] != order(0, 0)[16:]
 
 
-def test_one_update_a_pass_keeps_the_order():
-    (only,) = updates(experience_of([0, 0, 1]), 3, 1, seed=0, step=0)
+def test_one_update_a_pass_keeps_the_order_and_takes_every_sample():
+    (only,) = updates(experience_of([0, 0, 1]), 3, 1, 1, 0, 0)
     assert only.rows.tolist() == [0, 1, 2]
     assert only.loss_tokens == 3
+    (larger,) = cut(experience_of([0, 0, 1, 1]), 3, 1)  # a replay of a run with larger steps
+    assert larger.tolist() == [0, 1, 2, 3]

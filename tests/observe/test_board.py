@@ -74,6 +74,14 @@ def test_an_evaluation_shows_its_first_accuracy() -> None:
     assert "accuracy      70.0% ▁█" in text(one)
 
 
+def test_an_evaluation_without_accuracy_shows_its_first_loss() -> None:
+    one = board()
+    one.evaluated(40, {"eval/near/loss": 2.5, "eval/near/perplexity": 12.2, "eval/far/loss": 3.0})
+    assert "eval loss    2.5000 at step 40" in text(one)
+    one.evaluated(60, {"eval/near/loss": 2.25})
+    assert "eval loss    2.2500 █▁" in text(one)
+
+
 def test_before_the_first_step_no_sentinel_has_looked() -> None:
     one = board(0)
     assert "sentinels wait for the first step" in text(one)

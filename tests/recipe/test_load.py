@@ -166,6 +166,10 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
         ),
         (("every = 5", "every = 5\npass_at = [1, 4]"), "pass_at = [1, 4] needs numbers from 1 to"),
         (("every = 5", 'every = 5\ncomponent = "math"'), "no reward is called 'math'"),
+        (
+            ("[batch]", '[rollout]\ndynamic_sampling = true\nfilter_on = "math"\n[batch]'),
+            "rollout.filter_on: no reward is called 'math'; known: gsm8k, total",
+        ),
         (("[batch]", "[learner]\nlr = inf\n[batch]"), "learner.lr = inf: input should be a finite"),
         (
             ('path = "rows.jsonl"', 'path = "rows.jsonl"\ntask = { words = [1, nan] }'),

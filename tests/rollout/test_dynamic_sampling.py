@@ -1,9 +1,11 @@
 """Dynamic sampling and the curriculum: every ticket is settled once, whatever happens."""
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,9 @@ from pydantic import ValidationError
 from helpers.rollouts import Answers, Chosen, Numbers
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
+from postgrad.core.records import Prompt, Rollout, ScoredGroup, Turn
 from postgrad.core.seeds import integer
+from postgrad.rollout.filtering import judged_scores, reason_to_filter
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import LiveSource
 
@@ -20,18 +24,26 @@ Reward = Callable[[int, int], float | None]
 
 
 def live(
-    reward: Reward, *, rows: int = 10, prompts: int = 4, samples: int = 2, **rollout: Any
+    reward: Reward,
+    *,
+    rows: int = 10,
+    prompts: int = 4,
+    samples: int = 2,
+    length: Callable[[int, int], float] | None = None,
+    correctness: str | None = None,
+    **rollout: Any,
 ) -> tuple[LiveSource, Answers]:
     engine = Answers()
     source = LiveSource(
         engine,
         Numbers(rows),
-        Chosen(reward),
+        Chosen(reward, length),
         seed=0,
         prompts_per_step=prompts,
         samples_per_prompt=samples,
         sampling=RolloutSettings.model_validate(rollout),
         tokenizer=None,
+        correctness=correctness,
     )
     return source, engine
 
@@ -92,6 +104,86 @@ def test_groups_outside_a_range_and_groups_of_failed_samples_are_filtered_too() 
     assert [group.prompt.ticket for group in sampled.groups] == [3, 5, 6, 7]
 
 
+def shorter_is_better(ticket: int, sample: int) -> float:
+    return -0.125 * sample
+
+
+def test_a_group_of_right_answers_is_filtered_although_their_lengths_earn_differently() -> None:
+    """Groups that are all right or all wrong teach length alone (DAPO filters on accuracy)."""
+    source, _ = live(even_are_equal, length=shorter_is_better, dynamic_sampling=True)
+    sampled = source.next(1, Cursor(), {})
+    assert set(sampled.reasons) == {0, 2, 4, 6}
+    by_name, _ = live(
+        even_are_equal, length=shorter_is_better, dynamic_sampling=True, filter_on="r"
+    )
+    assert by_name.next(1, Cursor(), {}).reasons == sampled.reasons
+
+
+def test_the_shaped_total_and_any_component_can_be_filtered_on_by_name() -> None:
+    def right(ticket: int, sample: int) -> float:
+        return 1.0
+
+    total, _ = live(right, length=shorter_is_better, dynamic_sampling=True, filter_on="total")
+    assert total.next(1, Cursor(), {}).reasons == {}
+    length, _ = live(
+        right, length=lambda ticket, sample: float(ticket > 1),
+        dynamic_sampling=True, filter_on="length", keep_above=0.5,
+    )  # fmt: skip
+    assert length.next(1, Cursor(), {}).reasons == {
+        0: "below", 1: "below", 2: "equal", 3: "equal",
+        **dict.fromkeys(range(4, 16), "equal"),
+    }  # fmt: skip
+
+
+def test_without_a_name_it_is_the_component_that_evaluation_takes_for_right() -> None:
+    source, _ = live(
+        lambda ticket, sample: 1.0,
+        length=shorter_is_better,
+        correctness="length",
+        dynamic_sampling=True,
+    )
+    assert source.next(1, Cursor(), {}).reasons == {}
+
+
+def group_of(rewards: dict[str, list[float]], kept: list[bool] | None = None) -> ScoredGroup:
+    n = len(next(iter(rewards.values())))
+    turn = Turn("policy", np.array([1], np.int32), np.zeros(1, np.float32))
+    rollouts = tuple(Rollout(0, i, (turn,), "stop", ((0, 1),), "") for i in range(n))
+    columns = {name: np.array(values) for name, values in rewards.items()}
+    total = np.sum([np.nan_to_num(one, nan=0.5) for one in columns.values()], axis=0)
+    prompt = Prompt(0, np.array([1], np.int32), "q", "a", "rows", 0)
+    return ScoredGroup(prompt, rollouts, columns, total, np.array(kept or [True] * n))
+
+
+def test_samples_that_the_component_failed_on_do_not_say_that_a_group_differs() -> None:
+    """on_failure = "score" keeps them in the total; what is right of them nobody knows."""
+    settings = RolloutSettings(dynamic_sampling=True)
+    some = group_of({"math": [1.0, 1.0, math.nan], "format": [0.0, 1.0, 0.0]})
+    assert judged_scores(some, None).tolist() == [1.0, 1.0]
+    assert reason_to_filter(some, settings, None) == "equal"
+    one = group_of({"math": [1.0, math.nan, math.nan]})
+    assert reason_to_filter(one, settings, "math") == "failed"
+    dropped = group_of({"math": [1.0, 0.0, 0.0]}, kept=[False, True, True])
+    assert reason_to_filter(dropped, settings, "math") == "equal"
+
+
+def test_a_row_that_the_named_component_does_not_score_is_judged_by_the_first_that_does() -> None:
+    code = group_of({"code": [0.0, 1.0], "format": [1.0, 1.0]})
+    assert judged_scores(code, "math").tolist() == [0.0, 1.0]
+
+
+def test_a_curriculum_reads_the_component_too() -> None:
+    """A right row is learned, whatever its answers' lengths take from its reward."""
+    source, _ = live(
+        lambda ticket, sample: 1.0 if ticket == 0 else float(sample),
+        rows=4, length=shorter_is_better, curriculum={"retire_at": 1.0},
+    )  # fmt: skip
+    state = source.next(1, Cursor(), {}).state
+    assert state["rows"] == {
+        "numbers:0": [1.0, 0], "numbers:1": [0.5, 0], "numbers:2": [0.5, 0], "numbers:3": [0.5, 0],
+    }  # fmt: skip
+
+
 def test_one_sample_a_prompt_is_never_an_equal_group() -> None:
     source, _ = live(lambda ticket, sample: 1.0, samples=1, dynamic_sampling=True)
     assert len(source.next(1, Cursor(), {}).groups) == 4
@@ -101,6 +193,7 @@ def test_one_sample_a_prompt_is_never_an_equal_group() -> None:
     ("rollout", "told"),
     [
         ({"keep_above": 0.1}, "set dynamic_sampling = true"),
+        ({"filter_on": "gsm8k"}, "filter_on is asked by dynamic sampling and a curriculum"),
         (
             {"dynamic_sampling": True, "keep_above": 0.5, "keep_below": 0.5},
             "keep_above must be below keep_below",

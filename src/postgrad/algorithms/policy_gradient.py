@@ -47,6 +47,11 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
     KL in the reward: beta * sum of the sequence's token KLs is taken from its reward before
     advantages are formed. With `kl_target` beta then moves so that the mean k1 per token stays near
     the target. KL in the loss: beta * kl of each token, in the policy loss's own denominator.
+
+    mask_truncated_completions: samples with finish_reason "length" leave numerators, denominators
+    and whitening, of a critic's loss too. A group's mean and deviation count them (DAPO's overlong
+    filtering, arXiv:2503.14476): they are draws like others, and who leaves them out measures the
+    finished ones against a baseline that is too high.
     """
 
     min_group_size: ClassVar[int] = 2
@@ -62,6 +67,8 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
     dual_clip: float | None = Field(None, gt=1.0)  # None: off
     aggregation: Aggregation = "sequence"
     constant_length: int | None = Field(None, ge=1)  # tokens; rollout.max_new_tokens if left out
+    # Samples that the token limit cut off are not trained on; their rewards stay in the baseline.
+    mask_truncated_completions: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -146,7 +153,10 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         rewards, turns, state, scaling = self.scaled_rewards(
             batch.rewards[rows], batch.turn_rewards.take(rows), state
         )
-        earned = Earned(sequences, rewards, turns, charges, batch.truncated[rows], values)
+        cut = batch.truncated[rows]
+        masked = cut & self.mask_truncated_completions
+        sequences = without_loss(sequences, masked)
+        earned = Earned(sequences, rewards, turns, charges, cut, values)
         found, state, more = self.token_credit(earned, state)
         metrics |= scaling
         columns = {
@@ -159,6 +169,11 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
             columns["sampled_logprobs"] = batch.sampled_logprobs.take(rows)
         if self._kl_in_loss:
             columns["ref_logprobs"] = required(ref, "'ref' logprobs")
+        if self.mask_truncated_completions:
+            metrics["masked_samples"] = float(masked.sum())
+            kept = np.flatnonzero(~masked)
+            sequences, rows = _take(sequences, kept), rows[kept]
+            columns = {name: column.take(kept) for name, column in columns.items()}
         experience = Experience(sequences, columns, self._moves(columns["advantages"]))
         return Credit(experience, rows, state, metrics | more)
 
@@ -267,6 +282,15 @@ def required(column: Ragged | None, what: str) -> Ragged:
     if column is None:
         raise ValueError(f"credit needs {what}, see needs()")
     return column
+
+
+def without_loss(sequences: Sequences, rows: NDArray[np.bool_]) -> Sequences:
+    """The same sequences, those of `rows` [S] without a loss token."""
+    if not rows.any():
+        return sequences
+    mask = sequences.loss_mask
+    kept = mask.like(mask.values & ~mask.spread(rows).values)
+    return Sequences(sequences.tokens, kept, sequences.group)
 
 
 def _take(sequences: Sequences, rows: NDArray[np.int64]) -> Sequences:

@@ -59,7 +59,8 @@ def evaluate(
     quiet: bool = False,
 ) -> dict[str, Any]:
     """A model on the evaluation sets of a recipe, and beside it another one; what `postgrad eval
-    --json` prints: `accuracy`, `rows`, `failed`, `pass@k`, `sets`, ...
+    --json` prints: `accuracy` or, of held-out conversations, `loss`; `rows`, `failed`, `pass@k`,
+    `sets`, ...
 
     Raises UsageError where the recipe has nothing to evaluate on, or there is no such model.
     """

@@ -143,9 +143,7 @@ class CheckpointStore:
             newest, _ = self._newest()
             step = self._best(newest and newest.state)
             if step is None:
-                raise RunError(
-                    f"{self.root} has no best checkpoint: set checkpoint.best_metric in the recipe"
-                )
+                raise RunError(self._why_no_best(newest and newest.state))
         else:
             step = int(which)
         if step not in paths:
@@ -217,6 +215,33 @@ class CheckpointStore:
             return newest.best.step
         once = [step for step, path in paths.items() if _was_best(path, step)]
         return max(once, default=files.named(self.root / BEST))
+
+    def _why_no_best(self, newest: RunState | None) -> str:
+        """What is told where no checkpoint is the best one, and what can be done."""
+        metric, mode = self._settings.best_metric, self._settings.best_mode
+        start = f"{self.root} has no best checkpoint"
+        if metric is None:
+            return f"{start}: set checkpoint.best_metric in the recipe"
+        if newest is None:
+            return f"{start}: no whole one is there; postgrad verify says what is damaged"
+        if (best := newest.best) is None:
+            return (
+                f"{start}: no evaluation has measured checkpoint.best_metric = {metric!r} yet; "
+                "take --checkpoint latest, or go on with postgrad resume"
+            )
+        better = "higher" if mode == "max" else "lower"
+        if best.step == 0:
+            return (
+                f"{start}: the best is the start, before the first step: {best.metric} was "
+                f"{best.value:.6g} there, and none of the {best.waited} evaluations since was "
+                f"{better} (checkpoint.best_mode = {mode!r}); take the model that the run started "
+                "from, or --checkpoint latest"
+            )
+        return (
+            f"{start}: {best.metric} was best after step {best.step} ({best.value:.6g}), and that "
+            "checkpoint could not be saved or is gone; take --checkpoint latest, or a step of "
+            "postgrad checkpoints"
+        )
 
     def _tidy(self, latest: int, best: int | None) -> None:
         paths = files.steps_in(self.root)

@@ -69,7 +69,7 @@ def _metrics(store: CheckpointStore, one: CheckpointInfo) -> dict[str, float]:
 
 
 def _shown(metrics: dict[str, float], best: str | None, step: int, evaluated: int | None) -> str:
-    names = [name for name in metrics if name.endswith("/accuracy") or name == best]
+    names = [name for name in metrics if name.endswith(("/accuracy", "/loss")) or name == best]
     told = ", ".join(f"{name} {metrics[name]:.3f}" for name in names)
     return told if not told or evaluated in (step, None) else f"{told}, of step {evaluated}"
 

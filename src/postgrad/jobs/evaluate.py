@@ -7,18 +7,21 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.jobs import engines, environments, roles
-from postgrad.jobs.choices import choose
+from postgrad.jobs.choices import Choices, choose
 from postgrad.jobs.comparison import Comparison, compare
 from postgrad.jobs.evaluate_pairs import evaluate_pairs
 from postgrad.jobs.evaluation import Evaluator
+from postgrad.jobs.held_out_loss import evaluate_loss, with_losses
 from postgrad.jobs.learned import learned_reward
-from postgrad.jobs.results import Problem, Result, ends, plus_minus
+from postgrad.jobs.results import LEFT_OUT, Problem, Result, ends, plus_minus
 from postgrad.jobs.setup.common import check_answers, print_rows
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.parallel import device as placing
-from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
+from postgrad.recipe.recipe import Answering, Recipe, RLRecipe, SFTRecipe
+from postgrad.recipe.scored import measures_loss, samples_answers
 
+LOSSES = ("loss", "perplexity")
 SHOWN = 5  # rows where two models differ
 WIDTH = 60  # characters of a question or of the end of an answer
 
@@ -26,8 +29,9 @@ WIDTH = 60  # characters of a question or of the end of an answer
 def evaluate(
     recipe: Recipe, model: str, console: Console, against: str | None = None
 ) -> dict[str, Any]:
-    """accuracy with its interval, rows, failed and, for rl jobs, pass@k of the first set; `sets`
-    has all of them.
+    """accuracy with its interval, or of held-out conversations loss and perplexity, rows, failed
+    and, for rl jobs, pass@k of the first set with the problems that each k leaves out; `sets` has
+    all of them.
 
     against: a second model, whose results stand under "against", with the same prompts and random
     numbers, and under "comparison" the paired differences of each set. Raises UsageError where the
@@ -58,8 +62,16 @@ def evaluate(
 def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
     choices = choose(recipe, {}, measure=False)
     placing.apply(choices.placement)
-    if not isinstance(recipe, SFTRecipe | RLRecipe):
+    if not isinstance(recipe, Answering):
         return evaluate_pairs(recipe, path, choices, console)
+    answered = _answers(recipe, path, choices, console) if samples_answers(recipe) else []
+    if not isinstance(recipe, SFTRecipe) or not measures_loss(recipe):
+        return answered
+    losses = evaluate_loss(recipe, path, choices, console)
+    return with_losses(answered, losses) if answered else losses
+
+
+def _answers(recipe: Answering, path: str, choices: Choices, console: Console) -> list[Result]:
     tokenizer = load_tokenizer(path)
     learned = learned_reward(recipe, tokenizer)
     with ExitStack() as stack:
@@ -87,16 +99,19 @@ def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
 
 def _report(recipe: Recipe, results: list[Result]) -> dict[str, Any]:
     first = results[0]
-    report: dict[str, Any] = {
-        "accuracy": first.metrics["accuracy"],
-        **ends("accuracy", first.intervals["accuracy"]),
-        "rows": first.rows,
-        "failed": first.failed,
-    }
+    report: dict[str, Any] = {}
+    if "accuracy" in first.metrics:
+        report["accuracy"] = first.metrics["accuracy"]
+        report |= ends("accuracy", first.intervals["accuracy"])
+    report |= {name: first.metrics[name] for name in LOSSES if name in first.metrics}
+    report |= {"rows": first.rows, "failed": first.failed}
     if isinstance(recipe, RLRecipe):
         report["pass@k"] = {
             str(k): first.metrics["accuracy" if k == 1 else f"pass@{k}"]
             for k in recipe.eval.pass_at
+        }
+        report["left_out@k"] = {
+            str(k): int(first.metrics[f"{LEFT_OUT}{k}"]) for k in recipe.eval.pass_at
         }
     return {**report, "sets": [result.to_json() for result in results]}
 

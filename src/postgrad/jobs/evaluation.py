@@ -18,7 +18,7 @@ from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.core.seeds import integer
 from postgrad.data.prompts import PromptSet, load_prompts
 from postgrad.jobs import environments
-from postgrad.jobs.results import Count, Problem, Result, by_dataset, rates
+from postgrad.jobs.results import Count, Problem, Result, by_dataset, left_out, rates
 from postgrad.recipe.recipe import Answering
 from postgrad.recipe.settings import EvalSet, EvalSettings
 from postgrad.rewards.scorer import Scorer
@@ -113,7 +113,8 @@ class Evaluator:
         problems = [self._problem(*pair, by) for pair in zip(groups, greedy, strict=True)]
         found = rates(problems, self.settings.pass_at)
         parts = by_dataset(problems, self.settings.pass_at)
-        metrics = {metric: rate for metric, (rate, _) in found.items()} | sample_metrics(groups)
+        metrics = {metric: rate for metric, (rate, _) in found.items()}
+        metrics |= left_out(problems, self.settings.pass_at) | sample_metrics(groups)
         return Result(
             name=name,
             rows=len(prompts),

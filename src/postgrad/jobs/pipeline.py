@@ -11,6 +11,7 @@ from postgrad.jobs.train import train
 from postgrad.observe.console import Console
 from postgrad.recipe.pipeline import Pipeline, Stage, with_models
 from postgrad.recipe.recipe import Answering, Recipe
+from postgrad.recipe.scored import samples_answers
 
 
 def train_pipeline(
@@ -53,6 +54,8 @@ def _saving(recipe: Recipe) -> Recipe:
 def _answers(stage: Stage, model: str, count: int) -> list[Answer]:
     recipe = stage.recipe
     if not count or not isinstance(recipe, Answering) or not recipe.eval.sets:
+        return []
+    if not samples_answers(recipe):  # held-out conversations, of which only the loss is asked
         return []
     return ask(model, recipe, count)
 
@@ -109,6 +112,7 @@ def _reached(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     for name in _sets(stages):
         known = (one["evaluations"].get(f"eval/{name}/accuracy") for one in stages)
         rows.append((f"  {name}", *("" if x is None else f"{x:.3f}" for x in known)))
+    rows.append(("held-out loss", *(change(one, "loss") for one in stages)))
     rows.append(("greedy accuracy", *(change(one, "greedy_accuracy") for one in stages)))
     rows.append(("reward", *(change(one, "reward") for one in stages)))
     parts = [_components(one) for one in stages]

@@ -8,6 +8,7 @@ from typing import Any
 from postgrad.ops.intervals import Interval, mean_interval
 from postgrad.ops.pass_at import pass_at_k
 
+LEFT_OUT = "left_out@"  # before the k of pass@k
 Count = tuple[int, int]  # samples that were scored, samples that are right
 
 
@@ -38,9 +39,10 @@ class Result:
     """What one set gave. failed: samples that a verifier gave no score; they are in no mean.
 
     metrics: accuracy (pass@1 at the evaluation's temperature), pass@k, greedy_accuracy where it was
-    asked for, reward, response_length in tokens, truncated_fraction; reward/NAME, the mean score of
-    each component; RATE/DATASET and rows/DATASET where the set has several. intervals: of the
-    rates. more: JSON values that are no rates, for eval.jsonl alone.
+    asked for, left_out@k, reward, response_length in tokens, truncated_fraction; reward/NAME, the
+    mean score of each component; RATE/DATASET and rows/DATASET where the set has several. Of a
+    held-out loss: loss and perplexity. intervals: of the rates. more: JSON values that are no
+    rates, for eval.jsonl alone.
     """
 
     name: str | None
@@ -67,13 +69,21 @@ class Result:
         return {prefix + metric: value for metric, value in self.metrics.items()}
 
     def told(self) -> list[str]:
-        """For a line for people: what holds for the whole set, rates with how sure they are."""
+        """For a line for people: what holds for the whole set, rates with how sure they are and
+        how many problems they leave out.
+        """
         prefix = "" if self.name is None else f"{self.name}/"
         return [
             f"{prefix}{metric} {value:.3f}{plus_minus(value, self.intervals.get(metric))}"
+            f"{self._without(metric)}"
             for metric, value in self.metrics.items()
-            if "/" not in metric
+            if "/" not in metric and not metric.startswith(LEFT_OUT)
         ]
+
+    def _without(self, metric: str) -> str:
+        k = "1" if metric == "accuracy" else metric.removeprefix("pass@")
+        count = self.metrics.get(f"{LEFT_OUT}{k}", 0)
+        return f" ({count:.0f} of {self.rows} problems left out)" if count else ""
 
 
 def rates(problems: Sequence[Problem], pass_at: Sequence[int]) -> dict[str, tuple[float, Interval]]:
@@ -89,6 +99,16 @@ def rates(problems: Sequence[Problem], pass_at: Sequence[int]) -> dict[str, tupl
         mean = sum(values) / len(values) if values else math.nan
         found[metric] = mean, mean_interval(values)
     return found
+
+
+def left_out(problems: Sequence[Problem], pass_at: Sequence[int]) -> dict[str, float]:
+    """left_out@k: problems that pass@k says nothing of, because fewer than k of their samples were
+    scored. Their verifiers failed, or the component does not apply to them.
+    """
+    return {
+        f"{LEFT_OUT}{k}": float(sum(one.samples[0] < k for one in problems))
+        for k in dict.fromkeys((1, *pass_at))
+    }
 
 
 def by_dataset(

@@ -15,14 +15,14 @@ from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.state import RunState
 from postgrad.core.heap import give_back
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import RolloutBatch
+from postgrad.core.records import Experience, RolloutBatch
 from postgrad.jobs.evaluation import Evaluator, sample_metrics
 from postgrad.jobs.publish import Publisher
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
 from postgrad.learner.protocols import Changes, Follows, Learns, PolicyRole, Reads, ScoringRole
 from postgrad.learner.role import UpdateResult
-from postgrad.learner.update import updates
+from postgrad.learner.update import Update, updates
 from postgrad.observe.samples import step_samples
 from postgrad.observe.sentinels.measures import of_samples
 from postgrad.observe.sentinels.mismatch import differences
@@ -93,7 +93,8 @@ class RLJob:
             with run.clock.timed("train/credit"):
                 credit = parts.algorithm.credit(batch, old, ref, values, state.algorithm)
             with run.clock.timed("train/update"):
-                results = self._update(credit, state)
+                cut = self._cut(credit.experience, state.step)
+                results = self._update(cut, state)
             give_back()  # what the update took, before the engine takes its own
         learned = _learner_logprobs(credit, old, results["policy"])
         compared = self._compare(batch, credit, old, learned, results["policy"])
@@ -116,7 +117,7 @@ class RLJob:
             algorithm=credit.state,
             source=sampled.state,
         )
-        metrics = self._metrics(sampled, batch, credit, results)
+        metrics = self._metrics(sampled, batch, credit, results) | sizes_of(cut)
         return following, metrics | compared | published
 
     def evaluate(self) -> list[Result]:
@@ -179,21 +180,42 @@ class RLJob:
             values = roles.critic.scores(batch.sequences).result()
         return old, ref, values
 
-    def _update(self, credit: Credit, state: RunState) -> dict[str, list[UpdateResult]]:
-        """The step's updates: the critic learns from each, and so does the policy once the critic
-        is warm. Results by role.
+    def _cut(self, experience: Experience, step: int) -> list[Update]:
+        """The step's updates. Where samples have fallen away an event says how the others lie."""
+        run, geometry = self._run, self._run.geometry
+        per_pass = geometry.updates_per_step // geometry.epochs_per_rollout
+        cut = list(
+            updates(
+                experience,
+                geometry.train_batch_size,
+                per_pass,
+                geometry.epochs_per_rollout,
+                run.recipe.seed,
+                step,
+                whole_groups=self._parts.algorithm.level in ("group", "pair"),
+            )
+        )
+        n, planned, sizes = len(experience), geometry.samples_per_step, sizes_of(cut)
+        if per_pass > 1 and n != planned:
+            made = len(cut) // geometry.epochs_per_rollout
+            least, most = sizes["updates/smallest"], sizes["updates/largest"]
+            run.logs.event(
+                "samples_spread",
+                f"{n} of {planned} samples are trained on: a pass is {made} of {per_pass} updates, "
+                f"with {least:.0f} to {most:.0f} samples in place of {geometry.train_batch_size}",
+                step=step + 1,
+            )
+        return cut
+
+    def _update(self, cut: Sequence[Update], state: RunState) -> dict[str, list[UpdateResult]]:
+        """The critic learns from each update, and so does the policy once the critic is warm.
+        Results by role.
         """
         run, roles, algorithm = self._run, self._parts.roles, self._parts.algorithm
         results: dict[str, list[UpdateResult]] = {"policy": [], "critic": []}
         warm = not isinstance(algorithm, Critic) or state.step >= algorithm.critic_warmup_steps
         run.stop.hold()  # from here on the weights are no longer those of the last boundary
-        for update in updates(
-            credit.experience,
-            run.geometry.train_batch_size,
-            run.geometry.epochs_per_rollout,
-            run.recipe.seed,
-            state.step,
-        ):
+        for update in cut:
             if roles.critic is not None:
                 assert isinstance(algorithm, Critic)
                 results["critic"].append(roles.critic.update(update, algorithm).result())
@@ -257,6 +279,16 @@ class RLJob:
             "response_tokens_per_second": tokens / clock["sample"],
             "train_tokens_per_second": trained / clock["train"],
         }
+
+
+def sizes_of(cut: Sequence[Update]) -> dict[str, float]:
+    """How many updates a step makes, and their samples; zeros where nothing is left to train on."""
+    sizes = [len(update.rows) for update in cut]
+    return {
+        "updates/made": float(len(cut)),
+        "updates/smallest": float(min(sizes, default=0)),
+        "updates/largest": float(max(sizes, default=0)),
+    }
 
 
 def _learner_logprobs(

@@ -1,13 +1,11 @@
 """Supervised fine-tuning: an update on the next conversations."""
 
-import numpy as np
-
 from postgrad.algorithms.sft import SFT
-from postgrad.core.ragged import Ragged
-from postgrad.core.records import Experience, Sequences
+from postgrad.core.records import Experience
 from postgrad.data.conversations import Conversation
 from postgrad.data.draws import Draws
 from postgrad.jobs.evaluation import Evaluator
+from postgrad.jobs.held_out_loss import LossEvaluator, sequences_of, with_losses
 from postgrad.jobs.publish import Publisher
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
@@ -17,7 +15,9 @@ from postgrad.rollout.engine import Engine
 
 
 class SFTJob(SupervisedJob[Conversation]):
-    """One policy, its conversations, and, where it is evaluated, an engine that answers."""
+    """One policy, its conversations, and what evaluates it: an engine that answers, the loss of
+    held-out conversations, or both.
+    """
 
     def __init__(
         self,
@@ -28,6 +28,7 @@ class SFTJob(SupervisedJob[Conversation]):
         engine: Engine | None,
         evaluator: Evaluator | None,
         publish: Publisher | None,
+        losses: LossEvaluator | None,
     ) -> None:
         super().__init__(run, policy, algorithm, conversations)
         self._sft = algorithm
@@ -35,12 +36,22 @@ class SFTJob(SupervisedJob[Conversation]):
         self._engine = engine
         self._evaluator = evaluator
         self._publish = publish
+        self._losses = losses
 
     def experience(self, drawn: list[Conversation]) -> Experience:
         return self._sft.experience(sequences_of(drawn))
 
     def evaluate(self) -> list[Result]:
-        """Job.evaluate: the engine takes over the weights, then answers."""
+        """Job.evaluate."""
+        answered = [] if self._evaluator is None else self._answers()
+        if self._losses is None:
+            return answered
+        with self._run.phase("evaluate"):
+            losses = self._losses(lambda sequences: self._policy.logprobs(sequences).result())
+        return with_losses(answered, losses) if answered else losses
+
+    def _answers(self) -> list[Result]:
+        """The engine takes over the weights, then answers."""
         assert self._engine is not None
         assert self._evaluator is not None
         assert self._publish is not None
@@ -50,12 +61,3 @@ class SFTJob(SupervisedJob[Conversation]):
             found = self._evaluator(self._engine, self._run.advance)
         self._engine.rest()
         return found
-
-
-def sequences_of(conversations: list[Conversation]) -> Sequences:
-    """Conversations as a learner trains on them, each a group of its own."""
-    return Sequences(
-        tokens=Ragged.of([one.token_ids for one in conversations], np.int32),
-        loss_mask=Ragged.of([one.loss_mask for one in conversations], np.bool_),
-        group=np.arange(len(conversations), dtype=np.int64),
-    )

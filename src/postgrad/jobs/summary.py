@@ -8,7 +8,12 @@ from postgrad.jobs.run import Run
 from postgrad.observe.follow import read_lines
 
 PHASES = ("load", "sample", "train", "publish", "log", "save", "evaluate", "export")
-CHANGING = ("accuracy", "greedy_accuracy", "reward")  # what evaluations say, before and after
+CHANGING = {  # what evaluations say, before and after, and what a person calls it
+    "accuracy": "accuracy",
+    "greedy_accuracy": "greedy accuracy",
+    "loss": "held-out loss",
+    "reward": "reward",
+}
 LAST = 10  # steps at the end of a run over which a noisy number is averaged
 TOKENS = {  # tokens of a step and the phase that made them
     "response_tokens_per_second": ("response_tokens", "sample_seconds"),
@@ -49,7 +54,7 @@ def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
 
 def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What a person wants to know, as (name, value)."""
-    changes = ((what.replace("_", " "), change(summary, what)) for what in CHANGING)
+    changes = ((name, change(summary, what)) for what, name in CHANGING.items())
     rows = [(what, told) for what, told in changes if told]
     rows += [
         ("steps", f"{summary['steps']} ({summary['updates']} updates)"),

@@ -33,6 +33,7 @@ FIGURES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("gradient", ("policy/grad_norm", "reward_model/grad_norm"), "{:.3g}"),
     ("moved", ("sentinel/policy_moved",), "{:.4f}"),
 )
+HELD_OUT = {"/accuracy": "accuracy", "/loss": "eval loss"}  # what a metric ends with -> its label
 SPEEDS = (("sampled", "response_tokens_per_second"), ("trained", "train_tokens_per_second"))
 MEMORY, STEP = "peak_memory_bytes", "step_seconds"
 FORESEEN = "foreseen/"  # of the metric whose name follows
@@ -67,7 +68,7 @@ class Board:
     phase: PhaseShown | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     curves: Curves = field(default_factory=Curves)
-    accuracy: tuple[float, int] | None = None  # and the step of its evaluation
+    held_out: tuple[str, float, int] | None = None  # label, value, step of the evaluation
     sentinels: dict[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
@@ -82,12 +83,13 @@ class Board:
                 self._add(label, value)
 
     def evaluated(self, step: int, found: Mapping[str, float]) -> None:
-        """An evaluation has ended: the first accuracy of it is shown."""
-        for name, value in found.items():
-            if name.endswith("/accuracy") and math.isfinite(value):
-                self.accuracy = (value, step)
-                self._add("accuracy", value)
-                return
+        """An evaluation has ended: the first accuracy of it is shown, else the first loss."""
+        for ending, label in HELD_OUT.items():
+            for name, value in found.items():
+                if name.endswith(ending) and math.isfinite(value):
+                    self.held_out = (label, value, step)
+                    self._add(label, value)
+                    return
 
     def spoken(self, name: str, text: str | None) -> None:
         """What a sentinel says now; None: nothing any more."""
@@ -145,8 +147,10 @@ class Board:
             value = _first(self.metrics, names)
             if value is not None:
                 figures.append((label, _plain_zero(form.format(value))))
-        if self.accuracy is not None:
-            figures.insert(min(1, len(figures)), ("accuracy", f"{self.accuracy[0]:.1%}"))
+        if self.held_out is not None:
+            label, value, _ = self.held_out
+            shown = f"{value:.1%}" if label == "accuracy" else f"{value:.4f}"
+            figures.insert(min(1, len(figures)), (label, shown))
         in_line = 2 if width >= NARROW else 1
         cells = [self._figure(label, value, width // in_line) for label, value in figures]
         found: list[Text] = []
@@ -159,8 +163,9 @@ class Board:
     def _figure(self, label: str, value: str, width: int) -> Text:
         """One label, value and curve, `width` columns wide."""
         curve, room = "", width - FIGURE - 1
-        if label == "accuracy" and self.accuracy is not None and len(self.curves[label]) == 1:
-            curve = f"at step {self.accuracy[1]}"
+        held_out = self.held_out
+        if held_out is not None and label == held_out[0] and len(self.curves[label]) == 1:
+            curve = f"at step {held_out[2]}"
         elif self.unicode and room >= 4:
             curve = sparkline(list(self.curves.get(label, ())), room)
         padded = set_cell_size(curve, max(0, width - FIGURE))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from postgrad.core.batch import MICRO_TRAIN_TOKENS
 from postgrad.plan.phases import Phase
 from postgrad.recipe.recipe import Answering, Comparing, Recipe
+from postgrad.recipe.scored import samples_answers
 from postgrad.rollout.local.budget import MAX_SLOTS, places_for
 
 EVALUATED = 512  # sequences of an evaluation, before its rows are read
@@ -78,7 +79,7 @@ def _most_slots(recipe: Recipe) -> int | None:
     """
     if not isinstance(recipe, Answering) or recipe.rollout.slots != "auto":
         return None
-    if recipe.job != "rl" and not recipe.eval.sets:
+    if not samples_answers(recipe):
         return None
     sequences = recipe.geometry().samples_per_step if recipe.job == "rl" else EVALUATED
     most = min(MAX_SLOTS, sequences)

@@ -7,6 +7,7 @@ from postgrad.core.batch import MICRO_TRAIN_TOKENS, BatchGeometry
 from postgrad.plan.hardware import Device
 from postgrad.plan.sharing import Sharing
 from postgrad.recipe.recipe import Answering, Comparing, Recipe
+from postgrad.recipe.scored import samples_answers
 from postgrad.rollout.local.budget import PREFILL_TOKENS, EngineSizes, choose_sizes, places_for
 
 DType = Literal["auto", "float32", "bfloat16"]
@@ -57,7 +58,7 @@ def sizes(
             MICRO_TRAIN_TOKENS["cpu" if device.is_cpu else "cuda"],
         )
     tokens = -(-min(stated, share) // sharing.context)
-    if not isinstance(recipe, Answering) or not (recipe.job == "rl" or recipe.eval.sets):
+    if not isinstance(recipe, Answering) or not samples_answers(recipe):
         return Sizes(tokens, longest, None, 0)
     evaluated = max((one.max_len for one in recipe.eval.sets), default=0)
     places = max(longest, evaluated)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.core.geometry import derive
 from postgrad.recipe import engines, placed, ranks, scored
+from postgrad.rollout.settings import TOTAL
 
 if TYPE_CHECKING:
     from postgrad.learner.settings import LearnerSettings
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from postgrad.rollout.settings import RolloutSettings
 
 Problem = tuple[tuple[str | int, ...], str]
+LOWER_IS_BETTER = ("/loss", "/perplexity")  # ends of the names of such metrics
 
 
 def as_json(values: Mapping[str, Any]) -> str:
@@ -44,6 +46,7 @@ def common(recipe: Recipe) -> Iterator[Problem]:
 def comparisons(recipe: Comparing) -> Iterator[Problem]:
     """What jobs on pairs need."""
     yield from _budget(recipe, whole=2, what="a pair of sequences")
+    yield from _sized(recipe)
     reference = getattr(recipe, "reference", None)
     if reference is not None and reference.moves:
         yield (
@@ -72,6 +75,12 @@ def _evaluated(recipe: Recipe) -> Iterator[Problem]:
             ("checkpoint", "early_stop"),
             'needs to know what better is: give checkpoint.best_metric, such as "eval/accuracy"',
         )
+    metric, mode = recipe.checkpoint.best_metric or "", recipe.checkpoint.best_mode
+    if metric.startswith("eval/") and metric.endswith(LOWER_IS_BETTER) and mode == "max":
+        yield (
+            ("checkpoint", "best_mode"),
+            f'"max" would keep the worst {metric}: lower is better, say best_mode = "min"',
+        )
     if not settings.sets:
         if settings.every or settings.at_start:
             yield ("eval",), "there is nothing to evaluate on: give path, or [[eval.sets]]"
@@ -99,9 +108,10 @@ def answering(recipe: Answering) -> Iterator[Problem]:
     settings = recipe.eval
     if not settings.sets:
         return
+    yield from _held_out(recipe)
+    if not scored.samples_answers(recipe):
+        return
     names = scored.components(recipe)
-    if names == []:
-        yield ("eval",), "nothing says which answers are right: give [[rewards]] with a type"
     new = settings.max_new_tokens or recipe.rollout.max_new_tokens
     for place, one in enumerate(settings.sets):
         if new >= one.max_len:
@@ -114,6 +124,42 @@ def answering(recipe: Answering) -> Iterator[Problem]:
             ("eval", "component"),
             f"no reward is called {settings.component!r}; known: {', '.join(names)}",
         )
+
+
+def _held_out(recipe: Answering) -> Iterator[Problem]:
+    """What an evaluation by loss cannot do, and what of [eval] it would not read."""
+    settings = recipe.eval
+    if settings.loss and recipe.job == "rl":
+        yield ("eval", "loss"), "is of SFT jobs: an RL job has no answers to take the loss of"
+    if scored.measures_loss(recipe):
+        yield from _sized(recipe)
+    if scored.samples_answers(recipe):
+        return
+    kind = type(settings)
+    for key in ("n_samples", "pass_at", "greedy", "component", "correct_at", "max_new_tokens"):
+        if getattr(settings, key) != kind.model_fields[key].default:
+            yield (
+                ("eval", key),
+                "is of sampled answers, and nothing says which are right: give [[rewards]] with a "
+                "type, or leave this out for the loss alone",
+            )
+    for place, one in enumerate(settings.sets):
+        if one.by is not None:
+            yield (
+                ("eval", "sets", place, "by"),
+                "divides the rates of sampled answers: for losses give each part a set of its own",
+            )
+
+
+def _sized(recipe: Recipe) -> Iterator[Problem]:
+    """Held-out sequences lie whole in the learner's forwards."""
+    for place, one in enumerate(recipe.eval.sets):
+        if one.max_len > recipe.data.max_len:
+            yield (
+                ("eval", "sets", place, "max_len"),
+                f"{one.max_len} tokens are more than data.max_len = {recipe.data.max_len}, for "
+                "which the learner is sized: raise that",
+            )
 
 
 def sampling(recipe: RLRecipe) -> Iterator[Problem]:
@@ -140,6 +186,7 @@ def sampling(recipe: RLRecipe) -> Iterator[Problem]:
     if rollout.source == "live" and rollout.replay_path is not None:
         yield ("rollout", "replay_path"), 'is read only where source = "replay"'
     yield from _replay(rollout)
+    yield from _filter(recipe)
     yield from _correction(recipe)
     yield from _reference(recipe)
     least, n = recipe.algorithm.min_group_size, recipe.batch.n_samples_per_prompt
@@ -161,6 +208,22 @@ def _replay(rollout: RolloutSettings) -> Iterator[Problem]:
                 "samples nothing in a replay, which takes the groups that the recorded run kept: "
                 'leave this out, or take source = "live"',
             )
+
+
+def _filter(recipe: RLRecipe) -> Iterator[Problem]:
+    """What dynamic sampling and a curriculum ask has to be a reward of the recipe."""
+    component, names = recipe.rollout.filter_on, scored.components(recipe)
+    if component is None or not names:
+        return
+    place = ("rollout", "filter_on")
+    if component != TOTAL and component not in names:
+        known = ", ".join([*names, TOTAL])
+        yield place, f"no reward is called {component!r}; known: {known}"
+    if component == TOTAL and TOTAL in names:
+        yield (
+            place,
+            f"{TOTAL!r} is the whole reward, and one of [[rewards]] too: `name` it otherwise",
+        )
 
 
 def _following(reference: ReferenceSettings) -> tuple[str | int, ...]:

@@ -183,7 +183,7 @@ class _Comparing(_Recipe):
 class SFTRecipe(_Answering):
     """Supervised fine-tuning: a step is one update of `train_batch_size` conversations.
 
-    Rewards and rollout are for the accuracy of [eval] only.
+    Rewards and rollout are for the accuracy of [eval] only; without rewards it measures the loss.
     """
 
     job: Literal["sft"] = "sft"

@@ -25,6 +25,7 @@ _READING = (
     "margin",
     "completion",
     "label",
+    "loss_turns",
     "speakers",
     "system",
     "strip",

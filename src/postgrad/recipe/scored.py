@@ -14,7 +14,7 @@ from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rollout.environments import registry as environments
 
 if TYPE_CHECKING:
-    from postgrad.recipe.recipe import Answering
+    from postgrad.recipe.recipe import Answering, Recipe
 
 
 def environment_weight(recipe: Answering) -> float | None:
@@ -35,6 +35,22 @@ def components(recipe: Answering) -> list[str] | None:
     except UsageError:
         return None
     return names if weight is None else [*names, ENVIRONMENT]
+
+
+def samples_answers(recipe: Recipe) -> bool:
+    """True where the policy answers questions in this run: to learn, or to be evaluated. An SFT job
+    without anything that scores answers writes none.
+    """
+    if recipe.job == "rl":
+        return True
+    return recipe.job == "sft" and bool(recipe.eval.sets) and components(recipe) != []
+
+
+def measures_loss(recipe: Recipe) -> bool:
+    """True where held-out conversations are evaluated by their loss."""
+    if recipe.job != "sft" or not recipe.eval.sets:
+        return False
+    return recipe.eval.loss or not samples_answers(recipe)
 
 
 def problems(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:

@@ -108,7 +108,8 @@ class EvalSettings(EvalTimes):
     """When to evaluate, on what, and how answers are sampled there.
 
     In a file one set is given by its own keys in [eval], several as [[eval.sets]]. An answer is
-    right when the score of `component` reaches `correct_at`.
+    right when the score of `component` reaches `correct_at`. An SFT job without [[rewards]] samples
+    nothing: it measures the loss of the rows' own answers.
     """
 
     sets: tuple[EvalSet, ...] = ()
@@ -119,6 +120,8 @@ class EvalSettings(EvalTimes):
     max_new_tokens: int | None = Field(default=None, ge=1)  # rollout.max_new_tokens if left out
     component: str | None = None  # the first that applies to the row, if left out
     correct_at: float = 1.0
+    # Of an SFT job: also the loss of the rows' answers. Without anything that scores, that alone.
+    loss: bool = False
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:

@@ -1,6 +1,6 @@
 """Rows that were too easy or too hard at their last visit are passed over for a while.
 
-What is known of a row is run state: the mean reward of its last group and the epoch of that visit,
+What is known of a row is run state: the mean score of its last group and the epoch of that visit,
 so a resumed run passes over the same rows.
 """
 
@@ -8,16 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from postgrad.core.records import Prompt, ScoredGroup
+from postgrad.rollout.filtering import judged_scores
 from postgrad.rollout.settings import CurriculumSettings
 
 BINS = 5
 
 
 class Curriculum:
-    """Pure: state goes in and comes out."""
+    """Pure: state goes in and comes out. component: whose scores are read, see judged_scores."""
 
-    def __init__(self, settings: CurriculumSettings) -> None:
+    def __init__(self, settings: CurriculumSettings, component: str | None) -> None:
         self._settings = settings
+        self._component = component
 
     @property
     def active(self) -> bool:
@@ -45,14 +47,14 @@ class Curriculum:
             return state
         rows = dict(state.get("rows", {}))
         for group in groups:
-            kept = group.total[group.kept]
-            if len(kept):
+            scores = judged_scores(group, self._component)
+            if len(scores):
                 ticket = group.prompt.ticket
-                rows[key(group.prompt)] = [float(kept.mean()), epoch_of[ticket]]
+                rows[key(group.prompt)] = [float(scores.mean()), epoch_of[ticket]]
         return {**state, "rows": rows}
 
     def metrics(self, state: Mapping[str, Any]) -> dict[str, float]:
-        """How many rows lie in each fifth of the range of mean rewards seen so far."""
+        """How many rows lie in each fifth of the range of mean scores seen so far."""
         if not self.active:
             return {}
         means = [mean for mean, _ in state.get("rows", {}).values()]

@@ -7,6 +7,8 @@ from pydantic import Field, field_validator, model_validator
 from postgrad.core.settings import Settings
 from postgrad.rewards.http import plain_address
 
+TOTAL = "total"  # of filter_on: the shaped reward, not one of its components
+
 
 class SamplingSettings(Settings):
     """How the next token is chosen. temperature 0 is greedy; the filters are applied after it."""
@@ -22,8 +24,9 @@ class SamplingSettings(Settings):
 class CurriculumSettings(Settings):
     """Rows that the policy has learned, or cannot learn yet, are passed over.
 
-    A row whose group had a mean reward of at least `retire_at` is not sampled again, or only after
-    `revisit_epochs`; one with at most `postpone_at` waits for `postpone_epochs`.
+    A row whose group had a mean score of at least `retire_at` is not sampled again, or only after
+    `revisit_epochs`; one with at most `postpone_at` waits for `postpone_epochs`. Scores are those
+    of rollout.filter_on.
     """
 
     retire_at: float | None = None
@@ -90,9 +93,9 @@ class RolloutSettings(SamplingSettings):
     """The rollout engine and where a step's samples come from.
 
     dynamic_sampling: groups that teach nothing are replaced by new prompts, in up to `max_rounds`
-    rounds of sampling: those whose rewards are all equal, and those whose mean reward is not above
-    `keep_above` or not below `keep_below`. A replay, which samples nothing, refuses both this and a
-    curriculum.
+    rounds of sampling: those whose scores are all equal, and those whose mean score is not above
+    `keep_above` or not below `keep_below`. `filter_on` names the component that is asked, also by
+    a curriculum. A replay, which samples nothing, refuses both this and a curriculum.
 
     `slots`: sequences decoded together; `cache_tokens`: token places in the key-value cache. Both
     are chosen at start where they are left out, and kept as run state. slots = "auto": as many as
@@ -104,6 +107,9 @@ class RolloutSettings(SamplingSettings):
     replay_path: str | None = None  # run directory whose samples.jsonl is read
     dynamic_sampling: bool = False
     max_rounds: int = Field(default=4, ge=1)
+    # The component of [[rewards]] whose scores are judged, or "total", the shaped reward. Left out:
+    # eval.component, else the first that applies to the row: what evaluation takes for right.
+    filter_on: str | None = None
     keep_above: float | None = None
     keep_below: float | None = None
     curriculum: CurriculumSettings = CurriculumSettings()
@@ -125,4 +131,11 @@ class RolloutSettings(SamplingSettings):
             raise ValueError("keep_above and keep_below filter groups: set dynamic_sampling = true")
         if None not in bounds and self.keep_above >= self.keep_below:  # pyright: ignore[reportOperatorIssue]
             raise ValueError("keep_above must be below keep_below")
+        if self.filter_on is not None and not (
+            self.dynamic_sampling or self.curriculum != CurriculumSettings()
+        ):
+            raise ValueError(
+                "filter_on is asked by dynamic sampling and a curriculum: set dynamic_sampling = "
+                "true, or give [rollout.curriculum]"
+            )
         return self

@@ -63,6 +63,7 @@ class LiveSource:
     left over: every ticket that was sampled is settled, trained on or not. Nothing is kept between
     steps but `state`: what a step returns depends on its cursor and state, the data, the weights
     and the settings, so a resumed run draws the same groups. `max_len` bounds prompt and turns.
+    `correctness`: the component that says what is right, where `filter_on` is left out.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class LiveSource:
         tokenizer: Any,
         environment: Environment | None = None,
         max_len: int | None = None,
+        correctness: str | None = None,
         on_done: Callable[[int], None] = lambda samples: None,
     ) -> None:
         self._engine = engine
@@ -86,7 +88,8 @@ class LiveSource:
         self._seed = seed
         self._prompts_per_step = prompts_per_step
         self._settings = sampling
-        self._curriculum = Curriculum(sampling.curriculum)
+        self._judged_by = sampling.filter_on or correctness
+        self._curriculum = Curriculum(sampling.curriculum, self._judged_by)
         self._drawing = Drawing(
             samples_per_prompt, sampling, seed, environment or SingleTurn(), max_len
         )
@@ -107,7 +110,7 @@ class LiveSource:
             sampled = self._sample(prompts)
             groups += sampled
             for group in sampled if dynamic else ():
-                reason = reason_to_filter(group, self._settings)
+                reason = reason_to_filter(group, self._settings, self._judged_by)
                 if reason is not None:
                     reasons[group.prompt.ticket] = reason
             missing = self._prompts_per_step - len(groups) + len(reasons)

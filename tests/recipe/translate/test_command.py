@@ -49,6 +49,50 @@ def test_a_source_without_a_model_says_what_the_recipe_lacks(
     assert "not a whole recipe yet" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("system", "program", "data"),
+    [("trl", "grpo", "--dataset_name org/maths --reward_funcs accuracy_reward"),
+     ("trl", "rloo", "--dataset_name org/maths --reward_funcs accuracy_reward"),
+     ("open-instruct", "grpo", "--dataset_mixer_list org/gsm 1.0")],
+)  # fmt: skip
+def test_truncated_completions_leave_the_loss_where_they_do_there(
+    system: str, program: str, data: str
+) -> None:
+    flags = [program, "--model_name_or_path", "m", *data.split()]
+    found = translate(system, [*flags, "--mask_truncated_completions", "True"])
+    assert found.problem is None
+    assert found.recipe["algorithm"]["mask_truncated_completions"] is True
+    off = translate(system, [*flags, "--mask_truncated_completions", "False"])
+    assert "mask_truncated_completions" not in off.recipe["algorithm"]
+
+
+def test_the_held_out_loss_of_sft_is_evaluated_and_chooses_the_best_checkpoint() -> None:
+    sft = ["sft", "--model_name_or_path", "m", "--dataset_name", "org/chats", "--max_steps", "90"]
+    best = ["--load_best_model_at_end", "--metric_for_best_model", "eval_loss"]
+    found = translate("trl", [*sft, "--eval_strategy", "steps", "--eval_steps", "30",
+                              "--eval_on_start", "True", *best])  # fmt: skip
+    assert found.problem is None
+    held_out = {"split": "test", "every": 30, "at_start": True, "on_too_long": "truncate"}
+    assert found.recipe["eval"] == held_out
+    chosen = found.recipe["checkpoint"]
+    assert (chosen["best_metric"], chosen["best_mode"]) == ("eval/loss", "min")
+    named = ["--load_best_model_at_end", "--metric_for_best_model", "accuracy"]
+    other = translate("trl", [*sft, "--eval_strategy", "steps", "--eval_steps", "30", *named])
+    assert "metric_for_best_model" in {one.name for one in other.draft.missing}
+    openrlhf = ["sft", "--pretrain", "m", "--dataset", "org/chats", "--eval_dataset", "org/held",
+                "--eval_steps", "30", "--max_samples", "1000"]  # fmt: skip
+    theirs = translate("openrlhf", openrlhf)
+    assert theirs.problem is None
+    assert (theirs.recipe["eval"]["path"], theirs.recipe["eval"]["every"]) == ("org/held", 30)
+
+
+def test_a_pass_rate_from_which_a_prompt_is_learned_retires_its_row() -> None:
+    flags = "--model_name_or_path m --dataset_mixer_list org/gsm 1.0 --no_resampling_pass_rate 0.9"
+    found = translate("open-instruct", ["grpo", *flags.split()])
+    assert found.problem is None
+    assert found.recipe["rollout"]["curriculum"] == {"retire_at": 0.9}
+
+
 def test_an_update_that_does_not_divide_a_step_is_made_to() -> None:
     flags = "--pretrain m --prompt_data d --rollout_batch_size 100 --n_samples_per_prompt 1"
     sizes = "--train_batch_size 64 --micro_train_batch_size 4"

@@ -89,7 +89,8 @@ def _shorten_sampling(recipe: Answering, data: dict[str, Any]) -> None:
     if not recipe.rewards and recipe.eval.component is None:
         data["eval"]["component"] = ENVIRONMENT
     data["rewards"].append(DENSE)
-    data["rollout"] |= {"dynamic_sampling": False, "keep_above": None, "keep_below": None}
+    filters = {"dynamic_sampling": False, "filter_on": None, "keep_above": None, "keep_below": None}
+    data["rollout"] |= filters
 
 
 def _batch(recipe: Recipe, sets: Sets) -> dict[str, int | None]:

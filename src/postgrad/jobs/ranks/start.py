@@ -10,6 +10,7 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.jobs.ranks.engines import ROLE
 from postgrad.jobs.run import Run
 from postgrad.recipe.recipe import Answering, Recipe
+from postgrad.recipe.scored import samples_answers
 
 WORKER = "postgrad.jobs.ranks.worker:RankWorker"
 
@@ -50,7 +51,7 @@ def wants_of(recipe: Recipe, device: str) -> list[Wanted]:
     settings, ranks = recipe.cluster, recipe.learner.ranks
     found = [wanted(POLICY, f"learner.ranks = {ranks}", ranks, settings.policy, device)]
     count = settings.engines(ranks)
-    if isinstance(recipe, Answering) and (recipe.job == "rl" or recipe.eval.sets) and count:
+    if isinstance(recipe, Answering) and samples_answers(recipe) and count:
         key, inside = f"cluster.rollout.workers = {count}", settings.policy.colocate and POLICY
         place = settings.rollout or settings.policy
         engine = recipe.rollout.vllm

@@ -119,5 +119,6 @@ def _source(
         tokenizer=tokenizer,
         environment=environments.environment(recipe, tokenizer),
         max_len=recipe.data.max_len,
+        correctness=recipe.eval.component,
         on_done=run.advance,
     )

@@ -7,9 +7,10 @@ from postgrad.data.conversations import Conversation
 from postgrad.data.draws import DrawnSet, Draws
 from postgrad.data.mixture import training_conversations, training_prompts
 from postgrad.data.pairs import Labelled, Pair, training_labelled, training_pairs
-from postgrad.jobs import environments, evaluation
+from postgrad.jobs import environments, evaluation, held_out_loss
 from postgrad.jobs import pairs as paired
 from postgrad.jobs.setup import common
+from postgrad.recipe import scored
 from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe, SFTRecipe
 
 
@@ -51,6 +52,8 @@ def training(recipe: Recipe, tokenizer: Any) -> Draws[Any]:
 
 def evaluated(recipe: Recipe, place: int, tokenizer: Any) -> DrawnSet[Any]:
     """The evaluation set number `place`."""
+    if isinstance(recipe, SFTRecipe) and not scored.samples_answers(recipe):
+        return held_out_loss.read_set(recipe, recipe.eval.sets[place], tokenizer)
     if isinstance(recipe, Answering):
         return evaluation.read_set(recipe, recipe.eval.sets[place], tokenizer)
     return paired.read_set(recipe.eval.sets[place], tokenizer)

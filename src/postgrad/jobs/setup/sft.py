@@ -4,6 +4,7 @@ from contextlib import ExitStack
 
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.jobs import environments
+from postgrad.jobs.held_out_loss import LossEvaluator
 from postgrad.jobs.publish import PROBES, Publisher
 from postgrad.jobs.ranks import engines, roles
 from postgrad.jobs.run import Run
@@ -12,6 +13,7 @@ from postgrad.jobs.setup import common, rows
 from postgrad.jobs.sft import SFTJob
 from postgrad.models.load import load_tokenizer
 from postgrad.recipe.recipe import SFTRecipe
+from postgrad.recipe.scored import measures_loss, samples_answers
 
 
 def assemble(
@@ -21,10 +23,13 @@ def assemble(
     tokenizer = load_tokenizer(path)
     conversations = rows.conversations(recipe, tokenizer)
     common.show_rows(run, conversations.accounts)
-    evaluator = None
-    if recipe.eval.sets:
+    evaluator = losses = None
+    if samples_answers(recipe):
         scorer = stack.enter_context(environments.scorer(recipe))
         evaluator = common.evaluator(run, recipe, tokenizer, scorer)
+    if measures_loss(recipe):
+        losses = LossEvaluator(recipe, tokenizer)
+        common.show_rows(run, losses.accounts, "held-out")
     run.count_rows(len(conversations))
     policy = roles.policy(run, path)
     foresee_disk(run, policy.state_bytes())
@@ -37,4 +42,5 @@ def assemble(
         publish = Publisher(policy, engine, evaluator.probe(PROBES))
         engine.rest()
     roles.try_tokens(run, [policy])
-    return SFTJob(run, recipe.algorithm, policy, conversations, engine, evaluator, publish)
+    algorithm = recipe.algorithm
+    return SFTJob(run, algorithm, policy, conversations, engine, evaluator, publish, losses)

@@ -47,7 +47,8 @@ def algorithm(made: Draft, options: Options) -> None:
     _correction(made, options)
     if flag(options.take("algo.dynamic_filtering_enable", False)):
         above, below = options.pair("algo.dynamic_filtering_range") or (0.0, 1.0)
-        made.put("rollout.dynamic_sampling", True, "in max_rounds; there until it is full")
+        made.put("rollout.dynamic_sampling", True,
+                 "by the first reward's score; in max_rounds, there until it is full")  # fmt: skip
         made.put("rollout.keep_above", decimal(above))
         made.put("rollout.keep_below", decimal(below))
 

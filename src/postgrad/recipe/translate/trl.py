@@ -206,12 +206,25 @@ def _times(made: Draft, options: Options) -> None:
     options.take("per_device_eval_batch_size")
     if kind == "no":
         return
-    if made.job == "sft":
-        why = "the loss of the test split there; here answers that [[rewards]] score"
-        made.miss("eval_strategy", kind, why)
-        return
     share = decimal(options.take("eval_steps", 0))
     if 0 < share < 1:
         made.miss("eval_steps", share, "a share of the run there; eval.every is a number of steps")
-    made.put("eval.split", split)
+    held_out = "its loss, as there" if made.job == "sft" else ""
+    made.put("eval.split", split, held_out)
     made.put("eval.every", max(1, every // each) if every else None, note)
+    made.put("eval.at_start", flag(options.take("eval_on_start", False)) or None)
+    if made.job == "sft":
+        made.put("eval.on_too_long", "truncate", "longer rows are cut, as there")
+        _best(made, options)
+
+
+def _best(made: Draft, options: Options) -> None:
+    """load_best_model_at_end: by the held-out loss unless another metric is named."""
+    wanted = flag(options.take("load_best_model_at_end", False))
+    metric = str(options.take("metric_for_best_model", "loss")).removeprefix("eval_")
+    options.take("greater_is_better")
+    if wanted and metric == "loss":
+        made.put("checkpoint.best_metric", "eval/loss", "postgrad export --checkpoint best")
+        made.put("checkpoint.best_mode", "min")
+    elif wanted:
+        made.miss("metric_for_best_model", metric, "eval/loss and eval/perplexity are measured")

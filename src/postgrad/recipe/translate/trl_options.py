@@ -81,7 +81,7 @@ RULES: dict[str, Rule] = {
     "lora_modules_to_save": missing("the adapter alone is trained; a reward model's head too"),
     "load_in_8bit": missing("weights are whole or in four bits"),
     "eos_token": missing("a turn ends as the chat template ends it"),
-    "mask_truncated_completions": missing("what the limit cut off is trained on as it is"),
+    "mask_truncated_completions": to("algorithm.mask_truncated_completions", read=on),
     "repetition_penalty": missing("tokens are drawn from the policy's own distribution"),
     "generation_kwargs": missing("sampling is temperature, top_p, top_k, min_p"),
     "top_entropy_quantile": missing("every token bears loss"),

@@ -9,13 +9,13 @@ const GROUPS = [
   ["Result", /^(reward$|reward\/|eval\/|loss$|policy\/(accuracy|reward_margin)$|reward_model\/(accuracy|margin)$)/],
   ["Policy", /^((policy|kl|reference)\/|sampled_entropy$)/],
   ["Critic and reward model", /^(critic|reward_model|reward_scaling)\//],
-  ["Responses and groups", /^(response_|truncated|samples$|dropped|failures$|groups\/|sampling\/|environment\/|curriculum\/|loss_tokens$|failed_fraction$|best_reward_|commonest_)/],
+  ["Responses and groups", /^(response_|truncated|samples$|dropped|failures$|groups\/|masked_samples$|updates\/|sampling\/|environment\/|curriculum\/|loss_tokens$|failed_fraction$|best_reward_|commonest_)/],
   ["Speed", /_per_second$/],
   ["Sentinels", /^sentinel\//],
   ["Other", /./],
 ];
 const FIRST = [
-  "reward", "eval/accuracy", "eval/greedy_accuracy", "loss", "policy/entropy", "policy/kl",
+  "reward", "eval/accuracy", "eval/greedy_accuracy", "eval/loss", "loss", "policy/entropy", "policy/kl",
   "policy/logprob", "policy/grad_norm", "policy/ratio", "policy/clip_fraction", "response_length",
 ];
 const ABOUT = {

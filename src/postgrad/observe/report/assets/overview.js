@@ -81,10 +81,10 @@ function results(run) {
   for (const set of [...sets].slice(0, 3)) {
     const lines = run.evaluations.filter((line) => line.set === set);
     const [one, two] = [lines[0], lines[lines.length - 1]];
-    for (const key of ["accuracy", "greedy_accuracy", "margin"]) {
+    for (const [key, name] of [["accuracy", "accuracy"], ["greedy_accuracy", "greedy accuracy"], ["loss", "held-out loss"], ["margin", "margin"]]) {
       if (typeof two[key] !== "number") continue;
       const ends = typeof two[`${key}_low`] === "number" ? `${fixed(two[`${key}_low`], 3)} to ${fixed(two[`${key}_high`], 3)} (95%)` : "";
-      found.push([set === null || sets.size === 1 ? key.replace("_", " ") : `${set}: ${key}`, fixed(one[key], 3), fixed(two[key], 3), ends]);
+      found.push([set === null || sets.size === 1 ? name : `${set}: ${name}`, fixed(one[key], 3), fixed(two[key], 3), ends]);
     }
   }
   for (const [key, name, form] of [

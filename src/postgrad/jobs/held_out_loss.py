@@ -1,0 +1,105 @@
+"""The loss of held-out conversations: what an SFT job measures where no answer is scored."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.data.account import RowAccount
+from postgrad.data.conversations import Conversation, ConversationSet, load_conversations
+from postgrad.jobs import environments, roles
+from postgrad.jobs.choices import Choices
+from postgrad.jobs.results import Result
+from postgrad.jobs.setup.common import print_rows
+from postgrad.models.load import load_tokenizer
+from postgrad.observe.console import Console
+from postgrad.recipe.recipe import SFTRecipe
+from postgrad.recipe.settings import EvalSet
+
+Logprobs = Callable[[Sequences], Ragged]  # of every loss token, zeros elsewhere
+
+
+def sequences_of(conversations: Sequence[Conversation]) -> Sequences:
+    """Conversations as a learner reads them, each a group of its own."""
+    return Sequences(
+        tokens=Ragged.of([one.token_ids for one in conversations], np.int32),
+        loss_mask=Ragged.of([one.loss_mask for one in conversations], np.bool_),
+        group=np.arange(len(conversations), dtype=np.int64),
+    )
+
+
+def read_set(recipe: SFTRecipe, one: EvalSet, tokenizer: Any) -> ConversationSet:
+    """One evaluation set, read as training data is. Raises UsageError for rows that cannot be read
+    or have no answer.
+    """
+    return load_conversations(environments.through(recipe, one.data), tokenizer)
+
+
+class LossEvaluator:
+    """The evaluation sets of a recipe, read once.
+
+    The loss of a set is -sum(logp) / tokens over its loss tokens, in nats, summed in float64 from
+    float32 logprobs at temperature 1: every token counts the same, whatever is packed with it and
+    whatever `algorithm.aggregation` says. A conversation with a logprob that is not finite has
+    failed: it is in no mean.
+    """
+
+    def __init__(self, recipe: SFTRecipe, tokenizer: Any) -> None:
+        """Raises UsageError as read_set does."""
+        self._sets = [(one.name, read_set(recipe, one, tokenizer)) for one in recipe.eval.sets]
+
+    @property
+    def accounts(self) -> list[RowAccount]:
+        """Where the rows of every set went."""
+        return [conversations.account for _, conversations in self._sets]
+
+    def __call__(self, logprobs: Logprobs) -> list[Result]:
+        """The results of every set, in the recipe's order."""
+        return [_result(name, held.all(), logprobs) for name, held in self._sets]
+
+
+def _result(name: str | None, held: Sequence[Conversation], logprobs: Logprobs) -> Result:
+    began = time.perf_counter()
+    sequences = sequences_of(held)
+    sums, counts = logprobs(sequences).sums(), sequences.loss_mask.sums()
+    finite = np.isfinite(sums)
+    tokens = int(counts[finite].sum())
+    loss = -float(sums[finite].sum()) / tokens if tokens else math.nan
+    with np.errstate(over="ignore"):  # infinity is what the perplexity of 800 nats is
+        perplexity = float(np.exp(loss))
+    return Result(
+        name=name,
+        rows=len(held),
+        failed=int((~finite).sum()),
+        metrics={"loss": loss, "perplexity": perplexity},
+        seconds=time.perf_counter() - began,
+        more={"loss_rows": int(finite.sum()), "loss_tokens": tokens},
+    )
+
+
+def with_losses(answered: Sequence[Result], losses: Sequence[Result]) -> list[Result]:
+    """What sampled answers gave, and the losses of the same sets."""
+    return [
+        replace(
+            one,
+            failed=one.failed + loss.failed,
+            metrics={**one.metrics, **loss.metrics},
+            seconds=one.seconds + loss.seconds,
+            more={**one.more, **loss.more},
+        )
+        for one, loss in zip(answered, losses, strict=True)
+    ]
+
+
+def evaluate_loss(recipe: SFTRecipe, path: str, choices: Choices, console: Console) -> list[Result]:
+    """The results of the model at `path`, for `postgrad eval`."""
+    evaluator = LossEvaluator(recipe, load_tokenizer(path))
+    print_rows(console, evaluator.accounts, f"held-out conversations, read by {path}")
+    with console.phase(f"evaluate {path}"):
+        policy = roles.frozen_policy(recipe, recipe.model, path, choices)
+        return evaluator(lambda sequences: policy.logprobs(sequences).result())
