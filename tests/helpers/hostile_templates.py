@@ -160,7 +160,7 @@ OUTPUTS = (
     Hostile("an error that is no text", "{{ raise_exception([1, 2]) }}"),
     Hostile("an error without words", "{{ raise_exception('') }}"),
     Hostile("zeros", "{{ '\\x00' * 100 }}"),
-    Hostile("nothing", ""),
+    Hostile("nothing", "{# nothing #}"),
     Hostile("a division", "{{ 1 / 0 }}"),
     Hostile("an index", "{{ [][5][6] }}"),
     Hostile("an undefined call", "{{ nothing() }}"),

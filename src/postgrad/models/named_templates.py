@@ -1,4 +1,5 @@
-"""Chat templates by name, for a recipe's `data.chat_template`: a name, a Jinja file, or its text.
+"""Chat templates by name, for a recipe's `data.chat_template`: a name, a Jinja file or a model's
+folder with one, or the text.
 
 The names are those that Open-Instruct's scripts use (chat_templates/*.jinja, one each) and those of
 well-known families. They write a turn's end with the tokenizer's own eos_token where the family
@@ -30,7 +31,8 @@ def template_text(template: str) -> str:
     if template in names():
         return (_FOLDER / f"{template}.jinja").read_text("utf-8")
     try:
-        return Path(template).expanduser().read_text("utf-8")
+        path = Path(template).expanduser()
+        return (path / "chat_template.jinja" if path.is_dir() else path).read_text("utf-8")
     except (OSError, RuntimeError, ValueError) as error:
         close = nearest(template, names())
         hint = f"did you mean {close!r}?" if close else f"the names are {', '.join(names())}"

@@ -37,6 +37,9 @@ def components(recipe: Answering) -> list[str] | None:
     return names if weight is None else [*names, ENVIRONMENT]
 
 
+_ONE_TEMPLATE = "with an [environment] all sets have those of [data]: it answers through them too"
+
+
 def problems(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """What is wrong with [[rewards]] and [environment], as recipe.checks says it."""
     yield from _rewards(recipe)
@@ -56,10 +59,7 @@ def problems(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:
         sets += [("eval", n, getattr(one, key)) for n, one in enumerate(recipe.eval.sets)]
         for section, number, given in sets:
             if given != wanted:
-                yield (
-                    (section, "sets", number, key),
-                    "with an [environment] all sets have that of [data]: it answers through it too",
-                )
+                yield (section, "sets", number, key), _ONE_TEMPLATE
 
 
 def _rewards(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:
