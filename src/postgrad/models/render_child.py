@@ -1,7 +1,8 @@
 """The process that renders chat templates, which are programs of others: limited memory and time.
 
-It is started by rendering.py as a script, imports nothing of postgrad, gets no environment, and
-answers frames on its standard input until that ends. A frame is eight bytes of length and JSON:
+It is started by rendering.py as a script, imports nothing of postgrad, has nothing of the run's
+environment, and answers frames on its standard input until that ends. A frame is eight bytes of
+length and JSON:
 
     {"program": 3, "template": "...", "variables": "{...}", "rows": [[messages, wanted], ...]}
 
@@ -22,71 +23,76 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+import orjson
+from jinja2 import nodes, utils
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 LONGEST_REASON = 1000  # characters
 HEAD = struct.Struct(">cQ")
 Message = Mapping[str, str]
 
 
-def environment() -> Any:
+class _Generation(Extension):
+    """{% generation %} blocks, which mark answers elsewhere; here they are their text."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
+
+    def _text(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Dict:
+    """`dict` without the class's own attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+class _Namespace(utils.Namespace):
+    """`namespace` without names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # a template may name one `self`
+        self, args = args[0], args[1:]
+        attributes = dict(*args, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        _check_name(name)
+        utils.Namespace.__setitem__(self, name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(
+            f"a namespace has no attribute {name!r}: names with an underscore are refused"
+        )
+
+
+def environment() -> ImmutableSandboxedEnvironment:
     """Jinja as transformers sets it up for chat templates (utils/chat_template_utils.py): what a
     template may call, what it may not change, and the spaces around its blocks.
     """
-    from jinja2 import nodes, utils
-    from jinja2.exceptions import SecurityError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """{% generation %} blocks, which mark answers elsewhere; here they are their text."""
-
-        tags = {"generation"}
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
-
-        def _text(self, caller: Callable[[], str]) -> str:
-            return caller()
-
-    class Dict:
-        """`dict` without the class's own attributes."""
-
-        def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-            return dict(*args, **kwargs)
-
-        def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-            return dict.fromkeys(*args, **kwargs)
-
-    class Namespace(utils.Namespace):
-        """`namespace` without names that begin with an underscore."""
-
-        def __init__(*args: Any, **kwargs: Any) -> None:  # a template may name one `self`
-            self, args = args[0], args[1:]
-            attributes = dict(*args, **kwargs)
-            for name in attributes:
-                _check_name(name)
-            utils.Namespace.__init__(self, attributes)
-
-        def __setitem__(self, name: Any, value: Any) -> None:
-            _check_name(name)
-            utils.Namespace.__setitem__(self, name, value)
-
-    def _check_name(name: Any) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise SecurityError(
-                f"a namespace has no attribute {name!r}: names with an underscore are refused"
-            )
-
     made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     made.filters["tojson"] = _tojson
     made.globals |= {
         "raise_exception": _raise,
         "strftime_now": lambda format: datetime.now().strftime(format),
-        "dict": Dict(),
-        "namespace": Namespace,
+        "dict": _Dict(),
+        "namespace": _Namespace,
     }
     return made
 
@@ -104,8 +110,6 @@ def _tojson(
 
 
 def _raise(message: Any) -> None:
-    from jinja2.exceptions import TemplateError
-
     raise TemplateError(message)
 
 
@@ -172,12 +176,8 @@ def limit(memory: int) -> None:
 
 
 def main() -> None:
-    """sys.argv: module path as JSON, bytes of memory, seconds of a row, characters of a text."""
-    path, memory, seconds, longest = sys.argv[1:]
-    sys.path[:] = json.loads(path)
-    import orjson
-
-    environment()  # imported before the limits are set
+    """sys.argv: bytes of memory, seconds of a row, characters of a text."""
+    memory, seconds, longest = sys.argv[1:]
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the system ends a row that takes too long
     limit(int(memory))
     programs: dict[int, Program] = {}

@@ -203,15 +203,14 @@ class RenderProcess:
         limits = self._limits
         child = subprocess.Popen(
             [
-                *(sys.executable, "-I", "-S", render_child.__file__),
-                json.dumps([str(Path(one).absolute()) for one in sys.path]),
+                *(sys.executable, "-P", "-s", "-S", render_child.__file__),
                 str(limits.memory if SYSTEM_LIMITS_MEMORY else 0),
                 *(str(limits.seconds), str(limits.characters)),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={name: os.environ[name] for name in INHERITED if name in os.environ},
+            env=_environment(),
             start_new_session=True,  # Ctrl-C is for the controller
             bufsize=0,
         )
@@ -228,6 +227,13 @@ class RenderProcess:
                 f"the process that renders chat templates did not start: {error}\n{said}"
             ) from error
         return child
+
+
+def _environment() -> dict[str, str]:
+    """What the child has of this process's: where its modules are, and nothing that is secret."""
+    path = os.pathsep.join(str(Path(one).absolute()) for one in sys.path)
+    kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    return {**kept, "PYTHONPATH": path}
 
 
 def _write(child: subprocess.Popen[bytes], frame: bytes) -> None:
