@@ -86,9 +86,10 @@ def test_near_seeds_share_no_more_than_chance() -> None:
 def test_an_unknown_task_or_parameter_names_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean 'spell_backward'"):
         read_rows(DataSettings(path="reasoning-gym:spell_backwards"))
-    with pytest.raises(UsageError, match="did you mean 'min_word_len'"):
-        read_rows(settings(task={"min_word_length": 5}))
-    with pytest.raises(UsageError, match=r"say data\.seed instead"):
-        read_rows(settings(task={"seed": 5}))
-    with pytest.raises(UsageError, match="refuses its parameters"):
-        read_rows(settings(task={"min_word_len": 9, "max_word_len": 3}))
+    for parameters, reason in (
+        ({"min_word_length": 5}, "did you mean 'min_word_len'"),
+        ({"seed": 5}, r"say data\.seed instead"),
+        ({"min_word_len": 9, "max_word_len": 3}, "refuses its parameters"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            gym._entries("spell_backward", parameters, {**parameters, "size": 1, "seed": 1})

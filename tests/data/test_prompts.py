@@ -93,7 +93,7 @@ def test_a_limit_that_leaves_no_room_for_a_prompt_is_refused(
 @pytest.mark.parametrize(
     ("template", "why"),
     [
-        (None, "chat_template is not set"),
+        (None, "the tokenizer has no chat template"),
         ("{% if not add_generation_prompt %}x{% endif %}", "the chat template writes nothing"),
         ("{{ raise_exception('alternate!') }}", "the chat template refuses it: alternate!"),
     ],

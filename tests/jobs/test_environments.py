@@ -15,7 +15,7 @@ from postgrad.jobs.answers import ask
 from postgrad.jobs.choices import choose
 from postgrad.jobs.evaluate import evaluate
 from postgrad.jobs.evaluation import Evaluator
-from postgrad.jobs.export import export
+from postgrad.jobs.export import export, roles_of
 from postgrad.jobs.train import train
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
@@ -156,6 +156,22 @@ def test_tools_stand_in_every_prompt(make_recipe: Any) -> None:
     )
     with pytest.raises(UsageError, match="'tools' comes from"):
         environments.through(taken, taken.data)
+
+
+def test_an_environment_answers_through_the_template_of_the_data(make_recipe: Any) -> None:
+    tokenizer = chat_tokenizer(HERMES)
+    recipe = make_recipe(
+        "rl",
+        environment={"type": "guess_number"},
+        data={"chat_template": "chatml", "system": None},
+    )
+    world = environments.environment(recipe, tokenizer)
+    assert world is not None
+    seen = world.template.after([{"role": "user", "content": "0"}], closed=False)
+    assert tokenizer.decode(seen.tolist()) == (
+        "<|im_end|>\n<|im_start|>user\n0<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert roles_of(recipe, "base")["policy"].template == "chatml"
 
 
 def test_without_an_environment_nothing_changes(make_recipe: Any) -> None:

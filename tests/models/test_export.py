@@ -47,6 +47,18 @@ def test_the_exported_model_has_the_given_weights(
     assert generation.pad_token_id == tokenizer.pad_token_id
 
 
+def test_the_template_of_the_training_data_is_written_with_the_model(
+    fresh: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = str(fresh("qwen3"))
+    export_hf(changed(fresh("qwen3")), base, tmp_path / "model", dtype=torch.float32,
+              chat_template="tulu")  # fmt: skip
+    read = AutoTokenizer.from_pretrained(tmp_path / "model")
+    asked = [{"role": "user", "content": "a"}]
+    text = read.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    assert text == "<|user|>\na\n<|assistant|>\n"
+
+
 def test_bfloat16_is_rounded_from_the_masters(fresh: Callable[[str], Path], tmp_path: Path) -> None:
     weights = changed(fresh("qwen3"))
     export_hf(weights, str(fresh("qwen3")), tmp_path / "model", dtype=torch.bfloat16)

@@ -181,13 +181,9 @@ def test_weights_that_would_have_to_be_unpickled_are_not_read(
         load_model(str(model), dtype=torch.float32)
 
 
-def test_a_tokenizer_without_a_template_or_an_end_is_refused(
+def test_a_tokenizer_without_an_end_is_refused(
     fresh: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    model = shutil.copytree(fresh("qwen3"), tmp_path / "model")
-    (model / "chat_template.jinja").unlink()
-    with pytest.raises(UsageError, match="has no chat template"):
-        load_tokenizer(str(model))
     other = shutil.copytree(fresh("qwen3"), tmp_path / "other")
     path = other / "tokenizer_config.json"
     config = json.loads(path.read_text("utf-8"))

@@ -58,8 +58,12 @@ def test_a_section_that_is_wrong_is_told_before_anything_runs(
     assert why.split(": ", 1)[-1] in str(told.value)
 
 
-def test_an_environment_speaks_through_one_set_of_template_variables(write: Write) -> None:
-    other = 'split = "test"\nchat_template_kwargs = { thinking = true }'
-    path = write((REWARDS, REWARDS + GAME), ('split = "test"', other))
-    with pytest.raises(UsageError, match=r"chat_template_kwargs.*have those of .data."):
+@pytest.mark.parametrize(
+    "other", ["chat_template_kwargs = { thinking = true }", 'chat_template = "chatml"']
+)
+def test_an_environment_speaks_through_one_template_with_one_set_of_variables(
+    other: str, write: Write
+) -> None:
+    path = write((REWARDS, REWARDS + GAME), ('split = "test"', f'split = "test"\n{other}'))
+    with pytest.raises(UsageError, match=rf"{other.split()[0]}:.*have those of .data."):
         load_recipe(path)

@@ -22,9 +22,10 @@ from postgrad.data.selection import Selection
 from postgrad.data.templates import (
     Rendered,
     Unmarkable,
-    render_conversation,
+    render_conversations,
     template_call,
     turn_ends,
+    whole,
 )
 
 Read = Callable[[Row, PairSettings], Answers]
@@ -120,15 +121,17 @@ def _columns(
     each = [(one.row, messages, one.first) for one in rows for messages in one.conversations]
 
     def make() -> Columns:
-        ends = turn_ends(tokenizer)
+        found = render_conversations(
+            tokenizer,
+            [(messages, first) for _, messages, first in each],
+            ends=turn_ends(tokenizer),
+            turns="all",
+            variables=call,
+        )
         texts: list[Rendered] = []
-        for row, messages, first in each:
+        for (row, *_), one in zip(each, found, strict=False):  # it ends at the first refusal
             try:
-                texts.append(
-                    render_conversation(
-                        tokenizer, messages, ends=ends, turns="all", variables=call, first=first
-                    )
-                )
+                texts.append(whole(one))
             except Unmarkable as error:
                 raise unmarkable(row, error) from error
         tokens = [_ended(*found) for found in marked(tokenizer, [row for row, *_ in each], texts)]

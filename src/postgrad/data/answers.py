@@ -8,10 +8,11 @@ from typing import Any
 from postgrad.core.errors import UsageError
 from postgrad.data.messages import Message, chat_of, column, with_system
 from postgrad.data.pair_settings import PairSettings
-from postgrad.data.rows import Row
+from postgrad.data.rows import Row, shown
 from postgrad.data.transcripts import is_transcript, question_of, turns_of
 
 DEFAULT_PROMPT = "prompt"
+LARGEST = 3e38  # a margin is a float32 in the loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,8 @@ def labelled_of(row: Row, settings: PairSettings) -> Answers:
     label = column(row, settings.label, "data.label")
     if not isinstance(label, bool) and label not in (0, 1):
         raise UsageError(
-            f"{row.place}: column {settings.label!r} of row {row.index} is {label!r}; a label is "
-            "true for a desirable answer, false for another (data.label)"
+            f"{row.place}: column {settings.label!r} of row {row.index} is {shown(label)}; a label "
+            "is true for a desirable answer, false for another (data.label)"
         )
     columns = {settings.completion: "data.completion"}
     shape, (messages,), first = _conversations(row, settings, columns)
@@ -118,10 +119,11 @@ def margin_of(row: Row, settings: PairSettings) -> float:
     if not settings.margin:
         return 0.0
     value = column(row, settings.margin, "data.margin")
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not abs(value) <= LARGEST:
         raise UsageError(
-            f"{row.place}: column {settings.margin!r} of row {row.index} is {value!r}, not a "
-            "number (data.margin)"
+            f"{row.place}: column {settings.margin!r} of row {row.index} is {shown(value)}, not a "
+            f"number{' that a float32 holds' if number else ''} (data.margin)"
         )
     return float(value)
 

@@ -22,9 +22,10 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.versions import version
 from postgrad.data import templates
 from postgrad.data.messages import Message
+from postgrad.models import render_child, rendering
 
 SMALLEST = 1000  # rows; fewer are tokenised about as fast as a file is found, read and hashed
-Columns = Mapping[str, Ragged]  # token_ids: int32; loss_mask: bool
+Columns = Mapping[str, Ragged]  # token_ids: int32; loss_mask, starts: bool
 
 
 class TokenCache:
@@ -86,7 +87,9 @@ class TokenCache:
     def _made_by(self) -> list[Any]:
         """The tokenizer with its template, and the code: ours by its text, others by version."""
         tokenizer = self._tokenizer
-        code = hashlib.sha256(Path(templates.__file__).read_bytes())
+        code = hashlib.sha256()
+        for module in (templates, rendering, render_child):
+            code.update(Path(str(module.__file__)).read_bytes())
         libraries = ("transformers", "tokenizers", "jinja2")
         return [
             hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),

@@ -22,21 +22,28 @@ from postgrad.data.templates import (
     Rendered,
     Unencodable,
     Unmarkable,
-    render_conversation,
+    render_conversations,
     template_call,
     tokenise,
     turn_ends,
 )
 
+COLUMNS = ("token_ids", "loss_mask", "starts")
+USED: tuple[Fate, ...] = ("kept", "truncated")
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """token_ids: [T] int32; loss_mask: [T] True at what the assistant wrote and its turn's end."""
+    """token_ids: [T] int32; loss_mask: [T] True at what the assistant wrote and its turn's end.
+
+    text: which one it is of its row's, where the row was unrolled into one for each answer.
+    """
 
     ticket: int
     row: int
     token_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
+    text: int = 0
 
 
 class ConversationSet(DrawnSet[Conversation]):
@@ -61,21 +68,70 @@ def load_conversations(
     rows, messages = _selected(settings, selection, book)
     columns = _columns(settings, tokenizer, rows, messages, cache, book.notes)
     entries: list[Conversation] = []
-    found = zip(rows, messages, columns["token_ids"], columns["loss_mask"], strict=True)
-    for row, said, ids, mask in found:
-        fate = _fate(row, len(ids), settings)
-        if fate == "truncated":
-            ids, mask = ids[: settings.max_len], mask[: settings.max_len]
-        if fate != "too_long" and not mask[1:].any():  # nothing predicts a first token
-            fate = "no_loss"
-        if fate in ("kept", "truncated"):
-            if selection.repeats(said):
-                fate = "duplicate"
-            else:
-                entries.append(Conversation(len(entries), row.index, ids, mask))
+    unrolled: list[int] = []  # training rows of each row that has several
+    found = zip(rows, messages, *(columns[name] for name in COLUMNS), strict=True)
+    for row, said, ids, mask, starts in found:
+        texts = [_fitted(row, *text, settings) for text in _texts(ids, mask, starts)]
+        fate = _together([text.fate for text in texts])
+        if fate in USED and selection.repeats(said):
+            fate = "duplicate"
         book.add(fate, row)
+        if fate not in USED:
+            continue
+        kept = [(n, text) for n, text in enumerate(texts) if text.fate in USED]
+        for n, text in kept:
+            entries.append(Conversation(len(entries), row.index, text.ids, text.mask, n))
+        if len(texts) > 1:
+            unrolled.append(len(kept))
+    if unrolled:
+        book.notes.append(_note(unrolled))
     account = book.close(settings, f"{settings.max_len} tokens of a conversation")
     return ConversationSet(entries, account, settings.shuffle)
+
+
+def _note(unrolled: Sequence[int]) -> str:
+    """What is told of rows that became so many training rows each."""
+    return (
+        f"{len(unrolled)} rows are unrolled into {sum(unrolled)} training rows, one for each "
+        "answer: the chat template writes an answer in another way when more messages follow"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """One text of a row, cut to data.max_len, and what becomes of it."""
+
+    ids: NDArray[np.int32]
+    mask: NDArray[np.bool_]
+    fate: Fate
+
+
+def _fitted(
+    row: Row, ids: NDArray[np.int32], mask: NDArray[np.bool_], settings: DataSettings
+) -> _Text:
+    fate = _fate(row, len(ids), settings)
+    if fate == "truncated":
+        ids, mask = ids[: settings.max_len], mask[: settings.max_len]
+    if fate != "too_long" and not mask[1:].any():  # nothing predicts a first token
+        fate = "no_loss"
+    return _Text(ids, mask, fate)
+
+
+def _texts(
+    ids: NDArray[np.int32], mask: NDArray[np.bool_], starts: NDArray[np.bool_]
+) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
+    """The token ids and loss masks of a row's texts, which lie one after the other."""
+    edges = np.flatnonzero(starts)
+    if len(edges) < 2:
+        return [(ids, mask)]
+    return list(zip(np.split(ids, edges[1:]), np.split(mask, edges[1:]), strict=True))
+
+
+def _together(fates: Sequence[Fate]) -> Fate:
+    """The fate of a row from those of its texts: cut, where not all of it is used."""
+    if not any(fate in USED for fate in fates):
+        return fates[0]
+    return "kept" if fates.count("kept") == len(fates) else "truncated"
 
 
 def _selected(
@@ -104,7 +160,7 @@ def _columns(
     cache: TokenCache | None,
     notes: list[str],
 ) -> Columns:
-    """token_ids and loss_mask of each row."""
+    """COLUMNS of each row: its texts one after the other; starts: True where one begins."""
     call = template_call(settings)
 
     def make() -> Columns:
@@ -124,22 +180,35 @@ def _tokenised(
     messages: Sequence[Sequence[Message]],
     call: Mapping[str, Any],
 ) -> Columns:
-    ends = turn_ends(tokenizer)
     texts: list[Rendered] = []
-    for row, one in zip(rows, messages, strict=True):
-        try:
-            texts.append(
-                render_conversation(
-                    tokenizer, one, ends=ends, turns=settings.loss_turns, variables=call
-                )
-            )
-        except Unmarkable as error:
-            raise unmarkable(row, error) from error
-    found = marked(tokenizer, rows, texts)
-    return {
-        "token_ids": Ragged.of([ids for ids, _ in found], np.int32),
-        "loss_mask": Ragged.of([mask for _, mask in found], np.bool_),
-    }
+    counts: list[int] = []  # texts of each row
+    found = render_conversations(
+        tokenizer,
+        ((one, 0) for one in messages),
+        ends=turn_ends(tokenizer),
+        turns=settings.loss_turns,
+        variables=call,
+    )
+    for row, each in zip(rows, found, strict=False):
+        if isinstance(each, Unmarkable):
+            raise unmarkable(row, each) from each
+        texts += each
+        counts.append(len(each))
+    sources = [row for row, n in zip(rows, counts, strict=True) for _ in range(n)]
+    return _in_rows(marked(tokenizer, sources, texts), counts)
+
+
+def _in_rows(
+    tokens: Sequence[tuple[NDArray[np.int32], NDArray[np.bool_]]], counts: Sequence[int]
+) -> Columns:
+    """Texts as columns of rows. counts: texts of each row."""
+    ids = Ragged.of([ids for ids, _ in tokens], np.int32)
+    mask = Ragged.of([mask for _, mask in tokens], np.bool_)
+    starts = np.zeros(len(ids.values), np.bool_)
+    starts[ids.offsets[:-1][ids.lengths > 0]] = True
+    edges = ids.offsets[np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])]
+    columns = (ids.values, mask.values, starts)
+    return {name: Ragged(values, edges) for name, values in zip(COLUMNS, columns, strict=True)}
 
 
 def marked(

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,9 @@ from postgrad.core.errors import UsageError
 
 Values = Mapping[str, Any]  # column -> JSON value
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
+
+LONGEST_LINE = 2**28  # bytes; a gzip file of a megabyte may hold a line of a gigabyte
+DEEPEST = 100  # levels of lists and objects
 
 
 def read_file(path: Path) -> Iterator[tuple[str, Values]]:
@@ -66,8 +70,9 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Values]]:
     number = 0
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
+            while line := lines.readline(LONGEST_LINE + 1):
+                number += 1
+                if not line.isspace():
                     place = f"{path}:{number}"
                     yield place, _object(line, place, first=number == 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -79,8 +84,16 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Values]]:
 
 
 def _object(line: bytes, place: str, *, first: bool) -> Values:
+    if len(line) > LONGEST_LINE:
+        raise UsageError(
+            f"{place}: the line has more than {LONGEST_LINE >> 20} MiB: a row is no longer; is the "
+            "file of JSON lines, and whole?"
+        )
     try:
-        value = json.loads(line.decode("utf-8-sig" if first else "utf-8"), parse_constant=_refuse)
+        text = line.decode("utf-8-sig" if first else "utf-8")
+        value = json.loads(text, parse_constant=_refuse, object_pairs_hook=_members)
+        if line.count(b"[") + line.count(b"{") > DEEPEST:
+            check_depth(value)
         if b"\\ud" in line.lower():  # JSON can write half a surrogate pair, tokenizers read none
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
@@ -96,20 +109,58 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of which no name stands twice: the last value would win without a word."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has {twice[:80]!r} twice")
+    return found
+
+
+def check_depth(value: Any) -> None:
+    """Raises ValueError where lists and objects are nested deeper than what writes them again can
+    (orjson 254, json 1000 less the depth of the call).
+    """
+    level = [value]
+    for _ in range(DEEPEST):
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                inner += one.values()
+            elif isinstance(one, list):
+                inner += one
+        if not inner:
+            return
+        level = inner
+    raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+
+
 def _parquet(path: Path) -> Iterator[tuple[str, Values]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    row = 0
     try:
         with pq.ParquetFile(path) as table:
-            columns = [f.name for f in table.schema_arrow if not holds_bytes(f.type)]
-            row = 0
+            fields = [field for field in table.schema_arrow if not holds_bytes(field.type)]
+            columns = [field.name for field in fields]
+            if twice := [name for name in columns if columns.count(name) > 1]:
+                raise UsageError(f"{path}: two columns are called {twice[0]!r}: rename one of them")
             for batch in table.iter_batches(batch_size=1024, columns=columns):
                 for values in batch.to_pylist():
                     yield f"{path} row {row}", {k: plain(v) for k, v in values.items()}
                     row += 1
+    except UsageError:
+        raise
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"{path}: not a Parquet file that can be read: {error}") from error
+    except Exception as error:  # dates, zones and text that Python has none of raise what they like
+        raise UsageError(
+            f"{path}: rows from {row} on hold a value that cannot be read: {error!r}; leave the "
+            "column out of the file, or write it as text"
+        ) from error
 
 
 def holds_bytes(kind: Any) -> bool:
@@ -134,4 +185,6 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, datetime | date | time):
         return value.isoformat()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # not a number, as pandas writes what is missing; JSON has none
     return str(value) if isinstance(value, Decimal | timedelta) else value

@@ -9,7 +9,7 @@ import numpy as np
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.names import resolve
 from postgrad.data.account import Bookkeeper
-from postgrad.data.rows import Row, read_rows
+from postgrad.data.rows import Row, read_rows, shown
 from postgrad.data.settings import RowSettings
 
 Function = Callable[[dict[str, Any]], Any]
@@ -58,7 +58,7 @@ def _kept(function: Function, row: Row, name: str) -> bool:
     value = _called(function, row, f"data.filter {name!r}")
     if not isinstance(value, bool | np.bool_):
         raise UsageError(
-            f"{row.place}: data.filter {name!r} returned {_shown(value)} for row {row.index}; "
+            f"{row.place}: data.filter {name!r} returned {shown(value)} for row {row.index}; "
             "True keeps a row, False leaves it out"
         )
     return bool(value)
@@ -78,7 +78,7 @@ def _mapped(function: Function, row: Row, name: str) -> Row:
         except (TypeError, ValueError, RecursionError) as error:
             problem = f"its values have to be JSON: {error}"
     raise UsageError(
-        f"{row.place}: data.map {name!r} returned {_shown(value)} for row {row.index}; {problem}"
+        f"{row.place}: data.map {name!r} returned {shown(value)} for row {row.index}; {problem}"
     )
 
 
@@ -91,8 +91,3 @@ def _called(function: Function, row: Row, what: str) -> Any:
 
 def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,5 +1,6 @@
 """A row as a conversation in the chat format, and as a question with its reference answer."""
 
+import itertools
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ from postgrad.data.rows import Row
 from postgrad.data.settings import DataSettings, RowSettings, template_parts
 
 Message = dict[str, str]
+SHOWN = 20  # columns in a message
 
 
 def conversation_of(row: Row, settings: DataSettings) -> list[Message]:
@@ -69,7 +71,9 @@ def column(row: Row, name: str, key: str) -> Any:
     """A row's value. Raises UsageError with the nearest column; `key` is the recipe's key."""
     if name not in row.values:
         close = nearest(name, row.values)
-        hint = f"did you mean {close!r}?" if close else f"its columns: {', '.join(row.values)}"
+        more = ", ..." if len(row.values) > SHOWN else ""
+        columns = ", ".join(itertools.islice(row.values, SHOWN)) + more
+        hint = f"did you mean {close!r}?" if close else f"its columns: {columns[:1000]}"
         raise UsageError(f"{row.place}: row {row.index} has no column {name!r} ({key}); {hint}")
     return row.values[name]
 

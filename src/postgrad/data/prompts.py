@@ -1,6 +1,6 @@
 """Prompts by ticket: what the policy reads, with the reference answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from postgrad.data.messages import Message, answer_of, answers_in, asked_in, pro
 from postgrad.data.rows import Row, dataset_name
 from postgrad.data.selection import Selection
 from postgrad.data.settings import DataSettings, template_parts
-from postgrad.data.templates import Unencodable, Unmarkable, encode, render, template_call
+from postgrad.data.templates import Unencodable, Unmarkable, encode, prompts, template_call
 
 
 class PromptSet(DrawnSet[Prompt]):
@@ -93,7 +93,8 @@ def _tokens(
     call = template_call(settings)
 
     def make() -> Columns:
-        texts = [_text(tokenizer, row, messages, call) for row, messages, _ in asked]
+        found = prompts(tokenizer, (messages for _, messages, _ in asked), variables=call)
+        texts = [_text(row, text) for (row, *_), text in zip(asked, found, strict=False)]
         try:
             ids = encode(tokenizer, texts)["input_ids"] if texts else []
         except Unencodable as error:
@@ -114,11 +115,9 @@ def _fate(row: Row, tokens: int, limit: int, settings: DataSettings) -> Fate:
     return "truncated" if settings.on_too_long == "truncate" else "too_long"
 
 
-def _text(tokenizer: Any, row: Row, messages: list[Message], call: Mapping[str, Any]) -> str:
-    try:
-        text = render(tokenizer, messages, generation=True, variables=call)
-    except Unmarkable as error:
-        raise UsageError(f"{row.place}: row {row.index}: {error}") from error
+def _text(row: Row, text: str | Unmarkable) -> str:
+    if isinstance(text, Unmarkable):
+        raise UsageError(f"{row.place}: row {row.index}: {text}") from text
     if not text:
         raise UsageError(
             f"{row.place}: row {row.index}: the chat template writes nothing for its prompt, and "

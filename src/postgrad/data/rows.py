@@ -108,3 +108,9 @@ def _source(settings: RowSettings, split: str) -> Iterable[tuple[str, Values]]:
 def _all(files: list[Path]) -> Iterator[tuple[str, Values]]:
     for file in files:
         yield from read_file(file)
+
+
+def shown(value: object) -> str:
+    """A value of a row in a message: its beginning, however large it is."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

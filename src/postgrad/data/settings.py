@@ -22,7 +22,8 @@ class RowSettings(Settings):
     path: str
     name: str | None = None  # configuration of a hub dataset, such as "main" of openai/gsm8k
     split: str = "train"  # with a slice as in `datasets`: "train[:-500]", "test[90%:]"
-    chat_template: str = ""  # a Jinja file, or its text, in place of the tokenizer's
+    # In place of the tokenizer's: a name ("chatml", "tulu", "llama3"), a Jinja file, or its text.
+    chat_template: str = ""
     filter: str = ""  # "package.module:function", row -> bool
     map: str = ""  # "package.module:function", row -> row
     system: str | None = None  # a system message before every conversation that has none

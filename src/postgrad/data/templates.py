@@ -5,18 +5,20 @@ cannot show is refused rather than guessed.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jinja2 import TemplateError
 from numpy.typing import NDArray
 
-from postgrad.core.errors import UsageError
 from postgrad.data.messages import Message
 from postgrad.data.settings import RowSettings
+from postgrad.models.named_templates import template_text
+from postgrad.models.rendering import Row, Unrenderable, rendered
+
+LONGEST_SHARED = 64  # characters that a generation prompt and an answer may both begin with
 
 
 class Unmarkable(Exception):
@@ -58,37 +60,36 @@ class Rendered:
 def render(
     tokenizer: Any, messages: Sequence[Message], *, generation: bool, variables: Mapping[str, Any]
 ) -> str:
-    """Messages as the template writes them; `generation`: with the start of an answer."""
-    try:
-        return tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=generation, **variables
-        )
-    except (
-        TemplateError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:  # a template is a program
-        raise Unmarkable(f"the chat template refuses it: {error}") from error
+    """Messages as the template writes them; `generation`: with the start of an answer.
+
+    Raises Unmarkable where the template refuses them.
+    """
+    (text,) = prompts(tokenizer, [messages], generation=generation, variables=variables)
+    if isinstance(text, Unmarkable):
+        raise text
+    return text
+
+
+def prompts(
+    tokenizer: Any,
+    conversations: Iterable[Sequence[Message]],
+    *,
+    generation: bool = True,
+    variables: Mapping[str, Any],
+) -> Iterator[str | Unmarkable]:
+    """The text of each conversation, up to the first that the template refuses."""
+    rows = ((messages, [(len(messages), generation)]) for messages in conversations)
+    for texts in rendered(tokenizer, rows, variables):
+        yield Unmarkable(str(texts)) if isinstance(texts, Unrenderable) else texts[0]
 
 
 def template_call(settings: RowSettings) -> dict[str, Any]:
     """What the template is called with beside messages: the dataset's variables, and its own
     template where it has one. Raises UsageError where that is a file that cannot be read.
     """
-    own = settings.chat_template
-    if not own:
+    if not settings.chat_template:
         return settings.chat_template_kwargs
-    if "{{" not in own and "{%" not in own:
-        try:
-            own = Path(own).expanduser().read_text("utf-8")
-        except (OSError, RuntimeError, ValueError) as error:
-            raise UsageError(
-                f"data.chat_template {own!r} cannot be read: {error}; it is a Jinja file, or a "
-                "template's own text"
-            ) from error
+    own = template_text(settings.chat_template)
     return {**settings.chat_template_kwargs, "chat_template": own}
 
 
@@ -111,59 +112,123 @@ def render_conversation(
     ends: re.Pattern[str],
     turns: Literal["all", "last"],
     variables: Mapping[str, Any],
-    first: int = 0,
 ) -> Rendered:
-    """The text of a conversation and where its assistant wrote, in message `first` or later.
+    """The text of a conversation and where its assistant wrote. Raises Unmarkable as
+    render_conversations says, and where its turns are not written one after the other.
+    """
+    (found,) = render_conversations(
+        tokenizer, [(messages, 0)], ends=ends, turns=turns, variables=variables
+    )
+    return whole(found)
+
+
+def whole(found: Sequence[Rendered] | Unmarkable) -> Rendered:
+    """The one text of a conversation. Raises Unmarkable where it has several, or none."""
+    if isinstance(found, Unmarkable):
+        raise found
+    if len(found) > 1:
+        raise Unmarkable(
+            "the chat template writes an answer in another way when more messages follow, so "
+            "that the answers are not of one text"
+        )
+    return found[0]
+
+
+def render_conversations(
+    tokenizer: Any,
+    conversations: Iterable[tuple[Sequence[Message], int]],
+    *,
+    ends: re.Pattern[str],
+    turns: Literal["all", "last"],
+    variables: Mapping[str, Any],
+) -> Iterator[list[Rendered] | Unmarkable]:
+    """The texts of each conversation and where its assistant wrote in message `first` or later,
+    as (messages, first); ends behind the first conversation that cannot be marked.
 
     A span is what follows the generation prompt, up to the token that ends the turn (the first of
-    `ends` after the content). Raises Unmarkable where the template rewrites earlier turns, drops
+    `ends` after the content). A conversation is one text. Where the template writes an answer in
+    another way once more messages follow, as Qwen3's takes earlier thoughts away, it is one text
+    for each answer, as the policy reads and writes it at that turn. Unmarkable: the template drops
     content, or does not begin an answer as its generation prompt does: what RL samples from would
     not be what SFT trained on.
     """
-    text = render(tokenizer, messages, generation=False, variables=variables)
-    said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    answers = [i for i in said if i >= first]
+    asked: deque[tuple[Sequence[Message], Sequence[int]]] = deque()
+
+    def rows() -> Iterator[Row]:
+        for messages, first in conversations:
+            said = [i for i, one in enumerate(messages) if one["role"] == "assistant"]
+            answers = [i for i in said if i >= first]
+            answers = answers[-1:] if turns == "last" else answers
+            asked.append((messages, answers))
+            wanted = [(len(messages), False)]
+            for i in (i for i in answers if i):
+                wanted.append((i, True))
+                if i < len(messages) - 1:  # the last message needs no rendering of its own
+                    wanted.append((i + 1, False))
+            yield messages, wanted
+
+    for texts in rendered(tokenizer, rows(), variables):
+        messages, answers = asked.popleft()
+        if isinstance(texts, Unrenderable):
+            yield Unmarkable(str(texts))
+            return
+        try:
+            yield _marked(messages, answers, texts, ends)
+        except Unmarkable as error:
+            yield error
+            return
+
+
+def _marked(
+    messages: Sequence[Message], answers: Sequence[int], texts: list[str], ends: re.Pattern[str]
+) -> list[Rendered]:
+    """A conversation as one text, or as one for each answer. texts: as render_conversations asks
+    for them.
+    """
     if not answers:
         raise Unmarkable("there is no message of the assistant")
-    if turns == "last":
-        answers = answers[-1:]
-    parts = [_part(tokenizer, messages, i, text, ends, variables) for i in answers]
-    return Rendered(text, tuple(span for _, span in parts), parts[0][0])
+    text, *others = texts
+    each: list[Rendered] = []
+    for i in answers:
+        if i == 0:
+            raise Unmarkable("it begins with the assistant: there is nothing that it answers")
+        prompt = others.pop(0)
+        upto = text if i == len(messages) - 1 else others.pop(0)
+        each.append(Rendered(upto, (_span(messages[i], i, upto, prompt, ends),), prompt))
+    if all(text.startswith(one.text[: one.spans[0][1]]) for one in each):
+        return [Rendered(text, tuple(one.spans[0] for one in each), each[0].prompt)]
+    return each
 
 
-def _part(
-    tokenizer: Any,
-    messages: Sequence[Message],
-    i: int,
-    text: str,
-    ends: re.Pattern[str],
-    variables: Mapping[str, Any],
-) -> tuple[str, tuple[int, int]]:
-    """What the policy reads before message i of `text`, and the span of that message."""
-    if i == 0:
-        raise Unmarkable("it begins with the assistant: there is nothing that it answers")
-    prompt = render(tokenizer, messages[:i], generation=True, variables=variables)
-    upto = text  # the last message needs no rendering of its own
-    if i < len(messages) - 1:
-        upto = render(tokenizer, messages[: i + 1], generation=False, variables=variables)
+def _span(
+    message: Message, i: int, upto: str, prompt: str, ends: re.Pattern[str]
+) -> tuple[int, int]:
+    """Where message i is in the text that ends with it."""
     if not prompt:
         raise Unmarkable(f"the chat template writes nothing before message {i}")
-    if not text.startswith(upto):
-        raise Unmarkable(
-            f"the chat template writes message {i} in another way when more messages follow "
-            '(data.loss_turns = "last" learns from last answers only)'
-        )
     if not upto.startswith(prompt):
         raise Unmarkable(
             f"the chat template does not begin message {i} with its generation prompt "
             f"{prompt[-40:]!r}"
         )
-    content = messages[i]["content"].strip()
-    place = upto.find(content, len(prompt))
+    content = message["content"].strip()
+    place = _begin(content, upto, prompt)
     if place < 0:
         raise Unmarkable(f"the chat template drops text of message {i}: {content[:60]!r}")
     end = ends.search(upto, place + len(content))
-    return prompt, (len(prompt), end.end() if end else len(upto))
+    return len(prompt), end.end() if end else len(upto)
+
+
+def _begin(content: str, upto: str, prompt: str) -> int:
+    """Where the content begins in `upto`: behind the prompt, or with what both have, as where
+    generation prompt and answer begin with <think>; -1: nowhere.
+    """
+    place = upto.find(content, len(prompt))
+    shared = range(1, min(len(content), len(prompt), LONGEST_SHARED) + 1) if place < 0 else ()
+    for count in shared:
+        if upto.startswith(content, len(prompt) - count):
+            return len(prompt) - count
+    return place
 
 
 def tokenise(

@@ -6,6 +6,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.data.draws import Draws
 from postgrad.data.settings import DataSettings, MixSettings
+from postgrad.data.templates import template_call
 from postgrad.jobs.learned import LearnedReward, by_component
 from postgrad.recipe.recipe import Answering
 from postgrad.recipe.scored import environment_weight
@@ -21,7 +22,7 @@ def environment(recipe: Answering, tokenizer: Any) -> Dialogue | None:
     """What answers the policy; None where every answer is the last. See dialogue for errors."""
     if recipe.environment is None:
         return None
-    return dialogue(recipe.environment, tokenizer, recipe.data.chat_template_kwargs)
+    return dialogue(recipe.environment, tokenizer, template_call(recipe.data))
 
 
 def scorer(recipe: Answering, learned: LearnedReward | None = None) -> Scorer:

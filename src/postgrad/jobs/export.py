@@ -49,13 +49,14 @@ def export(
 @dataclass(frozen=True, slots=True)
 class ExportedRole:
     """stem: its file in a checkpoint. base: where it started from. lora: of its adapter, where the
-    file holds one. scores: it has a score head.
+    file holds one. scores: it has a score head. template: the recipe's data.chat_template.
     """
 
     stem: str
     base: str
     lora: LoraSettings | None
     scores: bool
+    template: str = ""
 
     def export(
         self,
@@ -66,7 +67,8 @@ class ExportedRole:
         *,
         overwrite: bool,
     ) -> None:
-        """Weights with the base model's config, tokenizer and template, in the dtype of the run.
+        """Weights with the base model's config and tokenizer, in the dtype of the run, and the chat
+        template of the training data.
 
         state: the algorithm's, which holds the scale of a reward model's scores.
         """
@@ -78,13 +80,21 @@ class ExportedRole:
         if self.scores:
             trained = self.stem.startswith("reward_model.")
             scale = scale_of_state(state) if trained else RewardScale()
-        export_hf(on_cpu, self.base, to, dtype=dtype, scale=scale, overwrite=overwrite)
+        export_hf(
+            on_cpu,
+            self.base,
+            to,
+            dtype=dtype,
+            scale=scale,
+            overwrite=overwrite,
+            chat_template=self.template,
+        )
 
     def export_adapter(self, weights: Mapping[str, Tensor], to: Path) -> None:
         """The adapter alone. Raises UsageError where the role has none."""
         if self.lora is None:
             raise UsageError("--adapter: this role was trained whole, without [model.lora]")
-        write_adapter(weights, self.lora, self.base, to)
+        write_adapter(weights, self.lora, self.base, to, chat_template=self.template)
 
 
 def own_role(recipe: Recipe) -> str:
@@ -110,17 +120,22 @@ def role_of(recipe: Recipe, name: str, base: str) -> ExportedRole:
 
 def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
     """What a checkpoint's files begin with, and whose weights they are. base: of the policy."""
-    lora = recipe.model.lora
+    lora, template = recipe.model.lora, recipe.data.chat_template
+
+    def own(stem: str, *, scores: bool) -> ExportedRole:
+        return ExportedRole(stem, base, lora, scores, template)
+
     if isinstance(recipe, RewardRecipe):
-        return {"reward_model": ExportedRole("reward_model.weights", base, lora, scores=True)}
-    found = {"policy": ExportedRole("policy.weights", base, lora, scores=False)}
+        return {"reward_model": own("reward_model.weights", scores=True)}
+    found = {"policy": own("policy.weights", scores=False)}
     if isinstance(recipe, RLRecipe):
         if recipe.reference.moves:
-            found["reference"] = ExportedRole("reference.weights", base, None, scores=False)
+            found["reference"] = replace(found["policy"], stem="reference.weights", lora=None)
         if recipe.algorithm.needs().critic:
             model = recipe.critic.model
             start = model.path or base
-            found["critic"] = ExportedRole("critic.weights", start, model.lora, scores=True)
+            critic = ExportedRole("critic.weights", start, model.lora, scores=True)
+            found["critic"] = replace(critic, template=template)
     return found
 
 

@@ -19,6 +19,7 @@ from postgrad.core.files import write_json
 from postgrad.models.adapters import HEAD, PREFIX, add_adapter
 from postgrad.models.export import PROBE, TOLERANCE
 from postgrad.models.load import load_config, load_model, load_tokenizer
+from postgrad.models.named_templates import with_template
 from postgrad.models.save import save_model
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import LoraSettings
@@ -112,17 +113,19 @@ def write_adapter(
     to: Path,
     *,
     overwrite: bool = False,
+    chat_template: str = "",
 ) -> None:
     """Writes an adapter, `weights` by the names of Adapter.parameters, as PEFT's directory, with
     the base's tokenizer.
 
-    base: the directory or hub id of the frozen model. `to` is made only after plain PEFT, reading
-    it onto the base in float32, gave the same logits (or score). Raises UsageError where `to` is
-    there already, RunError where it cannot be written or the reload differs: nothing is left then.
+    base: the directory or hub id of the frozen model. chat_template: see export_hf. `to` is made
+    only after plain PEFT, reading it onto the base in float32, gave the same logits (or score).
+    Raises UsageError where `to` is there already, RunError where it cannot be written or the reload
+    differs: nothing is left then.
     """
     if to.exists() and not (overwrite and to.is_dir()):
         raise UsageError(f"{to} is there already: choose another --to")
-    tokenizer = load_tokenizer(base)
+    tokenizer = with_template(load_tokenizer(base), chat_template)
     save_model(
         _Files(weights, settings, base),
         tokenizer,

@@ -15,6 +15,8 @@ from transformers import (
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.named_templates import with_template
+from postgrad.models.rendering import Unrenderable, rendered
 from postgrad.models.save import save_model
 from postgrad.models.score import MEAN, STD, RewardScale, require_padding
 
@@ -30,8 +32,11 @@ def export_hf(
     dtype: torch.dtype,
     scale: RewardScale | None = None,
     overwrite: bool = False,
+    chat_template: str = "",
 ) -> None:
     """Writes config, weights (safetensors), tokenizer, chat template and generation config.
+
+    chat_template: what data.chat_template says, in place of the tokenizer's.
 
     weights: by hub name, a tied one once. base: the directory or hub id of the model that they were
     trained from. scale: of a critic or reward model, which is written as a model for sequence
@@ -41,7 +46,7 @@ def export_hf(
     """
     if to.exists() and not (overwrite and to.is_dir()):
         raise UsageError(f"{to} is there already: choose another --to")
-    tokenizer = load_tokenizer(base)
+    tokenizer = with_template(load_tokenizer(base), chat_template)
     config = load_config(base)
     if scale is None:
         lm: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -101,9 +106,7 @@ def _compare(lm: Any, tokenizer: Any, written: Path) -> None:
     read_tokenizer: Any = AutoTokenizer.from_pretrained(written)
     kind: Any = AutoModelForSequenceClassification if hasattr(lm, "score") else AutoModelForCausalLM
     read: Any = kind.from_pretrained(written, dtype=lm.dtype, use_safetensors=True)
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": PROBE}], tokenize=False, add_generation_prompt=True
-    )
+    text = _probe(tokenizer)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if read_tokenizer(text, add_special_tokens=False)["input_ids"] != ids:
         raise RunError(f"export: the tokenizer read back from {written} gives other tokens")
@@ -115,3 +118,10 @@ def _compare(lm: Any, tokenizer: Any, written: Path) -> None:
         raise RunError(
             f"export: the model read back from {written} gives other logits (by {difference:.3g})"
         )
+
+
+def _probe(tokenizer: Any) -> str:
+    """A prompt as the chat template writes it; plain text where the template refuses this one."""
+    messages = [{"role": "user", "content": PROBE}]
+    (texts,) = rendered(tokenizer, [(messages, [(1, True)])], {})
+    return PROBE if isinstance(texts, Unrenderable) else texts[0]

@@ -119,7 +119,7 @@ def load_config(path: str) -> Any:
 
 
 def load_tokenizer(path: str) -> Any:
-    """The tokenizer of a model, checked: a chat template, an end-of-sequence token, offsets."""
+    """The tokenizer of a model, checked: an end-of-sequence token, offsets."""
     if looks_local(path) and not Path(path).is_dir():
         raise UsageError(f"no tokenizer at {path}: there is no such directory (model.path)")
     try:
@@ -133,11 +133,6 @@ def load_tokenizer(path: str) -> Any:
         raise UsageError(
             f"the tokenizer at {path} gives no offsets, from which loss masks are made: convert it "
             "to tokenizer.json"
-        )
-    if tokenizer.chat_template is None:
-        raise UsageError(
-            f"the tokenizer at {path} has no chat template: put chat_template.jinja there, or take "
-            "the instruction-tuned model of the family"
         )
     if tokenizer.eos_token_id is None:
         raise UsageError(

@@ -16,6 +16,8 @@ from postgrad.rollout.environments import registry as environments
 if TYPE_CHECKING:
     from postgrad.recipe.recipe import Answering, Recipe
 
+_ONE_TEMPLATE = "with an [environment] all sets have those of [data]: it answers through them too"
+
 
 def environment_weight(recipe: Answering) -> float | None:
     """The weight of the environment's rewards; None where there are none."""
@@ -66,15 +68,13 @@ def problems(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:
         return
     if (components(recipe) or []).count(ENVIRONMENT) > 1:
         yield ("rewards",), f"{ENVIRONMENT!r} is what the environment gives: `name` it otherwise"
-    wanted = recipe.data.chat_template_kwargs
-    sets = [("data", n, one.chat_template_kwargs) for n, one in enumerate(recipe.data.sets)]
-    sets += [("eval", n, one.chat_template_kwargs) for n, one in enumerate(recipe.eval.sets)]
-    for section, number, given in sets:
-        if given != wanted:
-            yield (
-                (section, "sets", number, "chat_template_kwargs"),
-                "with an [environment] all sets have those of [data]: it answers through them too",
-            )
+    for key in ("chat_template", "chat_template_kwargs"):
+        wanted = getattr(recipe.data, key)
+        sets = [("data", n, getattr(one, key)) for n, one in enumerate(recipe.data.sets)]
+        sets += [("eval", n, getattr(one, key)) for n, one in enumerate(recipe.eval.sets)]
+        for section, number, given in sets:
+            if given != wanted:
+                yield (section, "sets", number, key), _ONE_TEMPLATE
 
 
 def _rewards(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:

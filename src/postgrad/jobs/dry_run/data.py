@@ -24,7 +24,7 @@ from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 
 NO_LIMIT = 2**30  # tokens
 MANY = 0.1  # of the rows lost: less than data.max_lost_fraction allows, more than a person expects
-Key = tuple[int, bool | None]
+Key = tuple[int, int | None]
 CUT_LOOKED_AT = 2000  # rows that are read again to show what was cut off
 
 
@@ -136,7 +136,11 @@ def _uncut(recipe: Recipe, settings: Any, part: DrawnSet[Any], tokenizer: Any) -
 
 
 def key_of(one: Any) -> Key:
-    """What names a record in its dataset: a row with a pair gives two labelled answers."""
+    """What names a record in its dataset: a row with a pair gives two labelled answers, one that is
+    unrolled several texts.
+    """
+    if isinstance(one, Conversation):
+        return one.row, one.text
     return one.row, one.desirable if isinstance(one, Labelled) else None
 
 

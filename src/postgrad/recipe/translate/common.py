@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from postgrad.models import named_templates
 from postgrad.recipe.translate.draft import Draft
 from postgrad.recipe.translate.options import Options
 from postgrad.recipe.translate.rules import decimal
@@ -194,3 +195,16 @@ def run_dir(draft: Draft, given: Any, comment: str = "") -> None:
     while path.startswith("./"):
         path = path[2:]
     draft.put("run_dir", path or f"runs/{draft.job}", comment)
+
+
+def chat_template(draft: Draft, name: str, value: Any, _: str) -> None:
+    """A template by its name in the other system, or a file with one."""
+    if value in named_templates.names() or str(value).endswith(".jinja"):
+        draft.put("data.chat_template", value)
+        return
+    draft.miss(
+        name,
+        value,
+        "not among the names here: give data.chat_template the file or the text "
+        f"({', '.join(named_templates.names())})",
+    )

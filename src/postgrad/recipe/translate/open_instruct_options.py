@@ -75,7 +75,7 @@ RULES: dict[str, Rule] = {
                               read=lambda n: int(n) if str(n).isdigit() else None),
     "resume_from_checkpoint": to("checkpoint.load_checkpoint", read=on),
     "model_revision": choice("model.revision", {"main": None}),
-    "chat_template_name": missing("a template of its own code: give data.chat_template the text"),
+    "chat_template_name": common.chat_template,
     "system_prompt_override_file": missing("put the file's text into data.system"),
     "add_bos": missing("the chat template says whether a text begins with a token of its own"),
     "additional_model_arguments": missing("the model is loaded as its config says"),

@@ -61,7 +61,7 @@ RULES: dict[str, Rule] = {
     "min_p": to("rollout.min_p", read=decimal),
     "delta": to("algorithm.dual_clip", "a bound of the ratio, for bad answers only", decimal),
     "entropy_coef": to("algorithm.entropy_coef", read=decimal),
-    "chat_template_path": to("data.chat_template"),
+    "chat_template_path": common.chat_template,
     "chat_template_kwargs": to("data.chat_template_kwargs"),
     "dataset_config": to("data.name"),
     "dataset_train_split": to("data.split"),

@@ -138,14 +138,15 @@ class _Episode:
 def dialogue(
     settings: EnvironmentSettings, tokenizer: Any, variables: Mapping[str, Any]
 ) -> Dialogue:
-    """The environment of a recipe for a tokenizer; variables: the recipe's of the chat template.
+    """The environment of a recipe for a tokenizer; variables: data.templates.template_call.
 
     Raises UsageError where its chat template has no place for what the environment says.
     """
     chat = build(settings)
     more = chat.variables()
     try:
-        text = tokenizer.get_chat_template(None, more.get("tools"))
+        own = variables.get("chat_template")
+        text = tokenizer.get_chat_template(own, more.get("tools"))
     except ValueError as error:
         raise UsageError(f"environment: the tokenizer has no chat template: {error}") from error
     chat = chat.for_template(text)

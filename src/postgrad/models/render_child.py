@@ -1,0 +1,204 @@
+"""The process that renders chat templates, which are programs of others: limited memory and time.
+
+It is started by rendering.py as a script, imports nothing of postgrad, has nothing of the run's
+environment, and answers frames on its standard input until that ends. A frame is eight bytes of
+length and JSON:
+
+    {"program": 3, "template": "...", "variables": "{...}", "rows": [[messages, wanted], ...]}
+
+template and variables (JSON in JSON) come with a program's first frame. wanted: [n, generation]
+pairs, a text each: of the first n messages, with the start of an answer or without. A row is
+answered with a byte and eight bytes of length for each text, b"T" and the text or b"E" and why
+there is none, which ends the frame.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import orjson
+from jinja2 import nodes, utils
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+LONGEST_REASON = 1000  # characters
+HEAD = struct.Struct(">cQ")
+Message = Mapping[str, str]
+
+
+class _Generation(Extension):
+    """{% generation %} blocks, which mark answers elsewhere; here they are their text."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
+
+    def _text(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Dict:
+    """`dict` without the class's own attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+class _Namespace(utils.Namespace):
+    """`namespace` without names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # a template may name one `self`
+        self, args = args[0], args[1:]
+        attributes = dict(*args, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        _check_name(name)
+        utils.Namespace.__setitem__(self, name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(
+            f"a namespace has no attribute {name!r}: names with an underscore are refused"
+        )
+
+
+def environment() -> ImmutableSandboxedEnvironment:
+    """Jinja as transformers sets it up for chat templates (utils/chat_template_utils.py): what a
+    template may call, what it may not change, and the spaces around its blocks.
+    """
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    made.filters["tojson"] = _tojson
+    made.globals |= {
+        "raise_exception": _raise,
+        "strftime_now": lambda format: datetime.now().strftime(format),
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
+    return made
+
+
+def _tojson(
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: Any) -> None:
+    raise TemplateError(message)
+
+
+class Program:
+    """A template with the variables it is called with, compiled when it is first rendered."""
+
+    def __init__(self, template: str, variables: Mapping[str, Any]) -> None:
+        self._source = template
+        self._variables = {"tools": None, "documents": None, **variables}
+        self._compiled: Any = None
+
+    def text(self, messages: list[Message], generation: bool) -> str:
+        """What it writes. Raises whatever a template raises."""
+        if self._compiled is None:
+            self._compiled = environment().from_string(self._source)
+        return self._compiled.render(
+            messages=messages, add_generation_prompt=generation, **self._variables
+        )
+
+
+def answered(
+    program: Program, row: tuple[list[Message], list[tuple[int, bool]]], longest: int
+) -> tuple[bytes, bool]:
+    """The bytes that answer a row, and whether all its texts are there. longest: characters of a
+    text beside four for each of the row's own.
+    """
+    messages, wanted = row
+    most = longest + 4 * sum(len(one) for message in messages for one in message.values())
+    found = bytearray()
+    for count, generation in wanted:
+        try:
+            text = program.text(messages[:count], generation)
+            if len(text) > most:
+                raise ValueError(f"it writes {len(text)} characters, and {most} are the most")
+            written = text.encode()
+        except BaseException as error:  # noqa: BLE001  a template is a program
+            why = _reason(error).encode("utf-8", "backslashreplace")
+            return bytes(found + HEAD.pack(b"E", len(why)) + why), False
+        found += HEAD.pack(b"T", len(written)) + written
+    return bytes(found), True
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return "it needs more memory than it may have"
+    if isinstance(error, RecursionError):
+        return "it nests too deeply, or calls itself without end"
+    if isinstance(error, UnicodeEncodeError):
+        return "it writes half a surrogate pair, which is no character"
+    try:
+        return str(error)[:LONGEST_REASON] or type(error).__name__
+    except Exception:  # noqa: BLE001  its text is made of what the template gave
+        return type(error).__name__
+
+
+def limit(memory: int) -> None:
+    """memory: bytes of address space; 0: as many as there are. No files, no other processes."""
+    limits = {"RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0, "RLIMIT_NPROC": 0}
+    if memory:
+        limits["RLIMIT_AS"] = memory
+    for name, most in limits.items():
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            resource.setrlimit(getattr(resource, name), (most, most))
+
+
+def main() -> None:
+    """sys.argv: bytes of memory, seconds of a row, characters of a text."""
+    memory, seconds, longest = sys.argv[1:]
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the system ends a row that takes too long
+    limit(int(memory))
+    programs: dict[int, Program] = {}
+    reads, writes = sys.stdin.buffer, sys.stdout.fileno()
+    os.write(writes, b"R")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    while head := reads.read(8):
+        frame = orjson.loads(reads.read(int.from_bytes(head, "big")))
+        if "template" in frame:
+            variables = json.loads(frame["variables"])
+            programs[frame["program"]] = Program(frame["template"], variables)
+        for row in frame["rows"]:
+            signal.setitimer(signal.ITIMER_PROF, float(seconds))
+            found, whole = answered(programs[frame["program"]], row, int(longest))
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+            view = memoryview(found)
+            while view:
+                view = view[os.write(writes, view) :]
+            if not whole:
+                break
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""Chat templates rendered in a process of their own: they are programs that came with a model.
+
+A template that loops, that makes a string of a gigabyte or calls itself without end is ended there
+by the system (render_child.py) and is an error of its row here. The texts are those of
+transformers' apply_chat_template.
+"""
+
+import atexit
+import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+
+from postgrad.core.errors import RunError
+from postgrad.models import render_child
+
+Message = Mapping[str, str]
+Wanted = tuple[int, bool]  # the text of so many messages, with the start of an answer or without
+Row = tuple[Sequence[Message], Sequence[Wanted]]
+BATCH_ROWS = 256
+BATCH_CHARACTERS = 2**20
+LOOK_SECONDS = 0.2  # between two looks at what the process holds, where an answer takes longer
+SYSTEM_LIMITS_MEMORY = sys.platform != "darwin"  # macOS refuses RLIMIT_AS
+TAKEN = {  # by apply_chat_template itself: no variables of a template
+    *("conversation", "messages", "add_generation_prompt", "continue_final_message"),
+    *("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens"),
+}
+NO_TEMPLATE = (
+    'the tokenizer has no chat template: name one (data.chat_template = "chatml"), put '
+    "chat_template.jinja into its folder, or take the instruction-tuned model of the family"
+)
+INHERITED = ("TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # no keys of anybody
+_HEAD = struct.Struct(">cQ")
+
+
+@dataclass(frozen=True, slots=True)
+class RenderLimits:
+    """Of one row: seconds of processor time and bytes of memory; characters of one text, beside
+    four for each that the row has.
+    """
+
+    seconds: float = 10.0
+    memory: int = 2**30
+    characters: int = 4_000_000
+
+
+LIMITS = RenderLimits()
+
+
+class Unrenderable(Exception):
+    """A chat template that writes no text for a row; the message says why."""
+
+
+def _refused(why: str) -> Unrenderable:
+    return Unrenderable(f"the chat template refuses it: {why}")
+
+
+class _Ended(Exception):
+    """The process ended while a row was rendered; the message says why."""
+
+
+class RenderProcess:
+    """One child for all templates of this process; it is started again after it was ended."""
+
+    def __init__(self, limits: RenderLimits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._ready = select.poll()
+        self._buffer = bytearray()
+        self._numbers: dict[tuple[str, str], int] = {}  # of the programs that the child knows
+
+    def texts(
+        self, program: tuple[str, str], rows: Sequence[Row]
+    ) -> list[list[str] | Unrenderable]:
+        """The texts of each row, up to the first that has none.
+
+        program: a template and its variables as JSON. Raises RunError where no process starts.
+        """
+        with self._lock:
+            whole = False
+            try:
+                found = self._answers(program, rows)
+                whole = True
+            finally:
+                if not whole:  # what is in the pipe belongs to nobody
+                    self.stop()
+            return found
+
+    def stop(self) -> None:
+        """Ends the child, if there is one."""
+        child, self._child = self._child, None
+        self._numbers.clear()
+        self._buffer.clear()
+        if child is not None and self._owner == os.getpid():
+            for pipe in (child.stdin, child.stdout, child.stderr):
+                if pipe is not None:
+                    pipe.close()
+            child.kill()
+            child.wait()
+
+    def _answers(
+        self, program: tuple[str, str], rows: Sequence[Row]
+    ) -> list[list[str] | Unrenderable]:
+        child = self._running()
+        frame: dict[str, Any] = {"rows": rows}
+        if program not in self._numbers:
+            self._numbers[program] = len(self._numbers)
+            frame |= {"template": program[0], "variables": program[1]}
+        frame["program"] = self._numbers[program]
+        try:
+            written = orjson.dumps(frame)
+        except orjson.JSONEncodeError as error:  # its strings are checked
+            del self._numbers[program]
+            return self._one_by_one(program, rows, error)
+        found: list[list[str] | Unrenderable] = []
+        try:
+            _write(child, len(written).to_bytes(8, "big") + written)
+            for _, wanted in rows:
+                found.append(self._row(child, len(wanted)))
+                if isinstance(found[-1], Unrenderable):
+                    break
+        except _Ended as error:
+            self.stop()
+            found.append(_refused(str(error)))
+        return found
+
+    def _one_by_one(
+        self, program: tuple[str, str], rows: Sequence[Row], error: Exception
+    ) -> list[list[str] | Unrenderable]:
+        """Rows of which one cannot be sent: all before it, and why."""
+        if len(rows) < 2:
+            return [_refused(f"it is no text: {error}")]
+        found: list[list[str] | Unrenderable] = []
+        for row in rows:
+            found += self._answers(program, [row])
+            if isinstance(found[-1], Unrenderable):
+                break
+        return found
+
+    def _row(self, child: subprocess.Popen[bytes], count: int) -> list[str] | Unrenderable:
+        found: list[str] = []
+        for _ in range(count):
+            kind, length = _HEAD.unpack(self._read(child, _HEAD.size))
+            text = self._read(child, length).decode()
+            if kind == b"E":
+                return _refused(text)
+            found.append(text)
+        return found
+
+    def _read(self, child: subprocess.Popen[bytes], count: int) -> bytes:
+        assert child.stdout is not None
+        descriptor = child.stdout.fileno()
+        while len(self._buffer) < count:
+            self._wait(child)
+            piece = os.read(descriptor, 2**20)
+            if not piece:
+                raise _Ended(self._why(child.wait()))
+            self._buffer += piece
+        found = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return found
+
+    def _wait(self, child: subprocess.Popen[bytes]) -> None:
+        """Until there is something to read. Looks at the memory, which not every system limits."""
+        while not self._ready.poll(LOOK_SECONDS * 1000):
+            try:
+                held = psutil.Process(child.pid).memory_info().rss
+            except psutil.NoSuchProcess:
+                continue
+            if held > self._limits.memory:
+                child.kill()
+                raise _Ended(self._too_much)
+
+    @property
+    def _too_much(self) -> str:
+        return f"it needs more memory than it may have ({self._limits.memory >> 20} MiB)"
+
+    def _why(self, code: int) -> str:
+        if code == -signal.SIGPROF:
+            return f"it is not done after {self._limits.seconds:g} seconds of processor time"
+        if code < 0:
+            return f"it ended the process that renders it ({signal.Signals(-code).name})"
+        return f"it ended the process that renders it (exit code {code})"
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._child is not None and self._owner == os.getpid() and self._child.poll() is None:
+            return self._child
+        self.stop()
+        limits = self._limits
+        child = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-s", "-S", render_child.__file__),
+                str(limits.memory if SYSTEM_LIMITS_MEMORY else 0),
+                *(str(limits.seconds), str(limits.characters)),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=_environment(),
+            start_new_session=True,  # Ctrl-C is for the controller
+            bufsize=0,
+        )
+        assert child.stdout is not None
+        self._child, self._owner = child, os.getpid()
+        self._ready = select.poll()
+        self._ready.register(child.stdout, select.POLLIN)
+        try:
+            self._read(child, 1)
+        except _Ended as error:
+            assert child.stderr is not None
+            said = child.stderr.read().decode(errors="replace").strip()
+            raise RunError(
+                f"the process that renders chat templates did not start: {error}\n{said}"
+            ) from error
+        return child
+
+
+def _environment() -> dict[str, str]:
+    """What the child has of this process's: where its modules are, and nothing that is secret."""
+    path = os.pathsep.join(str(Path(one).absolute()) for one in sys.path)
+    kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    return {**kept, "PYTHONPATH": path}
+
+
+def _write(child: subprocess.Popen[bytes], frame: bytes) -> None:
+    assert child.stdin is not None
+    view = memoryview(frame)
+    try:
+        while view:
+            view = view[child.stdin.write(view) or 0 :]
+    except BrokenPipeError as error:
+        code = child.wait()
+        raise _Ended(f"the process that renders it was ended from outside ({code})") from error
+
+
+_process: RenderProcess | None = None
+
+
+def process() -> RenderProcess:
+    """The one of this process, under LIMITS."""
+    global _process
+    if _process is None:
+        _process = RenderProcess(LIMITS)
+        atexit.register(_process.stop)
+    return _process
+
+
+def program_of(tokenizer: Any, variables: Mapping[str, Any]) -> tuple[str, str]:
+    """The template that a tokenizer is called with, and its variables as JSON.
+
+    variables: of the template, and `chat_template` in place of the tokenizer's. Raises Unrenderable
+    where there is no template or a variable is no JSON value.
+    """
+    named = dict(variables)
+    if tokenizer.chat_template is None and not named.get("chat_template"):
+        raise Unrenderable(NO_TEMPLATE)
+    try:
+        template = tokenizer.get_chat_template(named.pop("chat_template", None), named.get("tools"))
+    except ValueError as error:
+        raise Unrenderable(str(error)) from error
+    for name in TAKEN.intersection(named):
+        raise Unrenderable(f"{name!r} is no variable of a chat template (chat_template_kwargs)")
+    try:
+        return str(template), json.dumps({**tokenizer.special_tokens_map, **named})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Unrenderable(f"its variables have to be JSON values: {error}") from error
+
+
+def rendered(
+    tokenizer: Any, rows: Iterable[Row], variables: Mapping[str, Any]
+) -> Iterator[list[str] | Unrenderable]:
+    """The texts of each row in order, those of transformers' apply_chat_template; ends behind the
+    first row that has none. Rows go to the process in batches.
+    """
+    try:
+        program = program_of(tokenizer, variables)
+    except Unrenderable as error:
+        yield error
+        return
+    for batch in _batches(rows):
+        found = process().texts(program, batch)
+        yield from found
+        if isinstance(found[-1], Unrenderable):
+            return
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    batch: list[Row] = []
+    size = 0
+    for row in rows:
+        batch.append(row)
+        size += sum(len(one["content"]) for one in row[0]) * len(row[1])
+        if len(batch) == BATCH_ROWS or size > BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
