@@ -89,8 +89,7 @@ def read_manifest(directory: Path) -> Manifest:
     except ValueError as error:
         raise Damaged(f"{path} is not a manifest of ours: {error}") from error
     files = {
-        _plain(name, path): Entry(entry.size, entry.sha256)
-        for name, entry in checked.files.items()
+        _plain(name, path): Entry(entry.size, entry.sha256) for name, entry in checked.files.items()
     }
     return Manifest(checked.step, files, checked.versions)
 
@@ -119,7 +118,14 @@ def _verify_file(path: Path, entry: Entry) -> None:
 
 
 def _plain(name: str, path: Path) -> str:
-    if not name or name in (".", "..", FILE) or "/" in name or "\\" in name or "\0" in name or len(name) > 255:
+    if (
+        not name
+        or name in (".", "..", FILE)
+        or "/" in name
+        or "\\" in name
+        or "\0" in name
+        or len(name) > 255
+    ):
         raise Damaged(f"{path} names a file {name!r} outside the checkpoint")
     return name
 

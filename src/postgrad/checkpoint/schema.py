@@ -6,16 +6,24 @@ the check: state is kept as it was read, to the bit.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    AllowInfNan,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic import Strict as StrictMode
 
 from postgrad.core.untrusted import shown
 
 MOST = 2**53  # of a count: what every reader of JSON keeps exactly
 PLAIN_NAME = r"^[^/\\\x00]{1,255}$"
-
-Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def _plain(name: str) -> str:
@@ -25,6 +33,7 @@ def _plain(name: str) -> str:
 
 
 Count = Annotated[int, Field(ge=0, le=MOST)]
+Positive = Annotated[float, StrictMode(), AllowInfNan(False), Field(gt=0.0)]
 Size = Annotated[int, Field(ge=1, le=MOST)]
 Name = Annotated[str, Field(pattern=PLAIN_NAME), AfterValidator(_plain)]
 Dtype = Literal["float32", "bfloat16"]
@@ -158,12 +167,12 @@ class StateSchema(Strict):
         return self
 
 
-def require(schema: type[Checked], data: Mapping[str, Any]) -> Checked:
-    """`data` as `schema` reads it. Raises ValueError with the key, what it says, and what it
-    should be, of the first thing that is wrong.
+def require(schema: Any, data: Mapping[str, Any]) -> Any:
+    """`data` as `schema`, one of these or another type, reads it. Raises ValueError with the key,
+    what it says, and what it should be, of the first thing that is wrong.
     """
     try:
-        return schema.model_validate(data)
+        return TypeAdapter[Any](schema).validate_python(data)
     except ValidationError as error:
         raise ValueError(problem_of(error)) from error
 
@@ -174,10 +183,11 @@ def problem_of(error: ValidationError) -> str:
     key = ".".join(shown(part).strip("'") for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     wanted = f"{message[:1].lower()}{message[1:]}"
+    key = key or "it"
     if problem["type"] == "missing":
         return f"{key} is missing"
     if problem["type"] == "value_error":
-        return f"{key}: {wanted}" if key else wanted
+        return f"{key}: {wanted}"
     return f"{key} is {shown(problem['input'])}: {wanted}"
 
 
