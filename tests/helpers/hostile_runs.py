@@ -237,7 +237,7 @@ def hostile(drawn: random.Random, genuine: Path, to: Path) -> str:
     else:
         told = drawn.choice(FILES)(drawn, path)
     checkpoint = path.parent
-    if path.name != "manifest.json" and checkpoint.name.startswith("step-"):
-        if drawn.random() < 0.85:
-            reseal(checkpoint)
+    sealed = path.name != "manifest.json" and checkpoint.name.startswith("step-")
+    if sealed and drawn.random() < 0.85:
+        reseal(checkpoint)
     return f"{path.relative_to(to)}: {told}"
