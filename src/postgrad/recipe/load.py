@@ -147,7 +147,7 @@ def require_values(raw: dict[str, Any], origin: Origin) -> None:
     problems = [
         f"{origin.where(place)}: {'.'.join(map(str, place))} = {shown(value)}: {problem}"
         for place, value in _values(raw, ())
-        if (problem := _problem(value))
+        if (problem := _problem(value, str(place[-1])))
     ]
     if problems:
         raise UsageError("\n".join(problems[:MOST_TOLD]))
@@ -167,7 +167,9 @@ def _values(value: Any, place: Place) -> Iterator[tuple[Place, Any]]:
         yield from _values(inner, (*place, key))
 
 
-def _problem(value: Any) -> str:
+def _problem(value: Any, key: str) -> str:
+    if isinstance(value, str) and (key == "run_dir" or key.endswith("path")):
+        return path_problem(value)
     if isinstance(value, int) and not -MOST_NUMBER <= value < MOST_NUMBER:
         return "a whole number has at most 64 bits"
     if isinstance(value, datetime.date | datetime.time):
