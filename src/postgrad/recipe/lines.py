@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any, cast
 
-MOST_LINES = 1000
+MOST_LINES = 200
 Place = tuple[str | int, ...]
 
 
