@@ -22,7 +22,7 @@ states = st.builds(
     RunState,
     step=counts,
     update=counts,
-    episodes=counts,
+    episodes=st.integers(2 * 10**9, MOST),
     cursor=st.builds(
         lambda frontier, beyond: Cursor(frontier, frozenset(frontier + 1 + n for n in beyond)),
         st.integers(0, 10**9),
@@ -108,6 +108,7 @@ def test_broken_parts_are_errors(
         ({"episodes": True}, "episodes is True"),
         ({"step": 10**400}, "step is a whole number of more than 77 digits"),
         ({"cursor": {"frontier": 10**17, "beyond": []}}, "cursor.frontier is 1000"),
+        ({"cursor": {"frontier": 10**15, "beyond": []}}, f"cursor: {10**15} tickets are settled"),
         ({"cursor": {"frontier": 3, "beyond": [3]}}, "cursor: `beyond` are rising numbers"),
         ({"cursor": {"frontier": 3, "beyond": [9, 5]}}, "cursor: `beyond` are rising numbers"),
         ({"log_offsets": {"eval.jsonl": []}}, "log_offsets.eval.jsonl is a list of 0"),

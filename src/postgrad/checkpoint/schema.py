@@ -164,6 +164,12 @@ class StateSchema(Strict):
     def _one_story(self) -> Self:
         if self.best is not None and self.best.step > self.step:
             raise ValueError(f"the best step is {self.best.step}, after this one ({self.step})")
+        settled = self.cursor.frontier + len(self.cursor.beyond)
+        if not self.source.rows and settled > self.episodes:  # only a curriculum passes tickets over
+            raise ValueError(
+                f"cursor: {settled} tickets are settled, of which {self.episodes} samples came; "
+                "each gives at least one"
+            )
         return self
 
 
@@ -183,6 +189,8 @@ def problem_of(error: ValidationError) -> str:
     key = ".".join(shown(part).strip("'") for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     wanted = f"{message[:1].lower()}{message[1:]}"
+    if problem["type"] == "value_error" and not key:
+        return wanted
     key = key or "it"
     if problem["type"] == "missing":
         return f"{key} is missing"
