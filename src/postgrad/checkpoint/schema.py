@@ -165,7 +165,8 @@ class StateSchema(Strict):
         if self.best is not None and self.best.step > self.step:
             raise ValueError(f"the best step is {self.best.step}, after this one ({self.step})")
         settled = self.cursor.frontier + len(self.cursor.beyond)
-        if not self.source.rows and settled > self.episodes:  # only a curriculum passes tickets over
+        # only a curriculum passes tickets over
+        if not self.source.rows and settled > self.episodes:
             raise ValueError(
                 f"cursor: {settled} tickets are settled, of which {self.episodes} samples came; "
                 "each gives at least one"

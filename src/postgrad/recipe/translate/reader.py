@@ -170,8 +170,10 @@ def devices(launcher: Sequence[str], given: Mapping[str, Any]) -> int | None:
     """Processes that train, as accelerate, torchrun or deepspeed are told; None: not said."""
     said = flags(launcher)
     nodes = said.get("num_nodes", said.get("num_machines", said.get("nnodes", 1)))
-    if any(PurePosixPath(word).name == _LAUNCHED_BY for word in launcher) and "gpus" in said:
-        return int(said["gpus"]) * int(nodes)
+    if any(PurePosixPath(word).name == _LAUNCHED_BY for word in launcher):
+        gpus = said.get("gpus")
+        if isinstance(gpus, int) and isinstance(nodes, int):
+            return gpus * nodes
     for name, each in (("num_processes", 1), ("nproc_per_node", nodes), ("num_gpus", nodes)):
         if isinstance(said.get(name), int) and isinstance(each, int):
             return said[name] * each
@@ -207,7 +209,8 @@ def _accelerated(config: str) -> int | None:
     path = Path(config)
     if path.is_file():
         known = _config(path, _text(path))
-        return int(known["num_processes"]) if "num_processes" in known else None
+        count = known.get("num_processes")
+        return count if isinstance(count, int) else None
     shipped = r"(deepspeed_)?zero[123]|fsdp[12]|multi_gpu"
     return 8 if re.fullmatch(shipped, path.stem) else 1 if path.stem == "single_gpu" else None
 

@@ -112,7 +112,11 @@ def _bare(text: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    return shlex.split(text, comments=True)
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError as error:  # what its variables stand for has half a pair of quotes
+        start = text.strip()[:60]
+        raise UsageError(f"the script ends within a quote: {start!r} ...") from error
 
 
 def _joined(text: str) -> str:
