@@ -13,10 +13,9 @@ def own_hosts(address: str, port: int) -> frozenset[str]:
     the loopback, with the port.
     """
     bound = f"[{address}]" if ":" in address else address
-    names = {bound.lower(), *LOOPBACK}
-    return frozenset(f"{name}:{port}" for name in names) | (
-        frozenset(names) if port == HTTP_PORT else frozenset()
-    )
+    names = [bound.lower(), *LOOPBACK]
+    with_port = [f"{name}:{port}" for name in names]
+    return frozenset(with_port + (names if port == HTTP_PORT else []))
 
 
 def is_own(hosts: frozenset[str], given: list[str]) -> bool:
