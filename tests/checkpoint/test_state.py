@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,16 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from postgrad.checkpoint.schema import MOST
 from postgrad.checkpoint.state import Best, RunState
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
+from postgrad.observe.sinks import FILES
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
+counts = st.integers(0, MOST)
 states = st.builds(
     RunState,
-    step=st.integers(0),
-    update=st.integers(0),
-    episodes=st.integers(0),
+    step=counts,
+    update=counts,
+    episodes=st.integers(2 * 10**9, MOST),
     cursor=st.builds(
         lambda frontier, beyond: Cursor(frontier, frozenset(frontier + 1 + n for n in beyond)),
         st.integers(0, 10**9),
@@ -26,9 +30,9 @@ states = st.builds(
     ),
     algorithm=st.dictionaries(st.text(), numbers),
     evaluations=st.dictionaries(st.text(), numbers),
-    best=st.none() | st.builds(Best, st.text(), numbers, st.integers(0), st.integers(0)),
+    best=st.none() | st.builds(Best, st.text(), numbers, st.just(0), counts),
     choices=st.dictionaries(st.text(), st.none() | st.integers() | st.text()),
-    log_offsets=st.dictionaries(st.text(), st.integers(0)),
+    log_offsets=st.dictionaries(st.sampled_from(FILES), counts),
 )
 
 
@@ -94,3 +98,48 @@ def test_broken_parts_are_errors(
 ) -> None:
     with pytest.raises(RunError, match="not a run's state"):
         RunState.from_json({**make_state(1).to_json(), **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step": 1.0}, "step is 1.0"),
+        ({"update": -1}, "update is -1"),
+        ({"episodes": True}, "episodes is True"),
+        ({"step": 10**400}, "step is a whole number of more than 77 digits"),
+        ({"cursor": {"frontier": 10**17, "beyond": []}}, "cursor.frontier is 1000"),
+        ({"cursor": {"frontier": 10**15, "beyond": []}}, f"cursor: {10**15} tickets are settled"),
+        ({"cursor": {"frontier": 3, "beyond": [3]}}, "cursor: `beyond` are rising numbers"),
+        ({"cursor": {"frontier": 3, "beyond": [9, 5]}}, "cursor: `beyond` are rising numbers"),
+        ({"log_offsets": {"eval.jsonl": []}}, "log_offsets.eval.jsonl is a list of 0"),
+        ({"log_offsets": {"../../etc/passwd": 1}}, "log_offsets"),
+        ({"choices": {"device": 1.5}}, "choices.device is 1.5"),
+        ({"choices": {"threads": 0}}, "choices.threads is 0"),
+        ({"choices": {"dtype": "float8"}}, "choices.dtype is 'float8'"),
+        ({"choices": {"slots": -4}}, "choices.slots is -4"),
+        ({"choices": {"frozen": {"policy": 1}}}, "choices.frozen.policy is 1"),
+        ({"algorithm": {"kl_coef": "0.1"}}, "algorithm.kl_coef is '0.1'"),
+        ({"algorithm": {"rewards": [1, 2]}}, "algorithm.rewards is a list of 2"),
+        ({"algorithm": {"weight": 0.0, "sum": 1.0, "squares": 1.0}}, "algorithm.weight is 0.0"),
+        ({"algorithm": {"sum": 1.0}}, "algorithm: a scale has `weight`"),
+        ({"source": {"rows": {"a:1": [0.5]}}}, "source.rows.a:1 is a list of 1"),
+        ({"sentinels": {"entropy": {"since": "x", "memory": {}}}}, "sentinels.entropy.since"),
+        ({"sentinels": {"entropy": []}}, "sentinels.entropy is a list of 0"),
+        ({"loggers": {"id": "../x"}}, "loggers: id is '../x'"),
+        ({"best": {"metric": "m", "value": 1.0, "step": 2}}, "the best step is 2, after this"),
+        ({"evaluations": {"eval/accuracy": "1"}}, "evaluations.eval/accuracy is '1'"),
+        ({"evaluations": {"eval/accuracy": math.inf}}, "evaluations.eval/accuracy is inf"),
+    ],
+)
+def test_a_value_of_another_type_or_range_is_named_with_its_key(
+    changes: dict[str, Any], message: str, make_state: Callable[..., RunState]
+) -> None:
+    with pytest.raises(RunError, match=re.escape(message)):
+        RunState.from_json({**make_state(1).to_json(), **changes})
+
+
+def test_what_passes_the_schema_is_kept_to_the_bit(make_state: Callable[..., RunState]) -> None:
+    """An evaluation that is a whole number stays one: a resumed run writes the same state."""
+    state = make_state(1, evaluations={"eval/rows": 64, "eval/accuracy": 0.1})
+    text = json.dumps(state.to_json())
+    assert json.dumps(RunState.from_json(json.loads(text)).to_json()) == text

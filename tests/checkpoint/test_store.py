@@ -239,7 +239,7 @@ def test_a_disk_that_cannot_be_read_is_a_damaged_checkpoint(
     ("change", "told"),
     [
         (lambda state: {**state, "step": 9}, r"state\.json is of step 9"),
-        (lambda state: {**state, "step": "1"}, "'1' is no int"),
+        (lambda state: {**state, "step": "1"}, "step is '1': input should be a valid integer"),
         (lambda state: [state], "no JSON object"),
         (lambda state: {}, "format None"),
     ],

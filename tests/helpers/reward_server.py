@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helpers.chat import chat_tokenizer
+from postgrad.jobs.hosts import own_hosts
 from postgrad.jobs.serve.app import Pages
 from postgrad.jobs.serve.limits import Limits
 from postgrad.jobs.serve.metrics import Metrics
@@ -89,11 +90,14 @@ class Running:
         return self.ask("/score", {"inputs": named}, **headers)[:2]
 
     def raw(self, *parts: bytes, pause: float = 0.0, until: float = 20.0) -> bytes:
-        """What comes back on a socket that sends `parts` with pauses, until it is closed."""
+        """What comes back on a socket that sends `parts` with pauses, until it is closed. A Host
+        OWN is this server's.
+        """
+        own = f"Host: 127.0.0.1:{self.port}\r\n".encode()
         with socket.create_connection(("127.0.0.1", self.port), timeout=until) as one:
             for part in parts:
                 try:
-                    one.sendall(part)
+                    one.sendall(part.replace(b"Host: OWN\r\n", own))
                 except (BrokenPipeError, ConnectionResetError):
                     break
                 time.sleep(pause)
@@ -124,9 +128,10 @@ def reward_server(
     """A server on a free port until the block ends."""
     metrics, started = Metrics(), threading.Event()
     limits = limits or Limits()
-    app = Pages(model or FakeModel(), "fake", limits, metrics).app(token)
     with listen("127.0.0.1", port) as listening:
         port = listening.getsockname()[1]
+        hosts = own_hosts("127.0.0.1", port) if token is None else None
+        app = Pages(model or FakeModel(), "fake", limits, metrics).app(token, hosts)
         server = Server(app, limits, metrics, started.set)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -84,6 +85,27 @@ def test_another_name_for_this_machine_is_refused_even_with_the_token(server: Wa
         assert get(server, "/messages", {**bearer(server), "Host": host})[0] == 403
     good = {**bearer(server), "Host": f"localhost:{port}"}
     assert get(server, "/messages", good)[0] == 200
+
+
+def test_a_request_names_one_host_and_it_is_this_machine(server: WatchServer) -> None:
+    """As raw HTTP: no browser sends two, or none, and a library might mend them."""
+    port, page = server.server_port, f"/messages?token={server.token}"
+
+    def status(*lines: str) -> int:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            connection.sendall("".join(f"{line}\r\n" for line in (*lines, "")).encode())
+            return int(connection.recv(4096).split()[1])
+
+    own, evil = f"Host: 127.0.0.1:{port}", f"Host: evil.example:{port}"
+    assert status(f"GET {page} HTTP/1.1", own) == 200
+    assert status(f"GET {page} HTTP/1.1", f"Host: [::1]:{port}") == 200
+    for lines in ([], [evil], [own, evil], [evil, own], ["Host:"], [f"Host: {port}"]):
+        assert status(f"GET {page} HTTP/1.1", *lines) == 403
+    assert status(f"GET {page} HTTP/1.0") == 403
+    assert status(f"GET http://evil.example{page} HTTP/1.1", evil) == 403
+    for path in ("/", "/messages", "/bodies?id=0"):  # and without the token nothing at all
+        assert status(f"GET {path} HTTP/1.1", evil) == 403
+        assert status(f"GET {path} HTTP/1.1", own) == 403
 
 
 def test_no_other_origin_may_read_or_frame_it(server: WatchServer) -> None:

@@ -189,7 +189,7 @@ def test_what_cannot_teach_is_told(run: Path) -> None:
     metrics.unlink()
     refuses("0 steps beyond")
     metrics.write_text("[]\n", "utf-8")
-    refuses("not what a run logs")
+    refuses("no JSON object")
     metrics.write_text(text, "utf-8")
     there = {**machine().to_json(), "device": "H100"}
     plan.write_text(json.dumps({"plans": [{"after_step": 0, "machine": there}]}), "utf-8")

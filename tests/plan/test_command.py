@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,3 +170,49 @@ def test_a_recipe_that_starts_from_a_stage_is_planned_with_its_folder(
     assert "model.path = '@sft' is the model of an earlier recipe" in capsys.readouterr().err
     assert main(["plan", str(folder), "--fit", str(folder / "out.toml")]) == 2
     assert "--fit writes one recipe" in capsys.readouterr().err
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["plan", *words, "--hardware", "8xA100-80G", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_epochs_of_data_elsewhere_have_no_hours_and_the_plan_says_why(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe.write_text(RECIPE.replace("steps = 100", "epochs = 2"), "utf-8")
+    found = planned(capsys, str(recipe))
+    assert found["hours"] is None
+    problem = found["hours_problem"]
+    for part in ("epochs = 2", "nowhere/rows.jsonl", "State steps", "--rows N"):
+        assert part in problem
+    assert problem in found["notes"]
+    assert main(["plan", str(recipe), "--hardware", "8xA100-80G"]) == 0
+    assert "hours unknown" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_the_rows_of_an_epoch_may_be_said(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """6 400 rows twice, 64 prompts a step: 200 steps, twice the hours of 100."""
+    hundred = planned(capsys, str(recipe))["hours"]
+    recipe.write_text(RECIPE.replace("steps = 100", "epochs = 2"), "utf-8")
+    found = planned(capsys, str(recipe), "--rows", "6400")
+    assert found["batch"]["steps"] == 200
+    assert found["hours"] == pytest.approx(2 * hundred)
+    assert found["hours_problem"] is None
+
+
+def test_rows_that_a_recipe_makes_itself_are_counted(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = 'path = "reasoning-gym:spell_backward"\nsize = 3200\nlimit = 640'
+    text = RECIPE.replace("steps = 100", "epochs = 3").replace('path = "nowhere/rows.jsonl"', made)
+    recipe.write_text(text.replace('type = "gsm8k"', 'type = "reasoning_gym"'), "utf-8")
+    assert planned(capsys, str(recipe))["batch"]["steps"] == 30
+
+
+@pytest.mark.parametrize("words", [["--rows", "0"], ["--rows", "-3"], ["--rows", str(10**20)]])
+def test_a_number_of_rows_that_is_none_is_refused(
+    words: list[str], recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(recipe), *words]) == 2
+    assert "--rows" in capsys.readouterr().err

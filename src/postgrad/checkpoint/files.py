@@ -25,10 +25,12 @@ from postgrad.checkpoint.parts import Divided
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError
 from postgrad.core.files import remove, sync_directory, sync_file, write_json
+from postgrad.core.untrusted import read_bytes
 
 STATE = "state.json"
 REPLACED = ".replaced-"
-_STEP = re.compile(rf"(?:{re.escape(REPLACED)})?step-(\d{{6,}})", re.ASCII)
+MOST_NAME_BYTES = 2**12  # of `latest` and `best`
+_STEP = re.compile(rf"(?:{re.escape(REPLACED)})?step-(\d{{6,16}})", re.ASCII)
 _LEFT = re.compile(r"\.saving-\d+(-\d+|\.gone)|\.(latest|best)\.\d+\.tmp", re.ASCII)
 
 
@@ -126,7 +128,7 @@ def steps_in(root: Path) -> dict[int, Path]:
 
 def named(path: Path) -> int | None:
     """The step that `latest` or `best` names; None where there is no such file, or no such name."""
-    text = path.read_text("utf-8", errors="replace") if path.is_file() else ""
+    text = read_bytes(path, MOST_NAME_BYTES).decode(errors="replace") if path.is_file() else ""
     match = _STEP.fullmatch(text.strip())
     return int(match[1]) if match else None
 

@@ -1,12 +1,14 @@
 """A checkpoint's table of contents: written last, read first."""
 
 import hashlib
-import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from postgrad.checkpoint.schema import ManifestSchema, require
+from postgrad.core.untrusted import open_file, read_json, shown
 from postgrad.core.versions import versions
 
 FILE = "manifest.json"
@@ -57,7 +59,7 @@ def manifest_of(directory: Path, step: int) -> Manifest:
 
 def entry_of(path: Path) -> Entry:
     """Size and hash of a file."""
-    with path.open("rb") as content:
+    with open_file(path) as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     return Entry(path.stat().st_size, digest)
 
@@ -69,21 +71,27 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / FILE
     try:
-        data = json.loads(path.read_text("utf-8"), object_pairs_hook=_unique)
+        data = read_json(path, pairs=_unique)
     except FileNotFoundError as error:
         raise Damaged(f"{path} is missing: the checkpoint was never finished") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise Damaged(f"{path} cannot be read: {error}") from error
+    if not isinstance(data, dict):
+        raise Damaged(f"{path} is not a manifest of ours: no JSON object")
+    data = cast(dict[str, Any], data)
+    if (data.get("written_by"), data.get("format")) != (WRITER, FORMAT):
+        raise Damaged(
+            f"{path} is format {shown(data.get('format'))} of {shown(data.get('written_by'))}, "
+            f"this version reads format {FORMAT} of {WRITER!r}"
+        )
     try:
-        if data["written_by"] != WRITER or data["format"] != FORMAT:
-            raise Damaged(
-                f"{path} is format {data['format']!r} of {data['written_by']!r}, this version "
-                f"reads format {FORMAT} of {WRITER!r}"
-            )
-        files = {_plain(name, path): _entry(entry) for name, entry in data["files"].items()}
-        return Manifest(int(data["step"]), files, dict(data["versions"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Damaged(f"{path} is not a manifest of ours: {error!r}") from error
+        checked = require(ManifestSchema, data)
+    except ValueError as error:
+        raise Damaged(f"{path} is not a manifest of ours: {error}") from error
+    files = {
+        _plain(name, path): Entry(entry.size, entry.sha256) for name, entry in checked.files.items()
+    }
+    return Manifest(checked.step, files, checked.versions)
 
 
 def verify(directory: Path, manifest: Manifest) -> None:
@@ -102,21 +110,24 @@ def _verify_file(path: Path, entry: Entry) -> None:
     size = path.stat().st_size
     if size != entry.size:
         raise Damaged(f"{path} has {size} bytes, its manifest says {entry.size}")
+    holds = shutil.disk_usage(path.parent).total
+    if size > holds:  # a file of holes: its hash would be computed for days
+        raise Damaged(f"{path} has {size} bytes, its whole disk has {holds}")
     if entry_of(path) != entry:
         raise Damaged(f"{path} has changed since it was written (its SHA-256 is another)")
 
 
 def _plain(name: str, path: Path) -> str:
-    if not name or name in (".", "..", FILE) or "/" in name or "\\" in name or "\0" in name:
+    if (
+        not name
+        or name in (".", "..", FILE)
+        or "/" in name
+        or "\\" in name
+        or "\0" in name
+        or len(name) > 255
+    ):
         raise Damaged(f"{path} names a file {name!r} outside the checkpoint")
     return name
-
-
-def _entry(data: Any) -> Entry:
-    size, sha256 = data["size"], data["sha256"]
-    if not isinstance(size, int) or not isinstance(sha256, str):
-        raise TypeError(f"size and sha256 are a number and a text, not {data!r}")
-    return Entry(size, sha256)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ places, and a reader needs neither the ranks nor their number.
 """
 
 import json
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from postgrad.core.errors import RunError
 from postgrad.core.files import sync_file
+from postgrad.core.untrusted import parse_json
 
 PARTS = "parts"  # the key in a header's metadata
 WITH_RANK = re.compile(r"\.rank-(\d+)-of-(\d+)", re.ASCII)  # in a file's name, after its stem
@@ -126,6 +128,7 @@ class Joined(Mapping[str, Tensor]):
             (_, _, path), *more = places
             with safe_open(path, "pt") as file:
                 return _number(path, name, file.get_tensor(name), more)
+        _require_numbers(name, shape, [path for _, _, path in places])
         made = _Whole(name, shape)
         for column, start, path in places:
             with safe_open(path, "pt") as file:
@@ -197,17 +200,30 @@ def _require_all(path: Path, found: Mapping[int, re.Match[str]]) -> None:
         raise RunError(f"{path}: of its parts there are only {sorted(found)} of {sorted(sizes)}")
 
 
+def _require_numbers(name: str, shape: Sequence[int], paths: Sequence[Path]) -> None:
+    """Before memory is taken for a shape that is only a header's word."""
+    here = 0
+    for path in paths:
+        with safe_open(path, "pt") as file:
+            here += math.prod(file.get_slice(name).get_shape())
+    if math.prod(shape) > here:
+        raise RunError(
+            f"the parts of {name!r} lack rows: of its {math.prod(shape)} numbers they hold {here} "
+            f"({', '.join(path.name for path in paths)})"
+        )
+
+
 def _places(path: Path) -> dict[str, Any]:
     """What a header says of its tensors. It is a file's word: all of it is checked."""
     with safe_open(path, "pt") as file:
         names, said = set(file.keys()), (file.metadata() or {}).get(PARTS, "")
     try:
-        places = json.loads(said)
+        places = parse_json(said)
         for place in places.values():
             whole = [*place["shape"], place["start"], place.get("column", 0)]
             if not all(type(number) is int and number >= 0 for number in whole):
                 raise ValueError("shapes and starts are whole numbers")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} does not say where its tensors belong: {error!r}") from error
     if set(places) != names:
         raise RunError(f"{path} has other tensors than its header places")

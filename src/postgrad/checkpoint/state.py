@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, cast
 
+from postgrad.checkpoint.schema import StateSchema, require
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
 
@@ -92,23 +93,16 @@ class RunState:
                 f"unknown {sorted(unknown)}"
             )
         try:
-            best = data["best"]
-            return cls(
-                cursor=Cursor.from_json(data["cursor"]),
-                best=None if best is None else Best(**_of(dict, best)),
-                evaluations={
-                    name: math.nan if value is None else value
-                    for name, value in _of(dict, data["evaluations"]).items()
-                },
-                **{name: _of(int, data[name]) for name in ("step", "update", "episodes")},
-                **{name: _of(dict, data[name]) for name in DICTS},
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            require(StateSchema, data)
+        except ValueError as error:
             raise RunError(f"state.json is not a run's state: {error}") from error
-
-
-def _of(kind: type, value: Any) -> Any:
-    """`value`, or a TypeError where it is not of its kind."""
-    if not isinstance(value, kind):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
-    return value
+        best = data["best"]
+        return cls(  # of what was read, not of what the schema made of it: the same bits
+            cursor=Cursor.from_json(data["cursor"]),
+            best=None if best is None else Best(**best),
+            evaluations={
+                name: math.nan if value is None else value
+                for name, value in data["evaluations"].items()
+            },
+            **{name: data[name] for name in ("step", "update", "episodes", *DICTS)},
+        )

@@ -8,7 +8,6 @@ parent's sync; only then `latest` and `best` move, and only after that old ones 
 instant the newest whole checkpoint is found (docs/checkpoint-format.md).
 """
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,8 +25,10 @@ from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError
 from postgrad.core.files import is_full, write_text
+from postgrad.core.untrusted import read_json
 
 LATEST, BEST = "latest", "best"
+MOST_STATE_BYTES = 2**30  # a curriculum remembers some 50 bytes a row
 SPARE_BYTES = 2**20  # for state, manifest and the folder itself
 
 
@@ -286,8 +287,8 @@ def _was_best(path: Path, step: int) -> bool:
 
 def _read_state(path: Path) -> RunState:
     try:
-        return RunState.from_json(json.loads((path / STATE).read_text("utf-8")))
-    except (OSError, ValueError, RecursionError, RunError) as error:
+        return RunState.from_json(read_json(path / STATE, MOST_STATE_BYTES))
+    except (OSError, ValueError, RunError) as error:
         raise Damaged(f"{path / STATE}: {error}") from error
 
 

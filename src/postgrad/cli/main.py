@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from postgrad import __version__
@@ -13,6 +14,7 @@ from postgrad.cli import chat, checkpoints, evaluate, look, machine, plan, serve
 from postgrad.cli.command import OVERRIDES, Commands, Ended
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.files import finite
+from postgrad.core.untrusted import path_problem, shown
 
 FAMILIES = (
     train,
@@ -41,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         commands.parser.print_help()
         return 2
     try:
+        _require_paths(known)
         if rest and not known.takes_overrides:
             raise UsageError(
                 f"{known.command}: what is {rest[0]!r}? see postgrad {known.command} -h"
@@ -59,6 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if known.json:
         print(json.dumps(finite(ended.result), ensure_ascii=False))
     return ended.exit_code
+
+
+def _require_paths(known: argparse.Namespace) -> None:
+    """Raises UsageError where an argument is what no file can be called."""
+    for name, value in vars(known).items():
+        for path in value if isinstance(value, list) else [value]:
+            if isinstance(path, Path) and (problem := path_problem(str(path))):
+                raise UsageError(f"{name} {shown(str(path))}: {problem}")
 
 
 def _fail(error: BaseException, debug: bool, code: int, text: str | None = None) -> int:

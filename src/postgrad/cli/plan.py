@@ -19,6 +19,10 @@ def add(commands: Commands) -> None:
     one.add_argument("--fit", type=Path, metavar="OUT.toml", help="write the recipe as advised")
     one.add_argument("--search", action="store_true", help="which hardware would do")
     one.add_argument(
+        "--rows", type=int, metavar="N",
+        help="rows of an epoch: where the recipe says epochs and its data are not on this machine",
+    )  # fmt: skip
+    one.add_argument(
         "--calibrate", action="store_true",
         help="learn how fast this machine is from a run: plan --calibrate RUN_DIR",
     )  # fmt: skip
@@ -34,7 +38,7 @@ def add(commands: Commands) -> None:
 
 def _plan(known: argparse.Namespace, rest: list[str]) -> Any:
     if known.calibrate:
-        if rest or known.hardware or known.fit or known.search:
+        if rest or known.hardware or known.fit or known.search or known.rows:
             raise UsageError("plan --calibrate RUN_DIR goes with no other flag of plan")
         from postgrad.plan.calibrate import calibrate
 
@@ -48,6 +52,7 @@ def _plan(known: argparse.Namespace, rest: list[str]) -> Any:
         hardware=known.hardware,
         fit=known.fit,
         searching=known.search,
+        rows=known.rows,
     )
 
 

@@ -84,8 +84,11 @@ def whole_directory(path: Path, *, replace: bool) -> Generator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_text` of indented JSON; NaN is not JSON and a ValueError."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """`write_text` of indented JSON; NaN is not JSON and a ValueError. Half a surrogate pair is no
+    UTF-8; as \\ud800 it is JSON.
+    """
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(path, text.encode(errors="backslashreplace").decode() + "\n")
 
 
 def is_full(error: OSError) -> bool:

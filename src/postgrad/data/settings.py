@@ -31,7 +31,7 @@ class RowSettings(Settings):
     chat_template_kwargs: dict[str, Any] = {}  # variables of the chat template: enable_thinking
     limit: int | None = Field(default=None, ge=1)  # use only the first rows
     task: dict[str, Any] = {}
-    size: int = Field(default=1000, ge=1)
+    size: int = Field(default=1000, ge=1, le=10_000_000)
     seed: int = 0
     max_len: int = Field(default=1024, ge=2)  # tokens, prompt and response
     on_too_long: Literal["drop", "truncate", "error"] = "drop"  # what is done with longer rows

@@ -5,7 +5,7 @@ from typing import Any
 
 from postgrad.checkpoint.store import CheckpointInfo, CheckpointStore
 from postgrad.observe.console import Console
-from postgrad.observe.follow import read_lines
+from postgrad.observe.log_lines import read_steps
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
@@ -16,7 +16,7 @@ def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
     store = open_store(run_dir)
     infos = store.infos()
     metrics = {one.step: _metrics(store, one) for one in infos}
-    evaluated = [line["step"] for line in read_lines(run_dir / "eval.jsonl")]
+    evaluated = [line["step"] for line in read_steps(run_dir / "eval.jsonl")]
     newest = {
         step: max((one for one in evaluated if one <= step), default=None) if known else None
         for step, known in metrics.items()

@@ -5,7 +5,7 @@ from typing import Any
 
 from postgrad.checkpoint.state import RunState
 from postgrad.jobs.run import Run
-from postgrad.observe.follow import read_lines
+from postgrad.observe.log_lines import read_steps, set_of
 
 PHASES = ("load", "sample", "train", "publish", "log", "save", "evaluate", "export")
 CHANGING = {  # what evaluations say, before and after, and what a person calls it
@@ -30,8 +30,8 @@ def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
     foreseen of each beside what was measured, see jobs.foreseen.
     """
     directory = run.directory.path
-    metrics = list(read_lines(directory / "metrics.jsonl"))
-    evaluations = list(read_lines(directory / "eval.jsonl"))
+    metrics = list(read_steps(directory / "metrics.jsonl"))
+    evaluations = list(read_steps(directory / "eval.jsonl"))
     return {
         "job": run.recipe.job,
         "run_dir": str(directory),
@@ -39,7 +39,7 @@ def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
         "updates": state.update,
         "episodes": state.episodes,
         **_changes(evaluations),
-        "loss": _mean(line["loss"] for line in metrics[-LAST:]),
+        "loss": _mean(line.get("loss") for line in metrics[-LAST:]),
         **_kl(metrics, getattr(run.recipe.algorithm, "kl_target", None)),
         "evaluations": dict(state.evaluations),
         "best": state.best and state.best.to_json(),
@@ -103,7 +103,7 @@ def _changes(evaluations: list[dict[str, Any]]) -> dict[str, Any]:
     """Of the first set: at step 0 and at the end. Under "rewards" that of each component."""
     if not evaluations:
         return {}
-    own = [line for line in evaluations if line["set"] == evaluations[0]["set"]]
+    own = [line for line in evaluations if set_of(line) == set_of(evaluations[0])]
     first, last = own[0] if own[0]["step"] == 0 else {}, own[-1]
     found: dict[str, Any] = {}
     for what in CHANGING:
@@ -122,7 +122,7 @@ def _kl(metrics: list[dict[str, Any]], target: float | None) -> dict[str, Any]:
     """Of a KL in the reward, in nats: how far the policies that sampled were from the reference.
     token_most: of any step. target: what the coefficient was adapted to, None where it is fixed.
     """
-    lines = [line for line in metrics if "kl/token_mean" in line]
+    lines = [line for line in metrics if line.get("kl/token_mean") is not None]
     if not lines:
         return {}
     return {
@@ -130,7 +130,7 @@ def _kl(metrics: list[dict[str, Any]], target: float | None) -> dict[str, Any]:
             "token": _mean(line["kl/token_mean"] for line in lines[-LAST:]),
             "token_most": max(line["kl/token_mean"] for line in lines),
             "sequence": _mean(line.get("kl/sequence_mean") for line in lines[-LAST:]),
-            "coefficient": lines[-1]["kl/coefficient"],
+            "coefficient": lines[-1].get("kl/coefficient"),
             "target": target,
         }
     }
@@ -149,7 +149,7 @@ def _phases(run: Run, lines: list[dict[str, Any]]) -> dict[str, float]:
         if phase in ("load", "save", "export"):
             seconds = run.clock.total.get(phase, 0.0)
         else:
-            seconds = sum(line.get(f"{phase}_seconds", 0.0) for line in lines)
+            seconds = sum(line.get(f"{phase}_seconds") or 0.0 for line in lines)
         if seconds:
             found[phase] = round(seconds, 3)
     return found
@@ -160,7 +160,7 @@ def _speeds(metrics: list[dict[str, Any]]) -> dict[str, float]:
     for name, (tokens, seconds) in TOKENS.items():
         made = [value for line in metrics for key, value in line.items() if key.endswith(tokens)]
         written = sum(value for value in made if value is not None)
-        spent = sum(line.get(seconds, 0.0) for line in metrics)
+        spent = sum(line.get(seconds) or 0.0 for line in metrics)
         if written and spent:
             found[name] = round(written / spent, 1)
     return found

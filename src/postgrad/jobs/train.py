@@ -199,6 +199,7 @@ def prepare(
     logs.rewind(checkpoint.state.log_offsets if checkpoint else {})
     suited = recipe.sentinels.for_dtypes(choices.dtype, choices.rollout_dtype)
     sentinels = Sentinels(suited, logs, console)
+    sentinels.require(checkpoint.state.sentinels if checkpoint else {})
     watchdog = stack.enter_context(Watchdog(recipe.sentinels.stall, logs, console, directory.path))
     run = Run(
         recipe,

@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from postgrad.core.errors import UsageError
 from postgrad.core.files import finite
+from postgrad.jobs.hosts import is_own, own_hosts
 from postgrad.jobs.report import contents, reader, require_few
 from postgrad.observe.console import Console
 from postgrad.observe.report.page import live
@@ -31,7 +32,6 @@ from postgrad.observe.report.selection import Cap
 from postgrad.observe.run_dir import RunDirectory
 
 HOST = "127.0.0.1"
-NAMES = (HOST, "localhost")
 AT_ONCE = 40  # messages of one answer
 HEADERS = {
     "Cache-Control": "no-store",
@@ -133,9 +133,9 @@ class WatchServer(ThreadingHTTPServer):
         """Compared as digests, in a time that says nothing about the token."""
         return hmac.compare_digest(_digest(token), _digest(self.token))
 
-    def is_ours(self, host: str) -> bool:
-        """Whether a Host header names this machine's loopback and port."""
-        return host in {f"{name}:{self.server_port}" for name in NAMES}
+    def is_ours(self, hosts: list[str]) -> bool:
+        """Whether a request's Host headers name this machine's loopback and port."""
+        return is_own(own_hosts(HOST, self.server_port), hosts)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that went away in the middle of an answer is no news."""
@@ -154,7 +154,7 @@ class Handler(BaseHTTPRequestHandler):
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         scheme, _, given = self.headers.get("Authorization", "").partition(" ")
         token = given if scheme == "Bearer" else query.get("token", "")
-        if not server.is_ours(self.headers.get("Host", "")):
+        if not server.is_ours(self.headers.get_all("Host", [])):
             self._answer(HTTPStatus.FORBIDDEN, "this is not the address of the page")
         elif not server.knows(token):
             self._answer(HTTPStatus.FORBIDDEN, "open the address that postgrad watch has printed")

@@ -1,11 +1,17 @@
 """A file of lines that another process writes: what is new in it, again and again."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 from postgrad.core.errors import RunError
+from postgrad.core.untrusted import (
+    MOST_DEPTH,
+    MOST_LINE_BYTES,
+    open_file,
+    parse_json,
+    read_bytes,
+)
 
 REMEMBERED = 512  # bytes before the place that was reached
 
@@ -29,7 +35,7 @@ class Followed:
         if not self.offset:
             return False
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 file.seek(self.offset - len(self._before))
                 return file.read(len(self._before)) != self._before
         except FileNotFoundError:
@@ -38,13 +44,18 @@ class Followed:
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Every new whole line and the byte at which it begins."""
         try:
-            file = self.path.open("rb")
+            file = open_file(self.path)
         except FileNotFoundError:
             return
         with file:
             file.seek(self.offset)
-            for line in file:
+            while line := file.readline(MOST_LINE_BYTES):
                 if not line.endswith(b"\n"):
+                    if len(line) == MOST_LINE_BYTES:
+                        raise RunError(
+                            f"{self.path}: the line at byte {self.offset} is longer than "
+                            f"{MOST_LINE_BYTES} bytes, which no run writes: cut it out"
+                        )
                     return
                 start = self.offset
                 self.offset += len(line)
@@ -59,15 +70,18 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     for start, line in Followed(path).lines():
         found = parse(line)
         if found is None:
-            raise RunError(f"{path}: the line at byte {start} is no JSON object")
+            raise RunError(
+                f"{path}: the line at byte {start} is no JSON object of at most {MOST_DEPTH} "
+                "levels: mend it or cut it out"
+            )
         yield found
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
     """The JSON object of a line; None where it is none."""
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        found = parse_json(line)
+    except ValueError:
         return None
     return cast(dict[str, Any], found) if isinstance(found, dict) else None
 
@@ -75,6 +89,6 @@ def parse(line: bytes) -> dict[str, Any] | None:
 def read_object(path: Path) -> dict[str, Any] | None:
     """The JSON object of a file; None where there is none, or it is not readable as one."""
     try:
-        return parse(path.read_bytes())
+        return parse(read_bytes(path))
     except OSError:
         return None

@@ -1,16 +1,16 @@
 """A run directory: where a run writes, and nothing else does."""
 
 import errno
-import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import finite, is_full, left_behind, remove, whole_file, write_json
 from postgrad.core.names import nearest
+from postgrad.core.untrusted import read_json, readable, reason, shown
 from postgrad.core.versions import versions
 
 RECIPE, PLAN, SUMMARY = "recipe.json", "plan.json", "summary.json"
@@ -39,6 +39,9 @@ OURS = (  # what a run writes, and --overwrite true removes
 NUMBERED = re.compile(r"(vllm-\d+\.log|rollout-\d+)", re.ASCII)  # of OURS, one for each engine
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "reasoning-gym")
 SPARE_BYTES = 2**20
+_COPY = "copy it again from where the run was"
+
+Kind = TypeVar("Kind", dict[str, Any], list[Any])
 
 
 class RunDirectory:
@@ -98,7 +101,7 @@ class RunDirectory:
     @staticmethod
     def holds_run(path: Path) -> bool:
         """True where a run was set up in `path`."""
-        return (path / RECIPE).is_file()
+        return readable(path / RECIPE)
 
     @staticmethod
     def holds_results(path: Path) -> bool:
@@ -135,7 +138,7 @@ class RunDirectory:
     def _begun(self) -> bool:
         """True where recipe.json is one that `write_recipe` wrote."""
         try:
-            written = json.loads((self.path / RECIPE).read_text("utf-8"))
+            written = read_json(self.path / RECIPE)
         except (OSError, ValueError):
             return False
         return isinstance(written, dict) and written.keys() == {"recipe", "versions"}
@@ -154,21 +157,23 @@ class RunDirectory:
     def recipe(self) -> dict[str, Any]:
         """The resolved recipe. Raises UsageError where the file is not ours."""
         path = self.path / RECIPE
-        try:
-            return dict(json.loads(path.read_text("utf-8"))["recipe"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{path} is not a recipe that a run wrote: {error!r}") from error
+        return _inside(path, "recipe", dict, "a recipe that a run wrote")
 
     def plans(self) -> list[dict[str, Any]]:
         """The entries of plan.json; none where it is not there. Raises UsageError where the file is
         not ours.
         """
-        try:
-            return list(json.loads(self.plan.read_text("utf-8"))["plans"])
-        except FileNotFoundError:
+        if not (self.plan.exists() or self.plan.is_symlink()):
             return []
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{self.plan} is not a plan that a run wrote: {error!r}") from error
+        plans = _inside(self.plan, "plans", list, "a plan that a run wrote")
+        for number, one in enumerate(plans):
+            after = one.get("after_step") if isinstance(one, dict) else None
+            if type(after) is not int:
+                raise UsageError(
+                    f"{self.plan} is not a plan that a run wrote: plans.{number}.after_step is "
+                    f"{shown(after)}, where a step is wanted; remove the file, it is written again"
+                )
+        return plans
 
     def write_plans(self, plans: Sequence[Mapping[str, Any]]) -> None:
         """Writes plan.json."""
@@ -193,6 +198,20 @@ class RunDirectory:
             write_json(self.path / SUMMARY, finite(summary))
         except OSError as error:
             raise _unwritable(self.path, error) from error
+
+
+def _inside(path: Path, key: str, kind: type[Kind], what: str) -> Kind:
+    """What a JSON file of a run says under its one key. Raises UsageError where it does not."""
+    try:
+        data = read_json(path)
+    except (OSError, ValueError) as error:
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        raise UsageError(f"{path} is not {what}: {why}; {_COPY}") from error
+    value = cast(dict[str, Any], data).get(key) if isinstance(data, dict) else None
+    if not isinstance(value, kind):
+        wanted = "table" if kind is dict else "list"
+        raise UsageError(f"{path} is not {what}: it has no {wanted} {key!r}; {_COPY}")
+    return value
 
 
 def _unwritable(path: Path, error: OSError) -> RunError:

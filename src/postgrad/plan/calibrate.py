@@ -7,10 +7,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from postgrad.algorithms.critic import Critic
-from postgrad.core.errors import UsageError
+from postgrad.checkpoint.schema import problem_of
+from postgrad.core.errors import RunError, UsageError
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.observe.console import Console
+from postgrad.observe.log_lines import read_steps
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.plan import calibration
 from postgrad.plan.calibration import Machine, Measured
@@ -134,21 +138,21 @@ def _newest_plan(directory: RunDirectory) -> tuple[Machine, int]:
     if not plans:
         raise UsageError(f"{directory.plan} is not there: the run is one of an older version")
     try:
-        return Machine(**plans[-1]["machine"]), int(plans[-1]["after_step"])
-    except (LookupError, TypeError, ValueError) as error:
-        raise UsageError(f"{directory.plan} says no machine: {error!r}") from error
+        told = json.dumps(plans[-1].get("machine"))
+        machine = TypeAdapter(Machine).validate_json(told, strict=True)
+    except ValidationError as error:
+        raise UsageError(
+            f"{directory.plan} says no machine: {problem_of(error)}; calibrate from another run"
+        ) from error
+    return machine, plans[-1]["after_step"]
 
 
 def _lines(path: Path, after: int) -> list[Line]:
     """Steps after step `after`, from which on the plan holds."""
     try:
-        text = path.read_text("utf-8")
-        found = [json.loads(line) for line in text.splitlines()]
-        return [line for line in found if line["step"] > after]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UsageError(f"{path} is not what a run logs: {error!r}") from error
+        return [line for line in read_steps(path) if line["step"] > after]
+    except (OSError, RunError) as error:
+        raise UsageError(str(error)) from error
 
 
 def _show(rows: Sequence[Measured], path: Path, console: Console) -> None:

@@ -1,6 +1,7 @@
 """`postgrad plan`: what a recipe will do on some hardware, told before a weight is loaded."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +23,8 @@ from postgrad.recipe.pipeline import Pipeline, load_pipeline
 from postgrad.recipe.recipe import Recipe
 from postgrad.recipe.write import write_changed
 
+MOST_ROWS = 10**12
+
 
 def plan(
     path: Path,
@@ -31,22 +34,29 @@ def plan(
     hardware: str | None = None,
     fit: Path | None = None,
     searching: bool = False,
+    rows: int | None = None,
 ) -> dict[str, Any]:
     """The plan of the recipe at `path`, or of each in a folder with pipeline.toml, as tables and as
     JSON values.
 
     hardware: "8xA100-80G"; this machine where left out. fit: where the recipe with all advice is
-    written. searching: also which hardware of the table would do, and what it costs. Raises
-    UsageError where a recipe is wrong, or a model's shape is nowhere to be had.
+    written. searching: also which hardware of the table would do, and what it costs. rows: of an
+    epoch, in place of those that are counted. Raises UsageError where a recipe is wrong, or a
+    model's shape is nowhere to be had.
     """
+    if rows is not None and not 1 <= rows <= MOST_ROWS:
+        raise UsageError(f"--rows {rows}: a number from 1 to {MOST_ROWS} is wanted")
     found = parse_hardware(hardware) if hardware else this_machine()
     if path.is_dir():
         if fit is not None:
             raise UsageError("--fit writes one recipe: name a TOML file, not a folder")
+        if rows is not None:
+            raise UsageError("--rows is of the data of one recipe: name a TOML file, not a folder")
         return _stages(load_pipeline(path, overrides), found, console, searching=searching)
     recipe = load_recipe(path, overrides)
     require_models(recipe)
-    report, page = _shown(*facts_of(recipe, found), console, searching=searching)
+    recipe, facts = facts_of(recipe, found)
+    report, page = _shown(recipe, replace(facts, rows=rows), console, searching=searching)
     if fit is not None:
         changed = [flag for one in page.advice for flag in one.overrides]
         write_changed(path, [*overrides, *changed], fit)
@@ -69,7 +79,12 @@ def _stages(
     whole = None if None in hours else sum(hours)
     misfits = [name for name, one in plans.items() if not one["fits"]]
     word = f"{' and '.join(misfits)} will not fit" if misfits else "everything fits"
-    long = "" if whole is None else f"; {whole:.2f} h in all"
+    endless = [name for name, one in plans.items() if one["hours"] is None]
+    long = (
+        f"; hours of {' and '.join(endless)} unknown"
+        if whole is None
+        else f"; {whole:.2f} h in all"
+    )
     console.note(f"{pipeline.name}: {word}{long}")
     return {
         "fits": not misfits,

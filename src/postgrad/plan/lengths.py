@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+from postgrad.data.settings import RowSettings, Share
 from postgrad.recipe.recipe import Recipe, RLRecipe
+
+GYM = "reasoning-gym:"  # data.gym.PREFIX, whose module a plan does not import
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,4 +37,21 @@ def longest(recipe: Recipe) -> Lengths:
     whole = recipe.data.max_len
     answer = min(recipe.rollout.max_new_tokens, whole - 1) if isinstance(recipe, RLRecipe) else 0
     answer = answer or whole // 2
-    return Lengths(whole - answer, answer, 1.0, "every row as long as data.max_len allows")
+    source = "every row as long as data.max_len allows"
+    return Lengths(whole - answer, answer, 1.0, source, rows=_made(recipe))
+
+
+def _made(recipe: Recipe) -> int | None:
+    """Rows of an epoch where all of them are made as the recipe says; None where any is read."""
+    counts = [
+        one.draws(made) if isinstance(one, Share) else made
+        for one in recipe.data.sources
+        if (made := _problems(one)) is not None
+    ]
+    return sum(counts) if len(counts) == len(recipe.data.sources) else None
+
+
+def _problems(settings: RowSettings) -> int | None:
+    if not settings.path.startswith(GYM) or "[" in settings.split or settings.filter:
+        return None
+    return min(settings.size, settings.limit or settings.size)

@@ -32,7 +32,7 @@ class Page:
         word = "fits" if of.fits else "does not fit"
         hours = of.timing.hours
         long = (
-            ""
+            "; hours unknown"
             if hours is None
             else f"; {hours:.2f} h, {hours * of.timing.devices:.2f} device-hours"
         )
@@ -63,9 +63,23 @@ class Page:
         rows += [[f"{name}, once", f"{seconds:.3g}", ""] for name, seconds in timing.once.items()]
         return rows
 
+    def hours_problem(self) -> str | None:
+        """Why there are no hours, and what to do; None where there are."""
+        of = self.outlook
+        if of.timing.hours is not None:
+            return None
+        paths = ", ".join(dict.fromkeys(one.path for one in of.recipe.data.sources))
+        return (
+            f"no hours: how many steps epochs = {of.recipe.epochs:g} are, the rows of {paths} say. "
+            "They were not counted: they are not on this machine, or too many to read for a plan. "
+            "State steps, or the rows of an epoch with --rows N"
+        )
+
     def notes(self) -> Iterator[str]:
         """What else a person should know."""
         of = self.outlook
+        if problem := self.hours_problem():
+            yield problem
         yield f"lengths: {of.lengths.source}"
         if of.calibrated is not None:
             yield f"times: {of.calibrated}"
@@ -93,6 +107,7 @@ class Page:
         return {
             "fits": of.fits,
             "hours": of.timing.hours,
+            "hours_problem": self.hours_problem(),
             "devices": of.recipe.learner.ranks,
             "hardware": {"device": of.hardware.device.name, "count": of.hardware.count},
             "memory": of.memory.to_json(),

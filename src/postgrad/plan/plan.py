@@ -55,7 +55,7 @@ class Outlook:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a plan is made from beside the recipe. lengths: of the training data, if at hand.
-    calibration: what runs have shown.
+    calibration: what runs have shown. rows: of an epoch, where a person says how many there are.
     """
 
     find: Find
@@ -64,6 +64,12 @@ class Facts:
     efficiency: Efficiency | None = None
     calibration: Sequence[Measured] = ()
     shapes: dict[str, Any] = field(default_factory=dict[str, Any])
+    rows: int | None = None
+
+    def lengths_of(self, recipe: Recipe) -> Lengths:
+        """Of the data, else as long as rows may be; with the rows that a person says."""
+        found = self.lengths or longest(recipe)
+        return found if self.rows is None else replace(found, rows=self.rows)
 
     def shape(self, model: ModelSettings) -> Any:
         """`find`, each model once."""
@@ -88,7 +94,7 @@ def outlook(recipe: Recipe, facts: Facts) -> Outlook:
 
 def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
     device = facts.hardware.device
-    lengths = facts.lengths or longest(recipe)
+    lengths = facts.lengths_of(recipe)
     geometry, sharing = recipe.geometry(lengths.rows), Sharing.of(recipe.learner)
     roles = planned_roles(recipe, facts.shape)
     policy = roles[0]

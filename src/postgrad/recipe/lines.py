@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any, cast
 
+MOST_LINES = 200
 Place = tuple[str | int, ...]
 
 
@@ -11,7 +12,8 @@ def key_lines(text: str) -> dict[Place, int]:
     """The line (from 1) of every key and table of a valid TOML text, list entries by number.
 
     A statement is the shortest run of lines that tomllib reads, so strings and arrays over several
-    lines are no special case.
+    lines are no special case. Each line more reads all of them again: behind a statement of more
+    than MOST_LINES no key has its line.
     """
     found: dict[Place, int] = {}
     counts: dict[Place, int] = {}  # tables of each [[array]] so far
@@ -42,6 +44,8 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
         if not begun:
             start = number
         begun += line
+        if number - start >= MOST_LINES:
+            return
         try:
             parsed = tomllib.loads(begun)
         except tomllib.TOMLDecodeError:

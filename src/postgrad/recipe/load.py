@@ -1,14 +1,15 @@
 """Reading recipes: a TOML file and dotted overrides become one frozen, checked recipe."""
 
-import tomllib
-from collections.abc import Sequence
+import datetime
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
 from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
+from postgrad.core.untrusted import decoded, parse_toml, path_problem, read_bytes, reason, shown
 from postgrad.recipe.checks import as_json
 from postgrad.recipe.lines import Place, key_lines
 from postgrad.recipe.messages import Origin, explain
@@ -17,6 +18,9 @@ from postgrad.recipe.ranks import SHARED
 from postgrad.recipe.recipe import JOBS, Answering, Recipe
 from postgrad.recipe.resolve import in_sets, resolve
 
+MOST_TOLD = 20  # problems of one file
+MOST_RECIPE_BYTES = 2**20
+MOST_NUMBER = 2**63  # of a whole number: TOML's have 64 bits
 ROLES = ("", "reference", "reward_model", "critic")  # whose tables have a model; "": the policy
 
 
@@ -40,6 +44,7 @@ def parse_recipe(
     """The recipe of raw tables. name, text: of the file they came from, for messages."""
     raw = apply_overrides(raw, overrides)
     origin = Origin(name, raw, key_lines(text), overrides)
+    require_values(raw, origin)
     job = raw.get("job")
     model = JOBS.get(job) if isinstance(job, str) else None
     if model is None:
@@ -117,20 +122,59 @@ def stage_named(path: str | None) -> str | None:
 
 def read_text(path: Path) -> str:
     """The text of a recipe file. Raises UsageError where it cannot be read."""
+    if problem := path_problem(str(path)):
+        raise UsageError(f"no recipe at {shown(str(path))}: {problem}")
     try:
-        return path.read_text("utf-8")
+        return decoded(read_bytes(path, MOST_RECIPE_BYTES, pipes=True))
     except FileNotFoundError as error:
         raise UsageError(f"no recipe at {path}{_beside(path)}") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"cannot read the recipe {path}: {reason(error)}") from error
+    except ValueError as error:
         raise UsageError(f"cannot read the recipe {path}: {error}") from error
 
 
 def read_toml(path: Path, text: str) -> dict[str, Any]:
     """The tables of a TOML text. Raises UsageError with the line where it is not TOML."""
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(text)
+    except ValueError as error:
         raise UsageError(f"{path} is not TOML: {error}") from error
+
+
+def require_values(raw: dict[str, Any], origin: Origin) -> None:
+    """Raises UsageError, with a line for each, where a value is one that no key takes."""
+    problems = [
+        f"{origin.where(place)}: {'.'.join(map(str, place))} = {shown(value)}: {problem}"
+        for place, value in _values(raw, ())
+        if (problem := _problem(value, str(place[-1])))
+    ]
+    if problems:
+        raise UsageError("\n".join(problems[:MOST_TOLD]))
+
+
+def _values(value: Any, place: Place) -> Iterator[tuple[Place, Any]]:
+    """Every value that is no table or list, with its place."""
+    entries: Iterator[tuple[str | int, Any]] | None = None
+    if isinstance(value, dict):
+        entries = iter(cast(dict[str, Any], value).items())
+    elif isinstance(value, list):
+        entries = enumerate(cast(list[Any], value))
+    if entries is None:
+        yield place, value
+        return
+    for key, inner in entries:
+        yield from _values(inner, (*place, key))
+
+
+def _problem(value: Any, key: str) -> str:
+    if isinstance(value, str) and (key == "run_dir" or key.endswith("path")):
+        return path_problem(value)
+    if isinstance(value, int) and not -MOST_NUMBER <= value < MOST_NUMBER:
+        return "a whole number has at most 64 bits"
+    if isinstance(value, datetime.date | datetime.time):
+        return "a date is no value for a recipe; where a text is wanted, put it in quotes"
+    return ""
 
 
 def _about_job(job: object) -> str:
@@ -139,7 +183,7 @@ def _about_job(job: object) -> str:
         return f"job is missing: say job = {known} at the top"
     close = nearest(str(job), JOBS)
     hint = f"did you mean {close!r}?" if close else f"this version knows {known}"
-    return f"job = {job!r}: {hint}"
+    return f"job = {shown(job)}: {hint}"
 
 
 def _beside(path: Path) -> str:

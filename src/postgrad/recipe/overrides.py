@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from postgrad.core.errors import UsageError
+from postgrad.core.untrusted import MOST_DEPTH, is_deep, parse_toml
 from postgrad.recipe.lines import Place
+
+MOST_KEY = 1000  # characters of a dotted key
+MOST_SHOWN = 200  # of what was typed, in a message
 
 # Ways to state one quantity: an override of one takes the place of the others.
 ALTERNATIVES: tuple[tuple[Place, ...], ...] = (
@@ -47,10 +51,11 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
                 raise UsageError(f"--{name} needs a value: --{name} VALUE")
             text = words.pop(0)
         parts = name.split(".")
-        if not all(parts):
-            raise UsageError(f"--{name}: a dotted key such as --learner.lr is wanted")
+        if not all(parts) or len(parts) > MOST_DEPTH or len(name) > MOST_KEY:
+            raise UsageError(f"--{_short(name)}: a dotted key such as --learner.lr is wanted")
         place = tuple(int(part) if part.isdecimal() else part for part in parts)
-        found.append(Override(place, _value(text), f"--{name} {text}"))
+        flag = f"--{name} {_short(text)}"
+        found.append(Override(place, _value(text, flag), flag))
     return found
 
 
@@ -72,12 +77,28 @@ def change(raw: Any, overrides: Sequence[Override]) -> None:
         _set(raw, override)
 
 
-def _value(text: str) -> Any:
+def _short(text: str) -> str:
+    """As a message shows what was typed."""
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+def _value(text: str, flag: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    except (RecursionError, ValueError):  # it is TOML, and beyond what is read of it
+        parsed = _bounded(text, flag)
+    if is_deep(parsed):
+        parsed = _bounded(text, flag)
     return parsed["value"] if list(parsed) == ["value"] else text
+
+
+def _bounded(text: str, flag: str) -> dict[str, Any]:
+    try:
+        return parse_toml(f"value = {text}")
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from error
 
 
 def _copy(value: Any) -> Any:

@@ -18,6 +18,7 @@ from postgrad.recipe.load import (
     read_text,
     read_toml,
     recipe_from_json,
+    require_values,
     stage_named,
 )
 from postgrad.recipe.messages import Origin, explain
@@ -70,6 +71,7 @@ def load_pipeline(directory: Path, overrides: Sequence[str] = ()) -> Pipeline:
     owned = [(name,) for name in PipelineSettings.model_fields]
     own = [one for one in flags if one.place[:1] in owned]
     raw = apply_overrides(raw, own)
+    require_values(raw, Origin(str(path), raw, key_lines(text), own))
     try:
         settings = PipelineSettings.model_validate(raw)
     except ValidationError as error:

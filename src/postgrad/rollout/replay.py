@@ -1,11 +1,11 @@
 """The samples of another run, step by step: the same groups, so that only learning differs."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.untrusted import open_file, parse_json, readable
 from postgrad.rollout.records_json import group_from_lines
 from postgrad.rollout.source import Sampled, State
 
@@ -21,7 +21,7 @@ class ReplaySource:
     def __init__(self, path: str | Path) -> None:
         given = Path(path)
         self._path = given / FILE if given.is_dir() else given
-        if not self._path.is_file():
+        if not readable(self._path):
             raise UsageError(
                 f"rollout.replay_path: no file {self._path}; give a run directory with {FILE}"
             )
@@ -31,7 +31,7 @@ class ReplaySource:
         """step -> [(byte offset, line number), ...]."""
         offsets: dict[int, list[tuple[int, int]]] = {}
         offset = 0
-        with self._path.open("rb") as file:
+        with open_file(self._path) as file:
             for number, raw in enumerate(file, 1):
                 line = self._parse(raw, number)
                 offsets.setdefault(line["step"], []).append((offset, number))
@@ -42,11 +42,11 @@ class ReplaySource:
 
     def _parse(self, raw: bytes, number: int) -> dict[str, Any]:
         try:
-            line = json.loads(raw)
+            line = parse_json(raw)
         except ValueError as error:
             raise UsageError(f"{self._path}:{number}: not a JSON object: {error}") from error
         for key in ("step", "ticket"):
-            if not isinstance(line, dict) or not isinstance(line.get(key), int):
+            if not isinstance(line, dict) or type(line.get(key)) is not int or line[key] < 0:
                 raise UsageError(f"{self._path}:{number}: a sample needs a whole number {key!r}")
         return line
 
@@ -60,7 +60,7 @@ class ReplaySource:
             )
         by_ticket: dict[int, list[dict[str, Any]]] = {}
         first_line = self._offsets[step][0][1]
-        with self._path.open("rb") as file:
+        with open_file(self._path) as file:
             for offset, number in self._offsets[step]:
                 file.seek(offset)
                 line = self._parse(file.readline(), number)

@@ -1,6 +1,7 @@
 """Real sockets, a model that obeys its tokens: scores come back, everything else is refused."""
 
 import json
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -115,7 +116,7 @@ def test_wrong_pages_methods_and_kinds_are_refused(small):
 
 
 def test_a_body_that_is_larger_than_it_says_or_says_nothing_is_cut_at_the_limit(small):
-    head = b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /score HTTP/1.1\r\nHost: OWN\r\nContent-Type: application/json\r\n"
     chunk = b"400\r\n" + b" " * 1024 + b"\r\n"
     reply = small.raw(head + b"Transfer-Encoding: chunked\r\n\r\n", chunk, chunk, chunk)
     assert reply.startswith(b"HTTP/1.1 413 ")
@@ -128,9 +129,9 @@ def test_a_body_that_is_larger_than_it_says_or_says_nothing_is_cut_at_the_limit(
     [
         b"\x16\x03\x01\x02\x00",
         b"GET\r\n\r\n",
-        b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-        b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
-        b"GET /info HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 100_000,
+        b"POST /score HTTP/1.1\r\nHost: OWN\r\nContent-Length: -1\r\n\r\n",
+        b"POST /score HTTP/1.1\r\nHost: OWN\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"GET /info HTTP/1.1\r\nHost: OWN\r\nX: " + b"a" * 100_000,
     ],
 )
 def test_what_is_no_http_is_a_400_in_the_same_shape(small, request_bytes):
@@ -144,7 +145,7 @@ def test_what_is_no_http_is_a_400_in_the_same_shape(small, request_bytes):
 def test_a_client_that_is_slow_is_cut_off_wherever_it_is_slow(small):
     """Slowloris: in the headers, in the body, before them, and after an early refusal."""
     began = time.monotonic()
-    head = b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /score HTTP/1.1\r\nHost: OWN\r\nContent-Type: application/json\r\n"
     with ThreadPoolExecutor(4) as together:
         silent = together.submit(small.raw)
         headers = together.submit(small.raw, *[b"GET", *[b"x"] * 30], pause=0.1)
@@ -165,15 +166,52 @@ def test_a_client_that_is_slow_is_cut_off_wherever_it_is_slow(small):
 def test_a_connection_is_used_again_and_may_be_idle_between_requests(small):
     body = b'{"inputs": [{"token_ids": [5]}]}'
     one = (
-        b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"POST /score HTTP/1.1\r\nHost: OWN\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
     )
-    last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    last = b"GET /health HTTP/1.1\r\nHost: OWN\r\nConnection: close\r\n\r\n"
     pause = SMALL.request_seconds + 1.3  # longer than a request may take to arrive
-    reply = small.raw(one, one[:30], one[30:] + last, pause=0.0)
+    reply = small.raw(one, one[:20], one[20:] + last, pause=0.0)
     assert reply.count(b"HTTP/1.1 200 OK") == 3
     reply = small.raw(one, last, pause=pause)
     assert reply.count(b"HTTP/1.1 200 OK") == 2
+
+
+def raw_status(port: int, *lines: str) -> int:
+    """The status that a request has which is made of these lines."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall("".join(f"{line}\r\n" for line in (*lines, "")).encode())
+        return int(connection.recv(4096).split()[1])
+
+
+@pytest.mark.parametrize("page", ["/info", "/metrics", "/health", "/none"])
+def test_without_a_token_only_the_names_of_this_machine_are_answered(small, page):
+    """A page of the web whose name resolves to 127.0.0.1 would read the answers (DNS rebinding)."""
+    port = small.port
+    good = 404 if page == "/none" else 200
+    for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}", f"[::1]:{port}"):
+        assert raw_status(port, f"GET {page} HTTP/1.1", f"Host: {host}") == good
+    for host in ("evil.example", f"evil.example:{port}", f"127.0.0.1:{port + 1}", "127.0.0.1", ""):
+        assert raw_status(port, f"GET {page} HTTP/1.1", f"Host: {host}") == 421
+    assert raw_status(port, f"GET {page} HTTP/1.0") == 421
+    evil = f"GET http://evil.example{page} HTTP/1.1"
+    assert raw_status(port, evil, "Host: evil.example") == 421
+
+
+def test_scores_are_not_given_under_another_name(small):
+    label = '{path="/score",status="421"}'
+    before = small.metric("requests_total", label)
+    headers = {"Host": "evil.example", "Content-Type": "application/json"}
+    status, reply, _ = small.ask("/score", {"inputs": [{"token_ids": [5]}]}, **headers)
+    assert (status, reply["error"]["code"]) == (421, "wrong_host")
+    assert small.metric("requests_total", label) == before + 1
+
+
+def test_with_a_token_a_proxy_may_have_a_name_of_its_own():
+    with reward_server(token="secret") as server:
+        lines = ("GET /info HTTP/1.1", "Host: rewards.example", "Authorization: Bearer secret")
+        assert raw_status(server.port, *lines) == 200
+        assert raw_status(server.port, *lines[:2]) == 401
 
 
 def test_a_bearer_token_is_needed_everywhere_but_for_health():
@@ -302,7 +340,7 @@ def test_what_a_client_no_longer_waits_for_is_not_scored():
         first = clients.submit(server.scores, [1])
         assert model.entered.wait(5)
         body = b'{"inputs": [{"token_ids": [77]}]}'
-        head = b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = b"POST /score HTTP/1.1\r\nHost: OWN\r\nContent-Type: application/json\r\n"
         with pytest.raises(TimeoutError):
             server.raw(head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body), until=0.3)
         wait_until(lambda: server.metric("queue_sequences") == 0)

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from postgrad.jobs.hosts import is_own
 from postgrad.jobs.serve import wire
 from postgrad.jobs.serve.batcher import Batcher
 from postgrad.jobs.serve.limits import Limits, Refusal
@@ -47,8 +48,10 @@ class Pages:
         }
         self._open = 0  # requests for scores
 
-    def app(self, token: str | None) -> ASGIApp:
-        """All pages behind the token; None: they need none."""
+    def app(self, token: str | None, hosts: frozenset[str] | None = None) -> ASGIApp:
+        """All pages behind the token; None: they need none. hosts: what the Host header may say;
+        None: anything, as behind a proxy of another name.
+        """
         routes = [
             Route("/score", self.score, methods=["POST"]),
             Route("/info", self.info),
@@ -58,7 +61,7 @@ class Pages:
         handlers = dict.fromkeys((Refusal, HTTPException, Exception), _answered)
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
         app.router.redirect_slashes = False
-        return Gate(app, token, self.metrics)
+        return Gate(app, token, self.metrics, hosts)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
@@ -145,10 +148,14 @@ class Pages:
 
 
 class Gate:
-    """Every request passes here: it needs the token, and its answer is counted."""
+    """Every request passes here: it needs the token and a Host that is one of `hosts`, and its
+    answer is counted.
+    """
 
-    def __init__(self, app: ASGIApp, token: str | None, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
+    def __init__(
+        self, app: ASGIApp, token: str | None, metrics: Metrics, hosts: frozenset[str] | None
+    ) -> None:
+        self._app, self._metrics, self._hosts = app, metrics, hosts
         self._token = None if token is None else _digest(token.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,6 +169,11 @@ class Gate:
                 self._metrics.add("requests_total", path=path, status=str(message["status"]))
             await send(message)
 
+        if self._hosts is not None and not is_own(self._hosts, _hosts_of(scope)):
+            names = ", ".join(sorted(self._hosts))
+            refusal = Refusal(421, "wrong_host", f"this server is {names}; others need a token")
+            await answer_of(refusal)(scope, receive, counting)
+            return
         if scope["path"] != _OPEN and not self._knows(scope):
             refusal = Refusal(401, "unauthorized", "send Authorization: Bearer with the token")
             answer = answer_of(refusal)
@@ -179,6 +191,10 @@ class Gate:
         return hmac.compare_digest(_digest(token.strip()), self._token) & (
             scheme.lower() == b"bearer"
         )
+
+
+def _hosts_of(scope: Scope) -> list[str]:
+    return [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
 
 
 async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:

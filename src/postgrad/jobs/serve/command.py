@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
+from postgrad.jobs.hosts import own_hosts
 from postgrad.jobs.serve.limits import Limits
 from postgrad.observe.console import Console
 
@@ -66,7 +67,9 @@ def _serve(
     limits = replace(limits, input_tokens=longest)
     metrics = Metrics()
     name = path.resolve().name
-    app = Pages(model, name, limits, metrics).app(token)
+    # whoever has the token is no page of the web, and a proxy may have a name of its own
+    hosts = own_hosts(*listening.getsockname()[:2]) if token is None else None
+    app = Pages(model, name, limits, metrics).app(token, hosts)
     where = _address(listening)
     secured = "with a token" if token is not None else "without a token"
     server = Server(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.observe.follow import read_lines
+from postgrad.observe.log_lines import read_steps, set_of
 from postgrad.observe.loggers.base import Logger, RunIdentity, Values
 from postgrad.observe.settings import LoggerName
 
@@ -100,9 +100,9 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 def recorded(directory: Path) -> Iterator[tuple[int, Values]]:
     """Every whole step of a run's own log files, with its evaluation, in order."""
     steps: dict[int, dict[str, Any]] = {}
-    for line in read_lines(directory / "metrics.jsonl"):
+    for line in read_steps(directory / "metrics.jsonl"):
         steps.setdefault(line["step"], {}).update(line)
-    for line in read_lines(directory / "eval.jsonl"):
+    for line in read_steps(directory / "eval.jsonl"):
         steps.setdefault(line["step"], {}).update(of_evaluation(line))
     for step in sorted(steps):
         yield step, numbers(steps[step])
@@ -110,7 +110,7 @@ def recorded(directory: Path) -> Iterator[tuple[int, Values]]:
 
 def of_evaluation(line: Mapping[str, Any]) -> dict[str, float]:
     """eval/NAME/METRIC of a line of eval.jsonl, ends of intervals too."""
-    prefix = "eval/" if line["set"] is None else f"eval/{line['set']}/"
+    prefix = "eval/" if set_of(line) is None else f"eval/{set_of(line)}/"
     return {
         prefix + name: value
         for name, value in line.items()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from postgrad.core.untrusted import open_file
 from postgrad.observe.follow import Followed, parse, read_object
 from postgrad.observe.report.samples import body, group_row, vocabulary
 from postgrad.observe.report.selection import Cap, Group, Selection, heads
@@ -63,7 +64,7 @@ class RunReader:
         there any more.
         """
         found: dict[int, dict[str, Any]] = {}
-        with (self.path / SAMPLES).open("rb") as file:
+        with open_file(self.path / SAMPLES) as file:
             for number in numbers:
                 if 0 <= number < len(self._shown):
                     start, length = self._shown[number]
@@ -130,7 +131,7 @@ class RunReader:
                 recipe = told.get("recipe")
                 model = recipe.get("model") if isinstance(recipe, dict) else None
                 self._pieces = pieces_of(self.path, model)
-            with (self.path / SAMPLES).open("rb") as file:
+            with open_file(self.path / SAMPLES) as file:
                 rows = (self._row(file, group, unreadable) for group in chosen)
                 yield from _batched([row for row in rows if row["samples"]])
         if self._selection.seen != before:

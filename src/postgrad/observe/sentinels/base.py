@@ -8,10 +8,11 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from postgrad.checkpoint.schema import Count, Strict
 from postgrad.core.errors import RunError
 from postgrad.core.settings import Settings
 
@@ -52,8 +53,18 @@ class Look:
     message: str | None = None
 
 
+class InARow(Strict):
+    """What most sentinels remember: how many looks in a row were over the limit."""
+
+    row: Count = 0
+
+
 class Sentinel(Acting):
-    """One check of numbers that are measured anyway."""
+    """One check of numbers that are measured anyway. remembers: the type of what its looks give
+    back, which a checkpoint of another hand has to keep to.
+    """
+
+    remembers: ClassVar[Any] = InARow
 
     @abstractmethod
     def look(self, seen: Seen, before: Memory) -> Look | None:

@@ -1,10 +1,12 @@
 """The policy has stopped trying other answers."""
 
 import math
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
+from postgrad.checkpoint.schema import Strict
 from postgrad.core.records import RolloutBatch
 from postgrad.observe.sentinels.base import Look, Memory, Seen, Sentinel, mean, measured
 
@@ -12,11 +14,19 @@ KEY, BEST = "sampled_entropy", "best_reward_fraction"
 MOST = 0.5  # a task that so many samples solve has no entropy left to keep
 
 
+class Entropies(Strict):
+    """Of the first steps and of the newest ones."""
+
+    first: list[float] = []
+    last: list[float] = []
+
+
 class Entropy(Sentinel):
     """Speaks while the mean entropy of the last `steps` steps is under `share` of that of the run's
     first ones, and less than half of the samples earn the best reward of their step.
     """
 
+    remembers: ClassVar[Any] = Entropies
     share: float = Field(default=0.1, gt=0.0, lt=1.0)
     steps: int = Field(default=5, ge=1, le=256)
 

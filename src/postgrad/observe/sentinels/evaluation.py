@@ -1,11 +1,27 @@
 """The reward rises while held-out questions are answered worse: what is learned is the reward."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
+from postgrad.checkpoint.schema import Count, Strict
 from postgrad.observe.sentinels.base import Look, Memory, Seen, Sentinel, measured
 
 LOW, HIGH = "accuracy_low", "accuracy_high"
+
+
+class BestSoFar(Strict):
+    """The best lower end of an accuracy, and the mean reward before it."""
+
+    low: float
+    reward: float | None
+
+
+class Evaluations(Strict):
+    """The best of each set; the rewards of the steps since."""
+
+    best: dict[str, BestSoFar] = {}
+    earned: float = 0.0
+    steps: Count = 0
 
 
 class Evaluation(Sentinel):
@@ -13,6 +29,8 @@ class Evaluation(Sentinel):
     intervals allow, while the mean training reward since the last evaluation is higher than it was
     then. The intervals are the threshold: small sets are slow to speak, and rightly.
     """
+
+    remembers: ClassVar[Any] = Evaluations
 
     def look(self, seen: Seen, before: Memory) -> Look | None:
         best: dict[str, Any] = dict(before.get("best", {}))

@@ -1,10 +1,11 @@
 """A gradient norm far above those before it."""
 
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
+from postgrad.checkpoint.schema import Positive
 from postgrad.observe.sentinels.base import Look, Memory, Seen, Sentinel
 
 SUFFIX = "/grad_norm"
@@ -15,6 +16,7 @@ class Gradient(Sentinel):
     steps; the first `after` of them are only remembered. Steps without any gradient do not count.
     """
 
+    remembers: ClassVar[Any] = dict[str, list[Positive]]
     factor: float = Field(default=20.0, gt=1.0)
     window: int = Field(default=32, ge=4, le=256)
     after: int = Field(default=16, ge=2)

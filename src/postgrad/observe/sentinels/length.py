@@ -1,11 +1,21 @@
 """Answers grow and grow: often what is rewarded is length."""
 
+from typing import Any, ClassVar
+
 from pydantic import Field
 
+from postgrad.checkpoint.schema import Strict
 from postgrad.observe.sentinels.base import Look, Memory, Seen, Sentinel, mean, measured
 
 KEY, REWARD = "response_length", "reward"
 NOISE = 5  # steps over which lengths are averaged
+
+
+class Lengths(Strict):
+    """Of the steps of a window, with their rewards."""
+
+    lengths: list[float] = []
+    rewards: list[float] = []
 
 
 class Length(Sentinel):
@@ -13,6 +23,7 @@ class Length(Sentinel):
     five steps `window` steps ago.
     """
 
+    remembers: ClassVar[Any] = Lengths
     factor: float = Field(default=2.0, gt=1.0)
     window: int = Field(default=50, ge=2 * NOISE, le=512)
 

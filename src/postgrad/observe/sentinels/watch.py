@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from postgrad.checkpoint.schema import require
+from postgrad.core.errors import RunError
 from postgrad.observe.sentinels.base import Action, Look, Seen, Sentinel, SentinelStop
 from postgrad.observe.settings import SentinelSettings
 from postgrad.observe.sinks import Logs
@@ -51,6 +53,18 @@ class Sentinels:
             since = self._hear(name, sentinel, found, step, known["since"])
             after[name] = {"since": since, "memory": found.after}
         return after, metrics
+
+    def require(self, state: Mapping[str, Any]) -> None:
+        """Raises RunError where what a checkpoint says of a sentinel is not what that remembers."""
+        for name, sentinel in self._sentinels.items():
+            if name in state:
+                try:
+                    require(sentinel.remembers, state[name]["memory"])
+                except ValueError as error:
+                    raise RunError(
+                        f"state.json of the checkpoint: sentinels.{name}.memory: {error}; resume "
+                        "from a copy of the run that nobody changed"
+                    ) from error
 
     def at_once(self, step: int, seen: Seen) -> None:
         """Before anything rests on these numbers: a sentinel that stops raises at once."""

@@ -8,11 +8,13 @@ from typing import Any, Protocol, cast
 
 from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
+from postgrad.core.untrusted import shown
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.translate.draft import Draft
 from postgrad.recipe.translate.reader import Source, read
 from postgrad.recipe.translate.writer import toml
 
+_UNREADABLE = (ValueError, TypeError, OverflowError, LookupError, AttributeError, ZeroDivisionError)
 SYSTEMS = {"openrlhf": "openrlhf", "open-instruct": "open_instruct", "trl": "trl"}
 
 
@@ -63,11 +65,32 @@ def translate(name: str, words: Sequence[str], devices: int | None = None) -> Tr
     source = read(words, system.program_of)
     if devices is not None:
         source = replace(source, devices=devices)
-    draft = system.draft(source)
+    draft = _draft(system, source)
     draft.notes[:0] = [f"From {draft.system}, by postgrad translate.", *source.notes]
     text = toml(draft)
     recipe = tomllib.loads(text)
     return Translation(text, recipe, draft, _problem(recipe))
+
+
+def _draft(system: System, source: Source) -> Draft:
+    """`System.draft`. Raises UsageError that names the option whose value its program would not
+    take either: the one without which the rest can be read.
+    """
+    try:
+        return system.draft(source)
+    except _UNREADABLE as error:
+        names = [name for name in source.options if _reads_without(system, source, name)]
+        told = f"{names[0]} = {shown(source.options[names[0]])}" if names else "several options"
+        raise UsageError(f"{told}: not a value that is taken there: {error}") from error
+
+
+def _reads_without(system: System, source: Source, name: str) -> bool:
+    rest = {other: value for other, value in source.options.items() if other != name}
+    try:
+        system.draft(replace(source, options=rest))
+    except (*_UNREADABLE, UsageError):
+        return False
+    return True
 
 
 def _system(name: str) -> System:

@@ -1,18 +1,20 @@
 """What a script, a command line or a config file says: a program, and its options by name."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-import yaml
-
 from postgrad.core.errors import UsageError
+from postgrad.core.untrusted import decoded, parse_json, read_bytes, reason, shown
+from postgrad.recipe.translate.config import parse_yaml
 from postgrad.recipe.translate.shell import UNKNOWN, arguments, commands
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".txt", "")
+MOST_BYTES = 2**18  # of a script or config
+MOST_DIGITS = 40
+LARGEST = 2**63
 CONFIGS = (".yaml", ".yml", ".json")
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _LAUNCHED_BY = "mason.py"  # starts a launcher on each of several nodes
@@ -117,7 +119,7 @@ def flags(words: Sequence[str]) -> dict[str, Any]:
 
     def close() -> None:
         if name is not None:
-            read = [plain(value) for value in values]
+            read = [_checked(f"--{name}", plain(value)) for value in values]
             found[name] = True if not read else read[0] if len(read) == 1 else read
 
     for word in words:
@@ -140,22 +142,38 @@ def plain(text: str) -> Any:
         return text.lower() == "true"
     if text in ("None", "null", "none"):
         return None
-    if _NUMBER.fullmatch(text):
+    if len(text) <= MOST_DIGITS and _NUMBER.fullmatch(text):
         return float(text) if re.search(r"[.eE]", text) else int(text)
     if text[:1] in "[{" and text:
         try:
-            return json.loads(text)
-        except json.JSONDecodeError:
+            return parse_json(text)
+        except ValueError:
             return text
     return text
+
+
+def _checked(name: str, value: Any) -> Any:
+    """An option's value. Raises UsageError for a number that no option takes."""
+    inside = [value]
+    while inside:
+        one = inside.pop()
+        if isinstance(one, dict):
+            inside += cast(dict[Any, Any], one).values()
+        elif isinstance(one, list):
+            inside += cast(list[Any], one)
+        elif isinstance(one, int | float) and not abs(one) < LARGEST:
+            raise UsageError(f"{name} = {shown(one)}: that is no number an option takes")
+    return value
 
 
 def devices(launcher: Sequence[str], given: Mapping[str, Any]) -> int | None:
     """Processes that train, as accelerate, torchrun or deepspeed are told; None: not said."""
     said = flags(launcher)
     nodes = said.get("num_nodes", said.get("num_machines", said.get("nnodes", 1)))
-    if any(PurePosixPath(word).name == _LAUNCHED_BY for word in launcher) and "gpus" in said:
-        return int(said["gpus"]) * int(nodes)
+    if any(PurePosixPath(word).name == _LAUNCHED_BY for word in launcher):
+        gpus = said.get("gpus")
+        if isinstance(gpus, int) and isinstance(nodes, int):
+            return gpus * nodes
     for name, each in (("num_processes", 1), ("nproc_per_node", nodes), ("num_gpus", nodes)):
         if isinstance(said.get(name), int) and isinstance(each, int):
             return said[name] * each
@@ -191,28 +209,32 @@ def _accelerated(config: str) -> int | None:
     path = Path(config)
     if path.is_file():
         known = _config(path, _text(path))
-        return int(known["num_processes"]) if "num_processes" in known else None
+        count = known.get("num_processes")
+        return count if isinstance(count, int) else None
     shipped = r"(deepspeed_)?zero[123]|fsdp[12]|multi_gpu"
     return 8 if re.fullmatch(shipped, path.stem) else 1 if path.stem == "single_gpu" else None
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return decoded(read_bytes(path, MOST_BYTES, pipes=True))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {reason(error)}") from error
+    except ValueError as error:
         raise UsageError(f"cannot read {path}: {error}") from error
 
 
 def _config(path: Path, text: str) -> dict[str, Any]:
     """A YAML or JSON file's table; numbers that YAML takes for text (5e-6) are numbers."""
     try:
-        found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
+        found = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
+    except ValueError as error:
         raise UsageError(f"cannot read {path}: {error}") from error
     if not isinstance(found, dict):
         raise UsageError(f"{path}: a table of settings is wanted, name: value")
     table = cast(dict[Any, Any], found)
-    return {
+    options = {
         str(key).replace("-", "_"): plain(value) if isinstance(value, str) else value
         for key, value in table.items()
     }
+    return {name: _checked(f"{path}: {name}", value) for name, value in options.items()}

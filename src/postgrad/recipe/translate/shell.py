@@ -25,13 +25,19 @@ _LIST = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
 _VARIABLE = re.compile(r"\$\{(\w+|[@*#])(?::?[-=]([^{}]*))?\}|\$(\w+|[@*#])")
 _PARTS = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'|[^\"']+|[\"']")
 
+MOST_READ = 2**21  # characters that looking for the end of a quote reads
+MOST_LINE = 2**14  # characters
+MOST_TEXT = 2**16  # characters that variables stand for
+MOST_ROUNDS = 100  # variables within variables
+
 Variables = dict[str, str | list[str]]
 
 
 def commands(text: str) -> list[list[str]]:
     """The words of every command in a script, variables filled in, in order.
 
-    Raises UsageError for a quote or an array that never ends.
+    Raises UsageError for a quote or an array that never ends, and for what is longer than a person
+    writes: patterns are tried at every place of a line.
     """
     variables: Variables = {}
     found: list[list[str]] = []
@@ -76,12 +82,16 @@ def _statements(text: str) -> Iterator[str]:
                 if more.strip() == here.group(2):
                     break
         else:
+            read = 0
             while not _whole(statement):
+                read += len(statement)
                 more = next(lines, None)
-                if more is None:
+                if more is None or read > MOST_READ:
                     start = line.strip()[:60]
                     raise UsageError(f"the script ends within a quote or an array: {start!r} ...")
                 statement += "\n" + more
+        if any(len(part) > MOST_LINE for part in statement.splitlines()):
+            raise UsageError(f"a line of over {MOST_LINE} characters: {line.strip()[:60]!r} ...")
         if statement.strip():
             yield statement
 
@@ -102,7 +112,11 @@ def _bare(text: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    return shlex.split(text, comments=True)
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError as error:  # what its variables stand for has half a pair of quotes
+        start = text.strip()[:60]
+        raise UsageError(f"the script ends within a quote: {start!r} ...") from error
 
 
 def _joined(text: str) -> str:
@@ -112,7 +126,10 @@ def _joined(text: str) -> str:
 def _without_outputs(text: str) -> str:
     """$(...) and `...` as UNKNOWN, whatever is within them."""
     text = re.sub(r"`[^`\n]*`", UNKNOWN, text)
-    while (start := text.find("$(")) >= 0:
+    kept: list[str] = []
+    done = 0
+    while (start := text.find("$(", done)) >= 0:
+        kept += [text[done:start], UNKNOWN]
         depth = 0
         for end in range(start + 1, len(text)):
             depth += {"(": 1, ")": -1}.get(text[end], 0)
@@ -120,8 +137,8 @@ def _without_outputs(text: str) -> str:
                 break
         else:
             raise UsageError("the script ends within $( ... )")
-        text = text[:start] + UNKNOWN + text[end + 1 :]
-    return text
+        done = end + 1
+    return "".join([*kept, text[done:]])
 
 
 def _filled(text: str, variables: Variables, quoted: bool = False) -> str:
@@ -137,10 +154,14 @@ def _filled(text: str, variables: Variables, quoted: bool = False) -> str:
 
 def _expanded(text: str, variables: Variables) -> str:
     text = _LIST.sub(lambda found: _as_list(found.group(1), variables), text)
-    before = ""
-    while text != before:  # a default may have variables of its own
+    before, start = "", text.strip()[:60]
+    for _ in range(MOST_ROUNDS):  # a default may have variables of its own
+        if text == before:
+            return text
         before, text = text, _VARIABLE.sub(lambda found: _value(found, variables), text)
-    return text
+        if len(text) > MOST_TEXT:
+            break
+    raise UsageError(f"a variable stands for itself, or for too much: {start!r} ...")
 
 
 def _as_list(name: str, variables: Variables) -> str:

@@ -116,7 +116,10 @@ def _short(given: Any) -> str:
 
 def _wrapped(start: str, text: str) -> list[str]:
     after = start + "  " if len(start) > 2 else start
+    visible = "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
     return textwrap.wrap(
-        text, WIDTH, initial_indent=start, subsequent_indent=after,
+        visible, WIDTH, initial_indent=start, subsequent_indent=after,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip

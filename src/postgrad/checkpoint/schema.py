@@ -1,0 +1,206 @@
+"""What a manifest and a run's state may say, checked before anything of them is used.
+
+A run directory may come from anywhere. Here is every key of docs/checkpoint-format.md with its type
+and range; a file that passes can be used without a further look, and nothing in it is changed by
+the check: state is kept as it was read, to the bit.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    AllowInfNan,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic import Strict as StrictMode
+
+from postgrad.core.untrusted import shown
+
+MOST = 2**53  # of a count: what every reader of JSON keeps exactly
+PLAIN_NAME = r"^[^/\\\x00]{1,255}$"
+
+
+def _plain(name: str) -> str:
+    if name in (".", ".."):
+        raise ValueError("it leads out of its folder")
+    return name
+
+
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Positive = Annotated[float, StrictMode(), AllowInfNan(False), Field(gt=0.0)]
+Size = Annotated[int, Field(ge=1, le=MOST)]
+Name = Annotated[str, Field(pattern=PLAIN_NAME), AfterValidator(_plain)]
+Dtype = Literal["float32", "bfloat16"]
+Three = Annotated[list[float], Field(min_length=3, max_length=3)]
+Two = Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+class Strict(BaseModel):
+    """No text becomes a number, no key is passed over, no number is infinite."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Open(Strict):
+    """Keys that are known have their types; others are JSON values of whoever wrote them."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+
+
+class EntrySchema(Open):
+    """A file of a manifest."""
+
+    size: Count
+    sha256: str
+
+
+class ManifestSchema(Open):
+    """manifest.json, but for the names of its files, which are checked one by one."""
+
+    step: Count
+    files: dict[str, EntrySchema]
+    versions: dict[str, str]
+
+
+class CursorSchema(Strict):
+    """Tickets: `beyond` are all above `frontier`, or it would be further."""
+
+    frontier: Count
+    beyond: list[Count]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        ordered = all(a < b for a, b in zip(self.beyond, self.beyond[1:], strict=False))
+        if not ordered or (self.beyond and self.beyond[0] <= self.frontier):
+            raise ValueError("`beyond` are rising numbers, all above `frontier`")
+        return self
+
+
+class BestSchema(Strict):
+    """The best evaluation so far."""
+
+    metric: str
+    value: float
+    step: Count
+    waited: Count = 0
+
+
+class ChoicesSchema(Open):
+    """jobs.choices.Choices, as far as a run has made them."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = Field(default=1, ge=1, le=2**16)
+    deterministic: bool = True
+    dtype: Dtype = "float32"
+    rollout_dtype: Dtype | None = None
+    micro_train_tokens: Size | None = None
+    slots: Size | None = None
+    cache_tokens: Size | None = None
+    frozen: dict[str, str] = {}
+
+
+class AlgorithmSchema(Open):
+    """What the algorithms of this package get back: a KL coefficient, the moments of rewards, the
+    scale of a reward model's scores.
+    """
+
+    kl_coef: float = Field(default=0.0, ge=0.0)
+    rewards: Three = [0.0, 0.0, 0.0]
+    weight: float = Field(default=1.0, gt=0.0)
+    sum: float = 0.0
+    squares: float = Field(default=0.0, ge=0.0)
+
+    @model_validator(mode="after")
+    def _whole_scale(self) -> Self:
+        scale = {"weight", "sum", "squares"}
+        if 0 < len(scale & self.model_fields_set) < len(scale):
+            raise ValueError("a scale has `weight`, `sum` and `squares`, all three")
+        return self
+
+
+class SourceSchema(Open):
+    """What a curriculum knows: of a row its last mean reward and the epoch of that visit."""
+
+    rows: dict[str, Two] = {}
+
+
+class SentinelSchema(Strict):
+    """Since when a sentinel speaks; what it remembers is checked by itself."""
+
+    since: Count | None
+    memory: dict[str, Any]
+
+
+class LoggersSchema(Open):
+    """The run's id at its loggers."""
+
+    id: Annotated[str, Field(pattern=r"^[\w.-]{1,128}$")]
+
+
+class StateSchema(Strict):
+    """state.json."""
+
+    format: int
+    step: Count
+    update: Count
+    episodes: Count
+    cursor: CursorSchema
+    algorithm: AlgorithmSchema
+    evaluations: dict[str, float | None]
+    best: BestSchema | None
+    choices: ChoicesSchema
+    log_offsets: dict[Name, Count]
+    source: SourceSchema
+    sentinels: dict[str, SentinelSchema]
+    loggers: Annotated[dict[str, Any], AfterValidator(lambda told: _loggers(told))]
+
+    @model_validator(mode="after")
+    def _one_story(self) -> Self:
+        if self.best is not None and self.best.step > self.step:
+            raise ValueError(f"the best step is {self.best.step}, after this one ({self.step})")
+        settled = self.cursor.frontier + len(self.cursor.beyond)
+        # only a curriculum passes tickets over
+        if not self.source.rows and settled > self.episodes:
+            raise ValueError(
+                f"cursor: {settled} tickets are settled, of which {self.episodes} samples came; "
+                "each gives at least one"
+            )
+        return self
+
+
+def require(schema: Any, data: Mapping[str, Any]) -> Any:
+    """`data` as `schema`, one of these or another type, reads it. Raises ValueError with the key,
+    what it says, and what it should be, of the first thing that is wrong.
+    """
+    try:
+        return TypeAdapter[Any](schema).validate_python(data)
+    except ValidationError as error:
+        raise ValueError(problem_of(error)) from error
+
+
+def problem_of(error: ValidationError) -> str:
+    """The first problem in words."""
+    problem = error.errors(include_url=False, include_context=False)[0]
+    key = ".".join(shown(part).strip("'") for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    wanted = f"{message[:1].lower()}{message[1:]}"
+    if problem["type"] == "value_error" and not key:
+        return wanted
+    key = key or "it"
+    if problem["type"] == "missing":
+        return f"{key} is missing"
+    if problem["type"] == "value_error":
+        return f"{key}: {wanted}"
+    return f"{key} is {shown(problem['input'])}: {wanted}"
+
+
+def _loggers(told: dict[str, Any]) -> dict[str, Any]:
+    if told:
+        require(LoggersSchema, told)
+    return told

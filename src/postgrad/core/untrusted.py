@@ -1,0 +1,195 @@
+"""Reading what others may have written: ordinary files of a bounded size, JSON and TOML of a
+bounded depth.
+
+A run directory or a recipe may come from anywhere. A pipe in place of a file would be waited for,
+a device read for ever, and JSON of a hundred thousand brackets ends Python's stack, here or later
+where somebody writes it again. What fails is an OSError or a ValueError whose text is for people.
+"""
+
+import errno
+import json
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Callable
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, cast
+
+MOST_BYTES = 2**26  # of a file that is read whole
+MOST_LINE_BYTES = 2**28  # of one line of a log: a sample of a million tokens has 2^26
+MOST_DEPTH = 64  # of JSON: what postgrad writes has 12
+_INHERITED = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+_MOST_PATH, _MOST_NAME = 4096, 255  # bytes: PATH_MAX and NAME_MAX of Linux
+_LONG_NUMBER = re.compile(r"[0-9][0-9_]{4000,}")
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+class NotAFile(OSError):
+    """A directory, pipe or device where a file is wanted, or a file that is too large."""
+
+
+def open_file(path: Path, *, pipes: bool = False) -> BufferedReader:
+    """An ordinary file for reading. pipes: also a pipe that this process was started with, as a
+    shell's <(command) is one.
+
+    Raises OSError where there is none, NotAFile where something else has that name.
+    """
+    # without O_NONBLOCK a pipe that nobody writes to is waited for
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(handle).st_mode
+    inherited = pipes and str(path).startswith(_INHERITED)
+    if stat.S_ISREG(mode) or (inherited and stat.S_ISFIFO(mode)):
+        os.set_blocking(handle, True)
+        return open(handle, "rb")  # noqa: PTH123
+    os.close(handle)
+    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no file")
+    raise NotAFile(f"{path} is {kind}, where a file is wanted")
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES, *, pipes: bool = False) -> bytes:
+    """The contents of `open_file`. Raises NotAFile where it has more than `most` bytes."""
+    with open_file(path, pipes=pipes) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise NotAFile(f"{path} has more than {most} bytes, which no file of its kind has")
+    return content
+
+
+def read_json(
+    path: Path,
+    most: int = MOST_BYTES,
+    pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Any:
+    """The JSON value of a file. Raises OSError as `read_bytes`, ValueError as `parse_json`."""
+    return parse_json(read_bytes(path, most), pairs)
+
+
+def parse_json(
+    text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
+    """The value of a JSON text. pairs: what makes an object of its keys and values.
+
+    Raises ValueError where it is no JSON, nested deeper than MOST_DEPTH, or has a whole number of
+    more digits than Python reads.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=pairs)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MOST_DEPTH} deep") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8: {error}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON: {error}") from error
+    except ValueError as error:
+        if "integer string conversion" in str(error):
+            raise ValueError("it has a whole number of thousands of digits") from None
+        raise
+    opened = text.count(b"[") + text.count(b"{") if isinstance(text, bytes) else _opened(text)
+    if opened > MOST_DEPTH and is_deep(value):
+        raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
+    return value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text. Raises ValueError, with the line where it is known, where it is no
+    TOML, nested deeper than MOST_DEPTH, or has a whole number of thousands of digits.
+    """
+    try:
+        value = tomllib.loads(text)
+    except RecursionError:
+        value = None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(str(error)) from error
+    except ValueError as error:  # of int(): tomllib lets it through, without its line
+        long = _LONG_NUMBER.search(text)
+        line = text.count("\n", 0, long.start()) + 1 if long else 1
+        raise ValueError(f"a whole number of thousands of digits (at line {line})") from error
+    if value is None or is_deep(value):
+        raise ValueError(f"lists or tables lie more than {MOST_DEPTH} deep in each other")
+    return value
+
+
+def decoded(content: bytes) -> str:
+    """Text of a file in UTF-8, its lines ended by \\n and no mark at its beginning. Raises
+    ValueError with the line where it is no UTF-8.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"line {line} is not UTF-8 ({error.reason})") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def path_problem(path: str) -> str:
+    """Why no file can have that name, "" where one can."""
+    if "\0" in path:
+        return "it has a NUL character, which no path may have"
+    parts = [os.fsencode(part) for part in path.split("/")] if _is_text(path) else []
+    if len(path) >= _MOST_PATH or any(len(part) > _MOST_NAME for part in parts):
+        return f"it is longer than a path may be ({_MOST_NAME} bytes a name, {_MOST_PATH} in all)"
+    return "" if parts else "it has half a surrogate pair, which is no text"
+
+
+def is_deep(value: Any, most: int = MOST_DEPTH) -> bool:
+    """Whether lists and tables lie more than `most` deep in each other. Nothing here recurses."""
+    layer: list[Any] = [value]
+    for _ in range(most):
+        inner: list[Any] = []
+        for one in layer:
+            if isinstance(one, dict):
+                inner += cast(dict[str, Any], one).values()
+            elif isinstance(one, list):
+                inner += cast(list[Any], one)
+        layer = [one for one in inner if isinstance(one, dict | list)]
+        if not layer:
+            return False
+    return True
+
+
+def shown(value: Any, most: int = 60) -> str:
+    """A value of a file as a message names it: short, and in one line."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 256:
+        return "a whole number of more than 77 digits"
+    if isinstance(value, dict | list):
+        count = len(cast(dict[str, Any] | list[Any], value))
+        return f"a {'table' if isinstance(value, dict) else 'list'} of {count}"
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def readable(path: Path) -> bool:
+    """Whether `path` is an ordinary file. False too for what no path can be."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def reason(error: OSError) -> str:
+    """Why a file could not be read, without its name."""
+    if isinstance(error, NotAFile):
+        return str(error)
+    if error.errno == errno.ENAMETOOLONG:
+        return "its name is longer than this file system takes"
+    return error.strerror or str(error)
+
+
+def _is_text(path: str) -> bool:
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _opened(text: str) -> int:
+    return text.count("[") + text.count("{")

@@ -1,0 +1,23 @@
+"""Which Host a request may name that a server of this machine answers.
+
+A page of the web can have its own name resolve to 127.0.0.1 (DNS rebinding): the browser then takes
+this server for that page's, and only the Host header still says whose name was asked for.
+"""
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+HTTP_PORT = 80  # which a browser leaves out
+
+
+def own_hosts(address: str, port: int) -> frozenset[str]:
+    """Every Host that means the server bound to `address` and `port`: its address and the names of
+    the loopback, with the port.
+    """
+    bound = f"[{address}]" if ":" in address else address
+    names = [bound.lower(), *LOOPBACK]
+    with_port = [f"{name}:{port}" for name in names]
+    return frozenset(with_port + (names if port == HTTP_PORT else []))
+
+
+def is_own(hosts: frozenset[str], given: list[str]) -> bool:
+    """Whether a request's Host headers are one, and name this server."""
+    return len(given) == 1 and given[0].strip().lower() in hosts
