@@ -20,7 +20,8 @@ from postgrad.rewards.sandbox.choice import shared
 from postgrad.rewards.sandbox.client import End, Limits, Program
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
-_FENCE = re.compile(r"[ \t]*```[ \t]*([^\s`]*)[^`]*$")
+# Possessive, so that each character of a line is looked at once.
+_FENCE = re.compile(r"[ \t]*+```[ \t]*+([^\s`]*+)[^`]*+$")
 _LABELS = ("", "python", "python3", "py")
 _SHARE = 0.8  # of the component's limits, so that a program ends before its verifier does
 _LEAST_SECONDS = 0.01
