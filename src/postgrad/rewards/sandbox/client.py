@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from postgrad.rewards import cpu
+from postgrad.rewards import cpu, orphans
 from postgrad.rewards.sandbox.layers import ENVIRONMENT, Layer
 
 START_SECONDS = 60.0
@@ -144,8 +144,7 @@ class Sandbox:
             try:
                 self._process.wait(1.0)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                orphans.end(self._process)
             self._process = None
         if self._printed is not None:
             self._printed.close()
@@ -215,8 +214,7 @@ class Sandbox:
         printed = ""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.wait()
+            orphans.end(process)
         if self._printed is not None:
             self._printed.seek(0)
             printed = self._printed.read().decode(errors="replace").strip()[-300:]
