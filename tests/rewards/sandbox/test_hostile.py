@@ -60,8 +60,8 @@ def test_a_wrong_program_passes_no_assertion(name, sandbox, monkeypatch):
     assert remains() == before
 
 
-# Looks for the mirror images of two texts at every address of its memory that can be read: write(2) tells which by an
-# error, where an access would end the process.
+# Looks for the mirror images of two texts at every address of its memory that can be read; write(2)
+# tells which can by an error, where an access would end the process.
 SEARCH = """
 import ctypes, gc
 libc = ctypes.CDLL(None, use_errno=True)
