@@ -60,15 +60,16 @@ def test_a_wrong_program_passes_no_assertion(name, sandbox, monkeypatch):
     assert remains() == before
 
 
-# Looks for the mirror images of two texts at every address of its memory that can be read; write(2)
-# tells which can by an error, where an access would end the process.
+# Looks for two texts at every address of its memory that can be read; write(2) tells which can, by
+# an error where an access would end the process. It holds each with every byte one higher, and
+# makes higher what it reads: so nothing that it does writes one of them anywhere.
 SEARCH = """
 import ctypes, gc
 libc = ctypes.CDLL(None, use_errno=True)
 libc.write.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
 PAGE, PIECE, NEAR = 4096, 1 << 16, 1 << 24
-def search(secret, given):
-    mirrored = [secret.encode(), given.encode()]
+HIGHER = bytes((i + 1) % 256 for i in range(256))
+def search(*higher):
     counts, file = [0, 0], open("/tmp/memory", "w+b", buffering=0)
     near = {id(o) // NEAR for o in gc.get_objects()} | {id(libc) // NEAR, id(type) // NEAR}
     near |= {ctypes.cast(libc.write, ctypes.c_void_p).value // NEAR, id(ctypes.c_int(0)) // NEAR}
@@ -79,8 +80,8 @@ def search(secret, given):
             size = libc.write(file.fileno(), address, PIECE)
             if size > 0:
                 file.seek(0)
-                data = file.read(size)[::-1]
-                counts = [count + data.count(text) for count, text in zip(counts, mirrored)]
+                data = file.read(size).translate(HIGHER)
+                counts = [count + data.count(text) for count, text in zip(counts, higher)]
             address += max(size // PAGE, 1) * PAGE
     return counts
 """
@@ -91,8 +92,8 @@ SECRET, GIVEN = "79b1e52c08f3", "51c0ffee7a6d"
 def test_no_expected_value_is_in_the_memory_of_a_program(sandbox, monkeypatch):
     """With the argument of the call as a control: that one is there."""
     monkeypatch.setattr(code, "shared", lambda unsafe: sandbox)
-    turned = (SECRET[::-1], GIVEN[::-1])  # or the program would hold what it looks for
-    looks = f"{SEARCH}\ndef f(given): return search(*{turned!r})\n"
+    higher = [bytes(byte + 1 for byte in text.encode()) for text in (SECRET, GIVEN)]
+    looks = f"{SEARCH}\ndef f(given): return search(*{higher!r})\n"
     cases = {
         f"{looks}given = input()\nprint(f(given))": {"inputs": [GIVEN], "outputs": [SECRET]},
         f"{looks}look = f\ndef f(given):\n print(look(given))\n return 'no'": {
