@@ -317,18 +317,6 @@ def test_a_test_that_burns_in_threads_leaves_the_tests_before_it_their_credit():
     assert score(tests, program, **limits).value == 0.0
 
 
-def test_a_program_that_burns_in_threads_is_ended_before_its_verifier(
-    make_scorer, make_prompt, make_rollouts
-):
-    """Or it would be a failure, which some recipes take for less than a score of 0."""
-    spin = "import threading\ndef f():\n while True: pass\n"
-    threads = f"{spin}for _ in range(12): threading.Thread(target=f).start()"
-    scorer = make_scorer(RewardSettings(type="code", whole_text=True, cpu_seconds=0.8))
-    group = scorer.score([(make_prompt(answer=json.dumps(SUM)), make_rollouts([threads]))])[0]
-    assert group.failures == ()
-    assert group.details["code"][0]["cause"] == "cpu_time"
-
-
 def ends_after(cpu_seconds, own_cpu_seconds):
     """A sandbox in which every program prints 3 and costs so much."""
 

@@ -89,6 +89,14 @@ def test_cpu_time_is_that_of_the_program(run):
     assert 0.1 <= end.cpu_seconds < 1.0
 
 
+def test_cpu_time_counts_from_where_the_program_begins(sandbox):
+    """What the walls cost before that grows on a busy machine; here a long task stands for it."""
+    task = {"mode": "script", "sources": ["print(1)"], "ballast": list(range(3_000_000))}
+    end = sandbox.run([Program(task)], Limits(cpu_seconds=0.1))
+    assert (end.cause, end.output) == (None, b"1\n")
+    assert end.cpu_seconds < 0.1 < end.own_cpu_seconds
+
+
 def test_computing_is_not_idle_and_sleeping_is(run):
     end = run("import time\nwhile time.process_time() < 0.5: pass", idle_seconds=0.3)
     assert end.cause is None
