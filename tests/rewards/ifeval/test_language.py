@@ -1,7 +1,9 @@
+import unicodedata
+
 import pytest
 
 from postgrad.rewards.ifeval.commonest import COMMONEST, LETTERS
-from postgrad.rewards.ifeval.language import LANGUAGES, is_written_in, main_script
+from postgrad.rewards.ifeval.language import LANGUAGES, _composed, is_written_in, main_script
 
 PUBLISHED = (
     "en es pt ar hi fr ru de ja it bn uk th ur ta te bg ko pl he fa vi ne sw kn mr gu pa ml fi"
@@ -97,3 +99,18 @@ def test_a_letter_of_one_language_is_in_no_word_of_the_others_that_share_its_scr
         for other in set(COMMONEST) - {code}:
             found = {word for word in COMMONEST[other] if letters & set(word)}
             assert found == set(), (code, other)
+
+
+@pytest.mark.parametrize("marks", ["\u0301\u0323", "\u0f73", "\u0344"])
+def test_a_long_run_of_accents_takes_no_quadratic_time(marks):
+    text = "the cat and the dog are in the garden of a"
+    assert is_written_in("en", text + marks * 300_000)
+    assert is_written_in("vi", "một a" + marks * 300_000 + " của tôi và bạn")
+
+
+def test_words_of_up_to_30_marks_are_read_as_unicode_composes_them():
+    composed = "Đây là một ví dụ về tiếng Việt của chúng tôi"
+    for form in ("NFC", "NFD"):
+        assert is_written_in("vi", unicodedata.normalize(form, composed))
+    assert _composed("e\u0301") == "é"
+    assert _composed("e" + "\u0323" * 40) == "ẹ" + "\u0323" * 29
