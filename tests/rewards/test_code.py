@@ -159,6 +159,13 @@ def test_stdin_tests_pass_or_fail_as_a_whole_or_in_part():
     assert crashed.detail["message"] == "ZeroDivisionError: division by zero"
 
 
+def test_half_a_surrogate_pair_in_a_row_or_a_sample_is_no_failure():
+    tests = {"inputs": ["\ud800\n"], "outputs": ["3"]}
+    assert score(tests, "input()\nprint(3)").value == 1.0
+    assert score(tests, "print('\ud800')").detail["cause"] == "exit"
+    assert score(ADD, "def add(a, b): return '\\ud800'").detail["cause"] == "wrong_answer"
+
+
 def test_a_sample_without_a_program_scores_nothing():
     verdict = Code().score(PromptView("?", json.dumps(SUM)), RolloutView("I do not know"))
     assert (verdict.value, verdict.detail) == (0.0, {"passed": 0, "tests": 2, "cause": "no_code"})

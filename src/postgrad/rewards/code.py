@@ -172,7 +172,7 @@ def last_block(text: str) -> str | None:
 def _programs(test: Test, sources: list[str], limits: Limits) -> list[Program]:
     """What to run for a test; the first decides. No reference answer goes in, but in assertions."""
     if isinstance(test, StdinTest):
-        return [Program({"mode": "script", "sources": sources}, test.given.encode())]
+        return [Program({"mode": "script", "sources": sources}, _bytes(test.given))]
     if isinstance(test, CallTest):
         arguments = list(test.arguments)
         task = {"mode": "call", "sources": sources, "function": test.function}
@@ -188,6 +188,11 @@ def _programs(test: Test, sources: list[str], limits: Limits) -> list[Program]:
         Program(judge, pipes=(ask, reply)),
         Program({"mode": "serve", "sources": sources}, pipes=(asked, replied)),
     ]
+
+
+def _bytes(text: str) -> bytes:
+    """Of a row; JSON may hold half a surrogate pair."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _plain(argument: Any) -> Any:

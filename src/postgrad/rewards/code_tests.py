@@ -89,17 +89,17 @@ def same_text(wanted: str, got: str, tolerance: float = 0.0) -> bool:
 def same_value(wanted: Any, got: Any, tolerance: float = 0.0) -> bool:
     """Whether a JSON value equals what values.py wrote: a tuple is a list, a key is its text.
 
-    True is not 1; 1 is 1.0. Raises ValueError or TypeError for what values.py never writes. No set and no dict is made of what a program chose, beyond one with as
-    many keys as are wanted: a million keys with one hash would hold up the worker.
+    True is not 1; 1 is 1.0. No set and no dict is made of what a program chose, beyond one with as
+    many keys as are wanted: a million keys with one hash would hold up the worker. Raises
+    ValueError or TypeError for what values.py never writes.
     """
     if isinstance(got, dict) and len(got) == 1:
         ((kind, inner),) = got.items()
         if kind == "dict":
             return isinstance(wanted, Mapping) and _same_pairs(wanted, inner, tolerance)
         if kind == "integer":
-            got = int(inner, 16)
-        else:
-            got = inner if kind == "tuple" else NotImplemented
+            inner = int(inner, 16)
+        got = inner if kind in ("tuple", "integer") else NotImplemented
     if isinstance(wanted, bool) or isinstance(got, bool):
         return wanted is got
     if isinstance(wanted, int | float) and isinstance(got, int | float):

@@ -6,9 +6,9 @@ can be called, asked for attributes, items and length, iterated, and handed back
 has no equality, no truth and no arithmetic: those would let the program decide what a test finds.
 
 Nothing that a program sends ends a loop of the tests, but the end of an iterator of its own that
-they iterate. A StopIteration that it raises or claims arrives as RuntimeError, as out of a generator
-(PEP 479); an answer that is none, and the end of the program, are `Lost`, after which no test
-passes, whatever it catches.
+they iterate. A StopIteration that it raises or claims arrives as RuntimeError, as it does out of a
+generator (PEP 479); an answer that is none, and the end of the program, are `Lost`, after which no
+test passes, whatever it catches.
 """
 
 import builtins
