@@ -136,6 +136,15 @@ def test_a_program_that_can_run_now_is_not_idle(run, sandbox, monkeypatch):
     assert (end.cause, end.idle_seconds) == (None, 0.0)
 
 
+def test_time_that_the_host_took_from_the_machine_is_not_idle_time(run, monkeypatch):
+    """As on a virtual machine whose processors serve others for a while."""
+    begun = time.monotonic()
+    monkeypatch.setattr(client, "_stolen", lambda: time.monotonic() - begun)
+    end = run("import time\ntime.sleep(0.5)", idle_seconds=0.1)
+    assert end.cause is None
+    assert end.idle_seconds < 0.1
+
+
 def test_children_that_come_and_go_do_not_make_a_sleeping_program_younger(run):
     end = run(
         "import os, time\n"
