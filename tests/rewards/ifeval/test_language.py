@@ -3,7 +3,7 @@ import unicodedata
 import pytest
 
 from postgrad.rewards.ifeval.commonest import COMMONEST, LETTERS
-from postgrad.rewards.ifeval.language import LANGUAGES, _composed, is_written_in, main_script
+from postgrad.rewards.ifeval.language import LANGUAGES, is_written_in, main_script
 
 PUBLISHED = (
     "en es pt ar hi fr ru de ja it bn uk th ur ta te bg ko pl he fa vi ne sw kn mr gu pa ml fi"
@@ -108,9 +108,7 @@ def test_a_long_run_of_accents_takes_no_quadratic_time(marks):
     assert is_written_in("vi", "một a" + marks * 300_000 + " của tôi và bạn")
 
 
-def test_words_of_up_to_30_marks_are_read_as_unicode_composes_them():
+def test_a_language_is_told_however_its_letters_are_composed():
     composed = "Đây là một ví dụ về tiếng Việt của chúng tôi"
     for form in ("NFC", "NFD"):
         assert is_written_in("vi", unicodedata.normalize(form, composed))
-    assert _composed("e\u0301") == "é"
-    assert _composed("e" + "\u0323" * 40) == "ẹ" + "\u0323" * 29

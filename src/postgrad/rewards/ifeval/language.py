@@ -7,8 +7,8 @@ import re
 import unicodedata
 from collections import Counter
 from functools import lru_cache
-from itertools import groupby
 
+from postgrad.core.text import composed
 from postgrad.rewards.ifeval.commonest import COMMONEST, LETTERS
 
 # The first word of a letter's Unicode name, and the languages that are written with it. Where there
@@ -37,8 +37,6 @@ _SCRIPTS: dict[str, tuple[str, ...]] = {
 LANGUAGES = frozenset(code for codes in _SCRIPTS.values() for code in codes)
 _KANA = ("HIRAGANA", "KATAKANA")
 _KANA_SHARE = 10  # a tenth of kana makes Chinese characters Japanese
-_MARKS = 30
-_TIBETAN_PAIRS = "\u0f73\u0f75\u0f81"  # each is two marks, and of combining class 0 itself
 _RARELY = 20  # one common word in twenty is the least that running text has
 # Vowel signs are no letters to Python: without them Hindi words would fall to pieces.
 _WORD = re.compile(
@@ -65,7 +63,7 @@ def is_written_in(code: str, text: str) -> bool:
     others = _SCRIPTS[script]
     if len(others) == 1:
         return True
-    words = Counter(_WORD.findall(_composed(text).lower()))
+    words = Counter(_WORD.findall(composed(text).lower()))
     hits = {other: _hits(other, words) for other in others}
     if not any(hits.values()):
         return code == others[0] and words.total() < _RARELY
@@ -89,21 +87,6 @@ def main_script(text: str) -> str | None:
 @lru_cache(maxsize=4096)
 def _script(character: str) -> str:
     return re.split("[ -]", unicodedata.name(character, "UNKNOWN"), maxsplit=1)[0]
-
-
-def _composed(text: str) -> str:
-    """In NFC, of runs of marks the first 30 (the stream-safe format of Unicode, UAX #15): to put a
-    longer run in its order takes quadratic time.
-    """
-    if text.isascii():
-        return text
-    runs = ((is_mark, "".join(run)) for is_mark, run in groupby(text, _is_mark))
-    shortened = "".join(run[:_MARKS] if is_mark else run for is_mark, run in runs)
-    return unicodedata.normalize("NFC", shortened)
-
-
-def _is_mark(character: str) -> bool:
-    return unicodedata.combining(character) > 0 or character in _TIBETAN_PAIRS
 
 
 def _hits(code: str, words: Counter[str]) -> int:
