@@ -18,7 +18,7 @@ def test_of_a_run_of_marks_the_first_30_stay():
 
 
 @pytest.mark.parametrize("marks", ["\u0301\u0323", "\u0f73\u0f75", "\u0344\u0323"])
-def test_a_million_marks_take_no_quadratic_time(marks):
+def test_a_long_run_of_marks_takes_no_quadratic_time(marks):
     first = composed("a" + marks * 15, "NFKC")
-    assert composed("a" + marks * 300_000, "NFKC") == first
-    assert composed(("a" + marks * 15) * 20_000, "NFKC") == first * 20_000
+    assert composed("a" + marks * 100_000, "NFKC") == first
+    assert composed(("a" + marks * 15) * 1_000, "NFKC") == first * 1_000

@@ -186,6 +186,15 @@ def test_integers_of_more_digits_than_python_writes_come_and_go(program):
     assert names["double"](-(10**6000)) == -2 * 10**6000
 
 
+def test_a_long_table_of_the_program_is_its_own_and_no_failure(program):
+    names = program(
+        "table = list(range(200_000))\nloop = [1]\nloop.append(loop)\nnested = [['x' * 900] * 99]\n"
+        "short = [1, 2]\ndef f(x): return table[x]"
+    )
+    assert set(names) == {"short", "f"}
+    assert names["f"](7) == 7
+
+
 def test_generators_and_objects_are_iterated_to_their_end(program):
     names = program(
         "class Three:\n def __iter__(s): return iter([1, 2, 3])\n def __len__(s): return 3\n"

@@ -22,6 +22,9 @@ from typing import Any, BinaryIO, NoReturn
 from postgrad.rewards.sandbox.values import decode, encode
 
 _STOP = {"stop": True}
+_TOO_LONG = object()
+_TABLES = (list, tuple, dict, set, frozenset, str, bytes)
+_MOST_ITEMS, _LONGEST_VALUE = 10_000, 1 << 16  # of what the tests are told of unasked; characters
 _ENDS_LOOPS = frozenset({"StopIteration", "StopAsyncIteration"})
 
 
@@ -57,8 +60,23 @@ class Server:
     def _hello(self) -> dict[str, Any]:
         given = {name: value for name, value in vars(self._module).items() if _is_free(name)}
         modules = [name for name, value in given.items() if isinstance(value, ModuleType)]
-        names = {name: encode(given[name], self._keep) for name in given.keys() - set(modules)}
-        return {"names": names, "modules": modules}
+        names = {name: self._readable(given[name]) for name in given.keys() - set(modules)}
+        return {
+            "names": {name: value for name, value in names.items() if value is not _TOO_LONG},
+            "modules": modules,
+        }
+
+    def _readable(self, value: Any) -> Any:
+        """A value of the program as the tests may read it; _TOO_LONG for a table that it has made for
+        itself, which would be longer than an answer may be.
+        """
+        try:
+            if isinstance(value, _TABLES) and len(value) > _MOST_ITEMS:
+                return _TOO_LONG
+            data = encode(value, self._keep)
+            return data if len(json.dumps(data)) <= _LONGEST_VALUE else _TOO_LONG
+        except (RecursionError, ValueError):  # a list in itself, a fraction of 5000 digits
+            return _TOO_LONG
 
     def _answer(self, ask: dict[str, Any]) -> dict[str, Any]:
         target = self._objects[ask["target"]]

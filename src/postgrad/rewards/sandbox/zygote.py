@@ -78,12 +78,12 @@ class Walls:
 
 @dataclass
 class _Child:
-    """A process that becomes a program. told: the reading end of a pipe, which never blocks, for
+    """A process that becomes a program. report: the reading end of a pipe, which never blocks, for
     its first words: what it used until it began, or why it could not.
     """
 
     pid: int
-    told: int
+    report: int
     folder: str | None  # its scratch, where it has no world of its own
     began: float | None = None  # seconds on its CPU clock
     trouble: str = ""
@@ -102,7 +102,7 @@ class _Child:
 
     def _listen(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            words = os.read(self.told, _MESSAGE) if self.began is None else b""
+            words = os.read(self.report, _MESSAGE) if self.began is None else b""
             if words:
                 first = json.loads(words)
                 self.began, self.trouble = first["began"], first["trouble"]
@@ -119,7 +119,7 @@ class _Child:
             if pid == 0:
                 return False
             self._listen()
-            os.close(self.told)
+            os.close(self.report)
             self.began = self.began or 0.0
             cpu = max(0.0, usage.ru_utime + usage.ru_stime - self.began)
             code = os.waitstatus_to_exitcode(status)
@@ -173,8 +173,8 @@ def _watch(
 
 
 def _start(walls: Walls | None, limits: dict[str, Any], mine: list[int]) -> _Child:
-    told, tell = os.pipe()
-    os.set_blocking(told, False)
+    report, tell = os.pipe()
+    os.set_blocking(report, False)
     folder = None
     if walls is None:
         folder = tempfile.mkdtemp(prefix="postgrad-")
@@ -183,7 +183,7 @@ def _start(walls: Walls | None, limits: dict[str, Any], mine: list[int]) -> _Chi
         child = box.seclude(walls.own, walls.user, limits["scratch_bytes"])
     if child:
         os.close(tell)
-        return _Child(child, told, folder)
+        return _Child(child, report, folder)
     _become(walls, limits, mine, folder, tell)
     raise AssertionError("a program returned")
 
