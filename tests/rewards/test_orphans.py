@@ -44,6 +44,7 @@ def test_a_child_is_ended_with_those_that_lose_their_parent_by_it():
 def test_a_worker_that_is_killed_over_a_text_leaves_no_process_of_its_sandbox(
     make_scorer, make_prompt, make_rollouts
 ):
+    others = set(cpu.descendants(os.getpid()))
     scorer = make_scorer(
         RewardSettings(type="code", name="code", whole_text=True),
         RewardSettings(type="regex", pattern="(a+)+b", when={"slow": "yes"}, cpu_seconds=0.2),
@@ -54,7 +55,7 @@ def test_a_worker_that_is_killed_over_a_text_leaves_no_process_of_its_sandbox(
     except UsageError as error:
         pytest.skip(str(error))
     assert group[0].total.tolist() == [1.0]
-    before = set(cpu.descendants(os.getpid()))
+    before = set(cpu.descendants(os.getpid())) - others
     (backtracks,) = scorer.score([(make_prompt(**sums, slow="yes"), make_rollouts(["a" * 40]))])
     assert [failure.cause for failure in backtracks.failures] == ["cpu_time"]
     gone = before - set(cpu.descendants(os.getpid()))

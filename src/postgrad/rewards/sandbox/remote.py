@@ -67,8 +67,8 @@ class Server:
         }
 
     def _readable(self, value: Any) -> Any:
-        """A value of the program as the tests may read it; _TOO_LONG for a table that it has made for
-        itself, which would be longer than an answer may be.
+        """A value of the program as the tests may read it; _TOO_LONG for a table that is its own
+        business, and longer than an answer may be.
         """
         try:
             if isinstance(value, _TABLES) and len(value) > _MOST_ITEMS:
