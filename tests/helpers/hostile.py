@@ -1,8 +1,11 @@
 """Programs that try to get out, to harm or to cheat: name -> (source, how each may end).
 
 A program that gets what it wanted prints ESCAPED. "wrong_answer" stands for a run that ended by
-itself without the answer, which none of them can know.
+itself without the answer, which none of them can know. PROGRAMS run in every `make test`, MORE
+with the slow ones.
 """
+
+from postgrad.rewards.sandbox import seccomp
 
 SECRET = "POSTGRAD_TEST_SECRET"  # in the environment of the tests
 
@@ -210,3 +213,151 @@ FORGE = {
 }  # fmt: skip
 
 PROGRAMS = {**HARM, **KILL, **READ, **WRITE, **NETWORK, **ESCAPE, **FORGE}
+
+_LISTED = {machine: sorted(seccomp.allowed(machine).values()) for machine in ("x86_64", "aarch64")}
+_UP = """
+import os, sysconfig
+root = set(os.listdir("/"))
+tops = {sysconfig.get_path(name).split("/")[1] for name in ("stdlib", "platstdlib")}
+if not root <= {"dev", "tmp", *tops}:
+    print("ESCAPED", root)
+def climb(descriptor):
+    for _ in range(20):
+        try:
+            above = os.open("..", os.O_RDONLY | FLAGS, dir_fd=descriptor)
+        except OSError:
+            return
+        if descriptor > 8:
+            os.close(descriptor)
+        descriptor = above
+    if set(os.listdir(descriptor)) != root:
+        print("ESCAPED", os.listdir(descriptor))
+    os.close(descriptor)
+for descriptor in range(60):
+    climb(descriptor)
+for folder in ("/", "/tmp", "/dev", sysconfig.get_path("stdlib"), "."):
+    climb(os.open(folder, os.O_RDONLY))
+"""
+_FLAGS = """
+import ctypes, errno, os
+libc = ctypes.CDLL(None, use_errno=True)
+x86 = os.uname().machine == "x86_64"
+new = [0x80, *(1 << bit for bit in (12, 13, 14, 15, 17, 23, 25, 26, 27, 28, 29, 30, 31))]
+def refused(number, flags):
+    result = libc.syscall(ctypes.c_long(number), ctypes.c_long(flags), 0, 0, 0, 0)
+    if result != -1 or ctypes.get_errno() != errno.EPERM:
+        print("ESCAPED", number, hex(flags), result)
+"""
+MORE = {
+    "up from every descriptor": (_UP.replace("FLAGS", "0"), ("wrong_answer",)),
+    "up from every descriptor, as a path": (
+        _UP.replace(" | FLAGS", " | os.O_DIRECTORY"), ("wrong_answer",)),
+    "into every descriptor": (
+        "import os\nfor d in range(64):\n try:\n  os.fchdir(d)\n  print('ESCAPED', d)\n"
+        " except OSError: pass", ("wrong_answer",)),
+    "a thread in new namespaces": (
+        f"{_FLAGS}\nfor flag in new: refused(56 if x86 else 220, 0x3d0f00 | flag)",
+        ("wrong_answer",)),
+    "a process in new namespaces": (
+        f"{_FLAGS}\nfor flag in new: refused(56 if x86 else 220, 17 | flag)", ("wrong_answer",)),
+    "unshare of every kind": (
+        f"{_FLAGS}\nfor flag in new: refused(272 if x86 else 97, flag)", ("wrong_answer",)),
+    "clone3": (
+        f"{_FLAGS}\nb = ctypes.create_string_buffer(88)\n"
+        "if libc.syscall(435, b, 88) != -1 or ctypes.get_errno() != errno.ENOSYS:\n"
+        " print('ESCAPED')", ("wrong_answer",)),
+    "every system call that is not listed": (
+        f"{_FLAGS}\nlisted = {_LISTED!r}[os.uname().machine]\n"
+        # 335 and 336 belong to the kernel's own trampolines: SIGILL, whoever calls them.
+        "for number in set(range(600)) - {335, 336, 435} - set(listed): refused(number, 0)",
+        ("wrong_answer",)),
+    "a system call of 32 bits": (
+        "import ctypes, mmap, os\nif os.uname().machine != 'x86_64': os.abort()\n"
+        "m = mmap.mmap(-1, 4096, prot=7)\nm.write(bytes.fromhex('b814000000cd80c3'))\n"
+        "ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))()\n"
+        "print('ESCAPED')", ("signal",)),
+    "named pipes and devices": _tries(
+        "attempt(lambda: os.mkfifo('/tmp/fifo'))\n"
+        "attempt(lambda: os.mknod('/tmp/disk', 0o60600, 8))"),
+    "the library cut short": _tries("attempt(lambda: os.truncate(os.__file__, 0))"),
+    "the library renamed": _tries(
+        "attempt(lambda: os.rename(os.path.dirname(os.__file__), '/tmp/library'))"),
+    "the library's mode": _tries("attempt(lambda: os.chmod(os.__file__, 0o777))"),
+    "the library's times": _tries("attempt(lambda: os.utime(os.__file__))"),
+    "a device removed": _tries("attempt(lambda: os.unlink('/dev/null'))"),
+    "other devices": (
+        "import os\nif sorted(os.listdir('/dev')) != ['null', 'random', 'urandom', 'zero']:\n"
+        " print('ESCAPED')", ("wrong_answer",)),
+    "namespaces in /proc": _tries("attempt(lambda: os.open('/proc/self/ns/mnt', 0))"),
+    "descriptors in /proc and /dev": _tries(
+        "attempt(lambda: os.listdir('/proc/self/fd'))\nattempt(lambda: os.listdir('/dev/fd'))"),
+    "control groups": _tries("attempt(lambda: os.listdir('/sys/fs/cgroup'))"),
+    "the old root by name": _tries(
+        "for p in ('/old', '/oldroot', '/newroot', '/old_root', '/mnt', '/host', '/.dockerenv'):\n"
+        " attempt(lambda: os.stat(p))"),
+    "another group": _tries("attempt(lambda: os.setgroups([0]))\nattempt(lambda: os.setgid(0))"),
+    "another session": _tries("attempt(os.setsid)\nattempt(lambda: os.setpgid(0, 0))"),
+    "processors of its choice": _tries("attempt(lambda: os.sched_setaffinity(0, {0}))"),
+    "a better priority": _tries("attempt(lambda: os.nice(-5))"),
+    "the clock": _tries("import time\nattempt(lambda: time.clock_settime(time.CLOCK_REALTIME, 0))"),
+    "the host's name": _tries("attempt(lambda: socket.sethostname('x'))"),
+    "listening": _tries(
+        "attempt(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).listen())"),
+    "a raw socket": _tries(
+        "attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP))"),
+    "a packet socket": _tries("attempt(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW))"),
+    "a virtual machine's socket": _tries(
+        "attempt(lambda: socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM))"),
+    "threads of others": (
+        "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
+        "number = 234 if os.uname().machine == 'x86_64' else 131\n"
+        "for p in range(2, 3000):\n"
+        " if libc.syscall(number, p, p, 9) == 0: print('ESCAPED')", ("wrong_answer",)),
+    "the answer in gc and frames": (
+        "import gc, sys\nneedle = 'a3f7 detnaw'[::-1]\n"
+        "frame, seen = sys._getframe(), []\n"
+        "while frame: seen += [frame.f_locals, frame.f_globals]; frame = frame.f_back\n"
+        "for o in gc.get_objects() + seen:\n"
+        " for x in gc.get_referents(o):\n"
+        "  if type(x) is str and needle in x and x is not needle: print('ESCAPED')",
+        ("wrong_answer",)),
+    "spinning at the end": (
+        "import atexit\n@atexit.register\ndef spin():\n while True: pass", ("cpu_time",)),
+    "spinning after the end": (
+        "import threading\ndef spin():\n while True: pass\n"
+        "threading.Thread(target=spin).start()", ("cpu_time",)),
+    "spinning in as many threads as there may be": (
+        "import threading\ndef spin():\n while True: pass\ntry:\n"
+        " while True: threading.Thread(target=spin, daemon=True).start()\n"
+        "except RuntimeError: spin()", ("cpu_time",)),
+    "spinning through pow": ("print(pow(3, 10**7) % 7)", ("cpu_time",)),
+    "spinning in decimal": ("import decimal\ndecimal.getcontext().prec = 10**6\n"
+        "print(decimal.Decimal(2) ** decimal.Decimal('0.5'))", ("cpu_time",)),
+    "sleeping in a signal handler": (
+        "import signal, time\nsignal.signal(signal.SIGALRM, lambda *a: time.sleep(10**6))\n"
+        "signal.alarm(1)\ntime.sleep(10**6)", ("idle",)),
+    "waking often": (
+        "import time\nwhile True: time.sleep(0.001)", ("idle", "cpu_time")),
+    "a lock on a file": (
+        "import fcntl\na, b = open('/tmp/a', 'w'), open('/tmp/a', 'w')\n"
+        "fcntl.flock(a, 2)\nfcntl.flock(b, 2)", ("idle",)),
+    "stopping itself": (
+        "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nos.kill(1, signal.SIGKILL)",
+        ("wrong_answer",)),
+    "folders without end": (
+        "import os\nwhile True:\n os.mkdir('d')\n os.chdir('d')", ("exit",)),
+    "a bomb in zlib": (
+        "import zlib\nx = zlib.compress(bytes(1 << 26))\n"
+        "y = [zlib.decompress(x) for _ in range(9)]", ("exit", "cpu_time")),
+    "a wide format": ("print(f'{1:>{10**11}}')", ("exit",)),
+    "a deep literal": ("eval('[' * 10**5 + ']' * 10**5)", ("exit", "output")),
+    "words that are no text": (
+        "import sys\nprint(chr(0xd800), file=sys.stderr)\nsys.exit(chr(0xd801))", ("exit",)),
+    "an answer that is no text": ("print(chr(0xd800))", ("exit",)),
+    "closed streams": ("import os\nfor d in range(64):\n try: os.close(d)\n"
+        " except OSError: pass", ("wrong_answer", "exit")),
+    "an exit code that wraps": ("import os\nos._exit(256)", ("wrong_answer",)),
+    "its own input rewritten": (
+        "import os\nos.pwrite(0, b'wanted', 0)\nos.ftruncate(0, 1 << 12)", ("wrong_answer",)),
+    "input as output": ("import os\nos.dup2(0, 1)\nprint('x')", ("wrong_answer",)),
+}  # fmt: skip

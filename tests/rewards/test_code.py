@@ -61,6 +61,13 @@ def test_a_block_is_found_in_any_text_without_an_error(text):
     assert found is None or found in text
 
 
+@pytest.mark.parametrize("piece", ["a", " ", "\t", "`", "```a`", "``` "])
+def test_a_fence_line_of_a_million_characters_is_read_at_once(piece):
+    line = piece * (10**6 // len(piece)) + "`"
+    assert last_block(f"```{line}") is None
+    assert last_block(f"```{line}\n```python\n1\n```\n{line}") == "1\n"
+
+
 def test_tests_are_read_as_data_sets_write_them():
     assert read_tests(SUM) == [StdinTest("1 2\n", "3\n"), StdinTest("3 4\n", "7\n")]
     assert read_tests(json.dumps(ADD))[1] == CallTest("add", ([1], [2]), [1, 2])
@@ -150,6 +157,13 @@ def test_stdin_tests_pass_or_fail_as_a_whole_or_in_part():
     crashed = score(SUM, READ + "\n1 / 0")
     assert crashed.detail["cause"] == "exit"
     assert crashed.detail["message"] == "ZeroDivisionError: division by zero"
+
+
+def test_half_a_surrogate_pair_in_a_row_or_a_sample_is_no_failure():
+    tests = {"inputs": ["\ud800\n"], "outputs": ["3"]}
+    assert score(tests, "input()\nprint(3)").value == 1.0
+    assert score(tests, "print('\ud800')").detail["cause"] == "exit"
+    assert score(ADD, "def add(a, b): return '\\ud800'").detail["cause"] == "wrong_answer"
 
 
 def test_a_sample_without_a_program_scores_nothing():
@@ -294,6 +308,44 @@ def test_the_programs_of_a_sample_end_before_the_limits_of_its_verifier():
     verdict = verifier.score(PromptView("?", json.dumps(tests)), RolloutView(program))
     assert 1 <= verdict.detail["passed"] <= 3
     assert verdict.detail["cause"] == "cpu_time"
+
+
+def test_a_test_that_burns_in_threads_leaves_the_tests_before_it_their_credit():
+    """As graders count: a test that is out of time has failed, and the others stand."""
+    tests = {"inputs": ["a", "b", "c"], "outputs": ["a", "b", "c"]}
+    program = (
+        "import threading\nx = input()\ndef spin():\n while x == 'b': pass\n"
+        "for _ in range(4): threading.Thread(target=spin).start()\nprint(x)"
+    )
+    limits = {"test_cpu_seconds": 0.2, "cpu_seconds": 5.0}
+    part = score(tests, program, partial=True, **limits)
+    assert part.value == pytest.approx(2 / 3)
+    assert (part.detail["test"], part.detail["cause"]) == (1, "cpu_time")
+    assert score(tests, program, **limits).value == 0.0
+
+
+def ends_after(cpu_seconds, own_cpu_seconds):
+    """A sandbox in which every program prints 3 and costs so much."""
+
+    class Costly:
+        def run(self, programs, limits):
+            return code.End(None, 0, b"3\n", ("",), None, cpu_seconds, 0.0, own_cpu_seconds)
+
+    return lambda unsafe: Costly()
+
+
+def test_what_it_costs_to_start_programs_is_not_counted_against_them(monkeypatch):
+    tests = {"inputs": ["a"] * 20, "outputs": ["3"] * 20}
+    monkeypatch.setattr(code, "shared", ends_after(0.19, 0.03))  # 3.8 of 4 s, 0.6 of 0.75 s
+    assert score(tests, "").value == 1.0
+    monkeypatch.setattr(code, "shared", ends_after(0.25, 0.0))  # 4 s are 16 of them
+    assert score(tests, "", partial=True).detail == {
+        "tests": 20, "passed": 16, "test": 16, "cause": "cpu_time",
+        "message": "the tests before it used up the time of the whole sample",
+    }  # fmt: skip
+    monkeypatch.setattr(code, "shared", ends_after(0.0, 0.04))
+    with pytest.raises(choice.SandboxError, match="more tests than that allows"):
+        score(tests, "")
 
 
 def test_a_group_is_scored_in_a_worker_whatever_its_programs_do(

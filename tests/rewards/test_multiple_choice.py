@@ -234,6 +234,12 @@ def test_long_runs_of_one_thing_take_no_quadratic_time(one):
     assert score(one * 20_000).value == 0.0
 
 
+def test_a_long_list_of_labels_in_one_place_takes_no_quadratic_time():
+    boxed = rf"\boxed{{{'B, ' * 300_000}}}"  # cut at each label it would be 10^11 bytes
+    assert score(boxed).value == 1.0
+    assert score(r"\boxed{A or B, B and B}").value == 0.0
+
+
 def test_neither_numpy_nor_torch_is_imported_for_it():
     code = (
         "import sys, postgrad.rewards.multiple_choice\nprint({'numpy', 'torch'} & {*sys.modules})"

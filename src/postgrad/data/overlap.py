@@ -1,10 +1,10 @@
 """What is held out is never trained on: equal questions, and rows that share a run of words."""
 
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from postgrad.core.text import composed
 from postgrad.data.answers import labelled_of
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import asked_in, prompt_of
@@ -25,7 +25,7 @@ def question_key(text: str) -> str:
 
 def words(text: str) -> list[str]:
     """The words of a text; case, punctuation, and how Unicode composes letters do not count."""
-    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+    return _WORD.findall(composed(text, "NFKC").casefold())
 
 
 def ngrams(text: str, n: int) -> Iterator[tuple[str, ...]]:

@@ -17,22 +17,26 @@ from postgrad.rewards.code_tests import (
     same_value,
 )
 from postgrad.rewards.sandbox.choice import shared
-from postgrad.rewards.sandbox.client import End, Limits, Program
+from postgrad.rewards.sandbox.client import End, Limits, Program, SandboxError
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
-_FENCE = re.compile(r"[ \t]*```[ \t]*([^\s`]*)[^`]*$")
+# Possessive, so that each character of a line is looked at once.
+_FENCE = re.compile(r"[ \t]*+```[ \t]*+([^\s`]*+)[^`]*+$")
 _LABELS = ("", "python", "python3", "py")
-_SHARE = 0.8  # of the component's limits, so that a program ends before its verifier does
+# Of the component's limits, so that a program ends before its verifier does; and what it costs to
+# start and watch programs, which counts against none of them.
+_SHARE, _OWN_SHARE = 0.8, 0.15
 _LEAST_SECONDS = 0.01
 _MESSAGE = 300  # characters
 
 
 @dataclass
 class _Budget:
-    """What the programs of one sample may still use."""
+    """What the programs of one sample may still use, and the sandbox for them."""
 
     cpu_seconds: float
     idle_seconds: float
+    own_cpu_seconds: float
 
 
 class Code(Verifier):
@@ -78,7 +82,9 @@ class Code(Verifier):
         if program is None:
             return Score(0.0, {"passed": 0, "tests": len(tests), "cause": "no_code"})
         sources = [part for part in (self._column(prompt, self.prefix), self.prelude) if part]
-        budget = _Budget(_SHARE * self.cpu_seconds, _SHARE * self.wall_seconds)
+        budget = _Budget(
+            _SHARE * self.cpu_seconds, _SHARE * self.wall_seconds, _OWN_SHARE * self.cpu_seconds
+        )
         passed, detail = 0, {"tests": len(tests)}
         for place, test in enumerate(tests):
             cause, message = self._run(test, [*sources, program], budget)
@@ -95,6 +101,11 @@ class Code(Verifier):
         if min(budget.cpu_seconds, budget.idle_seconds) < _LEAST_SECONDS:
             spent = "cpu_time" if budget.cpu_seconds < _LEAST_SECONDS else "idle"
             return spent, "the tests before it used up the time of the whole sample"
+        if budget.own_cpu_seconds < 0.0:
+            raise SandboxError(
+                f"to start programs alone took {_OWN_SHARE:.0%} of cpu_seconds = "
+                f"{self.cpu_seconds:g}: the row has more tests than that allows, raise it"
+            )
         limits = Limits(
             cpu_seconds=min(self.test_cpu_seconds, budget.cpu_seconds),
             idle_seconds=min(self.test_idle_seconds, budget.idle_seconds),
@@ -104,8 +115,9 @@ class Code(Verifier):
             scratch_bytes=self.scratch_mb << 20,
         )
         end = shared(self.unsafe).run(_programs(test, sources, limits), limits)
-        budget.cpu_seconds -= end.cpu_seconds + end.own_cpu_seconds
+        budget.cpu_seconds -= end.cpu_seconds
         budget.idle_seconds -= end.idle_seconds
+        budget.own_cpu_seconds -= end.own_cpu_seconds
         if end.cause is None:
             return (None, "") if self._is_right(test, end) else ("wrong_answer", _told(end))
         if end.cause == "exit" and isinstance(test, AssertionTest):
@@ -119,7 +131,7 @@ class Code(Verifier):
             return end.result == {"passed": True}
         try:
             return same_value(test.wanted, end.result["value"], self.tolerance)
-        except (KeyError, TypeError, ValueError, RecursionError):
+        except (LookupError, TypeError, ValueError, RecursionError):
             return False  # a program wrote this itself, and not well
 
     def _tests(self, prompt: PromptView) -> list[Test]:
@@ -160,7 +172,7 @@ def last_block(text: str) -> str | None:
 def _programs(test: Test, sources: list[str], limits: Limits) -> list[Program]:
     """What to run for a test; the first decides. No reference answer goes in, but in assertions."""
     if isinstance(test, StdinTest):
-        return [Program({"mode": "script", "sources": sources}, test.given.encode())]
+        return [Program({"mode": "script", "sources": sources}, _bytes(test.given))]
     if isinstance(test, CallTest):
         arguments = list(test.arguments)
         task = {"mode": "call", "sources": sources, "function": test.function}
@@ -176,6 +188,11 @@ def _programs(test: Test, sources: list[str], limits: Limits) -> list[Program]:
         Program(judge, pipes=(ask, reply)),
         Program({"mode": "serve", "sources": sources}, pipes=(asked, replied)),
     ]
+
+
+def _bytes(text: str) -> bytes:
+    """Of a row; JSON may hold half a surrogate pair."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _plain(argument: Any) -> Any:

@@ -111,8 +111,9 @@ class MultipleChoice(Verifier):
 def named(text: str, options: Mapping[str, str]) -> set[str]:
     """The labels of the options that `text` gives as its answer: one, none, or several."""
     text = text.rpartition("</think>")[2]
-    marked = (match["boxed"] or match["tag"] or "" for match in _MARKED.finditer(text))
-    declared = (match["rest"] for match in _DECLARED.finditer(text))
+    # Each text once: a sample may say the same a hundred thousand times.
+    marked = {match["boxed"] or match["tag"] or "" for match in _MARKED.finditer(text)}
+    declared = {match["rest"] for match in _DECLARED.finditer(text)}
     for level in (marked, declared):
         found = {label for said in level for label in _read(said, options)}
         if found:
@@ -135,14 +136,14 @@ def _read(said: str, options: Mapping[str, str]) -> set[str]:
     found: set[str] = set()
     said = said.lstrip(_WRAPPING)
     called = _CALLED.match(said)
-    rest = said[called.end() if called else 0 :].lstrip(_WRAPPING)
-    while match := _label(rest, options):
+    said = said[called.end() if called else 0 :].lstrip(_WRAPPING)
+    label, place = _labels(options), 0  # a place, since to cut a long list takes quadratic time
+    while match := _label(label, said, place):
         found.add(match[0])
-        rest = rest[match.end() :]
-        further = _FURTHER.match(rest)
+        further = _FURTHER.match(said, match.end())
         if further is None:
-            return found | _texts(rest.lstrip(_AFTER_LABEL), options)
-        rest = rest[further.end() :]
+            return found | _texts(said[match.end() :].lstrip(_AFTER_LABEL), options)
+        place = further.end()
     return found
 
 
@@ -158,17 +159,21 @@ def _alone(line: str, options: Mapping[str, str], sole: bool = False) -> set[str
     said = _normal(line)
     texts = {label for label, text in options.items() if said and _normal(text) == said}
     line = line.lstrip(_WRAPPING)
-    match = _label(line, options)
+    match = _label(_labels(options), line)
     if texts or not match or line[match.end() : match.end() + 1] not in (".", ")", ":"):
         return texts
     texts = _texts(line[match.end() :].lstrip(_AFTER_LABEL), options)
     return {match[0]} | texts if texts or sole else set()
 
 
-def _label(text: str, options: Mapping[str, str]) -> re.Match[str] | None:
-    """The label that `text` starts with, in its own case."""
+def _labels(options: Mapping[str, str]) -> re.Pattern[str]:
     longest_first = sorted(options, key=len, reverse=True)
-    match = re.match(rf"(?:{'|'.join(map(re.escape, longest_first))})(?![\w'’-])", text)
+    return re.compile(rf"(?:{'|'.join(map(re.escape, longest_first))})(?![\w'’-])")
+
+
+def _label(labels: re.Pattern[str], text: str, place: int = 0) -> re.Match[str] | None:
+    """The label that stands at a place of `text`, in its own case."""
+    match = labels.match(text, place)
     if match and match[0] in ("A", "I") and _PROSE.match(text, match.end()):
         return None
     return match

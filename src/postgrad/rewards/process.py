@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from postgrad.rewards import cpu, protocol
+from postgrad.rewards import cpu, orphans, protocol
 from postgrad.rewards.protocol import Job
 from postgrad.rewards.settings import RewardSettings
 
@@ -174,9 +174,7 @@ class WorkerProcess:
         late = time.monotonic() + grace
         while not (dead := self.is_dead()) and time.monotonic() < late:
             time.sleep(0.001)
-        if self._process.returncode is None:  # not reaped: the group's number is still its own
-            os.killpg(self.pid, signal.SIGKILL)
-        code = self._process.wait()
+        code = orphans.end(self._process, group=True)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe:
                 pipe.close()

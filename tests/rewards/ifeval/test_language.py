@@ -1,3 +1,5 @@
+import unicodedata
+
 import pytest
 
 from postgrad.rewards.ifeval.commonest import COMMONEST, LETTERS
@@ -97,3 +99,16 @@ def test_a_letter_of_one_language_is_in_no_word_of_the_others_that_share_its_scr
         for other in set(COMMONEST) - {code}:
             found = {word for word in COMMONEST[other] if letters & set(word)}
             assert found == set(), (code, other)
+
+
+@pytest.mark.parametrize("marks", ["\u0301\u0323", "\u0f73", "\u0344"])
+def test_a_long_run_of_accents_takes_no_quadratic_time(marks):
+    text = "the cat and the dog are in the garden of a"
+    assert is_written_in("en", text + marks * 300_000)
+    assert is_written_in("vi", "một a" + marks * 300_000 + " của tôi và bạn")
+
+
+def test_a_language_is_told_however_its_letters_are_composed():
+    composed = "Đây là một ví dụ về tiếng Việt của chúng tôi"
+    for form in ("NFC", "NFD"):
+        assert is_written_in("vi", unicodedata.normalize(form, composed))

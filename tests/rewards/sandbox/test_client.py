@@ -89,6 +89,14 @@ def test_cpu_time_is_that_of_the_program(run):
     assert 0.1 <= end.cpu_seconds < 1.0
 
 
+def test_cpu_time_counts_from_where_the_program_begins(sandbox):
+    """What the walls cost before that grows on a busy machine; here a long task stands for it."""
+    task = {"mode": "script", "sources": ["print(1)"], "ballast": list(range(3_000_000))}
+    end = sandbox.run([Program(task)], Limits(cpu_seconds=0.1))
+    assert (end.cause, end.output) == (None, b"1\n")
+    assert end.cpu_seconds < end.own_cpu_seconds
+
+
 def test_computing_is_not_idle_and_sleeping_is(run):
     end = run("import time\nwhile time.process_time() < 0.5: pass", idle_seconds=0.3)
     assert end.cause is None
@@ -126,6 +134,15 @@ def test_a_program_that_can_run_now_is_not_idle(run, sandbox, monkeypatch):
     monkeypatch.setattr(client, "_look", lambda pid: client._Look(0.0, True))
     end = run("import time\ntime.sleep(0.5)", idle_seconds=0.1)
     assert (end.cause, end.idle_seconds) == (None, 0.0)
+
+
+def test_time_that_the_host_took_from_the_machine_is_not_idle_time(run, monkeypatch):
+    """As on a virtual machine whose processors serve others for a while."""
+    begun = time.monotonic()
+    monkeypatch.setattr(client, "_stolen", lambda: time.monotonic() - begun)
+    end = run("import time\ntime.sleep(0.5)", idle_seconds=0.1)
+    assert end.cause is None
+    assert end.idle_seconds < 0.1
 
 
 def test_children_that_come_and_go_do_not_make_a_sleeping_program_younger(run):

@@ -5,6 +5,10 @@ import pytest
 from postgrad.rewards.sandbox import seccomp
 
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+THREAD = 0x003D0F00  # the flags of clone(2) for a thread, as glibc makes it
+# CLONE_NEWTIME, NS, CGROUP, UTS, IPC, USER, PID, NET; PTRACE, VFORK, PARENT, PIDFD, IO.
+NEW = (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
+OTHER = (0x2000, 0x4000, 0x8000, 0x1000, 0x80000000)
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
@@ -22,7 +26,7 @@ def verdict(machine, number, *arguments, arch=None, code=None):
         if what == 0x20:
             (accumulator,) = struct.unpack_from("=I", data, value)
             continue
-        tests = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: accumulator & value}
+        tests = {0x15: accumulator == value, 0x35: accumulator >= value}
         place += if_true if tests[what] else if_false
 
 
@@ -44,7 +48,7 @@ def test_what_is_listed_is_allowed_and_all_else_refused(machine):
     [("x86_64", 56, 435, 53, 157, 16), ("aarch64", 220, 435, 199, 167, 29)],
 )
 def test_some_calls_depend_on_an_argument(machine, clone, clone3, socketpair, prctl, ioctl):
-    assert verdict(machine, clone, 0x003D0F00) == ALLOW  # a thread, as glibc makes it
+    assert verdict(machine, clone, THREAD) == ALLOW
     assert verdict(machine, clone, 0x01200011) == EPERM  # fork
     assert verdict(machine, clone3) == ENOSYS
     assert [verdict(machine, socketpair, family) for family in (1, 2, 16)] == [ALLOW, EPERM, EPERM]
@@ -80,6 +84,17 @@ def test_a_worker_that_forks_shuts_its_children_in_further(machine, clone, prctl
     assert verdict(machine, clone, fork, code=leaf) == EPERM
     assert verdict(machine, kill, 1, code=leaf) == EPERM
     assert verdict(machine, prctl, code=leaf) == ALLOW  # the other filter decides
+
+
+@pytest.mark.parametrize(("machine", "clone"), [("x86_64", 56), ("aarch64", 220)])
+def test_a_thread_is_made_with_exactly_its_flags_and_no_namespace(machine, clone):
+    assert verdict(machine, clone, THREAD | 0x400000) == ALLOW  # as musl makes it
+    for flag in (*NEW, *OTHER):
+        assert verdict(machine, clone, THREAD | flag) == EPERM, hex(flag)
+        assert verdict(machine, clone, 0x10000 | flag) == EPERM, hex(flag)  # CLONE_THREAD
+        assert verdict(machine, clone, flag) == EPERM, hex(flag)
+    for flag in (0x100, 0x200, 0x400, 0x800, 0x10000):  # its memory, files and signals are shared
+        assert verdict(machine, clone, THREAD & ~flag) == EPERM, hex(flag)
 
 
 def test_another_architecture_or_abi_is_the_end():

@@ -81,7 +81,7 @@ class JsonFormat(Instruction):
         fence = _FENCE.match(body)
         body = body[fence.end() if fence else 0 :].removesuffix("```")
         try:
-            json.loads(body)
+            json.loads(body, parse_int=str)  # a number has as many digits as it wants
         except (ValueError, RecursionError):  # brackets nested too deep for any reader
             return False
         return True

@@ -8,6 +8,7 @@ import unicodedata
 from collections import Counter
 from functools import lru_cache
 
+from postgrad.core.text import composed
 from postgrad.rewards.ifeval.commonest import COMMONEST, LETTERS
 
 # The first word of a letter's Unicode name, and the languages that are written with it. Where there
@@ -62,7 +63,7 @@ def is_written_in(code: str, text: str) -> bool:
     others = _SCRIPTS[script]
     if len(others) == 1:
         return True
-    words = Counter(_WORD.findall(unicodedata.normalize("NFC", text).lower()))
+    words = Counter(_WORD.findall(composed(text).lower()))
     hits = {other: _hits(other, words) for other in others}
     if not any(hits.values()):
         return code == others[0] and words.total() < _RARELY

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from postgrad.rewards import cpu
+from postgrad.rewards import cpu, orphans
 from postgrad.rewards.sandbox.layers import ENVIRONMENT, Layer
 
 START_SECONDS = 60.0
@@ -118,13 +118,14 @@ class Sandbox:
             control = self._started()
             try:
                 message = json.dumps(order).encode() + b"\n"
-                started = time.monotonic()  # before programs are: this process may have to wait now
+                # Before programs are: this process may have to wait now.
+                started, stolen = time.monotonic(), _stolen()
                 socket.send_fds(control, [message], [n for group in numbers for n in group])
                 for program in programs:  # so that a side sees the other one end
                     for pipe in program.pipes:
                         os.close(pipe)
                     program.pipes = ()
-                answer, idle = self._await(control, limits, started)
+                answer, idle = self._await(control, limits, started, stolen)
             except OSError as error:
                 raise self._broken(f"it cannot be reached: {error}") from error
             return _end(files, answer, idle, limits)
@@ -144,8 +145,7 @@ class Sandbox:
             try:
                 self._process.wait(1.0)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                orphans.end(self._process)
             self._process = None
         if self._printed is not None:
             self._printed.close()
@@ -177,7 +177,7 @@ class Sandbox:
         return ours
 
     def _await(
-        self, control: socket.socket, limits: Limits, started: float
+        self, control: socket.socket, limits: Limits, started: float, stolen: float
     ) -> tuple[dict[str, Any], float]:
         """The answer, and how long the programs were idle; at the limit they are ended."""
         idle, ended = 0.0, False
@@ -190,7 +190,8 @@ class Sandbox:
                     raise self._broken("it ended")
                 received += more
             elif not ended:
-                idle = max(idle, self._idle(time.monotonic() - started))
+                passed = time.monotonic() - started
+                idle = max(idle, self._idle(passed) - (_stolen() - stolen))
                 if idle >= limits.idle_seconds:
                     control.send(b"k")
                     ended = True
@@ -215,8 +216,7 @@ class Sandbox:
         printed = ""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.wait()
+            orphans.end(process)
         if self._printed is not None:
             self._printed.seek(0)
             printed = self._printed.read().decode(errors="replace").strip()[-300:]
@@ -262,6 +262,18 @@ def _memory(content: bytes) -> int:
         rest = rest[os.write(number, rest) :]
     os.lseek(number, 0, os.SEEK_SET)
     return number
+
+
+def _stolen() -> float:
+    """Seconds that the host has kept this machine's processors for others, the mean of them; a
+    program that computes meanwhile neither runs nor waits. 0 where nobody tells.
+    """
+    try:
+        times = Path("/proc/stat").read_text("ascii").partition("\n")[0].split()
+    except OSError:
+        return 0.0
+    ticks = int(times[8]) if len(times) > 8 else 0
+    return ticks / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1)
 
 
 def _has_children(pid: int) -> bool:

@@ -23,6 +23,11 @@ from postgrad.rewards.sandbox import remote
 from postgrad.rewards.sandbox.values import decode, encode
 
 TASK, RESULT, ASK, REPLY = 3, 4, 5, 6  # descriptors
+_STREAMS = (
+    ("stdin", 0, "r", "surrogateescape"),
+    ("stdout", 1, "w", "surrogateescape"),
+    ("stderr", 2, "w", "backslashreplace"),  # as Python's: a message may hold anything
+)
 
 
 def run(task: dict[str, Any]) -> int:
@@ -91,7 +96,8 @@ def _serve(task: dict[str, Any]) -> None:
 def _judge(task: dict[str, Any]) -> None:
     """Tests, in a process in which the program has never run."""
     with open(REPLY, "rb") as replies, open(ASK, "wb", buffering=0) as asks:
-        names = remote.Client(asks, replies, task["line_bytes"]).names()
+        client = remote.Client(asks, replies, task["line_bytes"])
+        names = client.names()
         tests = ModuleType("tests")
         vars(tests).update(names)
         entry = task["entry_point"]
@@ -102,8 +108,11 @@ def _judge(task: dict[str, Any]) -> None:
             path = f"<tests {number}>"
             linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
             _Text(source, path).exec_module(tests)
-        if entry is not None and callable(check := vars(tests).get("check")):
+        check = vars(tests).get("check")
+        if entry is not None and callable(check) and check is not names.get("check"):
             check(tests.candidate)  # pyright: ignore
+        if client.lost is not None:  # and a test has caught it
+            raise remote.Lost(client.lost)
     _write_result({"passed": True})
 
 
@@ -129,8 +138,8 @@ def _write_result(result: dict[str, Any]) -> None:
 
 
 def _fresh_streams() -> None:
-    for name, descriptor, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
-        stream = os.fdopen(descriptor, mode, encoding="utf-8", errors="surrogateescape")
+    for name, descriptor, mode, errors in _STREAMS:
+        stream = os.fdopen(descriptor, mode, encoding="utf-8", errors=errors)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.argv = ["program"]

@@ -41,23 +41,29 @@ futex 202 98, membarrier 324 283, sched_yield 24 124, sched_getaffinity 204 123,
 arch_prctl 158 -, exit 60 93, exit_group 231 94
 """
 _COLUMN = {"x86_64": 0, "aarch64": 1}
-_CLONE, _CLONE3 = (56, 220), (435, 435)
+_CLONE, _CLONE3, _PRCTL = (56, 220), (435, 435), (157, 167)
+# A thread, with every flag that the two C libraries give it: a mask would let new namespaces pass,
+# of which CLONE_NEWTIME hides in the byte of the exit signal.
+_THREAD_OF_GLIBC, _THREAD_OF_MUSL = 0x003D_0F00, 0x007D_0F00
 # Allowed where one argument is one of these: call, its numbers, the argument's place, values.
 _BY_VALUE = (
+    (_CLONE, 0, (_THREAD_OF_GLIBC, _THREAD_OF_MUSL)),  # clone
     ((53, 199), 0, (1,)),  # socketpair: AF_UNIX, which asyncio wakes itself with
-    ((157, 167), 0, (15, 16)),  # prctl: the name of a thread
+    (_PRCTL, 0, (15, 16)),  # prctl: the name of a thread
     ((16, 29), 1, (0x5401, 0x5413, 0x5421, 0x5450, 0x5451)),  # ioctl: is it a tty, non-blocking
     ((72, 25), 1, (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1031, 1032)),  # fcntl, but no signals to others
     ((302, 261), 0, (0,)),  # prlimit64: limits of its own
 )
-_PRCTL, _SETS_UP = (157, 167), (15, 16, 22, 38)  # and a filter, no new privileges
-_CLONE_THREAD, _CLONE_NEW = 0x0001_0000, 0x7E02_0000  # a thread; any new namespace
+# What a process that forks and shuts in its children may do beside: clone as both C libraries fork,
+# prctl to install a filter and to give up new privileges.
+_OF_FORKING = {_CLONE: (0x0120_0011, 0x11), _PRCTL: (15, 16, 22, 38)}
+_FORK = (57, None)  # musl's, on x86_64
 _SIGNALS = ((62, 129), (200, 130), (234, 131))  # kill, tkill, tgkill
-_FORKS = ((57, None), (58, None), _CLONE, _CLONE3)  # fork, vfork
+_STARTS = (_FORK, (58, None), _CLONE, _CLONE3)  # vfork
 _ARCHITECTURE = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 _X32 = 0x4000_0000  # the calls of a second ABI of x86_64 start here
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 
@@ -118,11 +124,11 @@ def _instructions(machine: str, forks: bool = False) -> list[bytes]:
         code += [_op(_EQUAL, number, 0, 1), _op(_RETURN, _ALLOW)]
     # glibc falls back from clone3, whose flags a filter cannot see, to clone.
     code += [_op(_EQUAL, _CLONE3[column], 0, 1), _op(_RETURN, _ERRNO | errno.ENOSYS)]
-    clone = _op(_ANY_BIT, _CLONE_NEW, 1, 0) if forks else _op(_ANY_BIT, _CLONE_THREAD, 0, 1)
-    code += _if_number(_CLONE[column], 0, [clone])
+    if forks and (fork := _FORK[column]) is not None:
+        code += [_op(_EQUAL, fork, 0, 1), _op(_RETURN, _ALLOW)]
     for numbers, place, values in _BY_VALUE:
-        if forks and numbers == _PRCTL:
-            values = _SETS_UP
+        if forks:
+            values = _OF_FORKING.get(numbers, values)
         tests = [
             _op(_EQUAL, value, len(values) - 1 - i, 0 if i < len(values) - 1 else 1)
             for i, value in enumerate(values)
@@ -134,7 +140,7 @@ def _instructions(machine: str, forks: bool = False) -> list[bytes]:
 def _leaf_instructions(machine: str) -> list[bytes]:
     column = _COLUMN[machine]
     code = [_op(_LOAD, _NUMBER)]
-    for numbers in (*_FORKS, *_SIGNALS):
+    for numbers in (*_STARTS, *_SIGNALS):
         if (number := numbers[column]) is not None:
             code += [_op(_EQUAL, number, 0, 1), _op(_RETURN, _ERRNO | errno.EPERM)]
     return [*code, _op(_RETURN, _ALLOW)]

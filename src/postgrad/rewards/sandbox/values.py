@@ -1,7 +1,8 @@
 """Python's plain values as JSON and back, so that what crosses a wall is data and nothing else.
 
 null, booleans, numbers, strings and lists stand for themselves; any other value is an object with
-one key that says what it is: {"tuple": [...]}, {"dict": [[key, value], ...]}.
+one key that says what it is: {"tuple": [...]}, {"dict": [[key, value], ...]}. So are integers of
+more digits than Python reads or writes: {"integer": hexadecimal}.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,9 @@ _AS_TEXT: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
     "decimal": (Decimal, str, Decimal),
     "fraction": (Fraction, str, lambda text: Fraction(*map(int, text.split("/")))),
     "complex": (complex, str, complex),
+    "integer": (int, hex, lambda text: int(text, 16)),
 }
+_SHORT_BITS = 14_280  # an integer of so many bits has at most 4300 digits
 _COLLECTIONS: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 
@@ -29,6 +32,8 @@ def encode(value: Any, stranger: Callable[[Any], Any] | None = None) -> Any:
     """
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int) and int.bit_length(value) > _SHORT_BITS:
+        return {"integer": hex(value)}
     for plain in (int, float, str):
         if isinstance(value, plain):
             return plain(value)

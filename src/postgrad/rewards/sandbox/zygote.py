@@ -6,8 +6,12 @@ and answers how it ended. It knows no reference answer.
 
     {"stride": descriptors of each program, "limits": {...}}
     {"ends": [{"code": 0, "cpu": 0.1, "trouble": ""}, ...], "over_cpu": false, "own_cpu": 0.1}
+
+`cpu` counts from the moment at which the program itself began. What the walls around it cost before
+is `own_cpu`, as is the work of this process: on a busy machine both grow, and no program caused it.
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -37,6 +41,7 @@ MOST_DESCRIPTORS = 16
 _OPEN_FILES = 64
 _DESCRIPTORS = 1 << 16
 _MESSAGE = 1 << 16
+_LONGEST_TROUBLE = 600  # characters: a pipe takes 4 KiB at once
 
 
 def main(layer: str, descriptor: int) -> None:
@@ -73,18 +78,34 @@ class Walls:
 
 @dataclass
 class _Child:
+    """A process that becomes a program. report: the reading end of a pipe, which never blocks, for
+    its first words: what it used until it began, or why it could not.
+    """
+
     pid: int
-    trouble: int  # the reading end of a pipe: why the program could not be started
+    report: int
     folder: str | None  # its scratch, where it has no world of its own
+    began: float | None = None  # seconds on its CPU clock
+    trouble: str = ""
     end: dict[str, Any] | None = None
 
     def cpu(self) -> float:
-        """CPU seconds so far of all its threads."""
+        """CPU seconds so far of all its threads, since it began."""
         if self.end is not None:
             return self.end["cpu"]
         if sys.platform != "linux":
             return 0.0  # only the limit of whole seconds holds
-        return time.clock_gettime((~self.pid << 3) | 2)  # what clock_getcpuclockid gives
+        self._listen()
+        if self.began is None:
+            return 0.0
+        return time.clock_gettime((~self.pid << 3) | 2) - self.began  # clock_getcpuclockid's
+
+    def _listen(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            words = os.read(self.report, _MESSAGE) if self.began is None else b""
+            if words:
+                first = json.loads(words)
+                self.began, self.trouble = first["began"], first["trouble"]
 
     def kill(self) -> None:
         """Its whole world ends, or its group where it has none."""
@@ -97,10 +118,12 @@ class _Child:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
             if pid == 0:
                 return False
-            cpu = usage.ru_utime + usage.ru_stime
-            trouble = os.read(self.trouble, _MESSAGE).decode(errors="replace")
-            os.close(self.trouble)
-            self.end = {"code": os.waitstatus_to_exitcode(status), "cpu": cpu, "trouble": trouble}
+            self._listen()
+            os.close(self.report)
+            self.began = self.began or 0.0
+            cpu = max(0.0, usage.ru_utime + usage.ru_stime - self.began)
+            code = os.waitstatus_to_exitcode(status)
+            self.end = {"code": code, "cpu": cpu, "trouble": self.trouble}
             if self.folder is not None:
                 shutil.rmtree(self.folder)
         return True
@@ -115,14 +138,17 @@ def _run(
     children = [_start(walls, limits, group) for group in groups]
     for descriptor in descriptors:
         os.close(descriptor)
-    over = _watch(control, children, limits["cpu_seconds"])
-    own = time.process_time() - started
+    over = _watch(control, children, limits["cpu_seconds"], limits["threads"])
+    own = time.process_time() - started + sum(child.began or 0.0 for child in children)
     answer = {"ends": [child.end for child in children], "over_cpu": over, "own_cpu": own}
     control.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _watch(control: socket.socket, children: list[_Child], cpu_seconds: float) -> bool:
+def _watch(
+    control: socket.socket, children: list[_Child], cpu_seconds: float, threads: int
+) -> bool:
     """Until all have ended, and with the first one all. True where they used up their CPU time."""
+    at_once = min(os.cpu_count() or 1, threads * len(children))  # seconds that one second can cost
     clocks = [os.pidfd_open(child.pid) for child in children] if sys.platform == "linux" else []
     over = False
     while sum(child.reap() for child in children) < len(children):
@@ -134,7 +160,7 @@ def _watch(control: socket.socket, children: list[_Child], cpu_seconds: float) -
             left = 0.0
         ended = [child.end is not None for child in children]
         waiting = [clock for clock, gone in zip(clocks, ended, strict=True) if not gone]
-        pause = max(left, 0.001) if clocks else 0.002
+        pause = max(left / at_once, 0.001) if clocks else 0.002
         ready, _, _ = select.select([control, *waiting], [], [], pause)
         if control in ready:
             if not control.recv(1):  # nobody is there any more
@@ -147,7 +173,8 @@ def _watch(control: socket.socket, children: list[_Child], cpu_seconds: float) -
 
 
 def _start(walls: Walls | None, limits: dict[str, Any], mine: list[int]) -> _Child:
-    trouble, tell = os.pipe()
+    report, tell = os.pipe()
+    os.set_blocking(report, False)
     folder = None
     if walls is None:
         folder = tempfile.mkdtemp(prefix="postgrad-")
@@ -156,7 +183,7 @@ def _start(walls: Walls | None, limits: dict[str, Any], mine: list[int]) -> _Chi
         child = box.seclude(walls.own, walls.user, limits["scratch_bytes"])
     if child:
         os.close(tell)
-        return _Child(child, trouble, folder)
+        return _Child(child, report, folder)
     _become(walls, limits, mine, folder, tell)
     raise AssertionError("a program returned")
 
@@ -179,13 +206,20 @@ def _become(
             box.give_up(walls.user, limits["threads"])
             kernel.install_filter(walls.filter)
     except BaseException as error:  # noqa: BLE001  # told to the worker as a failure of its own
-        os.write(tell, f"{type(error).__name__}: {error}".encode()[:_MESSAGE])
+        _say(tell, f"{type(error).__name__}: {error}")
         leave(code)
     try:
+        _say(tell)
         os.close(tell)
         code = guest.run(task)
     finally:
         leave(code)
+
+
+def _say(tell: int, trouble: str = "") -> None:
+    """The first words, short enough for one read."""
+    words = {"began": time.process_time(), "trouble": trouble[:_LONGEST_TROUBLE]}
+    os.write(tell, json.dumps(words).encode())
 
 
 def _take(mine: list[int], tell: int) -> int:

@@ -1,0 +1,64 @@
+"""Nothing of a worker and its sandbox stays in the process table when it is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from postgrad.core.errors import UsageError
+from postgrad.rewards import cpu, orphans
+from postgrad.rewards.settings import RewardSettings
+
+
+def remaining(pids):
+    """Those that are still in the table, zombies of whoever included, after a moment."""
+    late = time.monotonic() + 5.0
+    while (left := [p for p in pids if Path(f"/proc/{p}").exists()]) and time.monotonic() < late:
+        time.sleep(0.01)
+    return left
+
+
+def test_a_child_is_ended_with_those_that_lose_their_parent_by_it():
+    sleep = "import subprocess, sys, time\n{}\nprint('ready', flush=True)\ntime.sleep(600)"
+    inner = sleep.format("")
+    outer = sleep.format(
+        f"p = subprocess.Popen([sys.executable, '-c', {inner!r}], stdout=subprocess.PIPE)\n"
+        "p.stdout.readline()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", outer], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout.readline() == b"ready\n"
+    under = list(cpu.descendants(process.pid))
+    assert len(under) == 1
+    assert orphans.end(process, group=True) == -signal.SIGKILL
+    assert [pid for pid in under if Path(f"/proc/{pid}").exists()] == []
+    process.stdout.close()
+
+
+def test_a_worker_that_is_killed_over_a_text_leaves_no_process_of_its_sandbox(
+    make_scorer, make_prompt, make_rollouts
+):
+    others = set(cpu.descendants(os.getpid()))
+    scorer = make_scorer(
+        RewardSettings(type="code", name="code", whole_text=True),
+        RewardSettings(type="regex", pattern="(a+)+b", when={"slow": "yes"}, cpu_seconds=0.2),
+    )
+    sums = {"answer": json.dumps({"inputs": ["7"], "outputs": ["7"]})}
+    try:
+        group = scorer.score([(make_prompt(**sums, slow="no"), make_rollouts(["print(input())"]))])
+    except UsageError as error:
+        pytest.skip(str(error))
+    assert group[0].total.tolist() == [1.0]
+    before = set(cpu.descendants(os.getpid())) - others
+    (backtracks,) = scorer.score([(make_prompt(**sums, slow="yes"), make_rollouts(["a" * 40]))])
+    assert [failure.cause for failure in backtracks.failures] == ["cpu_time"]
+    gone = before - set(cpu.descendants(os.getpid()))
+    scorer.close()
+    assert len(gone) >= 3  # a worker, and its sandbox with it
+    assert remaining(before) == []
