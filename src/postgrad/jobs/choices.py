@@ -4,7 +4,6 @@ Chosen once, kept as run state, used again at resume: two threads or other slots
 On a CPU threads and dtype are measured (parallel.probe) where neither recipe nor record says them.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -15,6 +14,8 @@ import torch
 
 from postgrad.core.batch import MICRO_TRAIN_TOKENS
 from postgrad.core.errors import UsageError
+from postgrad.models.config_check import require_config
+from postgrad.models.files import read_object
 from postgrad.models.linear import project
 from postgrad.parallel import device as placing
 from postgrad.parallel import probe
@@ -126,7 +127,9 @@ def _layer(recipe: Recipe) -> tuple[int, int]:
         return (init.hidden_size, init.intermediate_size) if init else (0, 0)
     config = Path(recipe.model.path) / "config.json"
     try:
-        said = json.loads(config.read_text("utf-8"))
-        return int(said["hidden_size"]), int(said.get("intermediate_size") or said["hidden_size"])
-    except (OSError, ValueError, KeyError, TypeError):
+        said = read_object(config)
+        require_config(said, config)
+        sizes = said["hidden_size"], said.get("intermediate_size") or said["hidden_size"]
+        return min(int(sizes[0]), probe.WIDEST), min(int(sizes[1]), probe.WIDEST)
+    except (UsageError, KeyError, TypeError):
         return probe.WIDEST, probe.WIDEST

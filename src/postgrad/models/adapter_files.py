@@ -1,6 +1,5 @@
 """Adapters as PEFT's directories: written and proved, read strictly, merged into their base."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import write_json
 from postgrad.models.adapters import HEAD, PREFIX, add_adapter
 from postgrad.models.export import PROBE, TOLERANCE
-from postgrad.models.load import load_config, load_model, load_tokenizer
+from postgrad.models.files import read_object, require_regular
+from postgrad.models.load import load_config, load_model, load_tokenizer, require_readable
 from postgrad.models.save import save_model
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import LoraSettings
@@ -87,9 +87,10 @@ def read_adapter(path: str | Path) -> AdapterFile:
             f"{folder} has no {WEIGHTS}"
             + (": adapter_model.bin is a pickle, and not read; convert it" if pickled else "")
         )
+    require_regular(folder / WEIGHTS)
     try:
         weights = load_file(folder / WEIGHTS)
-    except SafetensorError as error:
+    except (OSError, SafetensorError) as error:
         raise UsageError(f"{folder / WEIGHTS} cannot be read: {error}") from error
     _require_whole(weights, config.get("r"), folder / WEIGHTS)
     try:
@@ -197,6 +198,7 @@ def _compare(
     kind: Any = AutoModelForCausalLM
     if HEAD_WEIGHT in weights:
         kind, config.num_labels = AutoModelForSequenceClassification, 1
+    require_readable(base, config, kind)
     batch = torch.tensor([tokenizer(PROBE, add_special_tokens=False)["input_ids"]])
     with torch.random.fork_rng(devices=[]):  # PEFT draws weights before it reads them
         lm: Any = kind.from_pretrained(
@@ -215,12 +217,9 @@ def _compare(
 
 def _config(folder: Path) -> dict[str, Any]:
     try:
-        config = json.loads((folder / CONFIG).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"no adapter at {folder}: {CONFIG} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"no adapter at {folder}: {CONFIG} is no JSON object")
-    return config
+        return read_object(folder / CONFIG)
+    except UsageError as error:
+        raise UsageError(f"no adapter at {folder}: {error}") from error
 
 
 def _require_plain(config: Mapping[str, Any], folder: Path) -> None:

@@ -14,7 +14,14 @@ from transformers import (
 )
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.headers import require_room
+from postgrad.models.load import (
+    load_config,
+    load_generation_config,
+    load_tokenizer,
+    read_plain,
+    skeleton,
+)
 from postgrad.models.save import save_model
 from postgrad.models.score import MEAN, STD, RewardScale, require_padding
 
@@ -43,6 +50,9 @@ def export_hf(
         raise UsageError(f"{to} is there already: choose another --to")
     tokenizer = load_tokenizer(base)
     config = load_config(base)
+    kind = AutoModelForCausalLM if scale is None else AutoModelForSequenceClassification
+    held = sum(weight.nbytes for weight in weights.values())
+    require_room(skeleton(config, kind, base), held, base)
     if scale is None:
         lm: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
         lm.generation_config = _generation_config(base, tokenizer)
@@ -88,19 +98,15 @@ def _fill(lm: Any, weights: Mapping[str, Tensor]) -> None:
 
 def _generation_config(base: str, tokenizer: Any) -> GenerationConfig:
     """The base's own; without one, what generate needs to stop."""
-    try:
-        return GenerationConfig.from_pretrained(base)
-    except OSError:
-        return GenerationConfig(
-            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-        )
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    return load_generation_config(base) or GenerationConfig(**ends)
 
 
 @torch.no_grad()
 def _compare(lm: Any, tokenizer: Any, written: Path) -> None:
     read_tokenizer: Any = AutoTokenizer.from_pretrained(written)
     kind: Any = AutoModelForSequenceClassification if hasattr(lm, "score") else AutoModelForCausalLM
-    read: Any = kind.from_pretrained(written, dtype=lm.dtype, use_safetensors=True)
+    read = read_plain(str(written), kind, lm.dtype)
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": PROBE}], tokenize=False, add_generation_prompt=True
     )

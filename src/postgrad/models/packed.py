@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from postgrad.core.errors import UsageError
 from postgrad.models.attention import AttentionContext
 
 
@@ -22,3 +23,18 @@ def hidden_states(
         attention_context=context,
     )
     return out.last_hidden_state[0]
+
+
+def layers_of(lm: nn.Module) -> nn.ModuleList:
+    """The decoder's layers, whatever the type calls them (layers, h). Raises UsageError where it
+    has none in one list: nothing could be cut, divided or given an adapter then.
+    """
+    decoder = lm.get_decoder()  # pyright: ignore[reportCallIssue]
+    count = lm.config.num_hidden_layers  # pyright: ignore[reportAttributeAccessIssue]
+    for _, child in decoder.named_children():
+        if isinstance(child, nn.ModuleList) and len(child) == count:
+            return child
+    raise UsageError(
+        f"a {lm.config.model_type} model is not supported because its decoder has no list of "  # pyright: ignore[reportAttributeAccessIssue]
+        f"{count} layers"
+    )
