@@ -28,7 +28,7 @@ LIMITS = {
 NEVER_ZERO = (
     "hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads",
     "n_embd", "n_head", "d_model", "num_hidden_layers", "n_layer", "num_layers", "n_layers",
-    "vocab_size", "max_position_embeddings", "n_positions", "sliding_window",
+    "vocab_size", "max_position_embeddings", "n_positions",
 )  # fmt: skip
 POSITIVE = (
     "rope_theta", "final_logit_softcapping", "attn_logit_softcapping", "query_pre_attn_scalar",

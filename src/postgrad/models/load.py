@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+)
+from transformers import __version__ as transformers_version
 from transformers.utils.hub import cached_file, cached_files
 
 from postgrad.core.errors import PostgradError, UsageError
@@ -95,8 +102,15 @@ def load_config(path: str) -> Any:
             + ": export the run without --adapter, which merges it into its base"
         )
     with reading(f"no model at {path}", "model.path is a directory with config.json, or a hub id"):
-        file = Path(cached_file(path, files.CONFIG) or "")
-        require_config(files.read_object(file), file)
+        file = _config_file(path)
+        said = files.read_object(file)
+        require_config(said, file)
+        if said["model_type"] not in CONFIG_MAPPING:
+            own = "; code of its own (auto_map) is never run" if "auto_map" in said else ""
+            raise UsageError(
+                f"no model at {path}: model type {said['model_type']} is not supported because "
+                f"transformers {transformers_version} does not have it{own}"
+            )
         config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
     require_supported(config, path)
     for key, value in config.to_dict().items():
@@ -246,6 +260,18 @@ def _said(error: BaseException) -> str:
 def _require_directory(path: str, what: str) -> None:
     if looks_local(path) and not Path(path).is_dir():
         raise UsageError(f"no {what} at {path}: there is no such directory (model.path)")
+
+
+def _config_file(path: str) -> Path:
+    file = Path(path) / files.CONFIG
+    if not Path(path).is_dir():
+        file = Path(cached_file(path, files.CONFIG) or file)
+    elif not file.is_symlink() and not file.exists():
+        raise UsageError(
+            f"no model at {path}: it has no {files.CONFIG}; model.path is a directory with one, or "
+            "a hub id"
+        )
+    return file
 
 
 def _weight_files(path: str) -> list[Path]:

@@ -178,7 +178,7 @@ def _window(config: Any) -> int | None:
     """The sliding window that some layer has to have; None where none has one."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
-    if not isinstance(window, int) or getattr(config, "use_sliding_window", True) is False:
+    if not window or getattr(config, "use_sliding_window", True) is False:
         return None
     if kinds is not None and not any("sliding" in kind for kind in kinds):
         return None
