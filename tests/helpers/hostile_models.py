@@ -131,7 +131,8 @@ CORE: Mapping[str, tuple[Change, str]] = {
         edit(CONFIG, transformers_weights="w.bin"), "transformers_weights names a file"
     ),
     "code for an unknown type": (
-        edit(CONFIG, model_type="mine", auto_map={"AutoConfig": "mine.C"}), "code of its own (auto_map) is never run"
+        edit(CONFIG, model_type="mine", auto_map={"AutoConfig": "mine.C"}),
+        "code of its own (auto_map) is never run",
     ),
     "a list for a config": (write(CONFIG, "[]"), "holds no object but a list"),
     "a config nested deep": (write(CONFIG, '{"a":' + DEEP), "nested too deep"),

@@ -22,7 +22,7 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
     engines.require(recipe)
     with run.phase("load"):
         path = roles.base_model(recipe, run.directory.init)
-        _tell_of_experts(run, path)
+        tell_of_experts(run, path)
         if isinstance(recipe, SFTRecipe):
             return sft.assemble(run, recipe, path, stack, checkpoint), path
         if isinstance(recipe, RewardRecipe):
@@ -32,7 +32,7 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
         return rl.assemble(run, recipe, path, stack, checkpoint), path
 
 
-def _tell_of_experts(run: Run, path: str) -> None:
+def tell_of_experts(run: Run, path: str) -> None:
     """A mixture of experts trains, and nothing keeps its router balanced."""
     config = load_config(path)
     if not (experts := experts_of(config)):
