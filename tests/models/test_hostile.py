@@ -4,14 +4,23 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from helpers.hostile_models import CORE, WEIGHTS, Change, edit, mutations, write
+from helpers.hostile_models import CORE, WEIGHTS, Change, edit, indexed, mutations, write
 from postgrad.cli.main import main
 from postgrad.core.errors import PostgradError, UsageError
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.models import load
 from postgrad.models.load import load_model
 from postgrad.models.score import load_score_model
+from postgrad.rollout.engine import Request
+from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.settings import SamplingSettings
 
 MUTATIONS = 480
 
@@ -68,6 +77,43 @@ def test_code_that_a_known_type_brings_is_not_run(
     write("mine.py", f"import os\nos.mkdir({str(ran)!r})\nclass C: ...\nclass T: ...\n")(folder)
     assert load_model(str(folder), dtype=torch.float32).config.model_type == "qwen3"
     assert not ran.exists()
+
+
+def test_an_index_of_a_hub_id_is_looked_at_before_its_files_are_fetched(
+    fresh: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = changed(fresh("qwen3"), indexed("model-1.bin"), tmp_path / "snapshot")
+
+    def cached(_: str, name: str, **__: object) -> str | None:
+        return str(folder / name) if (folder / name).is_file() else None
+
+    def fetched(_: str, names: list[str]) -> list[str]:
+        raise AssertionError(names)
+
+    monkeypatch.setattr(load, "cached_file", cached)
+    monkeypatch.setattr(load, "cached_files", fetched)
+    config = AutoConfig.from_pretrained(folder)
+    with pytest.raises(UsageError, match=r"model-1\.bin, which is a pickle and is not read"):
+        load.require_readable("someone/something", config, AutoModelForCausalLM)
+
+
+def test_a_token_without_an_embedding_is_named_before_anything_is_computed(
+    fresh: Callable[[str], Path],
+) -> None:
+    """Where a tokenizer is of another model."""
+    loaded = load_model(str(fresh("qwen3")), dtype=torch.float32)
+    size = loaded.config.vocab_size
+    engine = LocalEngine(loaded.lm, loaded.tokenizer, slots=1, cache_tokens=64)
+    message = f"token id {size} has no embedding: the model has {size}"
+    request = Request(0, (0,), np.array([1, size], np.int32), SamplingSettings(max_new_tokens=1))
+    with pytest.raises(UsageError, match=message):
+        engine.submit(request)
+    tokens = Ragged.of([[1, size]], np.int32)
+    sequences = Sequences(tokens, tokens.like(np.array([False, True])), np.zeros(1, int))
+    backbone = Backbone(loaded.lm, torch.device("cpu"), MicroBatch())
+    (layout,) = backbone.micro_batches(sequences, np.arange(1))
+    with pytest.raises(UsageError, match=message):
+        backbone.logprobs(layout, 1.0)
 
 
 def _commands(folder: Path, model: Path) -> dict[str, list[str]]:
@@ -145,9 +191,9 @@ def test_a_changed_model_loads_or_is_refused_with_one_message(
     refused: list[tuple[str, Path, str]] = []
     for number, (name, change) in enumerate(mutations(fresh("qwen3"), 20, MUTATIONS)):
         folder = changed(fresh("qwen3"), change, tmp_path / str(number))
-        load = load_score_model if number % 5 == 4 else load_model
+        loads = load_score_model if number % 5 == 4 else load_model
         try:
-            load(str(folder), dtype=torch.float32)
+            loads(str(folder), dtype=torch.float32)
         except PostgradError as error:
             refused.append((name, folder, str(error)))
         except Exception as error:

@@ -223,12 +223,17 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
+    saved, targets = config.get("modules_to_save") or [], config.get("target_modules") or []
+    named = {"modules_to_save": saved, "target_modules": [] if targets == str(targets) else targets}
+    for key, names in named.items():
+        if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+            raise UsageError(f"{folder}/{CONFIG}: {key} is {names!r}; wanted is a list of names")
     foreign = [key for key, value in config.items() if value and key not in READ | HARMLESS]
     wrong = {
         "peft_type": config.get("peft_type") != "LORA",
         "bias": config.get("bias", "none") != "none",
         "init_lora_weights": config.get("init_lora_weights", True) not in FRESH,
-        "modules_to_save": not set(config.get("modules_to_save") or ()) <= {HEAD, "classifier"},
+        "modules_to_save": not set(saved) <= {HEAD, "classifier"},
         # PEFT imports the module that it names
         "auto_mapping": not _of_transformers(config.get("auto_mapping")),
     }

@@ -1,5 +1,7 @@
 """A transformers model run over packed tokens: no batch dimension, no padding."""
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from postgrad.core.errors import UsageError
@@ -38,3 +40,16 @@ def layers_of(lm: nn.Module) -> nn.ModuleList:
         f"a {lm.config.model_type} model is not supported because its decoder has no list of "  # pyright: ignore[reportAttributeAccessIssue]
         f"{count} layers"
     )
+
+
+def require_embedded(lm: nn.Module, token_ids: NDArray[np.integer]) -> None:
+    """Raises UsageError for a token that a model has no embedding for: its tokenizer knows more
+    tokens than the model, or is of another one. On a GPU the kernel would end the process.
+    """
+    known: int = lm.config.vocab_size  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue]
+    if len(token_ids) and (int(token_ids.max()) >= known or int(token_ids.min()) < 0):
+        raise UsageError(
+            f"token id {int(token_ids.max())} has no embedding: the model has {known} "
+            "(vocab_size), and its tokenizer is of another model, or tokens were added to it "
+            "without rows for them (resize_token_embeddings)"
+        )

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.decoder import decoder_of
 from postgrad.models.head import target_logprobs
+from postgrad.models.packed import require_embedded
 from postgrad.models.supported import is_tested
 from postgrad.rollout.engine import Completion, EngineStats, Request
 from postgrad.rollout.local.attention import Decoding
@@ -85,6 +86,7 @@ class LocalEngine:
             )
         if not len(request.token_ids) or not request.sample_ids:
             raise ValueError(f"ticket {request.ticket}: a request needs a token and a sample")
+        require_embedded(self._lm, request.token_ids)
         order = (request.ticket, request.sample_ids[0], request.turn, self._submitted)
         self._submitted += 1
         heapq.heappush(self._waiting, (order, request))
