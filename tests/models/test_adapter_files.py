@@ -239,6 +239,8 @@ def test_a_target_that_is_there_is_left_alone(
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
         ({"layers_to_transform": [0]}, "layers_to_transform"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"modules_to_save": 5}, "modules_to_save is 5; wanted is a list of names"),
+        ({"target_modules": ["q_proj", 1]}, "target_modules is .*; wanted is a list of names"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices"),
         ({"a_key_of_tomorrow": 1}, "a_key_of_tomorrow = 1"),
         ({"megatron_config": {"a": 1}}, "megatron_config"),
@@ -290,6 +292,9 @@ def test_a_pickle_is_not_read(copied: Callable[..., Path]) -> None:
         read_adapter(path)
     (path / "adapter_model.safetensors").write_bytes(b"no weights")
     with pytest.raises(UsageError, match="cannot be read"):
+        read_adapter(path)
+    (path / "adapter_config.json").write_text("[" * 100_000, "utf-8")
+    with pytest.raises(UsageError, match="nested more than 64 deep"):
         read_adapter(path)
     (path / "adapter_config.json").write_text("[", "utf-8")
     with pytest.raises(UsageError, match="no adapter at"):

@@ -63,7 +63,7 @@ def test_a_loaded_model_gives_the_logprobs_of_plain_transformers(
         ({"model_type": "gemma3"}, "reads more than text"),
         ({"model_type": "no_such_type"}, "no model at"),
         ({"model_type": "llama", "num_attention_heads": "four"}, "num_attention_heads"),
-        ({}, "no model at"),
+        ({}, "names no model_type"),
     ],
 )
 def test_a_model_that_would_mix_up_packed_samples_is_refused_by_name(

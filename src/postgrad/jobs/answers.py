@@ -4,15 +4,16 @@ Where the recipe has an environment, that answers the model's turns, as in an ev
 """
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from postgrad.core.records import Author, Prompt
 from postgrad.data.prompts import load_prompts
 from postgrad.jobs import environments
+from postgrad.models.load import load_tokenizer, read_plain
 from postgrad.recipe.recipe import Answering
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Environment, SingleTurn
@@ -54,8 +55,8 @@ def ask(model: str, recipe: Answering, count: int) -> list[Answer]:
     """Greedy answers to the first `count` questions of the recipe's first evaluation set by
     `transformers.generate`.
     """
-    tokenizer = cast(Any, AutoTokenizer).from_pretrained(model)
-    lm = cast(Any, AutoModelForCausalLM).from_pretrained(model, dtype=torch.float32)
+    tokenizer = load_tokenizer(model)
+    lm = read_plain(model, AutoModelForCausalLM, torch.float32)
     writer = _Writer(lm, tokenizer, recipe)
     world = environments.environment(recipe, tokenizer) or SingleTurn()
     first = recipe.eval.sets[0].data

@@ -14,7 +14,8 @@ import torch
 
 from postgrad.core.batch import MICRO_TRAIN_TOKENS
 from postgrad.core.errors import UsageError
-from postgrad.core.untrusted import read_json
+from postgrad.models.config_check import require_config
+from postgrad.models.files import read_object
 from postgrad.models.linear import project
 from postgrad.parallel import device as placing
 from postgrad.parallel import probe
@@ -126,7 +127,9 @@ def _layer(recipe: Recipe) -> tuple[int, int]:
         return (init.hidden_size, init.intermediate_size) if init else (0, 0)
     config = Path(recipe.model.path) / "config.json"
     try:
-        said = read_json(config)
-        return int(said["hidden_size"]), int(said.get("intermediate_size") or said["hidden_size"])
-    except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError):
+        said = read_object(config)
+        require_config(said, config)
+        sizes = said["hidden_size"], said.get("intermediate_size") or said["hidden_size"]
+        return min(int(sizes[0]), probe.WIDEST), min(int(sizes[1]), probe.WIDEST)
+    except (UsageError, KeyError, TypeError):
         return probe.WIDEST, probe.WIDEST

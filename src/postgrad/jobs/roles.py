@@ -24,6 +24,7 @@ from postgrad.models.adapters import add_adapter
 from postgrad.models.fresh import make_fresh
 from postgrad.models.hashes import directory_hash
 from postgrad.models.load import load_model
+from postgrad.models.rope import require_length
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelSettings
 from postgrad.parallel.device import compute_dtype
@@ -173,6 +174,7 @@ def engine(
     assert choices.rollout_dtype is not None  # of every job that answers
     dtype = compute_dtype(choices.rollout_dtype, device)
     model = load_model(path, dtype=dtype, device=device)
+    require_length(model.config, max_len, path)
     sizes = choices.sizes or probe_sizes(
         model.lm, recipe.rollout, sequences=sequences, max_len=max_len
     )
@@ -256,6 +258,7 @@ def _causal(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices
         gradient_checkpointing=settings.gradient_checkpointing,
         quantize=settings.quantize,
     )
+    require_length(model.config, recipe.data.max_len, path)
     return Backbone(model.lm, device, _micro(recipe, choices), settings.attention)
 
 
@@ -278,6 +281,7 @@ def _scoring(
         seed=recipe.seed,
         fresh_head=fresh_head,
     )
+    require_length(model.config, recipe.data.max_len, path)
     return Backbone(model.lm, device, _micro(recipe, choices), settings.attention)
 
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import Size
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -14,7 +13,7 @@ from postgrad.jobs.checkpoints import store_of
 from postgrad.jobs.export import ExportedRole, roles_of
 from postgrad.learner.optimizer import UPDATES
 from postgrad.models.adapters import add_adapter
-from postgrad.models.load import load_config
+from postgrad.models.load import load_config, skeleton
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.recipe.load import recipe_from_json
@@ -95,8 +94,7 @@ def _shapes(role: ExportedRole) -> Shapes:
     kind = AutoModelForCausalLM
     if role.scores:
         config.num_labels, kind = 1, AutoModelForSequenceClassification
-    with torch.device("meta"):
-        lm = cast(Any, kind).from_config(config)
+    lm = skeleton(config, kind, role.base)
     named = lm.named_parameters()
     if role.lora is not None:
         named = add_adapter(lm, role.lora, seed=0).parameters().items()

@@ -25,7 +25,7 @@ from postgrad.learner.tensor import cut_matrices, require_matrices
 from postgrad.models import head
 from postgrad.models.adapters import Adapter
 from postgrad.models.attention import AttentionContext
-from postgrad.models.packed import hidden_states
+from postgrad.models.packed import hidden_states, layers_of, require_embedded
 from postgrad.models.tree import TreeAttention
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import Sharding, Stage
@@ -102,7 +102,7 @@ class Backbone:
         require_heads(lm.config, ranks.grid.context, ranks.grid.tensor)
         cut_matrices(lm, ranks)
         heads = [lm.score] if hasattr(lm, "score") and self.adapter is None else []
-        layers = lm.get_decoder().layers
+        layers = layers_of(lm)
         self.sharding = Sharding(
             self._forward, layers, heads, stage, ranks, lm.dtype, offload=offload
         )
@@ -194,6 +194,7 @@ class Backbone:
     def _run(
         self, layout: Layout, run: Run | None, read: Callable[[nn.Module, Tensor], Out]
     ) -> Out:
+        require_embedded(self.lm, layout.token_ids)
         arrays = layout.token_ids, layout.positions, layout.hidden_row
         context = self._context(layout)
         if run is not None:

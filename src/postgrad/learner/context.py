@@ -99,6 +99,8 @@ def require_heads(config: Any, size: int, tensor: int = 1) -> None:
     """Raises UsageError where a model's heads cannot be dealt to so many ranks, of which each has
     one of `tensor` parts of them.
     """
+    if size == 1:
+        return
     heads, keys = config.num_attention_heads // tensor, config.num_key_value_heads // tensor
     if heads % size or (keys % size and size % keys):
         left = f" that tensor_parallel = {tensor} leaves each rank" if tensor > 1 else ""

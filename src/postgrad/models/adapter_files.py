@@ -1,6 +1,5 @@
 """Adapters as PEFT's directories: written and proved, read strictly, merged into their base."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import write_json
 from postgrad.models.adapters import HEAD, PREFIX, add_adapter
 from postgrad.models.export import PROBE, TOLERANCE
-from postgrad.models.load import load_config, load_model, load_tokenizer
+from postgrad.models.files import read_object, require_regular
+from postgrad.models.load import load_config, load_model, load_tokenizer, require_readable
 from postgrad.models.named_templates import with_template
 from postgrad.models.save import save_model
 from postgrad.models.score import load_score_model
@@ -88,9 +88,10 @@ def read_adapter(path: str | Path) -> AdapterFile:
             f"{folder} has no {WEIGHTS}"
             + (": adapter_model.bin is a pickle, and not read; convert it" if pickled else "")
         )
+    require_regular(folder / WEIGHTS)
     try:
         weights = load_file(folder / WEIGHTS)
-    except SafetensorError as error:
+    except (OSError, SafetensorError) as error:
         raise UsageError(f"{folder / WEIGHTS} cannot be read: {error}") from error
     _require_whole(weights, config.get("r"), folder / WEIGHTS)
     try:
@@ -200,6 +201,7 @@ def _compare(
     kind: Any = AutoModelForCausalLM
     if HEAD_WEIGHT in weights:
         kind, config.num_labels = AutoModelForSequenceClassification, 1
+    require_readable(base, config, kind)
     batch = torch.tensor([tokenizer(PROBE, add_special_tokens=False)["input_ids"]])
     with torch.random.fork_rng(devices=[]):  # PEFT draws weights before it reads them
         lm: Any = kind.from_pretrained(
@@ -218,21 +220,23 @@ def _compare(
 
 def _config(folder: Path) -> dict[str, Any]:
     try:
-        config = json.loads((folder / CONFIG).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"no adapter at {folder}: {CONFIG} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"no adapter at {folder}: {CONFIG} is no JSON object")
-    return config
+        return read_object(folder / CONFIG)
+    except UsageError as error:
+        raise UsageError(f"no adapter at {folder}: {error}") from error
 
 
 def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
+    saved, targets = config.get("modules_to_save") or [], config.get("target_modules") or []
+    named = {"modules_to_save": saved, "target_modules": [] if targets == str(targets) else targets}
+    for key, names in named.items():
+        if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+            raise UsageError(f"{folder}/{CONFIG}: {key} is {names!r}; wanted is a list of names")
     foreign = [key for key, value in config.items() if value and key not in READ | HARMLESS]
     wrong = {
         "peft_type": config.get("peft_type") != "LORA",
         "bias": config.get("bias", "none") != "none",
         "init_lora_weights": config.get("init_lora_weights", True) not in FRESH,
-        "modules_to_save": not set(config.get("modules_to_save") or ()) <= {HEAD, "classifier"},
+        "modules_to_save": not set(saved) <= {HEAD, "classifier"},
         # PEFT imports the module that it names
         "auto_mapping": not _of_transformers(config.get("auto_mapping")),
     }

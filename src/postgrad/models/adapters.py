@@ -79,6 +79,11 @@ def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
         for name, module in decoder.named_modules()
         if isinstance(module, nn.Linear) and ".lora_" not in name
     ]
+    if not linear:
+        raise UsageError(
+            f"[model.lora]: this {lm.config.model_type} decoder has no linear layers that an "  # pyright: ignore[reportAttributeAccessIssue]
+            "adapter could stand on: train it whole"
+        )
     for target in settings.targets:
         if not any(f".{name}".endswith(f".{target}") for name in linear):
             known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))

@@ -15,6 +15,10 @@ from transformers import AttentionInterface
 NAME = "postgrad"
 
 
+class ContextLost(Exception):
+    """A model did not hand its forward's arguments on to the attention function."""
+
+
 class AttentionContext(Protocol):
     """Attention for one forward pass over T packed tokens."""
 
@@ -44,13 +48,15 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    attention_context: AttentionContext,
+    attention_context: AttentionContext | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers' calling convention: query [1, H, T, D]; returns [1, T, H, D]."""
+    if attention_context is None:
+        raise ContextLost
     out = attention_context.attend(
         int(module.layer_idx),  # pyright: ignore[reportArgumentType]
         query[0],

@@ -14,7 +14,14 @@ from transformers import (
 )
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.headers import require_room
+from postgrad.models.load import (
+    load_config,
+    load_generation_config,
+    load_tokenizer,
+    read_plain,
+    skeleton,
+)
 from postgrad.models.named_templates import with_template
 from postgrad.models.rendering import Unrenderable, rendered
 from postgrad.models.save import save_model
@@ -48,6 +55,9 @@ def export_hf(
         raise UsageError(f"{to} is there already: choose another --to")
     tokenizer = with_template(load_tokenizer(base), chat_template)
     config = load_config(base)
+    kind = AutoModelForCausalLM if scale is None else AutoModelForSequenceClassification
+    held = sum(weight.nbytes for weight in weights.values())
+    require_room(skeleton(config, kind, base), held, base)
     if scale is None:
         lm: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
         lm.generation_config = _generation_config(base, tokenizer)
@@ -93,19 +103,15 @@ def _fill(lm: Any, weights: Mapping[str, Tensor]) -> None:
 
 def _generation_config(base: str, tokenizer: Any) -> GenerationConfig:
     """The base's own; without one, what generate needs to stop."""
-    try:
-        return GenerationConfig.from_pretrained(base)
-    except OSError:
-        return GenerationConfig(
-            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-        )
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    return load_generation_config(base) or GenerationConfig(**ends)
 
 
 @torch.no_grad()
 def _compare(lm: Any, tokenizer: Any, written: Path) -> None:
     read_tokenizer: Any = AutoTokenizer.from_pretrained(written)
     kind: Any = AutoModelForSequenceClassification if hasattr(lm, "score") else AutoModelForCausalLM
-    read: Any = kind.from_pretrained(written, dtype=lm.dtype, use_safetensors=True)
+    read = read_plain(str(written), kind, lm.dtype)
     text = _probe(tokenizer)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if read_tokenizer(text, add_special_tokens=False)["input_ids"] != ids:

@@ -1,6 +1,5 @@
 """Where a model's shape is read: its directory, the table of common models, or the hub."""
 
-import json
 import threading
 import tomllib
 from collections.abc import Mapping
@@ -11,6 +10,8 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
+from postgrad.models.config_check import require_config
+from postgrad.models.files import read_object
 from postgrad.models.settings import ModelSettings, looks_local
 from postgrad.models.shapes import ModelShape, shape_of, shape_of_init
 
@@ -91,12 +92,8 @@ def _is_adapter(folder: Path) -> bool:
 
 
 def _config(path: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise UsageError(f"{path} holds no object: it is no config.json of a model")
+    found = read_object(path)
+    require_config(found, path)
     return found
 
 

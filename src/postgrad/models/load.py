@@ -1,36 +1,42 @@
-"""Models from Hugging Face directories or the hub, with our attention, without foreign code."""
+"""Models from Hugging Face directories or the hub, with our attention, without foreign code.
 
-import inspect
-import re
-from collections.abc import Mapping, Sequence
+Every command loads through here. Files are looked at before a library reads them (models.files,
+config_check, headers), and whatever a library raises over them is one message.
+"""
+
+import copy
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+)
+from transformers import __version__ as transformers_version
+from transformers.utils.hub import cached_file, cached_files
 
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import PostgradError, UsageError
+from postgrad.models import files
 from postgrad.models.attention import NAME
+from postgrad.models.config_check import require_config
+from postgrad.models.headers import read_headers, require_fit
 from postgrad.models.linear import speed_up
 from postgrad.models.norm import fuse_norms
+from postgrad.models.probe import require_same_outputs
 from postgrad.models.quantize import Quantize, loading_arguments
-from postgrad.models.settings import ModelType, looks_local
+from postgrad.models.rope import hold_frequencies
+from postgrad.models.settings import looks_local
+from postgrad.models.supported import is_tested, require_interface, require_supported
 
-TESTED = ", ".join(get_args(ModelType))
-# Token mixers other than attention, by what their config is called or says: they keep a state along
-# the sequence that our layouts would mix up between samples.
-RECURRENT_LAYERS = ("linear_attention", "mamba", "recurrent", "conv", "ssm")
-LAYER_KEYS = ("layer_types", "layers_block_type", "block_types")  # where configs say them
-# What some types hand to the attention interface beside queries, keys and values (learned sinks,
-# chosen keys, biases). Ours would leave it out and be wrong in silence.
-FOREIGN_ARGUMENTS = re.compile(
-    r"attention_interface\((?:[^()]|\([^()]*\))*\b"
-    r"(s_aux|sinks|indices|block_indices|position_bias)="
-)
+LONGEST = 400  # characters of a library's message that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +62,8 @@ def load_model(
     Its attention is ours: `models.packed.hidden_states` runs it over layouts. Gradient
     checkpointing acts only in train mode, so such a model is left in it; others are in eval mode.
     quantize: see models.quantize, for a model that an adapter is put on. Raises UsageError for a
-    path that holds no model, no tokenizer or no template, and for a model whose token mixers bypass
-    the attention interface.
+    path that holds no model, no tokenizer or no template, for files that are damaged or no
+    safetensors, and for a model that does not compute here what transformers computes.
     """
     config = load_config(path)
     tokenizer = load_tokenizer(path)
@@ -70,48 +76,43 @@ def load_model(
 
 def place(lm: Any, path: str, device: torch.device | None, *, gradient_checkpointing: bool) -> None:
     """Puts a model that was read on its device, in the mode that load_model promises."""
-    _refuse_foreign_attention(lm, path)
     if not getattr(lm, "is_quantized", False):  # in four bits it is where it was read to
         lm.to(device or torch.device("cpu"))
     speed_up(lm, device or torch.device("cpu"))
     fuse_norms(lm, device or torch.device("cpu"))
+    hold_frequencies(lm, path)
+    lm.eval()
+    if not is_tested(lm.config):
+        require_same_outputs(lm, path)
     if gradient_checkpointing:
         _checkpoint_activations(lm)
         lm.train()
-    else:
-        lm.eval()
 
 
 def load_config(path: str) -> Any:
     """The model's config with every dropout at 0. Raises UsageError as load_model does, before a
     weight is read.
     """
-    if looks_local(path) and not Path(path).is_dir():
-        raise UsageError(f"no model at {path}: there is no such directory (model.path)")
-    if (Path(path) / "adapter_config.json").is_file() and not (
-        Path(path) / "config.json"
-    ).is_file():
+    _require_directory(path, "model")
+    if (Path(path) / "adapter_config.json").is_file():
+        both = (Path(path) / files.CONFIG).is_file()
         raise UsageError(
-            f"{path} is an adapter, not a model: export the run without --adapter, which merges it "
-            "into its base"
+            f"{path} is an adapter, not a model"
+            + (" (it has a config.json too, and which is meant is not clear)" if both else "")
+            + ": export the run without --adapter, which merges it into its base"
         )
-    try:
+    with reading(f"no model at {path}", "model.path is a directory with config.json, or a hub id"):
+        file = _config_file(path)
+        said = files.read_object(file)
+        require_config(said, file)
+        if said["model_type"] not in CONFIG_MAPPING:
+            own = "; code of its own (auto_map) is never run" if "auto_map" in said else ""
+            raise UsageError(
+                f"no model at {path}: model type {said['model_type']} is not supported because "
+                f"transformers {transformers_version} does not have it{own}"
+            )
         config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
-        raise UsageError(
-            f"no model at {path}: {error}; model.path is a directory with config.json, or a hub id"
-        ) from error
-    if getattr(config, "is_encoder_decoder", False):
-        raise UsageError(
-            f"{path} is a {config.model_type} model, an encoder with a decoder: only decoders "
-            "that predict the next token are trained here"
-        )
-    if config.get_text_config() is not config:
-        raise UsageError(
-            f"{path} is a {config.model_type} model, which reads more than text: take the text "
-            "model of the family"
-        )
-    _refuse_recurrent(config, path)
+    require_supported(config, path)
     for key, value in config.to_dict().items():
         if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float):
             setattr(config, key, 0.0)  # a mask drawn from a generator could not be resumed
@@ -120,16 +121,14 @@ def load_config(path: str) -> Any:
 
 def load_tokenizer(path: str) -> Any:
     """The tokenizer of a model, checked: an end-of-sequence token, offsets."""
-    if looks_local(path) and not Path(path).is_dir():
-        raise UsageError(f"no tokenizer at {path}: there is no such directory (model.path)")
-    try:
+    _require_directory(path, "tokenizer")
+    wanted = "model.path is a directory with tokenizer.json, or a hub id"
+    with reading(f"no tokenizer at {path}", wanted):
+        if Path(path).is_dir():
+            files.require_tokenizer_files(Path(path))
         tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(
-            f"no tokenizer at {path}: {error}; model.path is a directory with tokenizer.json, or a "
-            "hub id"
-        ) from error
-    if not tokenizer.is_fast:
+        size = len(tokenizer)
+    if not tokenizer.is_fast or not size:
         raise UsageError(
             f"the tokenizer at {path} gives no offsets, from which loss masks are made: convert it "
             "to tokenizer.json"
@@ -142,6 +141,19 @@ def load_tokenizer(path: str) -> Any:
     return tokenizer
 
 
+def load_generation_config(path: str) -> GenerationConfig | None:
+    """What generation_config.json of a model says; None where it has none. Raises UsageError for
+    one that cannot be read.
+    """
+    with reading(f"no generation config at {path}", f"mend {files.GENERATION}, or remove it"):
+        if Path(path).is_dir() and not files.has_generation(Path(path)):
+            return None
+        try:
+            return GenerationConfig.from_pretrained(path)
+        except OSError:  # a hub id without one
+            return None
+
+
 def read_weights(
     path: str, config: Any, dtype: torch.dtype, kind: Any, more: Mapping[str, Any]
 ) -> tuple[Any, list[str]]:
@@ -149,7 +161,9 @@ def read_weights(
     other arguments of from_pretrained. Raises UsageError where it cannot be read or a weight has
     another shape.
     """
-    try:
+    require_interface(require_readable(path, config, kind), path)
+    wanted = "wanted are a config and weights as safetensors in the layout of Hugging Face"
+    with reading(f"the model {path} cannot be loaded", wanted):
         read: Any = kind.from_pretrained(
             path,
             config=config,
@@ -161,14 +175,42 @@ def read_weights(
             ignore_mismatched_sizes=True,  # so that they are named below
             **more,
         )
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise UsageError(
-            f"the model {path} cannot be loaded: {error}; wanted are a config and weights as "
-            "safetensors in the layout of Hugging Face"
-        ) from error
     lm, found = read
     require_whole(path, mismatched=[name for name, *_ in found["mismatched_keys"]])
     return lm, list(found["missing_keys"])
+
+
+def read_plain(path: str, kind: Any, dtype: torch.dtype) -> Any:
+    """The model of a directory as anybody's transformers reads it, with its own attention."""
+    require_readable(path, load_config(path), kind)
+    with reading(f"the model {path} cannot be loaded", "write it again"):
+        return kind.from_pretrained(path, dtype=dtype, use_safetensors=True)
+
+
+def require_readable(path: str, config: Any, kind: Any) -> Any:
+    """The model of a directory as `skeleton` makes it. Raises UsageError, before a weight is read
+    or memory taken for one, where its files are no safetensors, or not of a model like its config.
+    """
+    files.has_generation(Path(path))  # transformers reads it with the weights
+    headers = read_headers(_weight_files(path))
+    layers = getattr(config, "num_hidden_layers", 0)
+    if layers > len(headers):
+        raise UsageError(
+            f"{path}/{files.CONFIG}: num_hidden_layers is {layers}, and the files hold "
+            f"{len(headers)} weights in all: they are not of one model"
+        )
+    meta = skeleton(config, kind, path)
+    require_fit(meta, headers, path)
+    return meta
+
+
+def skeleton(config: Any, kind: Any, path: str) -> Any:
+    """The model of a config as `kind`, an Auto class, on the meta device: shapes without memory.
+    Raises UsageError where transformers cannot make one.
+    """
+    what = f"transformers makes no model of {path}/{files.CONFIG}"
+    with reading(what, "take the config.json that belongs to the weights"), torch.device("meta"):
+        return kind.from_config(copy.deepcopy(config))
 
 
 def require_whole(
@@ -184,40 +226,65 @@ def require_whole(
             )
 
 
-def _refuse_recurrent(config: Any, path: str) -> None:
-    kinds = [str(kind) for key in LAYER_KEYS for kind in getattr(config, key, None) or []]
-    found = [kind for kind in kinds if any(word in kind for word in RECURRENT_LAYERS)]
-    if found or not hasattr(config, "num_attention_heads"):
-        what = f"{found[0]} layers" if found else "no attention heads"
-        raise _refusal(config.model_type, path, what)
+@contextmanager
+def reading(what: str, remedy: str) -> Generator[None]:
+    """Whatever a library raises over others' files inside is a UsageError: what could not be read,
+    why, and what to do. A lack of memory, and our own messages, stay what they are.
+    """
+    try:
+        yield
+    except (PostgradError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except RecursionError as error:
+        raise UsageError(f"{what}: its JSON is nested too deep; {remedy}") from error
+    except Exception as error:
+        raise UsageError(f"{what}: {_said(error)}; {remedy}") from error
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UsageError(f"{what}: {_said(error)}; {remedy}") from error
 
 
-def _refuse_foreign_attention(lm: Any, path: str) -> None:
-    """Every token mixer has to look up the attention interface; the source says whether it does."""
-    decoder = inspect.getmodule(type(lm.get_decoder()))  # a score model has one too
-    assert decoder is not None
-    source = inspect.getsource(decoder)
-    mixers = {
-        type(module).__name__
-        for name, module in lm.named_modules()
-        if name.rpartition(".")[2]
-        in ("linear_attn", "mamba", "mixer", "ssm", "conv", "temporal_block")
-    }
-    if "ALL_ATTENTION_FUNCTIONS" not in source or mixers:
-        what = f"{', '.join(sorted(mixers))}" if mixers else "attention of its own"
-        raise _refusal(lm.config.model_type, path, what)
-    if foreign := FOREIGN_ARGUMENTS.search(source):
+def _said(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    plain = isinstance(error, OSError | ValueError | ImportError)
+    return text if plain and text else f"{type(error).__name__}: {text}"
+
+
+def _require_directory(path: str, what: str) -> None:
+    if looks_local(path) and not Path(path).is_dir():
+        raise UsageError(f"no {what} at {path}: there is no such directory (model.path)")
+
+
+def _config_file(path: str) -> Path:
+    file = Path(path) / files.CONFIG
+    if not Path(path).is_dir():
+        file = Path(cached_file(path, files.CONFIG) or file)
+    elif not file.is_symlink() and not file.exists():
         raise UsageError(
-            f"{path} is a {lm.config.model_type} model, whose attention takes {foreign[1]} beside "
-            f"queries, keys and values: it would be left out here. Tested types: {TESTED}"
+            f"no model at {path}: it has no {files.CONFIG}; model.path is a directory with one, or "
+            "a hub id"
         )
+    return file
 
 
-def _refusal(model_type: str, path: str, what: str) -> UsageError:
-    return UsageError(
-        f"{path} is a {model_type} model with {what}, which bypasses transformers' attention "
-        f"interface: samples packed into one forward would see each other. Tested types: {TESTED}"
-    )
+def _weight_files(path: str) -> list[Path]:
+    """The safetensors files of a directory, or of a hub id, which are fetched."""
+    if Path(path).is_dir():
+        return files.weight_files(Path(path))
+    quiet = {"_raise_exceptions_for_missing_entries": False}
+    with reading(f"no model at {path}", "a hub id needs the network, or files fetched before"):
+        if whole := cached_file(path, files.WEIGHTS, **quiet):
+            return [Path(whole)]
+        index = cached_file(path, files.INDEX, **quiet)
+        if index is None:
+            raise UsageError(
+                f"no model at {path}: it has neither {files.WEIGHTS} nor {files.INDEX}, and "
+                f"nothing else is read; {files.CONVERT}"
+            )
+        found = cached_files(path, files.shard_names(Path(index)))
+    return [Path(file) for file in found or ()]
 
 
 def _checkpoint_activations(lm: Any) -> None:

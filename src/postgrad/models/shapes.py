@@ -212,7 +212,10 @@ def _trained_type(config: Mapping[str, Any], source: str) -> str:
 def _size(config: Mapping[str, Any], key: str, source: str) -> int:
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{source}: {key} is {value!r}; wanted is a whole number, 1 or more")
+        raise UsageError(
+            f"{source}: {key} is {value!r}; wanted is a whole number, 1 or more: take the "
+            "config.json that belongs to the weights"
+        )
     return value
 
 

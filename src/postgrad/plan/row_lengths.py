@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from postgrad.core.errors import UsageError
 from postgrad.data.answers import labelled_of, pair_of
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import Message, conversation_of, prompt_of
 from postgrad.data.pair_settings import PairSettings
 from postgrad.data.rows import Row, parse_split
 from postgrad.data.settings import DataSettings, RowSettings, Share
+from postgrad.models.files import require_regular
 from postgrad.models.settings import ModelSettings
 from postgrad.plan.lengths import Lengths
 from postgrad.recipe.recipe import Recipe, RLRecipe
@@ -114,7 +116,13 @@ def _counter(model: ModelSettings) -> tuple[Count, str]:
         if file is not None:
             from tokenizers import Tokenizer  # only here
 
-            tokenizer = Tokenizer.from_file(str(file))
+            require_regular(file)
+            try:
+                tokenizer = Tokenizer.from_file(str(file))
+            except Exception as error:  # the library raises no other
+                raise UsageError(
+                    f"{file} cannot be read: {error}; take the tokenizer.json of the model"
+                ) from error
             return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids), (
                 "counted with the model's tokenizer"
             )

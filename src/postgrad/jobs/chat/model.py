@@ -15,6 +15,7 @@ from postgrad.jobs.checkpoints import store_of
 from postgrad.jobs.export import roles_of
 from postgrad.models.adapter_files import merged_state
 from postgrad.models.load import load_model
+from postgrad.models.rope import max_positions
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.parallel import device as placing
 from postgrad.recipe.load import recipe_from_json
@@ -117,7 +118,7 @@ def _dtype(checkpoint: Checkpoint) -> str:
 def _engine(path: str, dtype: str, max_len: int) -> tuple[TalkingEngine, Any]:
     device = placing.apply(placing.choose(None, False))
     model = load_model(path, dtype=placing.compute_dtype(dtype, device), device=device)
-    known = getattr(model.config, "max_position_embeddings", None)
+    known = max_positions(model.config)
     longest = min(max_len, known or max_len)
     places = places_for(longest)
     engine = TalkingEngine(model.lm, model.tokenizer, cache_tokens=places, max_len=longest)

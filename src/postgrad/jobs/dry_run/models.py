@@ -7,8 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from transformers import GenerationConfig
-
 from postgrad.data.templates import (
     Unmarkable,
     render_conversation,
@@ -20,7 +18,8 @@ from postgrad.jobs import roles
 from postgrad.jobs.dry_run.data import Sets
 from postgrad.jobs.dry_run.report import Check, Report
 from postgrad.jobs.dry_run.rows import special_ids
-from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.load import load_config, load_generation_config, load_tokenizer
+from postgrad.models.rope import fixed_length, max_positions
 from postgrad.recipe.load import ROLES
 from postgrad.recipe.recipe import Answering, Recipe, RewardRecipe
 from postgrad.rollout.local.stops import eos_token_ids
@@ -59,15 +58,21 @@ def _others(recipe: Recipe) -> list[tuple[str, str]]:
 
 
 def _positions(report: Report, check: Check, recipe: Recipe, config: Any, path: str) -> None:
-    known = getattr(config, "max_position_embeddings", None)
+    known = max_positions(config)
     longest = max([recipe.data.max_len, *(one.max_len for one in recipe.eval.sets)])
     if known is not None and longest > known:
         report.problem(
             check,
             f"rows may have {longest} tokens (data.max_len, eval.max_len), and {path} has "
-            f"{known} positions (max_position_embeddings): what comes after them it was never "
-            f"made for; say data.max_len = {known} or less",
+            f"{known} positions ({_limit_of(config)}): what comes after them it was never made "
+            f"for; say data.max_len = {known} or less",
         )
+
+
+def _limit_of(config: Any) -> str:
+    """The key that says how many positions a model has."""
+    rotates = fixed_length(config) == max_positions(config)
+    return "its rope_type rotates by length beyond them" if rotates else "max_position_embeddings"
 
 
 def look_at_tokens(report: Report, recipe: Recipe, path: str, tokenizer: Any, sets: Sets) -> None:
@@ -114,11 +119,7 @@ def _look_at_end(report: Report, check: Check, recipe: Recipe, path: str, tokeni
 
 
 def _stop_ids(path: str, tokenizer: Any) -> set[int]:
-    reader: Any = GenerationConfig
-    try:
-        generation = reader.from_pretrained(path)
-    except OSError:  # it has none
-        generation = None
+    generation = load_generation_config(path)
     return set(eos_token_ids(SimpleNamespace(generation_config=generation), tokenizer))
 
 

@@ -16,6 +16,7 @@ from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.score import ScoreRole
 from postgrad.models.hashes import directory_hash
 from postgrad.models.load import load_config
+from postgrad.models.rope import max_positions
 from postgrad.models.score import load_score_model, scale_of
 from postgrad.parallel import device as placing
 
@@ -62,7 +63,7 @@ def load_reward_model(path: Path, dtype: str, batch_tokens: int) -> ServedModel:
         hash=directory_hash(path),
         mean=None if scale is None else scale.mean,
         std=None if scale is None else scale.std,
-        max_tokens=getattr(loaded.config, "max_position_embeddings", None),
+        max_tokens=max_positions(loaded.config),
     )
     first = float(model.score([np.zeros(1, np.int32)])[0])
     if not np.isfinite(first):

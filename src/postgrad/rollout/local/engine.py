@@ -19,10 +19,13 @@ from torch import Tensor, nn
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.decoder import decoder_of
 from postgrad.models.head import target_logprobs
+from postgrad.models.packed import require_embedded
+from postgrad.models.supported import is_tested
 from postgrad.rollout.engine import Completion, EngineStats, Request
 from postgrad.rollout.local.attention import Decoding
 from postgrad.rollout.local.budget import PREFILL_TOKENS, align
 from postgrad.rollout.local.cache import KeyValueCache
+from postgrad.rollout.local.probe import require_same_samples
 from postgrad.rollout.local.prompts import (
     Prefilled,
     lay_out_plain,
@@ -68,6 +71,9 @@ class LocalEngine:
         self._rows = Rows(0, 0)
         self._shared = SharedPrompts(0)
         self._prompts_computed = 0  # since the engine was idle: names a prompt's stretches
+        if not is_tested(lm.config):
+            require_same_samples(self, lm)
+            self.stats, self._submitted = EngineStats(), 0
 
     def submit(self, request: Request) -> None:
         """Queue a request; lower tickets, then lower samples, then earlier turns go first."""
@@ -80,6 +86,7 @@ class LocalEngine:
             )
         if not len(request.token_ids) or not request.sample_ids:
             raise ValueError(f"ticket {request.ticket}: a request needs a token and a sample")
+        require_embedded(self._lm, request.token_ids)
         order = (request.ticket, request.sample_ids[0], request.turn, self._submitted)
         self._submitted += 1
         heapq.heappush(self._waiting, (order, request))

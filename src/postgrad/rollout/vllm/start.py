@@ -14,7 +14,13 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from postgrad.core.errors import UsageError
-from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.load import (
+    load_config,
+    load_generation_config,
+    load_tokenizer,
+    require_readable,
+    skeleton,
+)
 from postgrad.models.shapes import shape_of
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.stops import eos_token_ids
@@ -29,14 +35,12 @@ BLOCK = 128  # places of a block of vLLM's cache on CPUs: a sequence fills its l
 def read_model(path: str, dtype: torch.dtype, max_len: int) -> Model:
     """Everything of the model but its weights. Raises UsageError as load_model does."""
     config, tokenizer = load_config(path), load_tokenizer(path)
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config)
-    try:
-        generation = GenerationConfig.from_pretrained(path)
-    except OSError:  # a directory without generation_config.json
-        generation = GenerationConfig.from_model_config(config)
+    require_readable(path, config, AutoModelForCausalLM)  # vLLM would unpickle
+    meta = skeleton(config, AutoModelForCausalLM, path)
+    # a directory without generation_config.json has what its config says
+    generation = load_generation_config(path) or GenerationConfig.from_model_config(config)
     eos = eos_token_ids(SimpleNamespace(generation_config=generation), tokenizer)
-    return Model(skeleton, tokenizer, eos, dtype, max_len)
+    return Model(meta, tokenizer, eos, dtype, max_len)
 
 
 def sizes_of(

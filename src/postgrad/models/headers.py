@@ -1,0 +1,83 @@
+"""A model's weights as the headers of its safetensors files say, before a byte of them is read."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from postgrad.core.errors import UsageError
+from postgrad.models.files import CONFIG
+
+# Of plain weights: other dtypes are numbers of a quantised model, or of something else.
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4}
+PER_BYTE = 2  # weights in a byte, of four bits each: no format that is read holds more
+SPARE = 2**20  # weights that a score head may add
+BUFFERS = 2**30  # numbers that a model computes for itself: tables of positions, masks
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says of one tensor; dtype: in the words of safetensors."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    file: Path
+
+    @property
+    def bytes(self) -> int:
+        """What it takes on the disk, a little less where two numbers share a byte."""
+        return torch.Size(self.shape).numel() * BYTES.get(self.dtype, 1)
+
+
+def read_headers(files: Iterable[Path]) -> dict[str, Header]:
+    """By name, of all tensors in some files. The library holds names, shapes, dtypes and places to
+    the size of each file. Raises UsageError for a file that is cut, or whose header lies.
+    """
+    headers: dict[str, Header] = {}
+    for file in files:
+        try:
+            with safe_open(file, "pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  # it is no mapping
+                    part = opened.get_slice(name)
+                    headers[name] = Header(tuple(part.get_shape()), part.get_dtype(), file)
+        except (OSError, SafetensorError) as error:
+            raise UsageError(
+                f"{file} cannot be loaded: {error}; it is cut or damaged: fetch or copy it again"
+            ) from error
+    return headers
+
+
+def require_fit(lm: Any, headers: dict[str, Header], path: str) -> None:
+    """Raises UsageError where `lm`, a model on the meta device, asks for far more weights than its
+    files hold, or they hold whole numbers in their place: transformers would draw what is missing
+    at random, and take the memory for it first.
+    """
+    held = sum(header.bytes for header in headers.values())
+    require_room(lm, held, path)
+    if getattr(lm.config, "quantization_config", None) is not None:
+        return
+    for name, _ in lm.named_parameters():
+        header = headers.get(name)
+        if header is not None and header.dtype not in FLOATS:
+            raise UsageError(
+                f"{header.file}: {name} is of dtype {header.dtype}, and weights are floating point "
+                f"numbers ({', '.join(FLOATS[:4])}): save the model again in one of them"
+            )
+
+
+def require_room(lm: Any, held: int, path: str) -> None:
+    """Raises UsageError where `lm`, on the meta device, has more weights than `held` bytes can be,
+    or buffers that no model of its kind has.
+    """
+    wanted = sum(parameter.numel() for parameter in lm.parameters())
+    buffers = sum(buffer.numel() for buffer in lm.buffers())
+    if wanted > PER_BYTE * held + SPARE or buffers > max(BUFFERS, PER_BYTE * held):
+        what = f"{wanted:,} weights" if wanted > PER_BYTE * held + SPARE else f"{buffers:,} numbers"
+        raise UsageError(
+            f"{path}/{CONFIG} describes a model of {what}, and its files hold {held:,} bytes: they "
+            "are not of one model; take the config.json that belongs to the weights"
+        )

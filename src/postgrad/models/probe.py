@@ -1,0 +1,185 @@
+"""A model of an untested type is run once, packed and plain: the two agree, or it is refused.
+
+What a config and a model's code tell of its attention (models.supported) is not all: a mask of its
+own, a layer that attends twice, a scale in the output head. A short forward shows it.
+"""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from postgrad.core.errors import UsageError
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.layout.blocks import plan_blocks
+from postgrad.layout.layout import Layout, lay_out
+from postgrad.models.attention import NAME, AttentionContext, ContextLost
+from postgrad.models.head import full_logits
+from postgrad.models.packed import hidden_states
+from postgrad.models.supported import TESTED
+from postgrad.models.tree import TreeAttention
+
+SHARED, LENGTHS = 7, (15, 11, 13)  # tokens: two sequences of one prompt, and another
+# Of the outputs' deviation: the rounding of a few dozen layers, below what any other attention is.
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
+
+
+def require_same_outputs(lm: Any, path: str) -> None:
+    """lm: loaded with our attention, on its device, in eval mode; a causal model or a score model.
+
+    Raises UsageError where its outputs over packed sequences with a common prompt are not those
+    that transformers' own attention gives for each sequence alone.
+    """
+    sequences = probe_sequences(lm)
+    watched = _Windows()
+    try:
+        packed = _packed(lm, sequences, watched)
+        with own_attention(lm), torch.no_grad():
+            plain = [_plain(lm, sequence) for sequence in sequences]
+    except (ContextLost, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        what = (
+            "its layers do not hand the forward's arguments on to their attention"
+            if isinstance(error, ContextLost)
+            else f"a short packed forward ends with {type(error).__name__}: {error}"
+        )
+        raise unsupported(lm, path, what) from error
+    if not all(bool(one.isfinite().all()) for one in plain):
+        raise UsageError(
+            f"{path} gives outputs that are no finite numbers for a short text: its weights are "
+            "damaged, or too large for this dtype; try --model.dtype float32"
+        )
+    if not same(packed, plain, spread(plain), lm.dtype):
+        what = (
+            "its packed forward differs from transformers' own: its attention, or its output head, "
+            "is not what its interface says"
+        )
+        raise unsupported(lm, path, what)
+    window = _window(lm.config)
+    if window is not None and window not in watched.seen:
+        what = f"its layers do not hand their sliding window of {window} on to the attention"
+        raise unsupported(lm, path, what)
+
+
+def probe_sequences(lm: Any) -> list[NDArray[np.int32]]:
+    """Token ids of three short sequences, of which the first two share their opening."""
+    rng = np.random.default_rng(0)
+    padding = getattr(lm.config, "pad_token_id", None)
+    known = np.array([i for i in range(min(lm.config.vocab_size, 1000)) if i != padding], np.int32)
+    drawn = [rng.choice(known, length) for length in LENGTHS]
+    drawn[1][:SHARED] = drawn[0][:SHARED]
+    return drawn
+
+
+@contextmanager
+def own_attention(lm: Any) -> Generator[None]:
+    """Inside, a model attends with plain operations of transformers."""
+    lm.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        lm.set_attn_implementation(NAME)
+
+
+def spread(outputs: Sequence[Tensor]) -> Tensor:
+    """The standard deviation of all outputs: a fresh model's are close together, and so are their
+    errors.
+    """
+    return torch.cat([one.flatten() for one in outputs]).std()
+
+
+def same(
+    found: Sequence[Tensor], wanted: Sequence[Tensor], scale: Tensor, dtype: torch.dtype
+) -> bool:
+    """Whether outputs [N, V] of each sequence agree, as rounding in `dtype` allows. scale: the
+    deviation of the model's outputs.
+
+    The median over a sequence's tokens: a router that rounding sends to another expert changes one
+    token, wrong attention nearly all.
+    """
+    errors = [(one - two).abs().amax(-1).median() for one, two in zip(found, wanted, strict=True)]
+    return bool(torch.stack(errors).max() <= TOLERANCE.get(dtype, 1e-3) * scale)
+
+
+def unsupported(lm: Any, path: str, what: str) -> UsageError:
+    """For a type that cannot run here because of `what`."""
+    return UsageError(
+        f"{path} is a {lm.config.model_type} model, which is not supported because {what}. "
+        f"Tested types: {TESTED}"
+    )
+
+
+class _Windows:
+    """Another context's attention; which windows layers were handed."""
+
+    def __init__(self) -> None:
+        self.inner: AttentionContext | None = None
+        self.seen: set[int | None] = set()
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Tensor:
+        """AttentionContext.attend."""
+        assert self.inner is not None
+        self.seen.add(more["window"])
+        return self.inner.attend(layer, query, key, value, **more)
+
+
+def _packed(lm: Any, sequences: Sequence[NDArray[np.int32]], watched: _Windows) -> list[Tensor]:
+    """[N - 1, V] of each sequence, or hidden states of a score model, from one forward, through
+    which a gradient has come back.
+    """
+    layout, offsets = _laid_out(sequences)
+    device = next(lm.parameters()).device
+    embedded: list[Tensor] = []
+
+    def watch(_: Any, __: Any, output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[-1].clone()  # some types write over it
+
+    ids, positions, rows = (
+        torch.from_numpy(array).to(device)
+        for array in (layout.token_ids, layout.positions, layout.hidden_row)
+    )
+    watched.inner = TreeAttention(plan_blocks(layout), device)
+    with torch.enable_grad(), lm.get_input_embeddings().register_forward_hook(watch):
+        hidden = hidden_states(lm, ids, positions, watched).index_select(0, rows)
+        out = hidden if hasattr(lm, "score") else full_logits(lm, hidden)
+        torch.autograd.grad(out.sum(), embedded)  # of the weights nothing is kept
+    out = out.detach()
+    order = torch.from_numpy(np.argsort(layout.column)).to(device)
+    ends = (offsets - np.arange(len(offsets)))[1:-1].tolist()
+    return [*out.index_select(0, order).float().cpu().tensor_split(ends)]
+
+
+def _laid_out(sequences: Sequence[NDArray[np.int32]]) -> tuple[Layout, NDArray[np.int64]]:
+    tokens = Ragged.of(sequences, np.int32)
+    mask = np.ones(len(tokens.values), np.bool_)
+    mask[tokens.offsets[:-1]] = False
+    group = np.array([0, 0, 1])
+    columns = Sequences(tokens, tokens.like(mask), group)
+    return lay_out(columns, np.arange(len(tokens)), min_shared=1), tokens.offsets
+
+
+def _plain(lm: Any, sequence: NDArray[np.int32]) -> Tensor:
+    ids = torch.from_numpy(sequence.astype(np.int64))[None].to(next(lm.parameters()).device)
+    if hasattr(lm, "score"):
+        out = lm.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+    else:
+        out = lm(input_ids=ids, use_cache=False).logits
+    return out[0, :-1].float().cpu()
+
+
+def _window(config: Any) -> int | None:
+    """The sliding window that some layer has to have; None where none has one."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if not window or getattr(config, "use_sliding_window", True) is False:
+        return None
+    if kinds is not None and not any("sliding" in kind for kind in kinds):
+        return None
+    return window

@@ -1,0 +1,55 @@
+"""What the engine samples from a model of an untested type is held to transformers' own forward."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from postgrad.models.probe import own_attention, probe_sequences, same, spread, unsupported
+from postgrad.rollout.engine import Completion, Request
+from postgrad.rollout.settings import SamplingSettings
+
+if TYPE_CHECKING:
+    from postgrad.rollout.local.engine import LocalEngine
+
+NEW = 5  # tokens of each sample
+SAMPLES = (0, 1)  # of each prompt: they share it in the cache
+
+
+@torch.no_grad()
+def require_same_samples(engine: "LocalEngine", lm: Any) -> None:
+    """lm: what `engine` samples from. Raises UsageError where the logprobs of a few samples are not
+    what transformers says of the same tokens, with its own attention and without a cache.
+    """
+    prompts = [sequence[:6] for sequence in probe_sequences(lm)]
+    path = str(lm.config.name_or_path or "the model")
+    done: list[Completion] = []
+    try:
+        for ticket, prompt in enumerate(prompts):
+            sampling = SamplingSettings(max_new_tokens=NEW)
+            engine.submit(Request(ticket, SAMPLES, prompt, sampling))
+        while len(done) < len(prompts) * len(SAMPLES):
+            done += engine.completed()
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        what = f"the built-in engine cannot decode it: {type(error).__name__}: {error}"
+        raise unsupported(lm, path, what) from error
+    with own_attention(lm):
+        logits = [_logits(lm, prompts[one.ticket], one) for one in done]
+    wanted = [
+        table.log_softmax(-1).gather(1, torch.from_numpy(one.token_ids.astype(np.int64))[:, None])
+        for one, table in zip(done, logits, strict=True)
+    ]
+    found = [torch.from_numpy(one.logprobs)[:, None] for one in done]
+    if not same(found, wanted, spread(logits), lm.dtype):
+        what = "the built-in engine's samples are not drawn from what transformers gives for them"
+        raise unsupported(lm, path, what)
+
+
+def _logits(lm: Any, prompt: Any, one: Completion) -> torch.Tensor:
+    """[tokens, V] that transformers gives before each token of a sample."""
+    ids = np.concatenate([prompt, one.token_ids]).astype(np.int64)
+    device = next(lm.parameters()).device
+    out = lm(input_ids=torch.from_numpy(ids)[None].to(device), use_cache=False).logits[0]
+    return out[len(prompt) - 1 : -1].float().cpu()

@@ -1,0 +1,113 @@
+"""Rotations that follow the length of a sequence: the original ones, and never another's."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from helpers.hostile_models import edit
+from postgrad.core.errors import UsageError
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.layout.blocks import plan_blocks
+from postgrad.layout.layout import lay_out
+from postgrad.models.load import load_config, load_model
+from postgrad.models.packed import hidden_states
+from postgrad.models.rope import fixed_length, max_positions, require_length
+from postgrad.models.tree import TreeAttention
+from postgrad.rollout.engine import Request
+from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.settings import SamplingSettings
+
+HALF = 4  # frequencies of a head of 8
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "short_factor": [1.0] * HALF,
+    "long_factor": [3.0] * HALF,
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
+KINDS = {
+    "longrope": {"rope_parameters": LONG, "max_position_embeddings": 128},
+    "dynamic": {"rope_parameters": DYNAMIC, "max_position_embeddings": 32},
+}
+
+
+@pytest.fixture(params=KINDS)
+def model(request: pytest.FixtureRequest, fresh: Callable[[str], Path], tmp_path: Path) -> Path:
+    """Of Llama's type, with an original length of 32."""
+    folder = shutil.copytree(fresh("llama"), tmp_path / request.param)
+    edit("config.json", **KINDS[request.param])(folder)
+    return folder
+
+
+def packed(lm: Any, sequences: list[np.ndarray[Any, Any]]) -> torch.Tensor:
+    tokens = Ragged.of(sequences, np.int32)
+    mask = tokens.like(np.ones(len(tokens.values), np.bool_))
+    columns = Sequences(tokens, mask, np.arange(len(sequences)))
+    layout = lay_out(columns, np.arange(len(sequences)), reads="at")
+    return hidden_states(
+        lm,
+        torch.from_numpy(layout.token_ids),
+        torch.from_numpy(layout.positions),
+        TreeAttention(plan_blocks(layout), torch.device("cpu")),
+    )
+
+
+@torch.no_grad()
+def test_a_sequence_within_the_original_length_is_rotated_as_alone(model: Path) -> None:
+    rng = np.random.default_rng(0)
+    short, longer = rng.integers(3, 90, 12), rng.integers(3, 90, 32)
+    lm: Any = load_model(str(model), dtype=torch.float32).lm
+    plain: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    found = packed(lm, [short, longer])
+    for sequence, rows in ((short, found[:12]), (longer, found[12:])):
+        wanted = plain.model(torch.from_numpy(sequence)[None]).last_hidden_state[0]
+        torch.testing.assert_close(rows, wanted, atol=2e-5, rtol=0)
+
+
+def test_a_longer_sequence_is_refused_before_it_changes_its_pack(model: Path) -> None:
+    lm = load_model(str(model), dtype=torch.float32).lm
+    rng = np.random.default_rng(0)
+    with pytest.raises(UsageError, match=r"beyond 32 tokens .* may have 33: set data\.max_len"):
+        packed(lm, [rng.integers(3, 90, 33), rng.integers(3, 90, 5)])
+    assert bool(packed(lm, [rng.integers(3, 90, 32)]).isfinite().all())  # and goes on
+
+
+def test_samples_are_drawn_from_the_original_rotations_or_refused(model: Path) -> None:
+    loaded = load_model(str(model), dtype=torch.float32)
+    engine = LocalEngine(loaded.lm, loaded.tokenizer, slots=2, cache_tokens=512)
+    prompt = np.random.default_rng(0).integers(3, 90, 20).astype(np.int32)
+    engine.submit(Request(0, (0,), prompt, SamplingSettings(max_new_tokens=8)))
+    (done,) = engine.completed()
+    plain: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    ids = torch.from_numpy(np.concatenate([prompt, done.token_ids]).astype(np.int64))
+    with torch.no_grad():
+        logprobs = plain(ids[None]).logits[0].log_softmax(-1)
+    wanted = logprobs[19:-1].gather(1, ids[20:, None])[:, 0]
+    torch.testing.assert_close(torch.from_numpy(done.logprobs), wanted, atol=2e-4, rtol=0)
+    engine.submit(Request(1, (0,), np.tile(prompt, 2)[:33], SamplingSettings(max_new_tokens=2)))
+    with pytest.raises(UsageError, match="beyond 32 tokens"):
+        engine.completed()
+
+
+def test_a_recipe_that_is_longer_is_refused_before_training(model: Path) -> None:
+    config = load_config(str(model))
+    assert fixed_length(config) == max_positions(config) == 32
+    require_length(config, 32, "m")
+    with pytest.raises(UsageError, match=r"rotates by the length .*longrope|dynamic"):
+        require_length(config, 33, "m")
+
+
+def test_other_rotations_have_no_length_of_their_own(fresh: Callable[[str], Path]) -> None:
+    config = load_config(str(fresh("llama")))
+    assert fixed_length(config) is None
+    assert max_positions(config) == 128
+    require_length(config, 10**6, "m")
