@@ -20,7 +20,7 @@ class HFCopies:
     """
 
     def __init__(self, run: Run) -> None:
-        base = run.recipe.model.path or str(run.directory.init)
+        base = run.recipe.model.source or str(run.directory.init)
         self._run = run
         self._role = role_of(run.recipe, own_role(run.recipe), base)
         self._folder = run.directory.copies

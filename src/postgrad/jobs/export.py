@@ -33,7 +33,7 @@ def export(
     """
     directory = RunDirectory.open(run_dir)
     recipe = recipe_from_json(directory.recipe())
-    base = recipe.model.path or str(directory.init)
+    base = recipe.model.source or str(directory.init)
     role = role_of(recipe, name or own_role(recipe), base)
     checkpoint = open_store(run_dir).load(_which(which))
     choices = choose(recipe, checkpoint.state.choices)
@@ -119,7 +119,7 @@ def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
             found["reference"] = ExportedRole("reference.weights", base, None, scores=False)
         if recipe.algorithm.needs().critic:
             model = recipe.critic.model
-            start = model.path or base
+            start = model.source or base
             found["critic"] = ExportedRole("critic.weights", start, model.lora, scores=True)
     return found
 

@@ -12,6 +12,7 @@ from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import Checkpoint, CheckpointStore, Untidy
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import UsageError
+from postgrad.core.hub import split_revision
 from postgrad.jobs import auto_sizes, foreseen, out_of_memory
 from postgrad.jobs.checkpoints import store_of
 from postgrad.jobs.choices import choose
@@ -23,6 +24,7 @@ from postgrad.jobs.ranks.start import join
 from postgrad.jobs.restarts import with_restarts
 from postgrad.jobs.run import Clock, Run
 from postgrad.jobs.setup.job import assemble
+from postgrad.jobs.sources import hold_to, pin
 from postgrad.jobs.stopping import StopSignals
 from postgrad.jobs.summary import summarise, table
 from postgrad.observe.claim import claimed, require_unclaimed
@@ -66,10 +68,13 @@ def train(
                 "another --run_dir, or replace it with --overwrite true"
             )
         directory = RunDirectory.open(path)
+        recipe, found = pin(recipe, directory.sources(), allow_change)
         compare(recipe_from_json(directory.recipe()), recipe, allow_change, path)
-        directory.write_recipe(recipe.dump())
+        directory.write_recipe(recipe.dump(), [one.to_json() for one in found])
     else:
-        directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite)
+        recipe, found = pin(recipe)
+        told = [one.to_json() for one in found]
+        directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite, sources=told)
         if store_of(recipe, directory).steps():
             raise UsageError(
                 f"checkpoint.ckpt_path {recipe.checkpoint.ckpt_path} holds checkpoints of another "
@@ -86,9 +91,10 @@ def resume(
     require_unclaimed(run_dir)
     before = recipe_from_json(directory.recipe())
     recipe = with_overrides(before, overrides)
+    recipe, found = pin(recipe, directory.sources(), allow_change)
     compare(before, recipe, allow_change, run_dir, ways_out="")
     require_installed(recipe.observe.loggers)
-    directory.write_recipe(recipe.dump())
+    directory.write_recipe(recipe.dump(), [one.to_json() for one in found])
     return _execute(recipe, directory, console, allow_change)
 
 
@@ -126,7 +132,7 @@ def _once(
         made = prepare(recipe, directory, console, stack, allow_change, again=again)
         run, job, base, state = made
         if isinstance(recipe, RLRecipe):  # whose samples are shown token by token
-            for file in tokenizer_files({"path": recipe.model.path})[:1]:
+            for file in tokenizer_files(run.recipe.model.model_dump())[:1]:
                 directory.keep_tokenizer(file)
         state = _open_loggers(run, state, stack)
         if profile:
@@ -184,7 +190,8 @@ def prepare(
     checkpoint = _newest(store, console)
     recorded: Mapping[str, Any] = checkpoint.state.choices if checkpoint else {}
     recorded = {name: one for name, one in recorded.items() if name not in allow_change}
-    choices = choose(recipe, recorded)
+    read = hold_to(recipe, recorded.get("sources") or {}, allow_change)
+    choices = replace(choose(recipe, recorded), sources=read)
     placing.apply(choices.placement)
     choices, untried = auto_sizes.planned(recipe, choices, recorded)
     logs.rewind(checkpoint.state.log_offsets if checkpoint else {})
@@ -259,6 +266,9 @@ def _tell_start(run: Run, checkpoint: Checkpoint | None) -> None:
         f"{recipe.job} run in {run.directory.path} {how}: {run.choices.device}, "
         f"{run.choices.threads} threads, {run.choices.dtype}, torch {torch.__version__}"
     )
+    for key, name in run.choices.sources.items():
+        if split_revision(name)[1] is not None:
+            run.console.note(f"{key} is {name}")
     for problem in checkpoint.skipped if checkpoint else ():
         run.console.warn(problem)
         run.logs.event("damaged_checkpoint", problem)

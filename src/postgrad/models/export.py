@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.hub import pretrained
 from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.save import save_model
 from postgrad.models.score import MEAN, STD, RewardScale, require_padding
@@ -88,8 +89,9 @@ def _fill(lm: Any, weights: Mapping[str, Tensor]) -> None:
 
 def _generation_config(base: str, tokenizer: Any) -> GenerationConfig:
     """The base's own; without one, what generate needs to stop."""
+    name, at = pretrained(base)
     try:
-        return GenerationConfig.from_pretrained(base)
+        return GenerationConfig.from_pretrained(name, **at)
     except OSError:
         return GenerationConfig(
             eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from postgrad.core.errors import UsageError
+from postgrad.core.hub import pretrained
 from postgrad.models.attention import NAME
 from postgrad.models.linear import speed_up
 from postgrad.models.norm import fuse_norms
@@ -51,8 +52,9 @@ def load_model(
     gradient_checkpointing: bool = False,
     quantize: Quantize = "none",
 ) -> LoadedModel:
-    """The model of a local directory or hub id, computing in `dtype`, dropout off.
+    """The model of a directory or hub id, computing in `dtype`, dropout off.
 
+    path: also "org/name@REVISION" (core.hub), here and in the other functions.
     Its attention is ours: `models.packed.hidden_states` runs it over layouts. Gradient
     checkpointing acts only in train mode, so such a model is left in it; others are in eval mode.
     quantize: see models.quantize, for a model that an adapter is put on. Raises UsageError for a
@@ -95,8 +97,9 @@ def load_config(path: str) -> Any:
             f"{path} is an adapter, not a model: export the run without --adapter, which merges it "
             "into its base"
         )
+    name, at = pretrained(path)
     try:
-        config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config: Any = AutoConfig.from_pretrained(name, trust_remote_code=False, **at)
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise UsageError(
             f"no model at {path}: {error}; model.path is a directory with config.json, or a hub id"
@@ -122,8 +125,9 @@ def load_tokenizer(path: str) -> Any:
     """The tokenizer of a model, checked: a chat template, an end-of-sequence token, offsets."""
     if looks_local(path) and not Path(path).is_dir():
         raise UsageError(f"no tokenizer at {path}: there is no such directory (model.path)")
+    name, at = pretrained(path)
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **at)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(
             f"no tokenizer at {path}: {error}; model.path is a directory with tokenizer.json, or a "
@@ -154,9 +158,10 @@ def read_weights(
     other arguments of from_pretrained. Raises UsageError where it cannot be read or a weight has
     another shape.
     """
+    name, at = pretrained(path)
     try:
         read: Any = kind.from_pretrained(
-            path,
+            name,
             config=config,
             dtype=dtype,
             attn_implementation=NAME,
@@ -164,6 +169,7 @@ def read_weights(
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that they are named below
+            **at,
             **more,
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:

@@ -14,6 +14,7 @@ from postgrad.core.names import nearest
 from postgrad.core.versions import versions
 
 RECIPE, PLAN, SUMMARY = "recipe.json", "plan.json", "summary.json"
+SOURCES = "sources"  # a key of RECIPE
 TOKENIZER = "tokenizer.json"  # what the ids of samples.jsonl stand for, wherever the run is moved
 INIT, MODEL, COPIES, CHECKPOINTS = "init", "model", "hf", "checkpoints"
 OURS = (  # what a run writes, and --overwrite true removes
@@ -53,8 +54,16 @@ class RunDirectory:
         self.plan = path / PLAN  # what was foreseen
 
     @classmethod
-    def create(cls, path: Path, recipe: Mapping[str, Any], *, overwrite: bool) -> "RunDirectory":
-        """A new run's directory with its recipe.json. overwrite: removes what a run wrote there.
+    def create(
+        cls,
+        path: Path,
+        recipe: Mapping[str, Any],
+        *,
+        overwrite: bool,
+        sources: Sequence[Mapping[str, Any]] = (),
+    ) -> "RunDirectory":
+        """A new run's directory with its recipe.json, see write_recipe. overwrite: removes what a
+        run wrote there.
 
         Raises UsageError where something else lies there, RunError where nothing can be written.
         """
@@ -66,7 +75,7 @@ class RunDirectory:
             free = shutil.disk_usage(path).free
             if free < SPARE_BYTES:
                 raise OSError(errno.ENOSPC, f"{free} bytes are free")
-            directory.write_recipe(recipe)
+            directory.write_recipe(recipe, sources)
         except OSError as error:
             raise _unwritable(path, error) from error
         return directory
@@ -138,16 +147,19 @@ class RunDirectory:
             written = json.loads((self.path / RECIPE).read_text("utf-8"))
         except (OSError, ValueError):
             return False
-        return isinstance(written, dict) and written.keys() == {"recipe", "versions"}
+        return isinstance(written, dict) and written.keys() - {SOURCES} == {"recipe", "versions"}
 
-    def write_recipe(self, recipe: Mapping[str, Any]) -> None:
-        """Writes recipe.json: the resolved recipe and the versions that run it. Removes what a
-        killed process was writing here.
+    def write_recipe(
+        self, recipe: Mapping[str, Any], sources: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Writes recipe.json: the resolved recipe, the versions that run it, and which commits the
+        revisions of hub ids meant (`sources`). Removes what a killed process was writing here.
         """
+        told = {"recipe": recipe, "versions": versions(PACKAGES), SOURCES: list(sources)}
         try:
             for one in left_behind(self.path, OURS):
                 remove(one)
-            write_json(self.path / RECIPE, {"recipe": recipe, "versions": versions(PACKAGES)})
+            write_json(self.path / RECIPE, told)
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
@@ -157,6 +169,16 @@ class RunDirectory:
         try:
             return dict(json.loads(path.read_text("utf-8"))["recipe"])
         except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{path} is not a recipe that a run wrote: {error!r}") from error
+
+    def sources(self) -> list[dict[str, Any]]:
+        """What write_recipe was told of hub ids; none where it was told nothing. Raises UsageError
+        where the file is not ours.
+        """
+        path = self.path / RECIPE
+        try:
+            return [dict(one) for one in json.loads(path.read_text("utf-8")).get(SOURCES, ())]
+        except (OSError, ValueError, AttributeError, TypeError) as error:
             raise UsageError(f"{path} is not a recipe that a run wrote: {error!r}") from error
 
     def plans(self) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from postgrad.core.hub import pretrained
 from postgrad.data.templates import (
     Unmarkable,
     render_conversation,
@@ -52,9 +53,9 @@ def _others(recipe: Recipe) -> list[tuple[str, str]]:
     """(role, path) of the models beside the policy's."""
     owners = [(role, getattr(recipe, role, None)) for role in ROLES if role]
     return [
-        (role, owner.model.path)
+        (role, owner.model.source)
         for role, owner in owners
-        if owner is not None and owner.model.path not in (None, recipe.model.path)
+        if owner is not None and owner.model.source not in (None, recipe.model.source)
     ]
 
 
@@ -115,8 +116,9 @@ def _look_at_end(report: Report, check: Check, recipe: Recipe, path: str, tokeni
 
 def _stop_ids(path: str, tokenizer: Any) -> set[int]:
     reader: Any = GenerationConfig
+    name, at = pretrained(path)
     try:
-        generation = reader.from_pretrained(path)
+        generation = reader.from_pretrained(name, **at)
     except OSError:  # it has none
         generation = None
     return set(eos_token_ids(SimpleNamespace(generation_config=generation), tokenizer))

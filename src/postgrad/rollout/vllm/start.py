@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from postgrad.core.errors import UsageError
+from postgrad.core.hub import pretrained, split_revision
 from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.shapes import shape_of
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
@@ -31,8 +32,9 @@ def read_model(path: str, dtype: torch.dtype, max_len: int) -> Model:
     config, tokenizer = load_config(path), load_tokenizer(path)
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config)
+    name, at = pretrained(path)
     try:
-        generation = GenerationConfig.from_pretrained(path)
+        generation = GenerationConfig.from_pretrained(name, **at)
     except OSError:  # a directory without generation_config.json
         generation = GenerationConfig.from_model_config(config)
     eos = eos_token_ids(SimpleNamespace(generation_config=generation), tokenizer)
@@ -105,8 +107,10 @@ def _told(
 ) -> Start:
     """What every process is told. shares: some device of theirs is the learner's too."""
     one = settings.vllm
+    name, revision = split_revision(path)
     return Start(
-        model=str(Path(path).resolve()) if Path(path).is_dir() else path,
+        model=str(Path(path).resolve()) if Path(path).is_dir() else name,
+        revision=revision,
         dtype=str(model.dtype).removeprefix("torch."),
         max_len=model.max_len,
         slots=sizes.slots,

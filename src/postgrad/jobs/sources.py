@@ -1,0 +1,147 @@
+"""Which models and data a run reads: commits of the hub, contents of this machine's files.
+
+A hub id is loaded at the commit that it meant when the run began, also after `main` has moved;
+files have to be the same at a resume. What names them is part of the run's choices.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from postgrad.core.errors import UsageError
+from postgrad.core.hub import at_revision, cached_commits, commit_of, split_revision
+from postgrad.data.hub import cached_datasets
+from postgrad.data.rows import local_files
+from postgrad.models.hashes import directory_hash, files_hash
+from postgrad.models.settings import looks_local
+from postgrad.recipe.compare import covers
+from postgrad.recipe.recipe import Recipe
+from postgrad.recipe.sources import Source, pinned, sources
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """A hub id of a recipe, and its commit. revision: as the recipe asked for it; None: main."""
+
+    key: str
+    kind: str
+    path: str
+    revision: str | None
+    commit: str
+
+    def to_json(self) -> dict[str, Any]:
+        """For recipe.json and reports."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def pin(
+    recipe: Recipe,
+    before: Sequence[Mapping[str, Any]] = (),
+    allowed: Sequence[str] = (),
+    *,
+    sections: Iterable[str] | None = None,
+) -> tuple[Recipe, list[HubSource]]:
+    """The recipe with a commit in place of each revision, and what was asked for.
+
+    before: the entries of recipe.json: what asks for the same is given the same commit again,
+    unless `allowed` has its key. sections: of the recipe, such as "eval", that are looked at; None:
+    all. Raises UsageError where a commit is not to be had.
+    """
+    known = {one.get("key"): one for one in before}
+    looked_at = [
+        one for one in sources(recipe) if sections is None or str(one.place[0]) in sections
+    ]
+    found = [_resolved(one, known.get(one.key), allowed) for one in looked_at if one.hub]
+    commits = {source.place: one.commit for source, one in found}
+    return pinned(recipe, commits), [one for _, one in found]
+
+
+def pin_model(source: str) -> str:
+    """A directory as it is, a hub id at the commit that it means now. Raises UsageError where that
+    is not to be had.
+    """
+    path, revision = split_revision(source)
+    return source if looks_local(path) else at_revision(path, commit_of("model", path, revision))
+
+
+def _resolved(
+    source: Source, before: Mapping[str, Any] | None, allowed: Sequence[str]
+) -> tuple[Source, HubSource]:
+    """The same commit as before where the same was asked for, or where a resume states it."""
+    asked, commit = source.revision, None
+    if before is not None and before.get("path") == source.path and not _may(source, allowed):
+        if asked == before.get("revision"):
+            commit = before.get("commit")
+        elif asked == before.get("commit"):
+            asked, commit = before.get("revision"), asked
+    if commit is None:
+        commit = commit_of(source.kind, source.path, source.revision)
+    else:
+        _require_there(source, commit)
+    return source, HubSource(source.key, source.kind, source.path, asked, commit)
+
+
+def _require_there(source: Source, commit: str) -> None:
+    """Raises UsageError where a recorded commit is neither in the local cache nor on the hub."""
+    there = cached_commits(source.kind, source.path)
+    if source.kind == "dataset":
+        there = [*there, *cached_datasets(source.path)]
+    if commit in there:
+        return
+    try:
+        commit_of(source.kind, source.path, commit)
+    except UsageError as error:
+        raise UsageError(
+            f"the run was started with {at_revision(source.path, commit)} ({source.key}), which is "
+            f"not to be had any more: {error}. Bring it back into the cache, or go on with what "
+            f"the id means now: --{source.key}.revision main --allow-change {source.key}.revision"
+        ) from error
+
+
+def hold_to(
+    recipe: Recipe, recorded: Mapping[str, str], allowed: Sequence[str] = ()
+) -> dict[str, str]:
+    """What names each model and dataset that the recipe (pinned) reads, by its key.
+
+    recorded: what the newest checkpoint says, {} for a new run. Raises UsageError for what has
+    changed since, unless `allowed` has its key.
+    """
+    found: dict[str, str] = {}
+    changed: list[str] = []
+    for source in sources(recipe):
+        name = _identity(source)
+        if name is None:
+            continue
+        before = recorded.get(source.key, name)
+        if before != name and not _may(source, allowed):
+            key = f"{source.key}.{'revision' if source.hub else 'path'}"
+            changed.append(
+                f"{key}: {source.path} is not what the run was started with: {before} there, "
+                f"{name} here; put it back, start a new run, or go on with --allow-change {key}"
+            )
+        found[source.key] = name
+    if changed:
+        raise UsageError("\n".join(changed))
+    return found
+
+
+def _identity(source: Source) -> str | None:
+    """None of what is made by code: tasks, functions of rows, and what is not there."""
+    if source.hub:
+        return source.name
+    path = Path(source.path).expanduser()
+    try:
+        if source.kind == "model":
+            # the weights are in checkpoints; those that are frozen have hashes of their own
+            return f"sha256:{directory_hash(path, weights=False)}" if path.is_dir() else None
+        files = local_files(source.path, source.subset, source.split or "train")
+        return f"sha256:{files_hash(files)}" if files else None
+    except OSError as error:
+        raise UsageError(f"{source.path} cannot be read: {error} ({source.key}.path)") from error
+
+
+def _may(source: Source, allowed: Sequence[str]) -> bool:
+    return any(
+        covers(one, f"{source.key}.{key}") for one in allowed for key in ("path", "revision")
+    )
