@@ -15,7 +15,6 @@ from helpers.hub import A, B, OfflineHub
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import at_revision, cached_commits, commit_of, pretrained, split_revision
 
-
 WORDS = st.text(string.ascii_letters + string.digits + "_.-", min_size=1, max_size=8)
 
 

@@ -1,4 +1,4 @@
-"""A hub that is out of reach, and what its caches hold: the layouts of huggingface_hub and datasets."""
+"""A hub that is out of reach, and its caches, as huggingface_hub and datasets lay them out."""
 
 import os
 import shutil

@@ -156,11 +156,43 @@ def devices(launcher: Sequence[str], given: Mapping[str, Any]) -> int | None:
     nodes = said.get("num_nodes", said.get("num_machines", said.get("nnodes", 1)))
     if any(PurePosixPath(word).name == _LAUNCHED_BY for word in launcher) and "gpus" in said:
         return int(said["gpus"]) * int(nodes)
+    if isinstance(said.get("include"), str) and "exclude" not in said:
+        return _included(said["include"])
     for name, each in (("num_processes", 1), ("nproc_per_node", nodes), ("num_gpus", nodes)):
         if isinstance(said.get(name), int) and isinstance(each, int):
             return said[name] * each
     config = said.get("config_file", given.get("accelerate_config"))
-    return _accelerated(str(config)) if config else None
+    if config:
+        return _accelerated(str(config))
+    launched = {PurePosixPath(word).name for word in launcher}
+    if "deepspeed" in launched and not said.keys() & {"hostfile", "exclude"}:
+        return _visible(launcher)  # it starts a process for each
+    return None
+
+
+def _included(where: str) -> int | None:
+    """GPUs of DeepSpeed's --include: "localhost:0,1", or "worker-0:0,2-4@worker-1:0"; None where a
+    machine is named without its GPUs.
+    """
+    count = 0
+    for machine in where.split("@"):
+        slots = [
+            re.fullmatch(r"(\d+)(?:-(\d+))?", slot) for slot in machine.partition(":")[2].split(",")
+        ]
+        for slot in slots:
+            if slot is None:
+                return None
+            count += int(slot[2] or slot[1]) - int(slot[1]) + 1
+    return count
+
+
+def _visible(launcher: Sequence[str]) -> int | None:
+    """GPUs of CUDA_VISIBLE_DEVICES=0,1 before a command."""
+    for word in launcher:
+        name, _, value = word.partition("=")
+        if name == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"\d+(,\d+)*", value):
+            return value.count(",") + 1
+    return None
 
 
 def zero_stage(launcher: Sequence[str], given: Mapping[str, Any]) -> int | None:
