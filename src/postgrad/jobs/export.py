@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from postgrad.core.errors import UsageError
+from postgrad.jobs.card import card_of
 from postgrad.jobs.checkpoints import open_store
 from postgrad.jobs.choices import Choices, choose
 from postgrad.jobs.reward import scale_of_state
@@ -39,10 +40,12 @@ def export(
     choices = choose(recipe, checkpoint.state.choices)
     state = checkpoint.state.algorithm
     weights = checkpoint.tensors(role.stem)
+    told = name or own_role(recipe)
+    card = card_of(directory, recipe, checkpoint.state, role.base, role=told, adapter=adapter)
     if adapter:
-        role.export_adapter(weights, to)
+        role.export_adapter(weights, to, card)
     else:
-        role.export(weights, state, to, choices, overwrite=False)
+        role.export(weights, state, to, choices, overwrite=False, card=card)
     return to
 
 
@@ -65,6 +68,7 @@ class ExportedRole:
         choices: Choices,
         *,
         overwrite: bool,
+        card: str | None = None,
     ) -> None:
         """Weights with the base model's config, tokenizer and template, in the dtype of the run.
 
@@ -78,13 +82,15 @@ class ExportedRole:
         if self.scores:
             trained = self.stem.startswith("reward_model.")
             scale = scale_of_state(state) if trained else RewardScale()
-        export_hf(on_cpu, self.base, to, dtype=dtype, scale=scale, overwrite=overwrite)
+        export_hf(on_cpu, self.base, to, dtype=dtype, scale=scale, overwrite=overwrite, card=card)
 
-    def export_adapter(self, weights: Mapping[str, Tensor], to: Path) -> None:
+    def export_adapter(
+        self, weights: Mapping[str, Tensor], to: Path, card: str | None = None
+    ) -> None:
         """The adapter alone. Raises UsageError where the role has none."""
         if self.lora is None:
             raise UsageError("--adapter: this role was trained whole, without [model.lora]")
-        write_adapter(weights, self.lora, self.base, to)
+        write_adapter(weights, self.lora, self.base, to, card=card)
 
 
 def own_role(recipe: Recipe) -> str:

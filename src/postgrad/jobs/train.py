@@ -11,15 +11,17 @@ import torch
 from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import Checkpoint, CheckpointStore, Untidy
 from postgrad.core.cursor import Cursor
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.core.hub import split_revision
 from postgrad.jobs import auto_sizes, foreseen, out_of_memory
+from postgrad.jobs.card import card_of
 from postgrad.jobs.checkpoints import store_of
 from postgrad.jobs.choices import choose
 from postgrad.jobs.export import own_role, role_of
 from postgrad.jobs.loop import Job, loop
 from postgrad.jobs.peaks import Peaks, gauge_for
 from postgrad.jobs.profile import Profiled
+from postgrad.jobs.push import push
 from postgrad.jobs.ranks.start import join
 from postgrad.jobs.restarts import with_restarts
 from postgrad.jobs.run import Clock, Run
@@ -143,11 +145,41 @@ def _once(
             with run.phase("export"):
                 role = role_of(recipe, own_role(recipe), base)
                 weights = job.tensors()[role.stem]
-                role.export(weights, state.algorithm, directory.model, run.choices, overwrite=True)
+                own = own_role(run.recipe)
+                now = replace(state, choices=run.choices.to_json())
+                card = card_of(directory, run.recipe, now, role.base, role=own, adapter=False)
+                role.export(
+                    weights,
+                    state.algorithm,
+                    directory.model,
+                    run.choices,
+                    overwrite=True,
+                    card=card,
+                )
             model = str(directory.model)
+            _push(run, state)
         summary = summarise(run, state, model)
         directory.write_summary(summary)
     return summary
+
+
+def _push(run: Run, state: RunState) -> None:
+    """Where the recipe says so. A hub that takes nothing costs neither the run nor its model."""
+    settings, folder = run.recipe.checkpoint, run.directory.model
+    if not settings.push_to_hub:
+        return
+    with run.phase("push"):
+        message = f"step {state.step} of {run.directory.path.resolve().name}"
+        try:
+            done = push(
+                folder, settings.push_to_hub, private=settings.push_private, message=message
+            )
+        except RunError as error:
+            run.logs.event("push_failed", str(error))
+            run.console.warn(str(error))
+            return
+    run.logs.event("pushed", done["url"], **done)
+    run.console.note(f"pushed {folder} to {done['url']}")
 
 
 def _open_loggers(run: Run, state: RunState, stack: ExitStack) -> RunState:

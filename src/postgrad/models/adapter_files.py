@@ -113,6 +113,7 @@ def write_adapter(
     to: Path,
     *,
     overwrite: bool = False,
+    card: str | None = None,
 ) -> None:
     """Writes an adapter, `weights` by the names of Adapter.parameters, as PEFT's directory, with
     the base's tokenizer.
@@ -130,6 +131,7 @@ def write_adapter(
         to,
         check=lambda folder: _compare(weights, settings, base, tokenizer, folder),
         replace=overwrite,
+        card=card,
     )
 
 

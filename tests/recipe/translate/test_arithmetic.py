@@ -42,8 +42,8 @@ def test_it_has_bash_s_value(expression: str, value: int) -> None:
     "expression",
     [
         "", "1 +", "1 / 0", "5 % 0", "2 ** -1", "UNSET + 1", "EMPTY", "LOOP", "1; 2", "x = 3",
-        "N++", "a[0]", "1.5", "09", "(1", "1)", "1 ? 2", "__import__('os')", "(" * 100 + "1" + ")" * 100,
-        "-" * 400 + "1", "2" + "**2" * 150, "1" * 600,
+        "N++", "a[0]", "1.5", "09", "(1", "1)", "1 ? 2", "__import__('os')",
+        "(" * 100 + "1" + ")" * 100, "-" * 400 + "1", "2" + "**2" * 150, "1" * 600,
     ],
 )  # fmt: skip
 def test_what_is_no_arithmetic_of_the_script_is_refused(expression: str) -> None:
