@@ -180,3 +180,17 @@ def test_a_push_without_a_model_to_push_is_refused() -> None:
     raw = {"job": "sft", "run_dir": "runs/a", "steps": 1, "checkpoint": {"push_to_hub": "org/a"}}
     with pytest.raises(UsageError, match="push_to_hub pushes run_dir/model: say save_hf = true"):
         parse_recipe({**raw, "data": {"path": "rows.jsonl"}, "model": {"path": "./here"}})
+
+
+def test_paths_in_a_card_do_not_name_who_ran_it(
+    hub: OfflineHub, tmp_path: Path, models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS), "utf-8")
+    told = {"model": {"path": models(1)}, "data": {"path": str(rows), "max_len": 48}, "eval": {}}
+    run = run_of(tmp_path, **told)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text = (export(run, "latest", tmp_path / "to") / "README.md").read_text("utf-8")
+    assert "| ~/rows.jsonl |" in text
+    assert 'run_dir = "~/run"' in text
+    assert str(tmp_path) not in text

@@ -1,6 +1,7 @@
 """README.md of an exported model: a model card as the hub reads it, of what a run has recorded."""
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -91,7 +92,7 @@ def _body(
     yield from _table(
         ("used for", "data", "configuration", "split", "revision or content"),
         [
-            (one.key, one.path, one.subset or "", one.split or "", _content(one, hashes))
+            (one.key, _at_home(one.path), one.subset or "", one.split or "", _content(one, hashes))
             for one in read
             if one.kind == "dataset"
         ],
@@ -223,4 +224,10 @@ def _clean(value: Any, name: str = "") -> Any:
         return [_clean(one, name) for one in cast(list[Any], value) if one is not None]
     if not isinstance(value, str):
         return value
-    return REDACTED if SECRET.search(name) and value else USER.sub(f"{REDACTED}@", value)
+    return REDACTED if SECRET.search(name) and value else USER.sub(f"{REDACTED}@", _at_home(value))
+
+
+def _at_home(path: str) -> str:
+    """Without the name of who ran it."""
+    home = os.environ.get("HOME", "").rstrip("/")
+    return f"~{path[len(home) :]}" if home and path.startswith(f"{home}/") else path
