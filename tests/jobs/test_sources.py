@@ -124,6 +124,20 @@ def test_changed_rows_of_a_file_stop_the_resume(
         resume(tmp_path / "run", ["--steps", "5"], [], console)
 
 
+def test_a_changed_chat_template_file_stops_the_resume(
+    hub: OfflineHub, tmp_path: Path, console: Console
+) -> None:
+    template = tmp_path / "chat.jinja"
+    plain = (hub.models / "models--org--tiny" / "snapshots" / A / "chat_template.jinja").read_text()
+    template.write_text(plain, "utf-8")
+    data = {"path": "org/rows", "max_len": 48, "chat_template": str(template)}
+    train(recipe_of(tmp_path, data=data), console)
+    template.write_text("{# new #}" + plain, "utf-8")
+    with pytest.raises(UsageError, match=r"data\.chat_template: .*chat\.jinja is not what"):
+        resume(tmp_path / "run", ["--steps", "3"], [], console)
+    resume(tmp_path / "run", ["--steps", "3"], ["data.chat_template"], console)
+
+
 def test_a_changed_tokenizer_of_a_model_directory_stops_the_resume(
     hub: OfflineHub, tmp_path: Path, console: Console
 ) -> None:

@@ -4,8 +4,9 @@ A hub id is loaded at the commit that it meant when the run began, also after `m
 files have to be the same at a resume. What names them is part of the run's choices.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -109,21 +110,40 @@ def hold_to(
     """
     found: dict[str, str] = {}
     changed: list[str] = []
-    for source in sources(recipe):
-        name = _identity(source)
-        if name is None:
-            continue
-        before = recorded.get(source.key, name)
-        if before != name and not _may(source, allowed):
-            key = f"{source.key}.{'revision' if source.hub else 'path'}"
+    for part in chain.from_iterable(map(_parts, sources(recipe))):
+        before = recorded.get(part.name, part.identity)
+        found[part.name] = part.identity
+        if before != part.identity and not any(covers(a, k) for a in allowed for k in part.keys):
+            key = part.keys[0]
             changed.append(
-                f"{key}: {source.path} is not what the run was started with: {before} there, "
-                f"{name} here; put it back, start a new run, or go on with --allow-change {key}"
+                f"{key}: {part.path} is not what the run was started with: {before} there, "
+                f"{part.identity} here; put it back, start a new run, or go on with "
+                f"--allow-change {key}"
             )
-        found[source.key] = name
     if changed:
         raise UsageError("\n".join(changed))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Something that is read. name: in the choices; keys: of the recipe that may allow a change."""
+
+    name: str
+    keys: tuple[str, ...]
+    path: str
+    identity: str
+
+
+def _parts(source: Source) -> Iterator[_Part]:
+    """The source itself and its chat template, where they are named by something."""
+    key, keys = source.key, ("revision", "path") if source.hub else ("path", "revision")
+    if (identity := _identity(source)) is not None:
+        yield _Part(key, tuple(f"{key}.{one}" for one in keys), source.path, identity)
+    if (identity := _template(source)) is not None:
+        yield _Part(
+            f"{key}.chat_template", (f"{key}.chat_template",), source.chat_template, identity
+        )
 
 
 def _identity(source: Source) -> str | None:
@@ -139,6 +159,18 @@ def _identity(source: Source) -> str | None:
         return f"sha256:{files_hash(files)}" if files else None
     except OSError as error:
         raise UsageError(f"{source.path} cannot be read: {error} ({source.key}.path)") from error
+
+
+def _template(source: Source) -> str | None:
+    """Of a file with a chat template; its text is in the recipe."""
+    if not source.chat_template or "{" in source.chat_template:
+        return None
+    path = Path(source.chat_template).expanduser()
+    try:
+        return f"sha256:{files_hash([path])}" if path.is_file() else None
+    except OSError as error:
+        key = f"{source.key}.chat_template"
+        raise UsageError(f"{path} cannot be read: {error} ({key})") from error
 
 
 def _may(source: Source, allowed: Sequence[str]) -> bool:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Source:
     """One model or dataset. place: of its table in the resolved recipe, ("data", "sets", 0) say.
-    hub: whether its path is a hub id. subset: a dataset's configuration.
+    hub: whether its path is a hub id. subset: a dataset's configuration. chat_template: a file, its
+    text, or "".
     """
 
     place: Place
@@ -30,6 +31,7 @@ class Source:
     hub: bool
     subset: str | None = None
     split: str | None = None
+    chat_template: str = ""
 
     @property
     def key(self) -> str:
@@ -136,4 +138,5 @@ def _datasets(recipe: Recipe) -> Iterator[Source]:
 
 def _dataset(place: Place, rows: RowSettings, subset: str | None) -> Source:
     hub = on_hub(rows.path)
-    return Source(place, "dataset", rows.path, rows.revision, hub, subset, rows.split)
+    template = rows.chat_template
+    return Source(place, "dataset", rows.path, rows.revision, hub, subset, rows.split, template)
