@@ -75,6 +75,14 @@ def test_what_follows_from_the_script_alone_is_worked_out(script: str, word: str
     assert commands(script)[-1] == ["run", word]
 
 
+def test_exported_gpus_stand_before_every_command_after_them() -> None:
+    script = "echo a\nexport CUDA_VISIBLE_DEVICES=0,1\necho b\nB=3\nCUDA_VISIBLE_DEVICES=2 echo c"
+    set_once = "CUDA_VISIBLE_DEVICES=0,1"
+    assert commands(script) == [
+        ["echo", "a"], [set_once, "echo", "b"], [set_once, "CUDA_VISIBLE_DEVICES=2", "echo", "c"],
+    ]  # fmt: skip
+
+
 def test_a_value_that_doubles_without_end_is_refused() -> None:
     script = "A=aaaaaaaaaaaaaaaa\n" + 'A="$A$A"\n' * 60
     with pytest.raises(UsageError, match="characters long"):
@@ -108,6 +116,9 @@ def test_flags_have_a_value_several_or_none() -> None:
         ("deepspeed --num_gpus 3 --num_nodes 2", 6),
         ("CUDA_VISIBLE_DEVICES=0,3,5 deepspeed --module", 3),
         ("CUDA_VISIBLE_DEVICES=0,1 python", None),
+        ("CUDA_VISIBLE_DEVICES=0 CUDA_VISIBLE_DEVICES=2,3 accelerate launch --multi_gpu", 2),
+        ("CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node gpu --nnodes 2", 4),
+        ("CUDA_VISIBLE_DEVICES=$GPUS deepspeed", None),
         ("python", None),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any, cast
 import yaml
 
 from postgrad.core.errors import UsageError
-from postgrad.recipe.translate.shell import UNKNOWN, arguments, commands
+from postgrad.recipe.translate.shell import UNKNOWN, VISIBLE, arguments, commands
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".txt", "")
 CONFIGS = (".yaml", ".yml", ".json")
@@ -165,8 +165,10 @@ def devices(launcher: Sequence[str], given: Mapping[str, Any]) -> int | None:
     if config:
         return _accelerated(str(config))
     launched = {PurePosixPath(word).name for word in launcher}
-    if "deepspeed" in launched and not said.keys() & {"hostfile", "exclude"}:
-        return _visible(launcher)  # it starts a process for each
+    alone = "deepspeed" in launched and not said.keys() & {"hostfile", "exclude"}
+    if alone or "multi_gpu" in said or said.get("nproc_per_node") in ("gpu", "auto"):
+        count = _visible(launcher)  # a process for each
+        return count * nodes if count is not None and isinstance(nodes, int) else None
     return None
 
 
@@ -187,12 +189,13 @@ def _included(where: str) -> int | None:
 
 
 def _visible(launcher: Sequence[str]) -> int | None:
-    """GPUs of CUDA_VISIBLE_DEVICES=0,1 before a command."""
+    """GPUs of CUDA_VISIBLE_DEVICES=0,1 before a command; the last one counts."""
+    found: int | None = None
     for word in launcher:
         name, _, value = word.partition("=")
-        if name == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"\d+(,\d+)*", value):
-            return value.count(",") + 1
-    return None
+        if name == VISIBLE:
+            found = value.count(",") + 1 if re.fullmatch(r"\d+(,\d+)*", value) else None
+    return found
 
 
 def zero_stage(launcher: Sequence[str], given: Mapping[str, Any]) -> int | None:

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from postgrad.core.errors import UsageError
 from postgrad.recipe.translate.expansion import UNKNOWN, Variables, filled, held, words_of
 
-__all__ = ["UNKNOWN", "arguments", "commands"]
+__all__ = ["UNKNOWN", "VISIBLE", "arguments", "commands"]
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ENDS = ("&&", "||", "|", ";", "&", "|&", "2>&1")  # of a command
 _HERE = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
 _ARRAY = re.compile(
@@ -30,11 +31,13 @@ _READ = re.compile(r"^\s*read\b.*?(\w+)\s*<<")
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of every command in a script, variables filled in, in order.
+    """The words of every command in a script, variables filled in, in order. Which GPUs the script
+    exports (VISIBLE) stands before each command after it, where a command may say it itself.
 
     Raises UsageError for a quote or an array that never ends.
     """
     variables: Variables = {}
+    exported: list[str] = []
     found: list[list[str]] = []
     for statement in _statements(text):
         if (array := _ARRAY.match(statement)) is not None:
@@ -52,9 +55,11 @@ def commands(text: str) -> list[list[str]]:
             value = " ".join(words_of(filled(one.group(3), variables, quoted=True)))
             before = variables.get(one.group(1)) if one.group(2) else None
             variables[one.group(1)] = before + value if isinstance(before, str) else value
-        else:
-            found.append(words_of(filled(statement, variables)))
-    return [words for words in found if words]
+            if one.group(1) == VISIBLE and statement.split()[0] == "export":
+                exported = [f"{VISIBLE}={value}"]
+        elif words := words_of(filled(statement, variables)):
+            found.append([*exported, *words])
+    return found
 
 
 def arguments(words: list[str]) -> list[str]:
