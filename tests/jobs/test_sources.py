@@ -9,6 +9,7 @@ import pytest
 from helpers.hub import A, B, OfflineHub
 from helpers.runs import assert_same_run, lines
 from postgrad.core.errors import RunError, UsageError
+from postgrad.jobs.dry_run.command import dry_run
 from postgrad.jobs.evaluate import evaluate
 from postgrad.jobs.export import export
 from postgrad.jobs.train import resume, train
@@ -234,3 +235,17 @@ def test_a_revision_of_what_is_not_on_the_hub_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=rf"{section}\.revision: is of an id on the hub"):
         recipe_of(tmp_path, **{section: table})
+
+
+def test_a_dry_run_tries_the_revision_that_the_recipe_names(
+    hub: OfflineHub, tmp_path: Path, models: Any, console: Console
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    hub.model("org/tiny", B, empty)  # main has nothing in it
+    hub.model("org/tiny", A, models(1), branch="v1")
+    hub.point("models", "org/tiny", "main", B)
+    revised = {"path": "org/tiny", "revision": "v1"}
+    report = dry_run(recipe_of(tmp_path, model=revised), console)
+    assert report.exit_code == 0
+    assert dry_run(recipe_of(tmp_path), console).exit_code == 2

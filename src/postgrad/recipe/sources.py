@@ -74,6 +74,8 @@ def pinned(recipe: Recipe, commits: Mapping[Place, str]) -> Recipe:
     """The recipe with the revision of each place; roles that take their model from another table
     take its commit too.
     """
+    if not commits:
+        return recipe
     tables = recipe.dump()
     of_source = {
         (source.kind, source.name): commits[source.place]
