@@ -1,5 +1,6 @@
 """Hub datasets, read by `datasets` itself from a folder of the same layout."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from helpers.hub import A, B, OfflineHub
 from postgrad.core.errors import UsageError
-from postgrad.data.hub import cached_datasets, read_hub
+from postgrad.data.hub import cached_datasets, dataset_commit, read_hub
 from postgrad.data.rows import read_rows
 from postgrad.data.settings import DataSettings
 
@@ -89,3 +90,15 @@ def test_a_commit_gives_its_own_rows_and_not_the_newest_of_the_cache(
 def test_a_commit_that_is_nowhere_is_refused_by_name(hub: OfflineHub) -> None:
     with pytest.raises(UsageError, match=rf"data\.revision 'c+'\).* has commit {A} of it, not c+"):
         read_rows(DataSettings(path="some/rows", revision="c" * 40))
+
+
+def test_rows_that_were_prepared_name_their_commit_where_the_hub_s_cache_is_gone(
+    hub: OfflineHub,
+) -> None:
+    assert dataset_commit("some/rows", None) == A  # which main is
+    shutil.rmtree(hub.models)
+    assert dataset_commit("some/rows", None) == A  # the newest
+    assert dataset_commit("some/rows", B) == B
+    for path, revision in (("some/rows", "v1"), ("some/other", None), ("some/rows", "c" * 40)):
+        with pytest.raises(UsageError, match="no dataset some/"):
+            dataset_commit(path, revision)

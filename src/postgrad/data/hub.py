@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.core.hub import COMMIT
+from postgrad.core.hub import COMMIT, commit_of
 from postgrad.data.files import Values, holds_bytes, plain
 
 
@@ -40,6 +40,21 @@ def read_hub(
 def cached_datasets(path: str) -> list[str]:
     """Commits of a dataset of the hub whose rows `datasets` has in its cache."""
     return sorted({one.name for one in _folder(path).glob("*/*/*") if COMMIT.fullmatch(one.name)})
+
+
+def dataset_commit(path: str, revision: str | None) -> str:
+    """core.hub.commit_of of a dataset; where neither hub nor its cache know main, the commit whose
+    rows `datasets` has prepared last. Raises UsageError where there is none.
+    """
+    if revision in cached_datasets(path):
+        return str(revision)
+    try:
+        return commit_of("dataset", path, revision)
+    except UsageError:
+        prepared = [one for one in _folder(path).glob("*/*/*") if COMMIT.fullmatch(one.name)]
+        if revision is not None or not prepared:
+            raise
+        return max(prepared, key=lambda one: one.stat().st_mtime).name
 
 
 def _folder(path: str) -> Path:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.core.hub import at_revision, cached_commits, commit_of, split_revision
-from postgrad.data.hub import cached_datasets
+from postgrad.core.hub import at_revision, commit_of, split_revision
+from postgrad.data.hub import dataset_commit
 from postgrad.data.rows import local_files
 from postgrad.models.hashes import directory_hash, files_hash
 from postgrad.models.settings import looks_local
@@ -77,7 +77,7 @@ def _resolved(
         elif asked == before.get("commit"):
             asked, commit = before.get("revision"), asked
     if commit is None:
-        commit = commit_of(source.kind, source.path, source.revision)
+        commit = _commit_of(source, source.revision)
     else:
         _require_there(source, commit)
     return source, HubSource(source.key, source.kind, source.path, asked, commit)
@@ -85,19 +85,20 @@ def _resolved(
 
 def _require_there(source: Source, commit: str) -> None:
     """Raises UsageError where a recorded commit is neither in the local cache nor on the hub."""
-    there = cached_commits(source.kind, source.path)
-    if source.kind == "dataset":
-        there = [*there, *cached_datasets(source.path)]
-    if commit in there:
-        return
     try:
-        commit_of(source.kind, source.path, commit)
+        _commit_of(source, commit)
     except UsageError as error:
         raise UsageError(
             f"the run was started with {at_revision(source.path, commit)} ({source.key}), which is "
             f"not to be had any more: {error}. Bring it back into the cache, or go on with what "
             f"the id means now: --{source.key}.revision main --allow-change {source.key}.revision"
         ) from error
+
+
+def _commit_of(source: Source, revision: str | None) -> str:
+    if source.kind == "dataset":
+        return dataset_commit(source.path, revision)
+    return commit_of("model", source.path, revision)
 
 
 def hold_to(
