@@ -1,5 +1,6 @@
 """Hub datasets, read by `datasets` itself from a folder of the same layout."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,9 @@ import datasets
 import datasets.config
 import pytest
 
+from helpers.hub import A, B, OfflineHub
 from postgrad.core.errors import UsageError
-from postgrad.data.hub import read_hub
+from postgrad.data.hub import cached_datasets, dataset_commit, read_hub
 from postgrad.data.rows import read_rows
 from postgrad.data.settings import DataSettings
 
@@ -66,3 +68,37 @@ def test_a_hub_that_cannot_be_reached_names_the_way_out(monkeypatch: pytest.Monk
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with pytest.raises(UsageError, match=r"^dataset 'some/set' .* works too: --data\.path FILE$"):
         read_rows(DataSettings(path="some/set"))
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OfflineHub:
+    hub = OfflineHub(tmp_path, monkeypatch)
+    hub.dataset("some/rows", B, [{"question": "new", "answer": "2"}], when=1)
+    hub.dataset("some/rows", A, [{"question": "old", "answer": "1"}], when=2)
+    return hub
+
+
+@pytest.mark.parametrize(("commit", "question"), [(A, "old"), (B, "new")])
+def test_a_commit_gives_its_own_rows_and_not_the_newest_of_the_cache(
+    hub: OfflineHub, commit: str, question: str
+) -> None:
+    rows = read_rows(DataSettings(path="some/rows", revision=commit))
+    assert [row.values["question"] for row in rows] == [question]
+    assert cached_datasets("some/rows") == [A, B]
+
+
+def test_a_commit_that_is_nowhere_is_refused_by_name(hub: OfflineHub) -> None:
+    with pytest.raises(UsageError, match=rf"data\.revision 'c+'\).* has commit {A} of it, not c+"):
+        read_rows(DataSettings(path="some/rows", revision="c" * 40))
+
+
+def test_rows_that_were_prepared_name_their_commit_where_the_hub_s_cache_is_gone(
+    hub: OfflineHub,
+) -> None:
+    assert dataset_commit("some/rows", None) == A  # which main is
+    shutil.rmtree(hub.models)
+    assert dataset_commit("some/rows", None) == A  # the newest
+    assert dataset_commit("some/rows", B) == B
+    for path, revision in (("some/rows", "v1"), ("some/other", None), ("some/rows", "c" * 40)):
+        with pytest.raises(UsageError, match="no dataset some/"):
+            dataset_commit(path, revision)

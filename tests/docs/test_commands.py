@@ -20,10 +20,12 @@ import re
 import shutil
 import tomllib
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from helpers.hub_server import hub_server
 from helpers.pages import ROOT, Command, commands
 from postgrad.cli.main import all_commands, main
 from postgrad.core.files import finite
@@ -92,7 +94,10 @@ def stand_ins(folder: Path, one: Command) -> None:
 
 @pytest.mark.parametrize("one", unique([c for c in OURS if c.words[1] in RUN]), ids=str)
 def test_a_command_of_seconds_runs(
-    one: Command, with_runs: Path, capsys: pytest.CaptureFixture[str]
+    one: Command,
+    with_runs: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if needs_hub(one):
         plan(one, with_runs)
@@ -102,7 +107,8 @@ def test_a_command_of_seconds_runs(
         kept = json.loads((with_runs / one.words[2] / "recipe.json").read_text("utf-8"))
         with_overrides(recipe_from_json(kept["recipe"]), one.words[3:])
         return
-    code = main(list(one.words[1:]))
+    with hub_server(monkeypatch) if "--push-to-hub" in one.words else nullcontext():
+        code = main(list(one.words[1:]))
     assert code == 0, capsys.readouterr().err
 
 

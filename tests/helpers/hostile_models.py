@@ -144,7 +144,7 @@ CORE: Mapping[str, tuple[Change, str]] = {
     "an adapter beside a model": (adapter_beside, "is an adapter"),
     "a tokenizer that is a list": (write(TOKENIZER, "[]"), "no tokenizer at"),
     "a tokenizer nested deep": (write(TOKENIZER, DEEP), "no tokenizer at"),
-    "a tokenizer config nested deep": (write("tokenizer_config.json", DEEP), "nested more than 64 deep"),
+    "a tokenizer config nested deep": (write("tokenizer_config.json", DEEP), "more than 64 deep"),
     "a tokenizer config that is a list": (write("tokenizer_config.json", "[]"), "no object"),
     "an end that is a number": (edit("tokenizer_config.json", eos_token=5), "tokenizer"),
     "a generation config's end": (

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from helpers.jobs import write_pairs
 from helpers.runs import assert_same_run, lines, tensors, train_until_killed
@@ -210,7 +211,7 @@ def test_a_base_that_changed_under_its_adapter_stops_the_resume(
     base = shutil.copytree(models(0), tmp_path / "base")
     recipe = make_recipe("sft", model={**adapted(models), "path": str(base)})
     train(recipe, console)
-    config = base / "config.json"
-    config.write_text(config.read_text("utf-8") + "\n", "utf-8")
+    weights = load_file(base / "model.safetensors")
+    save_file({name: one + 1 for name, one in weights.items()}, base / "model.safetensors")
     with pytest.raises(RunError, match=r"\(policy\) is not the one"):
         resume(Path(recipe.run_dir), ["--steps", "4"], [], console)

@@ -228,6 +228,13 @@ def test_a_target_that_is_there_is_left_alone(
     assert not (tmp_path / "mine" / "mine.txt").exists()
 
 
+@pytest.mark.parametrize(("revision", "base"), [("abc", "org/name@abc"), (None, "org/name")])
+def test_the_base_of_an_adapter_is_read_at_its_revision(
+    revision: str | None, base: str, copied: Callable[..., Path]
+) -> None:
+    assert base_of(copied(base_model_name_or_path="org/name", revision=revision)) == base
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -248,7 +255,10 @@ def test_a_target_that_is_there_is_left_alone(
             {"auto_mapping": {"base_model_class": "X", "parent_library": "antigravity"}},
             "auto_mapping = .*antigravity",
         ),
-        ({"revision": "abc"}, "stands on revision 'abc'"),
+        (
+            {"base_model_name_or_path": "org/name", "revision": "a b"},
+            "'a b' is no branch, tag or commit",
+        ),
         ({"base_model_name_or_path": None}, "names no base model"),
         ({"r": 8}, r"has shape \(4, \d+\), which is not of rank 8"),
         ({"lora_alpha": None}, "lora_alpha|alpha: Input should be a valid integer"),

@@ -116,13 +116,17 @@ class Hub:
 
     def __init__(self, config: Path | None, seconds: float = 0.0) -> None:
         self.config, self.seconds = config, seconds
+        self.asked: tuple[str, str | None] | None = None
 
     def get_hf_file_metadata(self, url: str, timeout: float) -> None:
         time.sleep(self.seconds)
         if self.config is None:
             raise RuntimeError("404 Client Error.\nRepository not found")  # each client has its own
 
-    def hf_hub_download(self, name: str, file: str, local_files_only: bool = False) -> str:
+    def hf_hub_download(
+        self, name: str, file: str, revision: str | None, local_files_only: bool = False
+    ) -> str:
+        self.asked = (name, revision)
         if local_files_only:
             raise LocalEntryNotFoundError("not in the cache")
         return str(self.config)
@@ -140,8 +144,12 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Hub], None]:
 def test_an_id_that_the_table_lacks_is_read_from_the_hub(
     hub: Callable[[Hub], None], fresh: Callable[[str], Path]
 ) -> None:
-    hub(Hub(fresh("llama") / "config.json"))
+    answers = Hub(fresh("llama") / "config.json")
+    hub(answers)
     assert find_shape("someone/something") == find_shape(str(fresh("llama")))
+    assert answers.asked == ("someone/something", None)
+    assert find_shape("someone/something@v2") == find_shape(str(fresh("llama")))
+    assert answers.asked == ("someone/something", "v2")
 
 
 def test_what_the_hub_does_not_know_is_refused_with_the_nearest_known_id(

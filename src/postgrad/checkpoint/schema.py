@@ -103,6 +103,7 @@ class ChoicesSchema(Open):
     slots: Size | None = None
     cache_tokens: Size | None = None
     frozen: dict[str, str] = {}
+    sources: dict[str, str] = {}
 
 
 class AlgorithmSchema(Open):

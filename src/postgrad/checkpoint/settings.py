@@ -1,8 +1,8 @@
 """What a recipe says about checkpoints."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from postgrad.core.settings import Settings
 
@@ -25,3 +25,12 @@ class CheckpointSettings(Settings):
     # Also write what is trained as a Hugging Face directory: run_dir/model at the end, and with
     # "each" run_dir/hf/step-000010 beside every checkpoint.
     save_hf: bool | Literal["each"] = False
+    # A repository of the hub, "org/name", for run_dir/model with its card at the end; "": none.
+    push_to_hub: str = Field(default="", pattern=r"^([\w.-]+(/[\w.-]+)?)?$")
+    push_private: bool = False  # where that repository is made: a private one
+
+    @model_validator(mode="after")
+    def _model_to_push(self) -> Self:
+        if self.push_to_hub and not self.save_hf:
+            raise ValueError("push_to_hub pushes run_dir/model: say save_hf = true too")
+        return self

@@ -1,29 +1,99 @@
 """Rows of datasets on the hub, fetched and cached by `datasets`."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
+from postgrad.core.hub import COMMIT, commit_of
 from postgrad.data.files import Values, holds_bytes, plain
 
 
-def read_hub(path: str, name: str | None, split: str) -> Iterator[tuple[str, Values]]:
+def read_hub(
+    path: str, name: str | None, split: str, revision: str | None = None
+) -> Iterator[tuple[str, Values]]:
     """(place, values) of each row of one split; columns of images and sounds are left out.
 
-    Raises UsageError when the hub has no such dataset, configuration or split, or cannot be
-    reached.
+    revision: a branch, tag or commit; None: main. Raises UsageError when the hub has no such
+    dataset, revision, configuration or split, or cannot be reached and the cache has other rows.
     """
     # these imports take a second and only hub datasets need them
     import datasets
     from datasets.exceptions import DatasetsError
 
     try:
-        table: Any = datasets.load_dataset(path, name, split=split)
+        table: Any = datasets.load_dataset(path, name, split=split, revision=revision)
+        if (found := _commit_of(table)) is not None and _is_another(found, revision):
+            # `datasets` takes the newest of its cache, whatever revision, where it gets no answer
+            table = _cached(path, name, split, str(revision), found)
     except (OSError, ValueError, DatasetsError) as error:
+        at = "" if revision is None else f", data.revision {revision!r}"
         raise UsageError(
-            f"dataset {path!r} (data.name {name!r}, data.split {split!r}): {error}; "
+            f"dataset {path!r} (data.name {name!r}, data.split {split!r}{at}): {error}; "
             "a file or folder on this machine works too: --data.path FILE"
         ) from error
     media = [field.name for field in table.features.arrow_schema if holds_bytes(field.type)]
     for row, values in enumerate(table.remove_columns(media)):
         yield f"{path} {split} row {row}", {key: plain(value) for key, value in values.items()}
+
+
+def cached_datasets(path: str) -> list[str]:
+    """Commits of a dataset of the hub whose rows `datasets` has in its cache."""
+    return sorted({one.name for one in _folder(path).glob("*/*/*") if COMMIT.fullmatch(one.name)})
+
+
+def dataset_commit(path: str, revision: str | None) -> str:
+    """core.hub.commit_of of a dataset; where neither hub nor its cache know main, the commit whose
+    rows `datasets` has prepared last. Raises UsageError where there is none.
+    """
+    if revision in cached_datasets(path):
+        return str(revision)
+    try:
+        return commit_of("dataset", path, revision)
+    except UsageError:
+        prepared = [one for one in _folder(path).glob("*/*/*") if COMMIT.fullmatch(one.name)]
+        if revision is not None or not prepared:
+            raise
+        return max(prepared, key=lambda one: one.stat().st_mtime).name
+
+
+def _folder(path: str) -> Path:
+    """Where `datasets` keeps a dataset's configurations: CONFIGURATION/VERSION/COMMIT."""
+    import datasets.config
+    from datasets.naming import camelcase_to_snakecase
+
+    *owner, name = path.split("/")
+    return Path(datasets.config.HF_DATASETS_CACHE) / "___".join(
+        [*owner, camelcase_to_snakecase(name)]
+    )
+
+
+def _commit_of(table: Any) -> str | None:
+    """The commit whose rows a table has, by the folder of its files; None where that says none."""
+    files = table.cache_files
+    name = Path(files[0]["filename"]).parent.name if files else ""
+    return name if COMMIT.fullmatch(name) else None
+
+
+def _is_another(found: str, revision: str | None) -> bool:
+    return revision is not None and COMMIT.fullmatch(revision) is not None and found != revision
+
+
+def _cached(path: str, name: str | None, split: str, commit: str, newest: str) -> Any:
+    """The rows of a commit that is in the cache and not the newest there. Raises ValueError."""
+    from datasets.packaged_modules.cache.cache import Cache
+
+    there = sorted(_folder(path).glob(f"{name or '*'}/*/{commit}"))
+    if len(there) != 1:
+        raise ValueError(
+            f"the hub cannot be reached, and the cache has commit {newest} of it, not {commit}"
+        )
+    subset, version, _ = there[0].parts[-3:]
+    builder: Any = Cache(
+        dataset_name=path.rpartition("/")[2],
+        repo_id=path,
+        config_name=subset,
+        version=version,
+        hash=commit,
+    )
+    return builder.as_dataset(split=split)

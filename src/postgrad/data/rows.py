@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from postgrad.core.errors import UsageError
+from postgrad.core.hub import HUB_ID
 from postgrad.data.files import SUFFIXES, Values, files_of, read_file
 from postgrad.data.gym import PREFIX, read_gym
 from postgrad.data.hub import read_hub
@@ -59,6 +60,24 @@ def dataset_name(settings: RowSettings) -> str:
     return path.name if path is not None else settings.path
 
 
+def on_hub(path: str) -> bool:
+    """Whether a path is a hub id, and neither a task, a function, nor a file or folder."""
+    if path.startswith(PREFIX) or is_function(path) or _local(path) is not None:
+        return False
+    local = path.endswith(SUFFIXES) or path.startswith((".", "/", "~"))
+    return not local and HUB_ID.fullmatch(path) is not None
+
+
+def local_files(path: str, subset: str | None, split: str) -> list[Path]:
+    """The files of this machine that are read, in their order; none where the rows come from
+    elsewhere. subset: data.name.
+    """
+    file = None if path.startswith(PREFIX) else _local(path)
+    if file is None:
+        return []
+    return files_of(file, subset, parse_split(split)[0]) if file.is_dir() else [file]
+
+
 def parse_split(split: str) -> tuple[str, str | None, str | None]:
     """("train", "10", "-5%") of "train[10:-5%]"; UsageError for anything else."""
     match = _SPLIT.fullmatch(split)
@@ -99,10 +118,9 @@ def _source(settings: RowSettings, split: str) -> Iterable[tuple[str, Values]]:
         if path.is_dir():
             return _all(files_of(path, settings.name, split))
         return read_file(path)
-    local = settings.path.endswith(SUFFIXES) or settings.path.startswith((".", "/", "~"))
-    if local or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", settings.path):
+    if not on_hub(settings.path):
         raise UsageError(f"{settings.path}: no such file or folder (data.path)")
-    return read_hub(settings.path, settings.name, split)
+    return read_hub(settings.path, settings.name, split, settings.revision)
 
 
 def _all(files: list[Path]) -> Iterator[tuple[str, Values]]:

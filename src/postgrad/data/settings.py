@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from postgrad.core.hub import REVISION
 from postgrad.core.settings import Settings
 
 FUNCTION = re.compile(r"[\w.]+:\w+")
@@ -21,6 +22,8 @@ class RowSettings(Settings):
 
     path: str
     name: str | None = None  # configuration of a hub dataset, such as "main" of openai/gsm8k
+    # Branch, tag or commit of a hub dataset; left out, main as it is when the run begins.
+    revision: str | None = Field(default=None, pattern=REVISION)
     split: str = "train"  # with a slice as in `datasets`: "train[:-500]", "test[90%:]"
     # In place of the tokenizer's: a name ("chatml", "tulu", "llama3"), a Jinja file, or its text.
     chat_template: str = ""

@@ -28,7 +28,8 @@ from postgrad.rollout.local.budget import EngineSizes
 class Choices:
     """micro_train_tokens is None where the recipe counts micro-batches in samples; rollout_dtype
     where nothing is sampled; slots and cache_tokens until a rollout engine was made. frozen: by
-    role, what names weights that never change.
+    role, what names weights that never change. sources: by recipe key, what names the models and
+    data that the run reads (jobs.sources).
     """
 
     device: str
@@ -40,6 +41,7 @@ class Choices:
     slots: int | None = None
     cache_tokens: int | None = None
     frozen: Mapping[str, str] = field(default_factory=dict[str, str])
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def to_json(self) -> dict[str, Any]:
         """For the run state and the first event of a run."""

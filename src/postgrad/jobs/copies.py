@@ -1,6 +1,7 @@
 """Each checkpoint as a Hugging Face directory too: what the job trains, alone, in run_dir/hf."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import PostgradError
 from postgrad.core.files import remove
+from postgrad.jobs.card import card_of
 from postgrad.jobs.export import own_role, role_of
 from postgrad.jobs.run import Run
 
@@ -20,7 +22,7 @@ class HFCopies:
     """
 
     def __init__(self, run: Run) -> None:
-        base = run.recipe.model.path or str(run.directory.init)
+        base = run.recipe.model.source or str(run.directory.init)
         self._run = run
         self._role = role_of(run.recipe, own_role(run.recipe), base)
         self._folder = run.directory.copies
@@ -30,7 +32,11 @@ class HFCopies:
         to = self._folder / f"step-{state.step:06d}"
         weights: Mapping[str, Any] = tensors[self._role.stem]
         try:
-            self._role.export(weights, state.algorithm, to, self._run.choices, overwrite=True)
+            run, role = self._run, self._role
+            now = replace(state, choices=run.choices.to_json())
+            own = own_role(run.recipe)
+            card = card_of(run.directory, run.recipe, now, role.base, role=own, adapter=False)
+            role.export(weights, state.algorithm, to, run.choices, overwrite=True, card=card)
             kept = {f"step-{step:06d}" for step in (*self._run.store.steps(), state.step)}
             for old in self._folder.glob("step-*"):
                 if old.name not in kept:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from postgrad.core.errors import UsageError
+from postgrad.core.hub import split_revision
 from postgrad.jobs import auto_sizes, roles
 from postgrad.jobs.choices import Choices
 from postgrad.jobs.run import Run
@@ -63,7 +64,7 @@ def made(
     if recipe.rollout.type == "vllm":
         return _vllm(recipe, path, choices, stack, logs, **sizes)
     one = recipe.rollout.openai
-    server = OpenAIEngine(one, one.model or path, load_tokenizer(path))
+    server = OpenAIEngine(one, one.model or split_revision(path)[0], load_tokenizer(path))
     stack.callback(server.close)
     return server, choices
 

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from postgrad.core.errors import UsageError
+from postgrad.core.hub import split_revision
 from postgrad.jobs import engines, environments, roles
 from postgrad.jobs.choices import Choices, choose
 from postgrad.jobs.comparison import Comparison, compare
@@ -15,6 +16,7 @@ from postgrad.jobs.held_out_loss import evaluate_loss, with_losses
 from postgrad.jobs.learned import learned_reward
 from postgrad.jobs.results import LEFT_OUT, Problem, Result, ends, plus_minus
 from postgrad.jobs.setup.common import check_answers, print_rows
+from postgrad.jobs.sources import pin, pin_model
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.parallel import device as placing
@@ -39,10 +41,16 @@ def evaluate(
     """
     if not recipe.eval.sets:
         raise UsageError("the recipe has nothing to evaluate on: give [eval] a path")
-    found = {
-        name: _results(recipe, name, console) for name in dict.fromkeys((model, against)) if name
-    }
+    recipe, read = pin(recipe, sections=("reward_model", "eval"))
+    models = {name: pin_model(name) for name in dict.fromkeys((model, against)) if name}
+    found = {name: _results(recipe, source, console) for name, source in models.items()}
     report = {"model": model, **_report(recipe, found[model])}
+    if told := [one.to_json() for one in read] + [
+        {"key": "--model", "path": name, "commit": split_revision(source)[1]}
+        for name, source in models.items()
+        if source != name
+    ]:
+        report["sources"] = told
     if against is None:
         _show([found[model]], [], console)
         return report

@@ -38,7 +38,7 @@ def _of_policy(
     policy = roles.frozen_policy(recipe, recipe.model, path, choices)
     reference = None
     if recipe.algorithm.needs().reference:
-        start = recipe.reference.model.path or recipe.model.path
+        start = recipe.reference.model.source or recipe.model.source
         if start is None:
             raise UsageError(
                 "the recipe's loss measures from a reference, which here was a fresh model: name "

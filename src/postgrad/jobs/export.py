@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from postgrad.core.errors import UsageError
+from postgrad.jobs.card import card_of
 from postgrad.jobs.checkpoints import open_store
 from postgrad.jobs.choices import Choices, choose
 from postgrad.jobs.reward import scale_of_state
@@ -33,16 +34,18 @@ def export(
     """
     directory = RunDirectory.open(run_dir)
     recipe = recipe_from_json(directory.recipe())
-    base = recipe.model.path or str(directory.init)
+    base = recipe.model.source or str(directory.init)
     role = role_of(recipe, name or own_role(recipe), base)
     checkpoint = open_store(run_dir).load(_which(which))
     choices = choose(recipe, checkpoint.state.choices)
     state = checkpoint.state.algorithm
     weights = checkpoint.tensors(role.stem)
+    told = name or own_role(recipe)
+    card = card_of(directory, recipe, checkpoint.state, role.base, role=told, adapter=adapter)
     if adapter:
-        role.export_adapter(weights, to)
+        role.export_adapter(weights, to, card)
     else:
-        role.export(weights, state, to, choices, overwrite=False)
+        role.export(weights, state, to, choices, overwrite=False, card=card)
     return to
 
 
@@ -66,6 +69,7 @@ class ExportedRole:
         choices: Choices,
         *,
         overwrite: bool,
+        card: str | None = None,
     ) -> None:
         """Weights with the base model's config and tokenizer, in the dtype of the run, and the chat
         template of the training data.
@@ -88,13 +92,16 @@ class ExportedRole:
             scale=scale,
             overwrite=overwrite,
             chat_template=self.template,
+            card=card,
         )
 
-    def export_adapter(self, weights: Mapping[str, Tensor], to: Path) -> None:
+    def export_adapter(
+        self, weights: Mapping[str, Tensor], to: Path, card: str | None = None
+    ) -> None:
         """The adapter alone. Raises UsageError where the role has none."""
         if self.lora is None:
             raise UsageError("--adapter: this role was trained whole, without [model.lora]")
-        write_adapter(weights, self.lora, self.base, to, chat_template=self.template)
+        write_adapter(weights, self.lora, self.base, to, chat_template=self.template, card=card)
 
 
 def own_role(recipe: Recipe) -> str:
@@ -133,7 +140,7 @@ def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
             found["reference"] = replace(found["policy"], stem="reference.weights", lora=None)
         if recipe.algorithm.needs().critic:
             model = recipe.critic.model
-            start = model.path or base
+            start = model.source or base
             critic = ExportedRole("critic.weights", start, model.lora, scores=True)
             found["critic"] = replace(critic, template=template)
     return found

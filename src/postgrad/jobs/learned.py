@@ -59,7 +59,7 @@ def learned_reward(recipe: Answering, tokenizer: Any) -> LearnedReward | None:
     """The reward model that the recipe's [[rewards]] ask; None where none of them does."""
     if all(reward.type != REWARD_MODEL for reward in recipe.rewards):
         return None
-    path = recipe.reward_model.model.path if isinstance(recipe, RLRecipe) else None
+    path = recipe.reward_model.model.source if isinstance(recipe, RLRecipe) else None
     if path is None:
         raise UsageError(
             '[[rewards]] of type "reward_model" ask the model of [reward_model.model], for jobs of '

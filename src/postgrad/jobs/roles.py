@@ -56,8 +56,8 @@ class Place(Protocol):
 
 def base_model(recipe: Recipe, init: Path) -> str:
     """Where the policy starts from: the recipe's path, or a fresh model, made once in `init`."""
-    if recipe.model.path is not None:
-        return recipe.model.path
+    if recipe.model.source is not None:
+        return recipe.model.source
     assert recipe.model.init is not None  # a recipe without either is refused
     if not init.exists():
         make_fresh(
@@ -88,7 +88,7 @@ def reward_model(run: Place, path: str) -> ScoreLearner:
 def critic(run: Place, recipe: RLRecipe, path: str) -> ScoreLearner:
     """The critic with its optimizer, from a reward model or, with a fresh head, from a policy."""
     settings = recipe.critic
-    start = settings.model.path or path
+    start = settings.model.source or path
     backbone = _trained(run, "critic", settings.model, settings.learner, start, _scoring)
     return ScoreLearner("critic", backbone, "before", settings.learner, _updates(run))
 
@@ -100,7 +100,7 @@ def reference(
 
     The start of a policy with an adapter is there already, under the adapter.
     """
-    start = recipe.reference.model.path or path
+    start = recipe.reference.model.source or path
     hold_to(run, "reference", start)
     if start == path and (under := policy.under_adapter()) is not None:
         return under
@@ -113,7 +113,7 @@ def moving_reference(
     run: Place, recipe: RLRecipe, path: str, policy: PolicyLearner
 ) -> MovingReference:
     """A reference that starts where the policy does, and follows it."""
-    start = recipe.reference.model.path or path
+    start = recipe.reference.model.source or path
     hold_to(run, "reference", start)
     backbone = _causal(run.recipe, recipe.reference.model, start, run.choices)
     backbone.lm.requires_grad_(False)

@@ -11,18 +11,22 @@ import torch
 from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import Checkpoint, CheckpointStore, Untidy
 from postgrad.core.cursor import Cursor
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.hub import split_revision
 from postgrad.jobs import auto_sizes, foreseen, out_of_memory, schedules
+from postgrad.jobs.card import card_of
 from postgrad.jobs.checkpoints import store_of
 from postgrad.jobs.choices import choose
 from postgrad.jobs.export import own_role, role_of
 from postgrad.jobs.loop import Job, loop
 from postgrad.jobs.peaks import Peaks, gauge_for
 from postgrad.jobs.profile import Profiled
+from postgrad.jobs.push import push
 from postgrad.jobs.ranks.start import join
 from postgrad.jobs.restarts import with_restarts
 from postgrad.jobs.run import Clock, Run
 from postgrad.jobs.setup.job import assemble
+from postgrad.jobs.sources import hold_to, pin
 from postgrad.jobs.stopping import StopSignals
 from postgrad.jobs.summary import summarise, table
 from postgrad.observe.claim import claimed, require_unclaimed
@@ -67,10 +71,13 @@ def train(
             )
         directory = RunDirectory.open(path)
         before = recipe_from_json(directory.recipe())
+        recipe, found = pin(recipe, directory.sources(), allow_change)
         compare(before, recipe, allow_change, path)
-        directory.write_recipe(recipe.dump())
+        directory.write_recipe(recipe.dump(), [one.to_json() for one in found])
     else:
-        directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite)
+        recipe, found = pin(recipe)
+        told = [one.to_json() for one in found]
+        directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite, sources=told)
         if store_of(recipe, directory).steps():
             raise UsageError(
                 f"checkpoint.ckpt_path {recipe.checkpoint.ckpt_path} holds checkpoints of another "
@@ -87,9 +94,10 @@ def resume(
     require_unclaimed(run_dir)
     before = recipe_from_json(directory.recipe())
     recipe = with_overrides(before, overrides)
+    recipe, found = pin(recipe, directory.sources(), allow_change)
     compare(before, recipe, allow_change, run_dir, ways_out="")
     require_installed(recipe.observe.loggers)
-    directory.write_recipe(recipe.dump())
+    directory.write_recipe(recipe.dump(), [one.to_json() for one in found])
     return _execute(recipe, directory, console, allow_change, before)
 
 
@@ -135,7 +143,7 @@ def _once(
         if before is not None and state.step:
             _tell_rates(run, job, before)
         if isinstance(recipe, RLRecipe):  # whose samples are shown token by token
-            for file in tokenizer_files({"path": recipe.model.path})[:1]:
+            for file in tokenizer_files(run.recipe.model.model_dump())[:1]:
                 directory.keep_tokenizer(file)
         state = _open_loggers(run, state, stack)
         if profile:
@@ -146,11 +154,41 @@ def _once(
             with run.phase("export"):
                 role = role_of(recipe, own_role(recipe), base)
                 weights = job.tensors()[role.stem]
-                role.export(weights, state.algorithm, directory.model, run.choices, overwrite=True)
+                own = own_role(run.recipe)
+                now = replace(state, choices=run.choices.to_json())
+                card = card_of(directory, run.recipe, now, role.base, role=own, adapter=False)
+                role.export(
+                    weights,
+                    state.algorithm,
+                    directory.model,
+                    run.choices,
+                    overwrite=True,
+                    card=card,
+                )
             model = str(directory.model)
+            _push(run, state)
         summary = summarise(run, state, model)
         directory.write_summary(summary)
     return summary
+
+
+def _push(run: Run, state: RunState) -> None:
+    """Where the recipe says so. A hub that takes nothing costs neither the run nor its model."""
+    settings, folder = run.recipe.checkpoint, run.directory.model
+    if not settings.push_to_hub:
+        return
+    with run.phase("push"):
+        message = f"step {state.step} of {run.directory.path.resolve().name}"
+        try:
+            done = push(
+                folder, settings.push_to_hub, private=settings.push_private, message=message
+            )
+        except RunError as error:
+            run.logs.event("push_failed", str(error))
+            run.console.warn(str(error))
+            return
+    run.logs.event("pushed", done["url"], **done)
+    run.console.note(f"pushed {folder} to {done['url']}")
 
 
 def _open_loggers(run: Run, state: RunState, stack: ExitStack) -> RunState:
@@ -193,7 +231,8 @@ def prepare(
     checkpoint = _newest(store, console)
     recorded: Mapping[str, Any] = checkpoint.state.choices if checkpoint else {}
     recorded = {name: one for name, one in recorded.items() if name not in allow_change}
-    choices = choose(recipe, recorded)
+    read = hold_to(recipe, recorded.get("sources") or {}, allow_change)
+    choices = replace(choose(recipe, recorded), sources=read)
     placing.apply(choices.placement)
     choices, untried = auto_sizes.planned(recipe, choices, recorded)
     logs.rewind(checkpoint.state.log_offsets if checkpoint else {})
@@ -269,6 +308,9 @@ def _tell_start(run: Run, checkpoint: Checkpoint | None) -> None:
         f"{recipe.job} run in {run.directory.path} {how}: {run.choices.device}, "
         f"{run.choices.threads} threads, {run.choices.dtype}, torch {torch.__version__}"
     )
+    for key, name in run.choices.sources.items():
+        if split_revision(name)[1] is not None:
+            run.console.note(f"{key} is {name}")
     for problem in checkpoint.skipped if checkpoint else ():
         run.console.warn(problem)
         run.logs.event("damaged_checkpoint", problem)

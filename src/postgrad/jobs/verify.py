@@ -28,7 +28,7 @@ def verify(run_dir: Path, console: Console) -> list[dict[str, Any]]:
     directory = RunDirectory.open(run_dir)
     recipe = recipe_from_json(directory.recipe())
     store = store_of(recipe, directory)
-    base = recipe.model.path or str(directory.init)
+    base = recipe.model.source or str(directory.init)
     wanted = {stem: _shapes(role) for stem, role in roles_of(recipe, base).items()}
     found = [(one, _problem(store, one, wanted, run_dir)) for one in store.infos()]
     rows = [(str(one.step), problem or "good") for one, problem in found]

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import write_json
+from postgrad.core.hub import REVISION, at_revision, pretrained, split_revision
 from postgrad.models.adapters import HEAD, PREFIX, add_adapter
 from postgrad.models.export import PROBE, TOLERANCE
 from postgrad.models.files import read_object, require_regular
@@ -59,18 +60,18 @@ def is_adapter(path: str | Path) -> bool:
 def base_of(path: str | Path) -> str:
     """The directory or hub id of the model that an adapter stands on, as its config names it.
 
-    Raises UsageError where it names none, or a revision of one: other weights than the id's.
+    With the revision of an id ("org/name@REVISION"). Raises UsageError where it names none.
     """
     config = _config(Path(path))
     base = config.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise UsageError(f"{path}/{CONFIG} names no base model (base_model_name_or_path)")
-    if config.get("revision") not in (None, "main"):
-        raise UsageError(
-            f"{path}/{CONFIG} stands on revision {config['revision']!r} of {base}: download that "
-            "revision, and name its directory in base_model_name_or_path"
-        )
-    return base
+    revision = config.get("revision")
+    if Path(base).is_dir() or revision in (None, "main"):  # PEFT writes no revision of a directory
+        return base
+    if not isinstance(revision, str) or not re.fullmatch(REVISION, revision):
+        raise UsageError(f"{path}/{CONFIG}: revision = {revision!r} is no branch, tag or commit")
+    return at_revision(base, revision)
 
 
 def read_adapter(path: str | Path) -> AdapterFile:
@@ -115,6 +116,7 @@ def write_adapter(
     *,
     overwrite: bool = False,
     chat_template: str = "",
+    card: str | None = None,
 ) -> None:
     """Writes an adapter, `weights` by the names of Adapter.parameters, as PEFT's directory, with
     the base's tokenizer.
@@ -133,6 +135,7 @@ def write_adapter(
         to,
         check=lambda folder: _compare(weights, settings, base, tokenizer, folder),
         replace=overwrite,
+        card=card,
     )
 
 
@@ -167,6 +170,7 @@ class _Files:
         import peft
 
         scores = HEAD_WEIGHT in self.weights
+        name, revision = split_revision(self.base)
         config: dict[str, Any] = peft.LoraConfig(
             r=self.settings.rank,
             lora_alpha=self.settings.alpha,
@@ -177,7 +181,8 @@ class _Files:
             # absolute: PEFT would take a relative one that is not there for a hub id
             base_model_name_or_path=str(Path(self.base).resolve())
             if Path(self.base).is_dir()
-            else self.base,
+            else name,
+            revision=revision,
             inference_mode=True,
         ).to_dict()
         config["target_modules"] = sorted(config["target_modules"])
@@ -203,9 +208,10 @@ def _compare(
         kind, config.num_labels = AutoModelForSequenceClassification, 1
     require_readable(base, config, kind)
     batch = torch.tensor([tokenizer(PROBE, add_special_tokens=False)["input_ids"]])
+    name, at = pretrained(base)
     with torch.random.fork_rng(devices=[]):  # PEFT draws weights before it reads them
         lm: Any = kind.from_pretrained(
-            base, config=config, dtype=torch.float32, use_safetensors=True
+            name, config=config, dtype=torch.float32, use_safetensors=True, **at
         )
         read: Any = peft.PeftModel.from_pretrained(lm, str(written))
     found = read(batch).logits

@@ -40,6 +40,7 @@ def export_hf(
     scale: RewardScale | None = None,
     overwrite: bool = False,
     chat_template: str = "",
+    card: str | None = None,
 ) -> None:
     """Writes config, weights (safetensors), tokenizer, chat template and generation config.
 
@@ -47,9 +48,9 @@ def export_hf(
 
     weights: by hub name, a tied one once. base: the directory or hub id of the model that they were
     trained from. scale: of a critic or reward model, which is written as a model for sequence
-    classification with one label; None for a policy. `to` is made only after a reload gave the same
-    logits and the same tokens. Raises UsageError where `to` is there already, RunError where it
-    cannot be written or the reload differs: nothing is left behind then.
+    classification with one label; None for a policy. card: the text of its model card. `to` is made
+    only after a reload gave the same logits and the same tokens. Raises UsageError where `to` is
+    there already, RunError where it cannot be written or the reload differs: nothing is left then.
     """
     if to.exists() and not (overwrite and to.is_dir()):
         raise UsageError(f"{to} is there already: choose another --to")
@@ -71,6 +72,7 @@ def export_hf(
         to,
         check=lambda folder: _compare(lm, tokenizer, folder),
         replace=overwrite,
+        card=card,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
+from postgrad.core.hub import split_revision
 from postgrad.core.names import nearest
 from postgrad.models.config_check import require_config
 from postgrad.models.files import read_object
@@ -19,18 +20,20 @@ HUB_SECONDS = 2.0  # a plan is made in five
 VARIANTS = ("instruct", "base", "chat", "it", "pt", "meta")  # parts of names that change no shape
 
 
-def find_shape(path: str) -> ModelShape:
-    """The shape of the model in a directory or of a hub id, without a weight or a tokenizer.
+def find_shape(source: str) -> ModelShape:
+    """The shape of the model in a directory or of a hub id ("org/name@REVISION" too), without a
+    weight or a tokenizer.
 
     Known ids are read from a table (case does not matter, nor -Instruct and -Base), others from the
     hub where it answers within two seconds. Raises UsageError where there is no config to be had,
     and for models that are not trained here (shape_of).
     """
+    path, revision = split_revision(source)
     if looks_local(path):
         return shape_of(_local(Path(path)), path)
     if row := _rows().get(_plain(path)):
         return shape_of(row, path)
-    config, why = _from_hub(path)
+    config, why = _from_hub(path, revision)
     if config is None:
         near = nearest(_plain(path), _rows())
         hint = f"did you mean {_rows()[near]['id']}? " if near else ""
@@ -47,8 +50,8 @@ def shape_of_model(model: ModelSettings) -> ModelShape:
 
     Raises UsageError as find_shape does, and where the table names neither.
     """
-    if model.path is not None:
-        return find_shape(model.path)
+    if model.source is not None:
+        return find_shape(model.source)
     if model.init is None:
         raise UsageError("no model is named: set model.path, or [model.init] for a fresh one")
     return shape_of_init(model.init)
@@ -97,7 +100,7 @@ def _config(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _from_hub(path: str) -> tuple[Mapping[str, Any] | None, str]:
+def _from_hub(path: str, revision: str | None) -> tuple[Mapping[str, Any] | None, str]:
     """The hub's config.json, or None and why not. Nobody waits for a slow network: the thread is
     left behind.
     """
@@ -111,13 +114,15 @@ def _from_hub(path: str) -> tuple[Mapping[str, Any] | None, str]:
     def fetch() -> None:
         try:
             # asks once, where a download would try again and again, and say so on the console
-            get_hf_file_metadata(hf_hub_url(path, "config.json"), timeout=HUB_SECONDS)
-            found.append(hf_hub_download(path, "config.json"))
+            get_hf_file_metadata(
+                hf_hub_url(path, "config.json", revision=revision), timeout=HUB_SECONDS
+            )
+            found.append(hf_hub_download(path, "config.json", revision=revision))
         except Exception as error:  # noqa: BLE001  # each network client has its own
             why[0] = str(error).strip().partition("\n")[0].rstrip(".")
 
     try:
-        found.append(hf_hub_download(path, "config.json", local_files_only=True))
+        found.append(hf_hub_download(path, "config.json", revision=revision, local_files_only=True))
     except LocalEntryNotFoundError:
         thread = threading.Thread(target=fetch, daemon=True)
         thread.start()

@@ -24,6 +24,7 @@ from transformers import __version__ as transformers_version
 from transformers.utils.hub import cached_file, cached_files
 
 from postgrad.core.errors import PostgradError, UsageError
+from postgrad.core.hub import pretrained
 from postgrad.models import files
 from postgrad.models.attention import NAME
 from postgrad.models.config_check import require_config
@@ -57,8 +58,9 @@ def load_model(
     gradient_checkpointing: bool = False,
     quantize: Quantize = "none",
 ) -> LoadedModel:
-    """The model of a local directory or hub id, computing in `dtype`, dropout off.
+    """The model of a directory or hub id, computing in `dtype`, dropout off.
 
+    path: also "org/name@REVISION" (core.hub), here and in the other functions.
     Its attention is ours: `models.packed.hidden_states` runs it over layouts. Gradient
     checkpointing acts only in train mode, so such a model is left in it; others are in eval mode.
     quantize: see models.quantize, for a model that an adapter is put on. Raises UsageError for a
@@ -111,7 +113,8 @@ def load_config(path: str) -> Any:
                 f"no model at {path}: model type {said['model_type']} is not supported because "
                 f"transformers {transformers_version} does not have it{own}"
             )
-        config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        name, at = pretrained(path)
+        config: Any = AutoConfig.from_pretrained(name, trust_remote_code=False, **at)
     require_supported(config, path)
     for key, value in config.to_dict().items():
         if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float):
@@ -126,7 +129,8 @@ def load_tokenizer(path: str) -> Any:
     with reading(f"no tokenizer at {path}", wanted):
         if Path(path).is_dir():
             files.require_tokenizer_files(Path(path))
-        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        name, at = pretrained(path)
+        tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **at)
         size = len(tokenizer)
     if not tokenizer.is_fast or not size:
         raise UsageError(
@@ -148,8 +152,9 @@ def load_generation_config(path: str) -> GenerationConfig | None:
     with reading(f"no generation config at {path}", f"mend {files.GENERATION}, or remove it"):
         if Path(path).is_dir() and not files.has_generation(Path(path)):
             return None
+        name, at = pretrained(path)
         try:
-            return GenerationConfig.from_pretrained(path)
+            return GenerationConfig.from_pretrained(name, **at)
         except OSError:  # a hub id without one
             return None
 
@@ -163,9 +168,10 @@ def read_weights(
     """
     require_interface(require_readable(path, config, kind), path)
     wanted = "wanted are a config and weights as safetensors in the layout of Hugging Face"
+    name, at = pretrained(path)
     with reading(f"the model {path} cannot be loaded", wanted):
         read: Any = kind.from_pretrained(
-            path,
+            name,
             config=config,
             dtype=dtype,
             attn_implementation=NAME,
@@ -173,6 +179,7 @@ def read_weights(
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that they are named below
+            **at,
             **more,
         )
     lm, found = read
@@ -183,8 +190,9 @@ def read_weights(
 def read_plain(path: str, kind: Any, dtype: torch.dtype) -> Any:
     """The model of a directory as anybody's transformers reads it, with its own attention."""
     require_readable(path, load_config(path), kind)
+    name, at = pretrained(path)
     with reading(f"the model {path} cannot be loaded", "write it again"):
-        return kind.from_pretrained(path, dtype=dtype, use_safetensors=True)
+        return kind.from_pretrained(name, dtype=dtype, use_safetensors=True, **at)
 
 
 def require_readable(path: str, config: Any, kind: Any) -> Any:
@@ -260,7 +268,8 @@ def _require_directory(path: str, what: str) -> None:
 def _config_file(path: str) -> Path:
     file = Path(path) / files.CONFIG
     if not Path(path).is_dir():
-        file = Path(cached_file(path, files.CONFIG) or file)
+        name, at = pretrained(path)
+        file = Path(cached_file(name, files.CONFIG, **at) or file)
     elif not file.is_symlink() and not file.exists():
         raise UsageError(
             f"no model at {path}: it has no {files.CONFIG}; model.path is a directory with one, or "
@@ -273,17 +282,18 @@ def _weight_files(path: str) -> list[Path]:
     """The safetensors files of a directory, or of a hub id, which are fetched."""
     if Path(path).is_dir():
         return files.weight_files(Path(path))
-    quiet = {"_raise_exceptions_for_missing_entries": False}
+    name, at = pretrained(path)
+    quiet = {"_raise_exceptions_for_missing_entries": False, **at}
     with reading(f"no model at {path}", "a hub id needs the network, or files fetched before"):
-        if whole := cached_file(path, files.WEIGHTS, **quiet):
+        if whole := cached_file(name, files.WEIGHTS, **quiet):
             return [Path(whole)]
-        index = cached_file(path, files.INDEX, **quiet)
+        index = cached_file(name, files.INDEX, **quiet)
         if index is None:
             raise UsageError(
                 f"no model at {path}: it has neither {files.WEIGHTS} nor {files.INDEX}, and "
                 f"nothing else is read; {files.CONVERT}"
             )
-        found = cached_files(path, files.shard_names(Path(index)))
+        found = cached_files(name, files.shard_names(Path(index)), **at)
     return [Path(file) for file in found or ()]
 
 

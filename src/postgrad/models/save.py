@@ -9,6 +9,8 @@ from safetensors import SafetensorError
 from postgrad.core.errors import RunError
 from postgrad.core.files import whole_directory
 
+CARD = "README.md"  # where the hub looks for a model card
+
 
 def save_model(
     lm: Any,
@@ -17,9 +19,11 @@ def save_model(
     *,
     check: Callable[[Path], None] = lambda folder: None,
     replace: bool = False,
+    card: str | None = None,
 ) -> None:
     """Writes config, weights (safetensors), generation config, tokenizer and chat template.
 
+    card: the text of its README.md.
     check(folder) looks at what was written before it is called `to`, where nothing may lie unless
     it is to be replaced. Raises RunError where the disk does not take it: nothing is left then.
     """
@@ -27,6 +31,8 @@ def save_model(
         with whole_directory(to, replace=replace) as folder:
             lm.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
+            if card is not None:
+                (folder / CARD).write_text(card, "utf-8")
             check(folder)
     except Exception as error:
         if isinstance(error, RunError) or not _of_the_disk(error):

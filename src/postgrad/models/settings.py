@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from postgrad.core.hub import REVISION, at_revision, split_revision
 from postgrad.core.settings import Settings
 
 # Types whose layers are Llama's, with or without biases and norms of queries and keys: they decode
@@ -80,6 +81,8 @@ class ModelSettings(Settings):
     """
 
     path: str | None = None  # Hugging Face directory, hub id, or "@NAME" in a pipeline
+    # Branch, tag or commit of a hub id; left out, main as it is when the run begins.
+    revision: str | None = Field(default=None, pattern=REVISION)
     init: ModelInit | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     attention: Literal["auto", "sdpa", "flex"] = "auto"  # "flex": on CUDA only
@@ -87,7 +90,13 @@ class ModelSettings(Settings):
     lora: LoraSettings | None = None
     quantize: Literal["none", "4bit"] = "none"
 
+    @property
+    def source(self) -> str | None:
+        """What is loaded: the path, with the revision of a hub id."""
+        return None if self.path is None else at_revision(self.path, self.revision)
+
 
 def looks_local(path: str) -> bool:
-    """True where a path cannot be a hub id ("name" or "owner/name")."""
+    """True where a path cannot be a hub id ("name" or "owner/name", also with "@REVISION")."""
+    path, _ = split_revision(path)
     return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()

@@ -9,11 +9,13 @@ from typing import Any, TypeVar, cast
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import finite, is_full, left_behind, remove, whole_file, write_json
+from postgrad.core.hub import COMMIT
 from postgrad.core.names import nearest
 from postgrad.core.untrusted import read_json, readable, reason, shown
 from postgrad.core.versions import versions
 
 RECIPE, PLAN, SUMMARY = "recipe.json", "plan.json", "summary.json"
+SOURCES = "sources"  # a key of RECIPE
 TOKENIZER = "tokenizer.json"  # what the ids of samples.jsonl stand for, wherever the run is moved
 INIT, MODEL, COPIES, CHECKPOINTS = "init", "model", "hf", "checkpoints"
 OURS = (  # what a run writes, and --overwrite true removes
@@ -56,8 +58,16 @@ class RunDirectory:
         self.plan = path / PLAN  # what was foreseen
 
     @classmethod
-    def create(cls, path: Path, recipe: Mapping[str, Any], *, overwrite: bool) -> "RunDirectory":
-        """A new run's directory with its recipe.json. overwrite: removes what a run wrote there.
+    def create(
+        cls,
+        path: Path,
+        recipe: Mapping[str, Any],
+        *,
+        overwrite: bool,
+        sources: Sequence[Mapping[str, Any]] = (),
+    ) -> "RunDirectory":
+        """A new run's directory with its recipe.json, see write_recipe. overwrite: removes what a
+        run wrote there.
 
         Raises UsageError where something else lies there, RunError where nothing can be written.
         """
@@ -69,7 +79,7 @@ class RunDirectory:
             free = shutil.disk_usage(path).free
             if free < SPARE_BYTES:
                 raise OSError(errno.ENOSPC, f"{free} bytes are free")
-            directory.write_recipe(recipe)
+            directory.write_recipe(recipe, sources)
         except OSError as error:
             raise _unwritable(path, error) from error
         return directory
@@ -141,16 +151,19 @@ class RunDirectory:
             written = read_json(self.path / RECIPE)
         except (OSError, ValueError):
             return False
-        return isinstance(written, dict) and written.keys() == {"recipe", "versions"}
+        return isinstance(written, dict) and written.keys() - {SOURCES} == {"recipe", "versions"}
 
-    def write_recipe(self, recipe: Mapping[str, Any]) -> None:
-        """Writes recipe.json: the resolved recipe and the versions that run it. Removes what a
-        killed process was writing here.
+    def write_recipe(
+        self, recipe: Mapping[str, Any], sources: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Writes recipe.json: the resolved recipe, the versions that run it, and which commits the
+        revisions of hub ids meant (`sources`). Removes what a killed process was writing here.
         """
+        told = {"recipe": recipe, "versions": versions(PACKAGES), SOURCES: list(sources)}
         try:
             for one in left_behind(self.path, OURS):
                 remove(one)
-            write_json(self.path / RECIPE, {"recipe": recipe, "versions": versions(PACKAGES)})
+            write_json(self.path / RECIPE, told)
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
@@ -158,6 +171,20 @@ class RunDirectory:
         """The resolved recipe. Raises UsageError where the file is not ours."""
         path = self.path / RECIPE
         return _inside(path, "recipe", dict, "a recipe that a run wrote")
+
+    def sources(self) -> list[dict[str, Any]]:
+        """What write_recipe was told of hub ids; none where it was told nothing. Raises UsageError
+        where the file is not ours.
+        """
+        path = self.path / RECIPE
+        wanted = "a recipe that a run wrote"
+        entries = _inside(path, SOURCES, list, wanted, [])  # older runs have none
+        if not all(map(_names_a_commit, entries)):
+            raise UsageError(
+                f"{path} is not {wanted}: an entry of {SOURCES!r} lacks key, path or commit; "
+                f"{_COPY}"
+            )
+        return entries
 
     def plans(self) -> list[dict[str, Any]]:
         """The entries of plan.json; none where it is not there. Raises UsageError where the file is
@@ -200,14 +227,30 @@ class RunDirectory:
             raise _unwritable(self.path, error) from error
 
 
-def _inside(path: Path, key: str, kind: type[Kind], what: str) -> Kind:
-    """What a JSON file of a run says under its one key. Raises UsageError where it does not."""
+def _names_a_commit(entry: Any) -> bool:
+    """Whether it is an entry of `sources` that a run wrote."""
+    if not isinstance(entry, dict):
+        return False
+    values = cast(dict[str, Any], entry)
+    asked, commit = values.get("revision"), values.get("commit")
+    return (
+        all(isinstance(values.get(key), str) for key in ("key", "path"))
+        and (asked is None or isinstance(asked, str))
+        and isinstance(commit, str)
+        and COMMIT.fullmatch(commit) is not None
+    )
+
+
+def _inside(path: Path, key: str, kind: type[Kind], what: str, default: Kind | None = None) -> Kind:
+    """What a JSON file of a run says under a key; `default` where it says nothing. Raises
+    UsageError where it says something else, or nothing and there is no default.
+    """
     try:
         data = read_json(path)
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else str(error)
         raise UsageError(f"{path} is not {what}: {why}; {_COPY}") from error
-    value = cast(dict[str, Any], data).get(key) if isinstance(data, dict) else None
+    value = cast(dict[str, Any], data).get(key, default) if isinstance(data, dict) else None
     if not isinstance(value, kind):
         wanted = "table" if kind is dict else "list"
         raise UsageError(f"{path} is not {what}: it has no {wanted} {key!r}; {_COPY}")

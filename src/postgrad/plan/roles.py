@@ -74,7 +74,7 @@ def _beside(recipe: RLRecipe, policy: PlannedRole, find: Find) -> list[PlannedRo
         found.append(PlannedRole("reference", find(model), model, on=on, follows=moves))
     if any(reward.type == "reward_model" for reward in recipe.rewards):
         model, critic = recipe.reward_model.model, recipe.critic.model
-        shared = needs.critic and critic.lora is not None and critic.path == model.path
+        shared = needs.critic and critic.lora is not None and critic.source == model.source
         on = "critic" if shared else None
         found.append(PlannedRole("reward_model", find(model), model, scores=True, on=on))
     return found
@@ -84,7 +84,7 @@ def _is_another(recipe: RLRecipe | PreferenceRecipe, reference: ModelSettings) -
     """Whether the reference is not what the policy starts from."""
     if not recipe.algorithm.needs().reference:
         return False
-    return reference.path is not None and reference.path != recipe.model.path
+    return reference.source not in (None, recipe.model.source)
 
 
 def linear_layers(shape: ModelShape) -> Mapping[str, tuple[int, int]]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from postgrad.core.errors import UsageError
+from postgrad.core.hub import split_revision
 from postgrad.data.answers import labelled_of, pair_of
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import Message, conversation_of, prompt_of
@@ -111,8 +112,8 @@ def _counted(
 
 def _counter(model: ModelSettings) -> tuple[Count, str]:
     """How many tokens a text has, and how that is known."""
-    if model.path is not None:
-        file = _tokenizer_file(model.path)
+    if model.source is not None:
+        file = _tokenizer_file(model.source)
         if file is not None:
             from tokenizers import Tokenizer  # only here
 
@@ -138,8 +139,9 @@ def _tokenizer_file(path: str) -> Path | None:
         return file if file.is_file() else None
     from huggingface_hub import try_to_load_from_cache
 
+    name, revision = split_revision(path)
     try:
-        found = try_to_load_from_cache(path, "tokenizer.json")
+        found = try_to_load_from_cache(name, "tokenizer.json", revision=revision)
     except ValueError:  # no hub id
         return None
     return Path(found) if isinstance(found, str) else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.core.geometry import derive
-from postgrad.recipe import engines, placed, ranks, scored
+from postgrad.recipe import engines, placed, ranks, scored, sources
 from postgrad.rollout.settings import TOTAL
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def common(recipe: Recipe) -> Iterator[Problem]:
     yield from ranks.problems(recipe)
     yield from placed.problems(recipe)
     yield from _data(recipe)
+    yield from sources.problems(recipe)
     yield from _evaluated(recipe)
     for place in _not_finite(recipe.model_dump()):
         yield place, "infinity and NaN are no values for a recipe"

@@ -58,7 +58,7 @@ def compare(
     """
     old, new = before.dump(), after.dump()
     changed = list(differences(old, new))
-    refused = [key for key in changed if not any(_covers(one, key) for one in (*ALLOWED, *allowed))]
+    refused = [key for key in changed if not any(covers(one, key) for one in (*ALLOWED, *allowed))]
     if refused:
         lines = [
             f"  {key}: {_value(old, key)!r} there, {_value(new, key)!r} here" for key in refused
@@ -72,7 +72,8 @@ def compare(
     return changed
 
 
-def _covers(one: str, key: str) -> bool:
+def covers(one: str, key: str) -> bool:
+    """Whether --allow-change `one` allows `key`: itself and everything below it."""
     return key == one or key.startswith(f"{one}.")
 
 

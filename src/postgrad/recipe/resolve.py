@@ -34,7 +34,7 @@ _READING = (
     "max_len",
 )
 _COLUMNS = ("messages", "template", "map")  # they go by columns, so not where a set names its own
-_SAME_PATH = ("task", "subset")
+_SAME_PATH = ("task", "subset", "revision")
 _EITHER = {"warmup_updates", "warmup_ratio"}  # a role that says one does not take the other over
 
 
@@ -68,7 +68,9 @@ def _roles(raw: Table) -> Table:
     model, learner = _table(raw, "model"), _table(raw, "learner")
     trained = _table(_table(raw, "reward_model"), "model")
     computing = {key: model[key] for key in ("dtype", "attention") if key in model}
-    scoring = {**model, "path": trained["path"]} if "path" in trained else model
+    scoring = model
+    if "path" in trained:
+        scoring = {**model, **{key: trained.get(key) for key in ("path", "revision")}}
     given: dict[str, dict[str, Table]] = {"reference": {"model": model}}
     if raw.get("job") == "rl":
         given["critic"] = {"model": scoring, "learner": learner}
@@ -131,7 +133,7 @@ def _mixed(data: Table, kind: type[Settings]) -> Table:
         return data
     shared = {key: value for key, value in data.items() if key in kind.model_fields}
     completed = [
-        {**shared, **cast(Table, one)} if isinstance(one, dict) else one
+        _from(cast(Table, one), shared) if isinstance(one, dict) else one
         for one in cast(list[Any], sets)
     ]
     return {**data, "sets": completed}
@@ -154,7 +156,7 @@ def _evaluation(evaluation: Table, data: Table, kind: type[Settings]) -> Table:
 
 def _set(one: Table, shared: Table, data: Table) -> Table:
     """A set with what [eval] says for all sets, then with how [data] reads rows."""
-    said = {**shared, **one}
+    said = _from(one, shared)
     keys: list[str] = list(_READING)
     if not said.keys() & {"prompt", "answer", "messages", "template"}:
         keys.extend(_COLUMNS)
@@ -172,5 +174,12 @@ def _role(role: Table, given: Table) -> Table:
         if isinstance(value, dict) and isinstance(role.get(key), dict):
             own, other = cast(Table, role[key]), cast(Table, value)
             left = _EITHER if _EITHER & own.keys() else ()
-            merged[key] = {**{name: one for name, one in other.items() if name not in left}, **own}
+            merged[key] = _from(own, {k: v for k, v in other.items() if k not in left})
     return merged
+
+
+def _from(one: Table, shared: Table) -> Table:
+    """What one table says over what others share; a revision goes with the path that it is of."""
+    if one.get("path", shared.get("path")) != shared.get("path"):
+        shared = {key: value for key, value in shared.items() if key != "revision"}
+    return {**shared, **one}

@@ -133,3 +133,30 @@ def test_a_value_that_is_no_number_is_named() -> None:
     assert [(one.name, one.why) for one in found.draft.missing] == [
         ("weight_decay", "its value cannot be read")
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "saved", "revision"),
+    [
+        ("trl sft --model_revision v1 --push_to_hub --output_dir out/mine", "mine", "v1"),
+        (
+            "trl sft --push_to_hub --hub_model_id org/x --hub_private_repo --output_dir a",
+            "org/x",
+            None,
+        ),
+        ("trl sft --hub_model_id org/x --output_dir a", None, None),
+        ("open-instruct sft --push_to_hub --hf_entity me --hf_repo_id x", "me/x", None),
+        ("open-instruct sft --hf_entity me --hf_repo_id x --model_revision main", None, None),
+        ("open-instruct sft --push_to_hub false --hf_repo_id me/x --model_revision r", None, "r"),
+    ],
+)
+def test_what_goes_to_the_hub_and_comes_from_it_is_taken_over(
+    words: str, saved: str | None, revision: str | None
+) -> None:
+    system, *rest = words.split()
+    more = "--model_name_or_path org/base --dataset_name org/rows --per_device_train_batch_size 2"
+    found = translate(system, [*rest, *more.split(), "--max_seq_length", "64"], devices=1)
+    assert found.recipe["checkpoint"].get("push_to_hub") == saved
+    assert found.recipe["checkpoint"].get("push_private", False) == ("private" in words)
+    assert found.recipe["model"].get("revision") == revision
+    assert found.problem is None

@@ -1,5 +1,6 @@
 """The side of the process, over an engine that is asked as vLLM's is and counts."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -206,3 +207,9 @@ def test_vllm_is_started_as_it_is_told(served: Any) -> None:
     assert not arguments["enable_chunked_prefill"]
     assert arguments["max_num_batched_tokens"] >= arguments["max_model_len"]
     assert server.facts() == {"vllm": "0.0", "cache_tokens": 48}
+
+
+def test_weights_and_tokenizer_of_a_hub_id_are_of_one_revision() -> None:
+    told = engine_arguments(replace(START, revision="v1"))
+    assert (told["model"], told["revision"], told["tokenizer_revision"]) == ("a model", "v1", "v1")
+    assert engine_arguments(START)["revision"] is None

@@ -13,6 +13,7 @@ from postgrad.data.templates import template_call
 from postgrad.jobs.chat.talker import TalkingEngine
 from postgrad.jobs.checkpoints import store_of
 from postgrad.jobs.export import roles_of
+from postgrad.jobs.sources import pin_model
 from postgrad.models.adapter_files import merged_state
 from postgrad.models.load import load_model
 from postgrad.models.rope import max_positions
@@ -57,8 +58,9 @@ def load(name: str, which: str | None, dtype: str, max_len: int) -> ChatModel:
         RunDirectory.open(path)  # which says what could be meant
     if which is not None:
         raise UsageError(f"--checkpoint {which}: {name} is no run, which alone has checkpoints")
-    engine, tokenizer = _engine(name, dtype, max_len)
-    return ChatModel(name, f"{name}, {engine.dtype}", engine, tokenizer, {}, None, ())
+    source = pin_model(name)
+    engine, tokenizer = _engine(source, dtype, max_len)
+    return ChatModel(name, f"{source}, {engine.dtype}", engine, tokenizer, {}, None, ())
 
 
 def _among_runs(path: Path) -> bool:
@@ -86,7 +88,7 @@ def _of_run(name: str, run_dir: Path, which: str, dtype: str, max_len: int) -> C
     if which not in POINTERS and not which.isdigit():
         raise UsageError(f"--checkpoint {which}: latest, best, or the number of a step")
     checkpoint = store.load(which if which in POINTERS else int(which))
-    base = recipe.model.path or str(directory.init)
+    base = recipe.model.source or str(directory.init)
     computed = dtype if dtype != "auto" else _dtype(checkpoint)
     engine, tokenizer = _engine(base, computed, max_len)
     engine.load_weights(_weights(recipe, checkpoint, base).items(), checkpoint.step)

@@ -51,9 +51,9 @@ def _others(recipe: Recipe) -> list[tuple[str, str]]:
     """(role, path) of the models beside the policy's."""
     owners = [(role, getattr(recipe, role, None)) for role in ROLES if role]
     return [
-        (role, owner.model.path)
+        (role, owner.model.source)
         for role, owner in owners
-        if owner is not None and owner.model.path not in (None, recipe.model.path)
+        if owner is not None and owner.model.source not in (None, recipe.model.source)
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.batch import BatchGeometry
+from postgrad.core.hub import split_revision
 from postgrad.jobs.choices import choose
 from postgrad.jobs.dry_run.data import Sets, limit_for
 from postgrad.recipe.load import recipe_from_json
@@ -34,7 +35,7 @@ def smaller(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recipe:
     """
     data = recipe.dump()
     data |= {"run_dir": str(run_dir), "steps": 1, "total_episodes": None, "epochs": None}
-    data["model"]["path"] = model
+    data["model"]["path"], data["model"]["revision"] = split_revision(model)
     data["observe"]["loggers"] = []
     data["learner"] |= NO_WARMUP
     data["checkpoint"] |= {
@@ -43,6 +44,7 @@ def smaller(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recipe:
         "save_minutes": 0.0,
         "best_metric": None,
         "early_stop": 0,
+        "push_to_hub": "",
         "save_hf": "each" if recipe.checkpoint.save_hf == "each" else False,
     }
     _shorten_data(recipe, data, sets)

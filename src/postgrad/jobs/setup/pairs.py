@@ -57,7 +57,7 @@ def preference(
         read = preferred.of_pairs
     common.show_rows(run, draws.accounts)
     evaluator = _evaluator(run, recipe, tokenizer)
-    other = recipe.reference.model.path
+    other = recipe.reference.model.source
     if algorithm.needs().reference and other is not None and other != path:
         common.require_same_tokens(other, "reference", tokenizer)
     run.count_rows(len(draws))
@@ -106,7 +106,7 @@ def _reference(
     """The reference's logprobs. Where it is the policy's own start, the policy computes them before
     it is restored: there never is a second model.
     """
-    start = recipe.reference.model.path or path
+    start = recipe.reference.model.source or path
     hold_to(run, "reference", start)
     if start == path:
         reference = policy.start()

@@ -72,8 +72,8 @@ def _check_tokens(recipe: RLRecipe, path: str, tokenizer: object) -> None:
     """Whoever reads the policy's tokens has its tokenizer."""
     needs = recipe.algorithm.needs()
     others = {
-        "critic": recipe.critic.model.path if needs.critic else None,
-        "reference": recipe.reference.model.path if needs.reference else None,
+        "critic": recipe.critic.model.source if needs.critic else None,
+        "reference": recipe.reference.model.source if needs.reference else None,
     }
     for role, other in others.items():
         if other is not None and other != path:

@@ -73,7 +73,7 @@ def tokenizer_files(model: Any) -> list[Path]:
         if not Path(path).exists() and path.count("/") <= 1:
             from huggingface_hub import try_to_load_from_cache
 
-            cached = try_to_load_from_cache(path, TOKENIZER)
+            cached = try_to_load_from_cache(path, TOKENIZER, revision=model.get("revision"))
             if isinstance(cached, str):
                 found.append(Path(cached))
     return [one for one in found if one.is_file()]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from postgrad.core.hub import HUB_ID
 from postgrad.models import named_templates
 from postgrad.recipe.translate.draft import Draft
 from postgrad.recipe.translate.options import Options
@@ -187,6 +188,22 @@ def sources(draft: Draft, entries: Sequence[dict[str, Any]], section: str = "dat
     for number, entry in enumerate(entries):
         for key, value in entry.items():
             draft.put(f"{section}.sets.{number}.{key}", value)
+
+
+def push(draft: Draft, repository: Any, private: Any = None) -> None:
+    """Where the model goes on the hub, if a source names a repository that can be one."""
+    name = str(repository or "")
+    if not HUB_ID.fullmatch(name):
+        return
+    draft.put("checkpoint.push_to_hub", name, "postgrad pushes once, at the end")
+    if private and str(private).lower() != "false":
+        draft.put("checkpoint.push_private", True)
+
+
+def revision(draft: Draft, given: Any) -> None:
+    """Of the model; main is what is read without one."""
+    if given not in (None, "main"):
+        draft.put("model.revision", str(given))
 
 
 def run_dir(draft: Draft, given: Any, comment: str = "") -> None:

@@ -76,8 +76,18 @@ def draft(source: Source) -> Draft:
         _adapter(made, options)
     _learner(made, options)
     made.put("checkpoint.save_hf", True)
+    _on_hub(made, options)
     apply(RULES, options, made)
     return made
+
+
+def _on_hub(made: Draft, options: Options) -> None:
+    """It pushes where nothing is said, too, to a repository of its own users: not taken over."""
+    common.revision(made, options.take("model_revision"))
+    owner, repository = options.take("hf_entity"), options.take("hf_repo_id")
+    named = repository if owner is None or "/" in str(repository) else f"{owner}/{repository}"
+    if flag(options.take("push_to_hub", False)) and repository:
+        common.push(made, named)
 
 
 def _guessed(options: Mapping[str, Any]) -> str:

@@ -74,7 +74,6 @@ RULES: dict[str, Rule] = {
     "checkpointing_steps": to("checkpoint.save_steps",
                               read=lambda n: int(n) if str(n).isdigit() else None),
     "resume_from_checkpoint": to("checkpoint.load_checkpoint", read=on),
-    "model_revision": choice("model.revision", {"main": None}),
     "chat_template_name": common.chat_template,
     "system_prompt_override_file": missing("put the file's text into data.system"),
     "add_bos": missing("the chat template says whether a text begins with a token of its own"),
@@ -96,7 +95,6 @@ RULES: dict[str, Rule] = {
     "eval_pass_at_k": missing("set eval.n_samples and eval.pass_at"),
     "eval_top_p": missing("evaluation samples at eval.temperature alone"),
     "max_train_samples": to("data.limit", read=whole),
-    "push_to_hub": needless("postgrad export writes a directory to upload"),
     **family("", "fsdp_shard_degree fsdp_num_replicas",
              missing("learner.sharding divides over all ranks")),
     **family("", "deepspeed_offload_param deepspeed_offload_optimizer offload_optimizer "
@@ -123,7 +121,7 @@ RULES: dict[str, Rule] = {
     **family("", "try_launch_beaker_eval_jobs try_launch_beaker_eval_jobs_on_weka "
              "try_auto_save_to_beaker oe_eval_tasks "
              "oe_eval_max_length oe_eval_gpu_multiplier eval_priority eval_workspace "
-             "hf_metadata_dataset gs_bucket_path send_slack_alerts hf_entity hf_repo_id "
+             "hf_metadata_dataset gs_bucket_path send_slack_alerts "
              "save_to_hub oe_eval_beaker_image do_not_randomize_output_dir", needless(_AI2)),
     **family("", "tokenizer_name tokenizer_revision use_slow_tokenizer use_fast_tokenizer "
              "preprocessing_num_workers dataset_mix_dir dataset_cache_mode dataset_skip_cache "

@@ -9,7 +9,7 @@ from typing import Any, cast
 from postgrad.core.errors import UsageError
 from postgrad.core.untrusted import decoded, parse_json, read_bytes, reason, shown
 from postgrad.recipe.translate.config import parse_yaml
-from postgrad.recipe.translate.shell import UNKNOWN, arguments, commands
+from postgrad.recipe.translate.shell import UNKNOWN, VISIBLE, arguments, commands
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".txt", "")
 MOST_BYTES = 2**18  # of a script or config
@@ -174,11 +174,46 @@ def devices(launcher: Sequence[str], given: Mapping[str, Any]) -> int | None:
         gpus = said.get("gpus")
         if isinstance(gpus, int) and isinstance(nodes, int):
             return gpus * nodes
+    if isinstance(said.get("include"), str) and "exclude" not in said:
+        return _included(said["include"])
     for name, each in (("num_processes", 1), ("nproc_per_node", nodes), ("num_gpus", nodes)):
         if isinstance(said.get(name), int) and isinstance(each, int):
             return said[name] * each
     config = said.get("config_file", given.get("accelerate_config"))
-    return _accelerated(str(config)) if config else None
+    if config:
+        return _accelerated(str(config))
+    launched = {PurePosixPath(word).name for word in launcher}
+    alone = "deepspeed" in launched and not said.keys() & {"hostfile", "exclude"}
+    if alone or "multi_gpu" in said or said.get("nproc_per_node") in ("gpu", "auto"):
+        count = _visible(launcher)  # a process for each
+        return count * nodes if count is not None and isinstance(nodes, int) else None
+    return None
+
+
+def _included(where: str) -> int | None:
+    """GPUs of DeepSpeed's --include: "localhost:0,1", or "worker-0:0,2-4@worker-1:0"; None where a
+    machine is named without its GPUs.
+    """
+    count = 0
+    for machine in where.split("@"):
+        slots = [
+            re.fullmatch(r"(\d+)(?:-(\d+))?", slot) for slot in machine.partition(":")[2].split(",")
+        ]
+        for slot in slots:
+            if slot is None:
+                return None
+            count += int(slot[2] or slot[1]) - int(slot[1]) + 1
+    return count
+
+
+def _visible(launcher: Sequence[str]) -> int | None:
+    """GPUs of CUDA_VISIBLE_DEVICES=0,1 before a command; the last one counts."""
+    found: int | None = None
+    for word in launcher:
+        name, _, value = word.partition("=")
+        if name == VISIBLE:
+            found = value.count(",") + 1 if re.fullmatch(r"\d+(,\d+)*", value) else None
+    return found
 
 
 def zero_stage(launcher: Sequence[str], given: Mapping[str, Any]) -> int | None:

@@ -7,6 +7,7 @@ Its steps are updates.
 
 import re
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from postgrad.core.errors import UsageError
@@ -201,6 +202,13 @@ def _times(made: Draft, options: Options) -> None:
     elif kind == "epoch":
         made.miss("save_strategy", kind, "say checkpoint.save_steps; the last step is always saved")
     made.put("checkpoint.save_hf", True)
+    common.revision(made, options.take("model_revision"))
+    named = (
+        options.take("hub_model_id") or PurePosixPath(str(options.take("output_dir") or "")).name
+    )
+    private = options.take("hub_private_repo")
+    if flag(options.take("push_to_hub", False)):
+        common.push(made, named, private)
     split, every = options.take("dataset_test_split", "test"), options.number("eval_steps", 0)
     kind = str(options.take("eval_strategy", options.take("evaluation_strategy", "no")))
     options.take("per_device_eval_batch_size")

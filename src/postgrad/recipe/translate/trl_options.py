@@ -88,7 +88,6 @@ RULES: dict[str, Rule] = {
     "multi_objective_aggregation": missing("a reward is the weighted sum of its components"),
     "off_policy_mask_threshold": missing("algorithm.correction drops what is too far off"),
     "use_bias_correction_kl": missing("KL has one estimator, algorithm.kl_estimator"),
-    "model_revision": missing("a hub id is read at its main revision"),
     "ld_alpha": missing("the loss counts every token of an answer"),
     "use_weighting": missing("all pairs weigh the same"),
     "f_divergence_type": choice("algorithm.type", {"reverse_kl": "dpo"}),
@@ -98,7 +97,6 @@ RULES: dict[str, Rule] = {
     "assistant_only_loss": needless("loss always lies on the assistant's turns only"),
     "remove_unused_columns": needless("columns that nothing names are left alone"),
     "attn_implementation": needless(common.ATTENTION),
-    "push_to_hub": missing("postgrad export writes a directory to upload"),
     "packing": needless(common.PACKED),
     **family("", "padding_free pad_to_multiple_of packing_strategy eval_packing pad_token "
              "group_by_length", needless(common.PACKED)),
@@ -111,8 +109,8 @@ RULES: dict[str, Rule] = {
     **family("", "logging_steps logging_first_step logging_strategy report_to run_name log_level "
              "log_completions num_completions_to_print log_unique_prompts trackio_space_id "
              "logging_dir project", needless(common.LOGGING)),
-    **family("", "do_train do_eval overwrite_output_dir save_only_model hub_model_id "
-             "hub_strategy hub_private_repo hub_model_revision save_safetensors eval_on_start",
+    **family("", "do_train do_eval overwrite_output_dir save_only_model "
+             "hub_strategy hub_model_revision save_safetensors eval_on_start",
              needless(_SAVING)),
     **family("", "dataset_num_proc dataset_text_field preprocessing_num_workers "
              "dataloader_num_workers dataset_kwargs precompute_ref_log_probs "

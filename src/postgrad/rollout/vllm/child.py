@@ -220,6 +220,8 @@ def engine_arguments(start: Start) -> dict[str, Any]:
         "enable_chunked_prefill": not start.whole_prompts,
         "max_num_batched_tokens": together,
         "model": start.model,
+        "revision": start.revision,
+        "tokenizer_revision": start.revision,
         "dtype": start.dtype,
         "max_model_len": start.max_len + 1,  # a scored sequence is followed by a token
         "max_num_seqs": start.slots,

@@ -23,7 +23,7 @@ class Start:
     and values on one rank; None: what is left of memory_fraction of a device. eager: without
     compiled graphs. whole_prompts: none is computed in pieces; vLLM 0.32 cannot do that on a CPU
     for samples with a seed, whose generator it wants to wind back. folder: of one process
-    alone, for what must not outlive it.
+    alone, for what must not outlive it. revision: of a hub id.
     """
 
     model: str
@@ -37,6 +37,7 @@ class Start:
     sleep: bool
     whole_prompts: bool
     folder: str = ""
+    revision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from postgrad.core.errors import UsageError
+from postgrad.core.hub import split_revision
 from postgrad.models.load import (
     load_config,
     load_generation_config,
@@ -109,8 +110,10 @@ def _told(
 ) -> Start:
     """What every process is told. shares: some device of theirs is the learner's too."""
     one = settings.vllm
+    name, revision = split_revision(path)
     return Start(
-        model=str(Path(path).resolve()) if Path(path).is_dir() else path,
+        model=str(Path(path).resolve()) if Path(path).is_dir() else name,
+        revision=revision,
         dtype=str(model.dtype).removeprefix("torch."),
         max_len=model.max_len,
         slots=sizes.slots,

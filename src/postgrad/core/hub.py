@@ -1,0 +1,113 @@
+"""What lies on the Hugging Face hub: ids with a revision, and the commits that those mean.
+
+A source is "org/name", or "org/name@REVISION" with a branch, a tag or a commit.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from postgrad.core.errors import UsageError
+
+Kind = Literal["model", "dataset"]
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+REVISION = r"^[\w.-]+(/[\w.-]+)*$"  # a branch, a tag or a commit
+COMMIT = re.compile(r"[0-9a-f]{40}")
+SECONDS = 10.0  # of one question to the hub
+
+
+def at_revision(path: str, revision: str | None) -> str:
+    """The source of a hub id at a revision; of None the path itself."""
+    return path if revision is None else f"{path}@{revision}"
+
+
+def split_revision(source: str) -> tuple[str, str | None]:
+    """("org/name", "v1") of "org/name@v1". A path with an @ that is there is left whole, and so is
+    what begins with one (a pipeline's stage).
+    """
+    repo, at, revision = source.partition("@")
+    if not at or not revision or not HUB_ID.fullmatch(repo) or os.path.lexists(source):
+        return source, None
+    return repo, revision
+
+
+def pretrained(source: str) -> tuple[str, dict[str, Any]]:
+    """A source as the first argument and the named ones of transformers' from_pretrained."""
+    path, revision = split_revision(source)
+    return path, {} if revision is None else {"revision": revision}
+
+
+def commit_of(kind: Kind, path: str, revision: str | None = None) -> str:
+    """The commit that a branch, a tag, a commit or None (main) of a hub id means now: as the hub
+    says, or where it cannot be asked as the local cache remembers.
+
+    Raises UsageError where neither has it.
+    """
+    if revision in cached_commits(kind, path):
+        return str(revision)
+    try:
+        return _ask(kind, path, revision)
+    except Exception as error:  # each network client has its own
+        remembered = _remembered(kind, path, revision or "main")
+        if remembered is not None and not _denied(error):
+            return remembered
+        why = str(error).strip().partition("\n")[0].rstrip(".")
+        name = at_revision(path, revision)
+        option = "model.path and model.revision" if kind == "model" else "data.path, data.revision"
+        raise UsageError(
+            f"no {kind} {name}: {why}; the cache of the hub ({_cache()}) has no commit of it "
+            f"either. A {'directory' if kind == 'model' else 'file or folder'} on this machine "
+            f"works too ({option})"
+        ) from error
+
+
+def cached_commits(kind: Kind, path: str) -> list[str]:
+    """Commits of which the local cache has files, by name."""
+    folder = _folder(kind, path) / "snapshots"
+    return sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
+
+
+def _ask(kind: Kind, path: str, revision: str | None) -> str:
+    from huggingface_hub import HfApi
+
+    api: Any = HfApi()
+    info: Callable[..., Any] = api.model_info if kind == "model" else api.dataset_info
+    sha = info(path, revision=revision, timeout=SECONDS).sha
+    if not isinstance(sha, str) or not COMMIT.fullmatch(sha):
+        raise ValueError(f"the hub names no commit of {path}")
+    return sha
+
+
+def _denied(error: Exception) -> bool:
+    """Whether the hub was asked and has no such repository or revision."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    missing = (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError)
+    return isinstance(error, missing) and not isinstance(error, GatedRepoError)
+
+
+def _remembered(kind: Kind, path: str, name: str) -> str | None:
+    """What the cache's refs say of a branch or tag."""
+    file = _folder(kind, path) / "refs" / name
+    try:
+        commit = file.read_text("ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return commit if COMMIT.fullmatch(commit) else None
+
+
+def _folder(kind: Kind, path: str) -> Path:
+    return _cache() / "--".join([f"{kind}s", *path.split("/")])
+
+
+def _cache() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)

@@ -1,0 +1,233 @@
+"""README.md of an exported model: a model card as the hub reads it, of what a run has recorded."""
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import tomlkit
+
+import postgrad
+from postgrad.checkpoint.state import RunState
+from postgrad.core.hub import COMMIT, HUB_ID, split_revision
+from postgrad.core.versions import versions
+from postgrad.models.save import CARD
+from postgrad.models.settings import looks_local
+from postgrad.observe.follow import read_lines
+from postgrad.observe.run_dir import PACKAGES, RunDirectory
+from postgrad.recipe.recipe import Recipe
+from postgrad.recipe.sources import Source, sources
+
+SECRET = re.compile(r"(^|_)(key|token|secret|password|passwd|authorization|credentials?)$", re.I)
+USER = re.compile(r"(?<=://)[^/@\s]+@")  # of a URL
+REDACTED = "(redacted)"
+PASSED_ON = ("license", "license_name", "license_link", "language")  # of the base's own card
+
+
+def card_of(
+    directory: RunDirectory, recipe: Recipe, state: RunState, base: str, *, role: str, adapter: bool
+) -> str:
+    """The card of one role as it is at a step. base: where the role started from. role: as --role
+    names it. adapter: whether it is written alone.
+
+    Metadata are the hub's: base model, data sets, results, and the licence where the base states
+    one. Raises RunError where eval.jsonl cannot be read.
+    """
+    from huggingface_hub import ModelCardData
+
+    results = _results(directory.path, state.step)
+    name = directory.path.resolve().name
+    read = sources(recipe)
+    about = _about_base(base)
+    repository, _ = split_revision(base)
+    start = repository if HUB_ID.fullmatch(repository) and not looks_local(base) else None
+    start = start or about.get("base_model")
+    metadata: Any = ModelCardData(
+        base_model=start,
+        library_name="peft" if adapter else "transformers",
+        pipeline_tag="text-classification" if role in ("reward", "critic") else "text-generation",
+        tags=["postgrad", recipe.job, _algorithm(recipe), *(["lora"] if adapter else [])],
+        datasets=list(dict.fromkeys(one.path for one in read if _trains_on_hub(one))) or None,
+        model_name=name if results else None,
+        eval_results=_for_the_hub(recipe, results) or None,
+        base_model_relation=("adapter" if adapter else "finetune") if start else None,
+        **{key: about[key] for key in PASSED_ON if key in about},
+    )
+    body = _body(name, recipe, state, base, read, results, role=role, adapter=adapter)
+    return f"---\n{metadata.to_yaml()}\n---\n\n" + "\n".join(body) + "\n"
+
+
+def _body(
+    name: str,
+    recipe: Recipe,
+    state: RunState,
+    base: str,
+    read: Sequence[Source],
+    results: Sequence[Mapping[str, Any]],
+    *,
+    role: str,
+    adapter: bool,
+) -> Iterator[str]:
+    what = "adapter (LoRA)" if adapter else "model"
+    yield f"# {name}\n"
+    yield (
+        f"The {role} {what} of a run of [postgrad](https://pypi.org/project/postgrad/) "
+        f"{postgrad.__version__}: job `{recipe.job}`, algorithm `{_algorithm(recipe)}`.\n"
+    )
+    yield from _table(
+        ("", ""),
+        [
+            ("started from", _named(base, recipe)),
+            ("steps", str(state.step)),
+            ("updates", str(state.update)),
+            ("samples", str(state.episodes)),
+            ("seed", str(recipe.seed)),
+            ("computed in", str(state.choices.get("dtype", ""))),
+        ],
+    )
+    yield "\n## Data\n"
+    hashes: Mapping[str, str] = state.choices.get("sources") or {}
+    yield from _table(
+        ("used for", "data", "configuration", "split", "revision or content"),
+        [
+            (one.key, _at_home(one.path), one.subset or "", one.split or "", _content(one, hashes))
+            for one in read
+            if one.kind == "dataset"
+        ],
+    )
+    if results:
+        yield "\n## Evaluation\n"
+        yield f"After step {results[0]['step']}, with 95% intervals where there are any.\n"
+        yield from _table(("set", "metric", "value", "rows"), _rows(results))
+    yield "\n## Recipe\n"
+    yield "As it ran, every key stated; values that look like secrets are left out.\n"
+    text = tomlkit.dumps(_clean(recipe.dump()))
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    yield f"{fence}toml\n{text}{fence}"
+    yield "\n## Versions\n"
+    yield ", ".join(f"{package} {found}" for package, found in versions(PACKAGES).items())
+
+
+def _algorithm(recipe: Recipe) -> str:
+    return str(recipe.dump()["algorithm"]["type"])
+
+
+def _named(base: str, recipe: Recipe) -> str:
+    """A hub id with its commit, a directory by its name: others' folders are nobody's business."""
+    if recipe.model.path is None:
+        return "a fresh model ([model.init])"
+    repository, revision = split_revision(base)
+    if looks_local(base):
+        return f"the directory {Path(repository).name}"
+    return repository if revision is None else f"{repository}, revision {revision}"
+
+
+def _content(source: Source, hashes: Mapping[str, str]) -> str:
+    return (source.revision if source.hub else hashes.get(source.key)) or ""
+
+
+def _trains_on_hub(source: Source) -> bool:
+    return source.kind == "dataset" and source.hub and source.place[0] == "data"
+
+
+def _about_base(base: str) -> dict[str, Any]:
+    """The metadata of the base's own card, where it is on this machine and can be read."""
+    import huggingface_hub
+    from yaml import YAMLError
+
+    name, revision = split_revision(base)
+    path: Any = Path(name) / CARD
+    hub: Any = huggingface_hub
+    try:
+        if not looks_local(base):
+            path = hub.try_to_load_from_cache(name, CARD, revision=revision)
+        if not isinstance(path, str | Path) or not Path(path).is_file():
+            return {}
+        return dict(hub.metadata_load(Path(path)) or {})
+    except (OSError, ValueError, YAMLError):  # somebody else's card is no reason to keep a model
+        return {}
+
+
+def _results(run_dir: Path, step: int) -> list[dict[str, Any]]:
+    """The lines of the newest evaluation that was done by a step."""
+    lines = [one for one in read_lines(run_dir / "eval.jsonl") if one["step"] <= step]
+    return [one for one in lines if one["step"] == lines[-1]["step"]]
+
+
+def _metrics(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    left_out = ("step", "update", "rows", "failed", "set")
+    for name, value in line.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name in left_out or name.endswith(("_low", "_high", "_seconds")) or not number:
+            continue
+        if math.isfinite(value):
+            yield name, float(value)
+
+
+def _rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    for line in results:
+        for name, value in _metrics(line):
+            low, high = line.get(f"{name}_low"), line.get(f"{name}_high")
+            known = isinstance(low, float) and isinstance(high, float)
+            shown = f"{value:.4g}" + (f" ({low:.4g} to {high:.4g})" if known else "")
+            yield str(line.get("set") or ""), name, shown, str(line.get("rows", ""))
+
+
+def _for_the_hub(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Results on data sets of the hub: it lists no others."""
+    from huggingface_hub import EvalResult
+
+    sets = {one.name: place for place, one in enumerate(recipe.eval.sets)}
+    places = {one.place: one for one in sources(recipe)}
+    found: list[Any] = []
+    for line in results:
+        source = places.get(("eval", "sets", sets.get(line.get("set"), -1)))
+        if source is None or not source.hub:
+            continue
+        revision = source.revision
+        commit = revision if revision and COMMIT.fullmatch(revision) else None
+        for name, value in _metrics(line):
+            found.append(
+                EvalResult(
+                    task_type="text-generation",
+                    dataset_type=source.path,
+                    dataset_name=source.path,
+                    dataset_config=source.subset,
+                    dataset_split=source.split,
+                    dataset_revision=commit,
+                    metric_type=name,
+                    metric_value=value,
+                )
+            )
+    return found
+
+
+def _table(head: Sequence[str], rows: Any) -> Iterator[str]:
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(_cell(text) for text in row) + " |"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _clean(value: Any, name: str = "") -> Any:
+    """Without what is not stated, and without secrets; names of environment variables are none."""
+    if isinstance(value, dict):
+        table = cast(dict[str, Any], value)
+        return {key: _clean(one, key) for key, one in table.items() if one is not None}
+    if isinstance(value, list):
+        return [_clean(one, name) for one in cast(list[Any], value) if one is not None]
+    if not isinstance(value, str):
+        return value
+    return REDACTED if SECRET.search(name) and value else USER.sub(f"{REDACTED}@", _at_home(value))
+
+
+def _at_home(path: str) -> str:
+    """Without the name of who ran it."""
+    home = os.environ.get("HOME", "").rstrip("/")
+    return f"~{path[len(home) :]}" if home and path.startswith(f"{home}/") else path
