@@ -1,5 +1,7 @@
 """Packed, shared, unpadded against transformers' own forward: logits and gradients, every type."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
-from postgrad.layout.layout import lay_out
-from postgrad.models.attention import NAME
+from postgrad.layout.layout import Layout, lay_out
+from postgrad.models.attention import NAME, AttentionContext
+from postgrad.models.flex import FlexAttention
 from postgrad.models.head import full_logits, target_logprobs
 from postgrad.models.packed import hidden_states
 from postgrad.models.tree import TreeAttention
@@ -85,10 +88,23 @@ def padded_logprobs(lm: torch.nn.Module, sequences: Sequences) -> torch.Tensor:
     )
 
 
+def tree(layout: Layout) -> TreeAttention:
+    return TreeAttention(plan_blocks(layout), torch.device("cpu"))
+
+
+def narrow_flex(layout: Layout) -> FlexAttention:
+    """What CUDA's attention makes of heads that its kernel refuses, as these of 8 numbers."""
+    return FlexAttention(layout, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("context", [tree, narrow_flex])
 @pytest.mark.parametrize("min_shared", [1, UNSHARED])
 @pytest.mark.parametrize("name", TYPES)
 def test_packed_logprobs_and_gradients_are_those_of_the_padded_forward(
-    name: str, min_shared: int, sequences: Sequences
+    name: str,
+    min_shared: int,
+    context: Callable[[Layout], AttentionContext],
+    sequences: Sequences,
 ):
     lm = model_of(name)
     weight = torch.linspace(-1.0, 1.0, int(sequences.loss_mask.values.sum()))
@@ -102,7 +118,7 @@ def test_packed_logprobs_and_gradients_are_those_of_the_padded_forward(
         lm,
         torch.from_numpy(layout.token_ids),
         torch.from_numpy(layout.positions),
-        TreeAttention(plan_blocks(layout), torch.device("cpu")),
+        context(layout),
     )
     logprobs, _ = target_logprobs(lm, hidden[layout.hidden_row], torch.from_numpy(layout.target))
     in_order = torch.empty_like(logprobs)

@@ -3,14 +3,18 @@
 Not run by the project's own tests, which have no GPU; tests/gpu holds it to TreeAttention.
 """
 
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout
+from postgrad.models.tree import TreeAttention
+
+NARROWEST = 16  # numbers of a head: torch's kernel refuses fewer ("NYI: embedding dimension ...")
 
 
 @cache
@@ -21,13 +25,19 @@ def _kernel() -> Any:
 
 class FlexAttention:
     """The attention context of one layout. Rows lie in depth-first order, so the tree is two
-    comparisons: q sees k when k <= q < subtree_end[k].
+    comparisons: q sees k when k <= q < subtree_end[k]. Heads that are narrower than the kernel can
+    take are computed by TreeAttention.
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
+        self._layout = layout
         self._positions = torch.from_numpy(layout.positions).to(device)
         self._subtree_end = torch.from_numpy(layout.subtree_end).to(device)
         self._masks: dict[int | None, BlockMask] = {}
+
+    @cached_property
+    def _narrow(self) -> TreeAttention:
+        return TreeAttention(plan_blocks(self._layout), self._positions.device)
 
     def _mask(self, window: int | None) -> BlockMask:
         if window not in self._masks:
@@ -57,6 +67,10 @@ class FlexAttention:
         softcap: float | None,
     ) -> Tensor:
         """AttentionContext.attend."""
+        if min(query.shape[-1], value.shape[-1]) < NARROWEST:
+            return self._narrow.attend(
+                layer, query, key, value, scale=scale, window=window, softcap=softcap
+            )
 
         def cap(score: Tensor, *_: Tensor) -> Tensor:
             assert softcap is not None
