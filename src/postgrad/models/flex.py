@@ -14,6 +14,9 @@ from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout
 from postgrad.models.tree import TreeAttention
 
+# Below 128 rows torch would take its kernel for decoding where no gradient is asked for. It has no
+# form for more than 128 rows times query heads of a key head ("No choices exist for backend").
+ONE_KERNEL = {"BACKEND": "TRITON"}
 NARROWEST = 16  # numbers of a head: torch's kernel refuses fewer ("NYI: embedding dimension ...")
 
 
@@ -84,5 +87,6 @@ class FlexAttention:
             block_mask=self._mask(window),
             scale=scale,
             enable_gqa=query.shape[0] != key.shape[0],
+            kernel_options=ONE_KERNEL,
         )
         return out[0].transpose(0, 1)
