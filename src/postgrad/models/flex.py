@@ -1,6 +1,6 @@
 """Attention over a tree of segments through torch's flex attention: CUDA, one kernel, no padding.
 
-Not run by the project's own tests, which have no GPU; tests/gpu holds it to TreeAttention.
+`make test-gpu-stub` compiles it and runs none of it; on a GPU, tests/gpu holds it to TreeAttention.
 """
 
 from functools import cache, cached_property
