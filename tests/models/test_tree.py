@@ -1,15 +1,22 @@
 """Packed, shared, unpadded against transformers' own forward: logits and gradients, every type."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
-from postgrad.layout.layout import lay_out
-from postgrad.models.attention import NAME
+from postgrad.layout.layout import Layout, lay_out
+from postgrad.models import flex
+from postgrad.models.attention import NAME, AttentionContext
+from postgrad.models.flex import FlexAttention
 from postgrad.models.head import full_logits, target_logprobs
 from postgrad.models.packed import hidden_states
 from postgrad.models.tree import TreeAttention
@@ -85,10 +92,43 @@ def padded_logprobs(lm: torch.nn.Module, sequences: Sequences) -> torch.Tensor:
     )
 
 
+def packed_logprobs(
+    lm: torch.nn.Module,
+    sequences: Sequences,
+    min_shared: int,
+    context: Callable[[Layout], AttentionContext],
+) -> torch.Tensor:
+    """Through our attention, without padding, in the order of the reference."""
+    layout = lay_out(sequences, np.arange(len(sequences)), min_shared=min_shared)
+    hidden = hidden_states(
+        lm,
+        torch.from_numpy(layout.token_ids),
+        torch.from_numpy(layout.positions),
+        context(layout),
+    )
+    logprobs, _ = target_logprobs(lm, hidden[layout.hidden_row], torch.from_numpy(layout.target))
+    in_order = torch.empty_like(logprobs)
+    in_order[np.searchsorted(np.flatnonzero(sequences.loss_mask.values), layout.column)] = logprobs
+    return in_order
+
+
+def tree(layout: Layout) -> TreeAttention:
+    return TreeAttention(plan_blocks(layout), torch.device("cpu"))
+
+
+def narrow_flex(layout: Layout) -> FlexAttention:
+    """What CUDA's attention makes of heads that its kernel refuses, as these of 8 numbers."""
+    return FlexAttention(layout, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("context", [tree, narrow_flex])
 @pytest.mark.parametrize("min_shared", [1, UNSHARED])
 @pytest.mark.parametrize("name", TYPES)
 def test_packed_logprobs_and_gradients_are_those_of_the_padded_forward(
-    name: str, min_shared: int, sequences: Sequences
+    name: str,
+    min_shared: int,
+    context: Callable[[Layout], AttentionContext],
+    sequences: Sequences,
 ):
     lm = model_of(name)
     weight = torch.linspace(-1.0, 1.0, int(sequences.loss_mask.values.sum()))
@@ -97,21 +137,36 @@ def test_packed_logprobs_and_gradients_are_those_of_the_padded_forward(
     expected_gradient = gradients(lm)
 
     lm.set_attn_implementation(NAME)
-    layout = lay_out(sequences, np.arange(len(sequences)), min_shared=min_shared)
-    hidden = hidden_states(
-        lm,
-        torch.from_numpy(layout.token_ids),
-        torch.from_numpy(layout.positions),
-        TreeAttention(plan_blocks(layout), torch.device("cpu")),
-    )
-    logprobs, _ = target_logprobs(lm, hidden[layout.hidden_row], torch.from_numpy(layout.target))
-    in_order = torch.empty_like(logprobs)
-    in_order[np.searchsorted(np.flatnonzero(sequences.loss_mask.values), layout.column)] = logprobs
+    in_order = packed_logprobs(lm, sequences, min_shared, context)
     (weight * in_order).sum().backward()
     gradient = gradients(lm)
 
     torch.testing.assert_close(in_order, expected, atol=3e-5, rtol=1e-5)
     assert (gradient - expected_gradient).norm() <= 1e-5 * expected_gradient.norm()
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_flex_attentions_mask_gives_the_logprobs_of_the_padded_forward(
+    name: str, sequences: Sequences, monkeypatch: pytest.MonkeyPatch
+):
+    """torch computes it uncompiled here, forward only."""
+    lm = model_of(name)
+    expected = padded_logprobs(lm, sequences)
+    lm.set_attn_implementation(NAME)
+    kernels = []
+
+    def uncompiled(*args: Tensor, **options: Any) -> Tensor:
+        kernels.append(options["kernel_options"])
+        return flex_attention(*args, **options)
+
+    module = "torch.nn.attention.flex_attention"
+    monkeypatch.setattr(f"{module}._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)  # saves seconds
+    monkeypatch.setattr(flex, "NARROWEST", 1)
+    monkeypatch.setattr(flex, "_kernel", lambda: uncompiled)
+    with torch.no_grad():
+        found = packed_logprobs(lm, sequences, 1, narrow_flex)
+    torch.testing.assert_close(found, expected, atol=3e-5, rtol=1e-5)
+    assert kernels == [{"BACKEND": "TRITON"}] * 3  # a layer each, and never the one for decoding
 
 
 def test_sharing_computes_prompts_once(sequences: Sequences):

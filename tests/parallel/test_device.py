@@ -70,6 +70,17 @@ def test_a_placement_sets_the_process_up() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.parametrize(("stated", "wanted"), [(None, ":4096:8"), (":16:8", ":16:8")])
+def test_cublas_gets_the_workspace_of_a_deterministic_run_unless_the_user_states_one(
+    stated: str | None, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    if stated:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", stated)
+    apply(Placement("cpu", 1, True))
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == wanted
+
+
 def test_a_run_of_another_device_is_not_continued_in_silence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,16 +1,23 @@
 """Attention over a tree of segments through torch's flex attention: CUDA, one kernel, no padding.
 
-Not run by the project's own tests, which have no GPU; tests/gpu holds it to TreeAttention.
+`make test-gpu-stub` compiles it and runs none of it; on a GPU, tests/gpu holds it to TreeAttention.
 """
 
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout
+from postgrad.models.tree import TreeAttention
+
+# Below 128 rows torch would take its kernel for decoding where no gradient is asked for. It has no
+# form for more than 128 rows times query heads of a key head ("No choices exist for backend").
+ONE_KERNEL = {"BACKEND": "TRITON"}
+NARROWEST = 16  # numbers of a head: torch's kernel refuses fewer ("NYI: embedding dimension ...")
 
 
 @cache
@@ -21,13 +28,19 @@ def _kernel() -> Any:
 
 class FlexAttention:
     """The attention context of one layout. Rows lie in depth-first order, so the tree is two
-    comparisons: q sees k when k <= q < subtree_end[k].
+    comparisons: q sees k when k <= q < subtree_end[k]. Heads that are narrower than the kernel can
+    take are computed by TreeAttention.
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
+        self._layout = layout
         self._positions = torch.from_numpy(layout.positions).to(device)
         self._subtree_end = torch.from_numpy(layout.subtree_end).to(device)
         self._masks: dict[int | None, BlockMask] = {}
+
+    @cached_property
+    def _narrow(self) -> TreeAttention:
+        return TreeAttention(plan_blocks(self._layout), self._positions.device)
 
     def _mask(self, window: int | None) -> BlockMask:
         if window not in self._masks:
@@ -57,6 +70,10 @@ class FlexAttention:
         softcap: float | None,
     ) -> Tensor:
         """AttentionContext.attend."""
+        if min(query.shape[-1], value.shape[-1]) < NARROWEST:
+            return self._narrow.attend(
+                layer, query, key, value, scale=scale, window=window, softcap=softcap
+            )
 
         def cap(score: Tensor, *_: Tensor) -> Tensor:
             assert softcap is not None
@@ -70,5 +87,6 @@ class FlexAttention:
             block_mask=self._mask(window),
             scale=scale,
             enable_gqa=query.shape[0] != key.shape[0],
+            kernel_options=ONE_KERNEL,
         )
         return out[0].transpose(0, 1)

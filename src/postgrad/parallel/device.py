@@ -42,7 +42,7 @@ def apply(placement: Placement) -> torch.device:
             "other hardware gives other bits: allow it with --allow-change device"
         )
     torch.set_num_threads(placement.threads)
-    if placement.deterministic:
+    if placement.deterministic:  # before the first product: cuBLAS reads it where a handle is made
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(placement.deterministic)
     # The mode would also write NaN into every new tensor, a help for debugging: a pass over memory.

@@ -1,5 +1,8 @@
 """Choosing tokens, against hand-worked numbers, float64 NumPy and transformers' own filters."""
 
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from helpers.dispatched import Recorded
 from postgrad.rollout.local import sampler
-from postgrad.rollout.local.sampler import Knobs, sample
+from postgrad.rollout.local.sampler import UNIT, Knobs, counted_sums, running_sums, sample
+
+
+@pytest.fixture(params=["as on a CPU", "as on CUDA"], scope="module", autouse=True)
+def _sums(request):
+    """Every test runs with both kinds of running sums."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "as on CUDA":
+            patch.setattr(sampler, "running_sums", counted_sums)
+        yield
 
 
 def knobs(n, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
@@ -134,3 +147,29 @@ def test_rows_processed_in_chunks_draw_the_same_tokens(monkeypatch):
     parts = sample(logits.clone(), knobs(7, top_p=0.8), uniform)
     np.testing.assert_array_equal(whole[0], parts[0])
     np.testing.assert_array_equal(whole[1], parts[1])
+
+
+@given(st.lists(st.floats(0.0, 2.0**-5, width=32), min_size=1, max_size=60))
+def test_counted_sums_are_exact_sums_of_weights_rounded_up_to_whole_units(weights):
+    units, total = [], 0
+    for weight in weights:
+        total += math.ceil(Fraction(weight) / Fraction(UNIT))
+        units.append(total)
+    found = counted_sums(torch.tensor([weights]))[0]
+    assert [Fraction(value) / Fraction(UNIT) for value in found.tolist()] == units
+
+
+def test_a_stretch_of_weights_below_a_unit_is_drawn_from_by_what_it_holds():
+    # float32 holds 2**-60; of such a stretch only the token with a weight may be drawn.
+    weights = torch.zeros(1, 128)
+    weights[0, 70] = 2.0**-60
+    token, _ = sampler._draw(weights, torch.tensor([[0.0]], dtype=torch.float64))
+    assert token.tolist() == [[70]]
+
+
+def test_no_running_sum_of_floats_is_made_on_other_devices_than_a_cpu():
+    with Recorded() as ops:
+        for dtype in (torch.float32, torch.float64):
+            running_sums(torch.empty(3, 70, dtype=dtype, device="meta"))
+    summed = [call for call in ops.calls if call.operation.startswith("aten.cumsum")]
+    assert [call.reads for call in summed] == [(torch.int64,)]

@@ -16,6 +16,7 @@ CHUNK_VALUES = 2**24  # logits processed together: bounds what filters sort and 
 
 
 STRETCH = 64  # tokens of the vocabulary that are summed before running sums are made
+UNIT = 2.0**-52  # of a weight, where they are counted: float64 holds any sum below 2 exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +85,32 @@ def _draw(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     if -vocabulary % STRETCH:
         weights = torch.nn.functional.pad(weights, (0, -vocabulary % STRETCH))
     stretches = weights.view(count, -1, STRETCH)
-    running = stretches.sum(-1, dtype=torch.float64).cumsum(-1)
+    running = running_sums(stretches.sum(-1, dtype=torch.float64))
     total = running[:, -1:]
     found, rest = _search(running, uniform * total)
     within = stretches.gather(1, found[..., None].expand(-1, -1, STRETCH))[:, 0]
-    token, _ = _search(within.cumsum(-1, dtype=torch.float64), rest)
+    token, _ = _search(running_sums(within), rest)
     token = (found * STRETCH + token).clamp_(max=vocabulary - 1)  # rows of NaN search past the end
     return token, total
+
+
+def running_sums(weights: Tensor) -> Tensor:
+    """Sums of the weights up to each one, along the last axis, in float64.
+
+    torch's documentation names `cumsum` of floats among what deterministic mode refuses on CUDA.
+    Sums of integers are the same in any order, so no version refuses those.
+    """
+    if weights.device.type == "cpu":
+        return weights.cumsum(-1, dtype=torch.float64)
+    return counted_sums(weights)
+
+
+def counted_sums(weights: Tensor) -> Tensor:
+    """`running_sums` exactly, of weights rounded up to UNITs: no weight but 0 counts for nothing,
+    so what may be drawn stays what it was. Sums stay below 2.
+    """
+    units = weights.double().div_(UNIT).ceil_().long()
+    return units.cumsum(-1).double().mul_(UNIT)
 
 
 def _search(running: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +134,7 @@ def _filter(weights: Tensor, knobs: Knobs) -> Tensor:
     top_k = np.where((knobs.top_k == 0) | greedy, vocabulary, knobs.top_k)
     rank = torch.arange(vocabulary, device=device)
     ranked = ranked.masked_fill(rank >= torch.from_numpy(top_k).to(device)[:, None], 0.0)
-    running = ranked.cumsum(-1, dtype=torch.float64)
+    running = running_sums(ranked)
     before = running - ranked
     top_p = torch.from_numpy(np.where(greedy, np.float32(1.0), knobs.top_p)).to(device)
     cut = (before >= top_p.double()[:, None] * running[:, -1:]) & (top_p < 1.0)[:, None]

@@ -1,0 +1,69 @@
+"""Runs `postgrad ARGUMENTS` on the stub, for each list of arguments in the JSON file that is named,
+one after the other in one process: imports and compilers are slow. Prints what each asked of the
+device, as JSON by name; `error` is what it said where its exit status was not 0.
+"""
+
+import contextlib
+import ctypes
+import gc
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+
+from postgrad.cli.main import main
+
+STUB = ctypes.CDLL(None)
+COUNTS = (  # struct stub_counts of native/stub.h
+    "launches",
+    "to_device",
+    "from_device",
+    "on_device",
+    "pageable",
+    "waits",
+    "allocations",
+    "bytes_to_device",
+    "bytes_from_device",
+    "held",
+    "peak",
+    "handles",
+    "late_handles",
+)
+
+
+def counts() -> dict[str, int]:
+    """Since the last stub_reset."""
+    numbers = (ctypes.c_long * len(COUNTS))()
+    STUB.stub_counts(numbers)
+    return dict(zip(COUNTS, numbers, strict=True))
+
+
+def told_of(arguments: list[str]) -> dict[str, Any]:
+    """What `postgrad ARGUMENTS` asked of the device."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    counters.clear()
+    STUB.stub_reset()
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            status = main(arguments)
+        except SystemExit as end:
+            status = end.code
+    return counts() | {
+        "graphs": counters["stats"].get("unique_graphs", 0),
+        "allocated_peak": torch.cuda.max_memory_allocated(),
+        "reserved_peak": torch.cuda.max_memory_reserved(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "error": said.getvalue()[-6000:] if status else None,
+    }
+
+
+if __name__ == "__main__":
+    commands = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    print(json.dumps({name: told_of(arguments) for name, arguments in commands.items()}))

@@ -1,0 +1,132 @@
+/* CUDA's driver, as far as torch's lazily loaded half, Triton and the caching allocator's
+   expandable segments ask for it. */
+#define _GNU_SOURCE
+#include <cuda.h>
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include "stub.h"
+#undef cuDeviceGetUuid
+#undef cuGetProcAddress
+#undef cuMemGetAddressRange
+
+static CUcontext context = (CUcontext)16;
+
+CUresult cuInit(unsigned flags) { return CUDA_SUCCESS; }
+CUresult cuDriverGetVersion(int *to) { return *to = 13000, CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int *to) { return *to = 1, CUDA_SUCCESS; }
+CUresult cuDeviceGet(CUdevice *to, int number) { return *to = number, CUDA_SUCCESS; }
+CUresult cuCtxGetCurrent(CUcontext *to) { return *to = context, CUDA_SUCCESS; }
+CUresult cuDevicePrimaryCtxRetain(CUcontext *to, CUdevice d) { return *to = context, CUDA_SUCCESS; }
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
+{
+    return *flags = 0, *active = 1, CUDA_SUCCESS;
+}
+CUresult cuDeviceGetAttribute(int *to, CUdevice_attribute attribute, CUdevice device)
+{
+    return *to = stub_attribute(attribute), CUDA_SUCCESS;
+}
+CUresult cuGetErrorString(CUresult error, const char **to)
+{
+    return *to = "an error of the stub", CUDA_SUCCESS;
+}
+CUresult cuGetErrorName(CUresult error, const char **to)
+{
+    return *to = "CUDA_ERROR_UNKNOWN", CUDA_SUCCESS;
+}
+
+/* Kernels: loaded, never run. Triton asks for registers and bytes that were spilled. */
+CUresult cuModuleLoadData(CUmodule *to, const void *image) { return *to = (CUmodule)16, CUDA_SUCCESS; }
+CUresult cuModuleGetFunction(CUfunction *to, CUmodule module, const char *name)
+{
+    return *to = (CUfunction)16, CUDA_SUCCESS;
+}
+CUresult cuFuncGetAttribute(int *to, CUfunction_attribute attribute, CUfunction function)
+{
+    int spilled = attribute == CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
+    return *to = spilled ? 0 : attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 64,
+           CUDA_SUCCESS;
+}
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *to, CUfunction f, int threads, size_t shared)
+{
+    return *to = 2, CUDA_SUCCESS;
+}
+CUresult cuOccupancyMaxActiveClusters(int *to, CUfunction function, const CUlaunchConfig *how)
+{
+    return *to = 1, CUDA_SUCCESS;
+}
+CUresult cuLaunchKernel(
+    CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+    unsigned shared, CUstream stream, void **arguments, void **extra)
+{
+    return stub_launch(), CUDA_SUCCESS;
+}
+CUresult cuLaunchKernelEx(const CUlaunchConfig *how, CUfunction f, void **arguments, void **extra)
+{
+    return stub_launch(), CUDA_SUCCESS;
+}
+CUresult cuPointerGetAttribute(void *to, CUpointer_attribute attribute, CUdeviceptr address)
+{
+    if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER)
+        *(CUdeviceptr *)to = address;
+    else
+        *(unsigned *)to = stub_where((void *)address) == ON_DEVICE ? CU_MEMORYTYPE_DEVICE
+                                                                  : CU_MEMORYTYPE_HOST;
+    return CUDA_SUCCESS;
+}
+
+/* Memory in two parts, addresses and what is mapped there: expandable segments. */
+CUresult cuMemGetAllocationGranularity(
+    size_t *to, const CUmemAllocationProp *of, CUmemAllocationGranularity_flags which)
+{
+    return *to = 2 << 20, CUDA_SUCCESS;
+}
+CUresult cuMemAddressReserve(
+    CUdeviceptr *to, size_t bytes, size_t alignment, CUdeviceptr at, unsigned long long flags)
+{
+    *to = (CUdeviceptr)stub_reserve(bytes);
+    return *to ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+CUresult cuMemAddressFree(CUdeviceptr start, size_t bytes)
+{
+    munmap((void *)start, bytes);
+    return CUDA_SUCCESS;
+}
+CUresult cuMemCreate(
+    CUmemGenericAllocationHandle *to, size_t bytes, const CUmemAllocationProp *of,
+    unsigned long long flags)
+{
+    *to = bytes; /* a handle is how much it holds */
+    return stub_hold(bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    stub_release(handle);
+    return CUDA_SUCCESS;
+}
+CUresult cuMemMap(
+    CUdeviceptr start, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+    unsigned long long flags)
+{
+    stub_remember((void *)start, bytes, ON_DEVICE);
+    return CUDA_SUCCESS;
+}
+CUresult cuMemUnmap(CUdeviceptr start, size_t bytes)
+{
+    enum where where;
+    stub_forget((void *)start, &where);
+    return CUDA_SUCCESS;
+}
+
+static int nothing(void) { return 0; }
+CUresult cuGetProcAddress_v2(
+    const char *name, void **to, int version, cuuint64_t flags,
+    CUdriverProcAddressQueryResult *status)
+{
+    void *self = dlopen("libcuda.so.1", RTLD_LAZY);
+    *to = self ? dlsym(self, name) : NULL;
+    if (!*to)
+        *to = (void *)nothing;
+    if (status)
+        *status = CU_GET_PROC_ADDRESS_SUCCESS;
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,122 @@
+"""The first step of every job on CUDA, with the recipes' own settings: deterministic mode is on."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.gpu_stub import ROOT, Stub
+from helpers.jobs import JOBS, write_recipe
+
+pytestmark = pytest.mark.gpu_stub
+COMMAND = str(Path(__file__).parent / "command.py")
+BY_SAMPLE = '\n[[rewards]]\ntype = "helpers.by_sample:by_sample"\n[scoring]'
+WIDE = {"hidden_size = 16": "hidden_size = 64", "intermediate_size = 32": "intermediate_size = 128"}
+FILTERS = ["--rollout.top_k", "8", "--rollout.top_p", "0.9", "--rollout.min_p", "0.01"]
+VARIANTS = {  # job and what is set beside it
+    "heads of 8 numbers": ("sft", ["--model.init.hidden_size", "16"]),
+    "attention in blocks": ("grpo with kl", ["--model.attention", "sdpa"]),
+    "float32": ("grpo with kl", ["--model.dtype", "float32"]),
+    "gradient checkpointing": ("grpo with kl", ["--model.gradient_checkpointing", "true"]),
+    "muon": ("sft", ["--learner.optimizer", "muon"]),
+    "filters": ("grpo with kl", FILTERS),
+    "small micro-batches": ("ppo", ["--batch.micro_train_tokens", "96"]),
+}
+CASES = {name: (name, list[str]()) for name in JOBS} | VARIANTS
+PIPELINES = ("quickstart", "game", "rlhf_tiny", "preferences", "algorithms")
+
+
+def command(folder: Path, case: str) -> list[str]:
+    """A whole run of one step, from the model's loading to the last checkpoint."""
+    name, overrides = CASES[case]
+    folder.mkdir()
+    recipe = write_recipe(name, folder)
+    text = recipe.read_text("utf-8").replace("\n[scoring]", BY_SAMPLE)
+    for narrow, wide in WIDE.items():
+        text = text.replace(narrow, wide)
+    recipe.write_text(text, "utf-8")
+    run = ["--run_dir", str(folder / "run"), "--steps", "1", "--debug"]
+    return ["train", str(recipe), *run, *overrides]
+
+
+def dry_run(folder: Path, pipeline: str) -> list[str]:
+    """The shipped recipes as they are, of which a dry run takes one small step each."""
+    run = ["--run_dir", str(folder / pipeline), "--debug", "--dry-run"]
+    return ["train", str(ROOT / "recipes" / pipeline), *run]
+
+
+def ask(stub: Stub, to: Path, commands: dict[str, list[str]], **environment: str) -> dict[str, Any]:
+    to.write_text(json.dumps(commands), "utf-8")
+    return stub.ask(COMMAND, str(to), **environment)
+
+
+@pytest.fixture(scope="module")
+def folder(stub: Stub, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("jobs")
+
+
+@pytest.fixture(scope="module")
+def told(stub: Stub, folder: Path) -> dict[str, Any]:
+    """What each case asked of the device."""
+    commands = {case: command(folder / case, case) for case in CASES}
+    return ask(stub, folder / "commands.json", commands)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_job_takes_its_first_step(
+    told: dict[str, Any], results: dict[str, Any], folder: Path, case: str
+) -> None:
+    of_case = told[case]
+    assert of_case.pop("error") is None, of_case
+    results.setdefault("jobs", {})[case] = of_case
+    (line,) = (folder / case / "run" / "metrics.jsonl").read_text("utf-8").splitlines()
+    computed = [value for key, value in json.loads(line).items() if "computed" in key]
+    assert computed
+    assert min(computed) > 0
+    assert of_case["launches"] > 100
+    assert of_case["deterministic"]
+
+
+def test_flex_attention_is_compiled(told: dict[str, Any]) -> None:
+    assert told["sft"]["graphs"] > 0  # the later jobs of the process find it compiled
+    assert told["heads of 8 numbers"]["graphs"] == 0
+
+
+def test_cublas_is_told_of_its_workspace_before_its_first_handle(told: dict[str, Any]) -> None:
+    assert sum(of_case["handles"] for of_case in told.values()) > 0
+    assert [case for case, of_case in told.items() if of_case["late_handles"]] == []
+
+
+@pytest.mark.parametrize("capability", ["8.0", "8.9"])
+def test_a_job_takes_its_first_step_on_other_cards(
+    stub: Stub, results: dict[str, Any], capability: str, tmp_path: Path
+) -> None:
+    commands = {case: command(tmp_path / case, case) for case in ("sft", "grpo with kl")}
+    told = ask(stub, tmp_path / "commands", commands, STUB_CAP=capability, STUB_MEM="24")
+    assert [of_case.pop("error") for of_case in told.values()] == [None, None]
+    results.setdefault("other cards", {})[f"{capability}, 24 GB"] = told
+
+
+def test_the_shipped_pipelines_take_a_small_step_of_each_recipe(
+    stub: Stub, results: dict[str, Any], tmp_path: Path
+) -> None:
+    commands = {name: dry_run(tmp_path, name) for name in PIPELINES}
+    told = ask(stub, tmp_path / "commands", commands)
+    assert {name: of_one.pop("error") for name, of_one in told.items()} == dict.fromkeys(told)
+    results["pipelines"] = told
+
+
+@pytest.mark.parametrize("name", ["gsm8k_sft", "gsm8k_grpo"])
+def test_the_shipped_recipes_take_a_small_step(
+    stub: Stub, results: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    data = os.environ.get("POSTGRAD_TEST_DATA")
+    if not data:
+        pytest.skip("POSTGRAD_TEST_DATA names no folder")
+    flags = ["--data.path", f"{data}/gsm8k.jsonl", "--data.name", "none"]
+    arguments = ["train", str(ROOT / "recipes" / f"{name}.toml"), *flags, "--dry-run", "--debug"]
+    told = ask(stub, tmp_path / "commands", {name: arguments})
+    assert told[name].pop("error") is None
+    results.setdefault("recipes", {})[name] = told[name]

@@ -1,0 +1,126 @@
+"""A CUDA build of torch on a machine without a GPU: builds the stub, and runs Python on it.
+
+POSTGRAD_STUB_PYTHONS names the Pythons, one of each environment, with colons between them; see
+`make test-gpu-stub`.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+SOURCES = ROOT / "tests" / "gpu" / "stub" / "native"
+RUNTIME = re.compile(r"__cuda\w+|cuda[A-Z]\w+|cublas\w+")
+DRIVER = re.compile(r"cu[A-Z]\w+")
+PYTHONS = [path for path in os.environ.get("POSTGRAD_STUB_PYTHONS", "").split(":") if path]
+
+
+@dataclass(frozen=True)
+class Stub:
+    """The stub's libraries in `folder`, and the Python whose torch takes them for CUDA."""
+
+    python: str
+    folder: Path
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Runs Python with `arguments` on the stub. environment: STUB_CAP and the like."""
+        libraries, caches = str(self.folder), self.folder.parent / "caches"
+        known = {name: value for name, value in os.environ.items() if name != WORKSPACE}
+        given = {
+            "LD_PRELOAD": str(self.folder / "libstub.so"),
+            "LD_LIBRARY_PATH": libraries,
+            "TRITON_LIBCUDA_PATH": libraries,
+            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+            "TRITON_CACHE_DIR": str(caches / "triton"),
+            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [self.python, *arguments]
+        return subprocess.run(
+            command, env=known | given | environment, capture_output=True, text=True, check=False
+        )
+
+    def ask(self, *arguments: str, **environment: str) -> Any:
+        """The JSON on the last line that such a Python prints. Its failure is an AssertionError."""
+        done = self.run(*arguments, **environment)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # postgrad has to set it
+
+
+def build(python: str, to: Path) -> Stub:
+    """Compiles the stub for the torch of `python` into the folder `to`."""
+    (to / "libraries").mkdir(parents=True)
+    packages = torch_of(python).parent
+    include = next(packages.glob("nvidia/cu*/include/driver_types.h")).parent
+    compiler = ["cc", "-fPIC", "-O1", "-Wall", "-Werror", f"-I{include}", f"-I{SOURCES}"]
+    objects: dict[str, Path] = {}
+    for source in SOURCES.glob("*.c"):
+        objects[source.stem] = to / f"{source.stem}.o"
+        _output(*compiler, "-c", str(source), "-o", str(objects[source.stem]))
+    runtime = [objects[name] for name in ("memory", "runtime", "blas")]
+    torch = torch_of(python) / "lib"
+    asked = _names(RUNTIME, *torch.glob("libtorch*.so"), torch / "libc10_cuda.so", undefined=True)
+    triton = (packages / "triton" / "backends" / "nvidia" / "driver.c").read_text("utf-8")
+    of_driver = _names(DRIVER, torch / "libcaffe2_nvrtc.so", undefined=True)
+    of_driver |= {name for name in DRIVER.findall(triton) if not name.endswith("_t")}
+    libraries = {
+        "libstub.so": (runtime, asked - _names(RUNTIME, *runtime)),
+        "libcuda.so.1": ([objects["driver"]], of_driver - _names(DRIVER, objects["driver"])),
+    }
+    for library, (parts, left_out) in libraries.items():
+        rest = to / f"rest_of_{library}.c"
+        rest.write_text(_rest(left_out), "utf-8")
+        made = str(to / "libraries" / library)
+        _output(*compiler, "-shared", *map(str, parts), str(rest), "-o", made)
+    (to / "libraries" / "libcuda.so").symlink_to("libcuda.so.1")
+    return Stub(python, to / "libraries")
+
+
+def _rest(names: set[str]) -> str:
+    """C of the functions that the stub leaves out: they say so and succeed."""
+    each = (f'long {name}(void) {{ return stub_left_out("{name}"), 0; }}' for name in sorted(names))
+    return "\n".join(['#include "stub.h"', *each, ""])
+
+
+def _names(pattern: re.Pattern[str], *files: Path, undefined: bool = False) -> set[str]:
+    """The functions of `files` that they define, or that they leave to other libraries."""
+    of_library = ["-D", "--undefined-only"] if undefined else ["--defined-only"]
+    listed = _output("nm", "--format=posix", *of_library, *map(str, files))
+    names = {line.split()[0].split("@")[0] for line in listed.splitlines() if line[:1] != "/"}
+    return {name for name in names if pattern.fullmatch(name)}
+
+
+def _output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stderr[-4000:]}"
+    return done.stdout
+
+
+@cache
+def torch_of(python: str) -> Path:
+    """The folder of the package torch."""
+    script = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    return Path(_output(python, "-c", script).strip()) / "torch"
+
+
+@cache
+def versions(python: str) -> dict[str, str]:
+    """The versions of what `python` computes with."""
+    script = "import json; from importlib.metadata import version as v; print(json.dumps("
+    script += "{name: v(name) for name in ('torch', 'transformers', 'triton')}))"
+    return json.loads(_output(python, "-c", script))
+
+
+if __name__ == "__main__":
+    stub = build(sys.argv[1], Path(sys.argv[2]).resolve())
+    print(f"LD_PRELOAD={stub.folder}/libstub.so LD_LIBRARY_PATH={stub.folder}")
