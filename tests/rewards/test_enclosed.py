@@ -64,14 +64,16 @@ def test_a_sample_changes_no_scorer_and_names_no_reference_answer(gym):
 
 
 def test_formulas_are_evaluated_as_before(make_scorer, make_prompt, make_rollouts):
-    texts = ["so it is 2/4", r"\boxed{\frac{1}{2}}", "3/4 - 1/4", "sqrt(1/4)", "1/3", "os.getcwd()"]
+    texts = ["so it is 2/4", r"\boxed{\frac{1}{2}}", r"\boxed{x+1}", "3/4 - 1/4", "os.getcwd()"]
     scores = {}
     for sandbox in (True, False):
         scorer = make_scorer(RewardSettings(type="math", sandbox=sandbox))
         group = scorer.score([(make_prompt(answer="1/2"), make_rollouts(texts))])[0]
         scores[sandbox] = group.total.tolist()
+        # polynomials of sympy run code that it makes itself
+        assert not any("refused" in str(detail) for detail in group.details["math"][:3])
     assert scores[True] == scores[False]
-    assert scores[True][:2] == [1.0, 1.0]
+    assert scores[True][:3] == [1.0, 1.0, 0.0]
 
 
 def test_what_uses_up_time_or_memory_is_a_failure_of_that_sample_alone(

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 # Nothing runs without one of these. To parse (ast.literal_eval) is not to run.
 _RUNS = frozenset({"exec", "code.__new__", "function.__new__"})
 _OPERATIONS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER", "STORE_", "DELETE_", "IMPORT_")
+# Code that a library makes of numbers of its own: module and function that run it.
+_GENERATORS = frozenset({("sympy.polys.monomials", "_build")})
 _PREAMBLE = compile("from sympy import *", "<string>", "exec")  # sympy's parser runs it each time
 _Value = TypeVar("_Value")
 
@@ -47,6 +49,9 @@ class Guard:
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         names = self._names
         if names is None or event not in _RUNS:
+            return
+        caller = sys._getframe(1)
+        if (caller.f_globals.get("__name__"), caller.f_code.co_name) in _GENERATORS:
             return
         code = arguments[0] if arguments else None
         reason = _reason(code, names) if isinstance(code, CodeType) else "code that is no text"
