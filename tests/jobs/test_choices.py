@@ -38,7 +38,8 @@ def test_the_policys_own_layer_is_measured(
 ) -> None:
     chosen = choose(make_recipe("rl", model=WIDE), {})
     assert (chosen.dtype, chosen.rollout_dtype) == ("bfloat16", "bfloat16")
-    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8, "intermediate_size": 9}))
+    config = {"model_type": "qwen3", "hidden_size": 8, "intermediate_size": 9}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     choose(make_recipe("rl", model={"path": str(tmp_path)}), {})
     choose(make_recipe("rl", model={"path": "nobody/a-hub-model"}), {})
     assert fast_bfloat16 == [(512, 1024), (8, 9), (probe.WIDEST, probe.WIDEST)]

@@ -49,11 +49,11 @@ def test_critic_and_policy_learn_one_after_the_other() -> None:
 def test_verifiers_are_processes_of_their_own_beside_what_the_run_adds_to_its_process() -> None:
     with_math = {"rewards": [{"type": "gsm8k"}, {"type": "math"}], "scoring": {"workers": 3}}
     plain, more = planned({"scoring": {"workers": 3}}), planned(with_math)
-    added = 3 * Math.imports_bytes
+    added = 3 * (WORKER_BYTES + Math.imports_bytes)  # it is shut in, in workers of its own
     for phase in PHASES:
         assert more.at(phase) - plain.at(phase) == added
         assert more.above_baseline(phase) == plain.above_baseline(phase) > 0
-    workers = 3 * (WORKER_BYTES + Math.imports_bytes)
+    workers = 3 * WORKER_BYTES + added
     most = max(more.above_baseline(phase) for phase in PHASES)
     assert more.with_held(500) == 500 + most + workers
     assert not [line for line in planned(with_math, "H100").lines if line.role == "verifiers"]

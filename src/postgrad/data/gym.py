@@ -7,12 +7,12 @@ ransom_note, polynomial_multiplication and others): all are made in a process wh
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+from postgrad.core.environment import inherited
 from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
 from postgrad.core.seeds import integer
@@ -53,7 +53,7 @@ def _ask(request: str) -> list[Values]:
     ended = subprocess.run(
         [sys.executable, "-m", "postgrad.data.gym"],
         input=request,
-        env=os.environ | {"PYTHONHASHSEED": "0"},
+        env=inherited() | {"PYTHONHASHSEED": "0"},
         capture_output=True,
         text=True,
         check=False,

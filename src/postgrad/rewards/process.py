@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from postgrad.core.environment import inherited
 from postgrad.rewards import cpu, orphans, protocol
 from postgrad.rewards.protocol import Job
 from postgrad.rewards.settings import RewardSettings
@@ -20,10 +21,7 @@ TAIL = 2000  # bytes kept of what a worker prints
 _CHUNK = 1 << 18
 # Hash order must not differ between workers, and one thread each leaves the cores to the sampler.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-# What a worker needs to find programs and libraries, and those that ask servers beside it. Keys of
-# other services do not belong to it: what a verifier needs beside these it names.
-_LIBRARIES = """PATH HOME USER LANG LANGUAGE TZ TMPDIR TEMP TMP SYSTEMROOT VIRTUAL_ENV CONDA_PREFIX
-    PYTHONPATH PYTHONHOME PYTHONUTF8 PYTHONDONTWRITEBYTECODE LD_LIBRARY_PATH DYLD_LIBRARY_PATH"""
+# Of those that may ask servers. Keys do not belong to it: a verifier names the ones that it needs.
 _NETWORK = """SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE HTTP_PROXY HTTPS_PROXY
     ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy
     HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_DATASETS_CACHE XDG_CACHE_HOME"""
@@ -33,14 +31,11 @@ def environment(rewards: Sequence[RewardSettings], sandboxed: bool) -> dict[str,
     """What workers of these components inherit: what is no secret, and the variables that the
     components name, by `env` or by a setting of theirs that ends in `_env`.
     """
-    names = {*_LIBRARIES.split(), *(() if sandboxed else _NETWORK.split())}
+    names = set(() if sandboxed else _NETWORK.split())
     for reward in rewards:
         named = [value for key, value in reward.own.items() if key.endswith("_env")]
         names |= {*reward.env, *(value for value in named if isinstance(value, str))}
-    inherited = {
-        name: value for name, value in os.environ.items() if name in names or name.startswith("LC_")
-    }
-    return inherited | _ENVIRONMENT
+    return inherited(names) | _ENVIRONMENT
 
 
 class WorkerProcess:
