@@ -243,10 +243,11 @@ import ctypes, errno, os
 libc = ctypes.CDLL(None, use_errno=True)
 x86 = os.uname().machine == "x86_64"
 new = [0x80, *(1 << bit for bit in (12, 13, 14, 15, 17, 23, 25, 26, 27, 28, 29, 30, 31))]
-def refused(number, flags):
-    result = libc.syscall(ctypes.c_long(number), ctypes.c_long(flags), 0, 0, 0, 0)
+def refused(number, *arguments):
+    padded = [ctypes.c_long(value) for value in (*arguments, 0, 0, 0, 0)]
+    result = libc.syscall(ctypes.c_long(number), *padded)
     if result != -1 or ctypes.get_errno() != errno.EPERM:
-        print("ESCAPED", number, hex(flags), result)
+        print("ESCAPED", number, *map(hex, arguments), result)
 """
 MORE = {
     "up from every descriptor": (_UP.replace("FLAGS", "0"), ("wrong_answer",)),
@@ -269,8 +270,11 @@ MORE = {
     "every system call that is not listed": (
         f"{_FLAGS}\nlisted = {_LISTED!r}[os.uname().machine]\n"
         # 335 and 336 belong to the kernel's own trampolines: SIGILL, whoever calls them.
-        "for number in set(range(600)) - {335, 336, 435} - set(listed): refused(number, 0)",
-        ("wrong_answer",)),
+        "fcntl, prlimit = {'x86_64': (72, 302), 'aarch64': (25, 261)}[os.uname().machine]\n"
+        "for number in set(range(600)) - {335, 336, 435, fcntl, prlimit} - set(listed):\n"
+        " refused(number, 0)\n"
+        "refused(fcntl, 0, 8, 1)\nrefused(fcntl, 0, 15, 0)\nrefused(prlimit, 1, 0, 0, 0)",
+        ("wrong_answer",)),  # the owner of a descriptor gets signals; limits of another process
     "a system call of 32 bits": (
         "import ctypes, mmap, os\nif os.uname().machine != 'x86_64': os.abort()\n"
         "m = mmap.mmap(-1, 4096, prot=7)\nm.write(bytes.fromhex('b814000000cd80c3'))\n"
