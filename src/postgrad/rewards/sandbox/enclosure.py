@@ -192,7 +192,7 @@ def _escapes() -> list[str]:
         "start a process": lambda: os.fork() or os._exit(0),
         "read /etc/passwd": lambda: Path("/etc/passwd").read_bytes(),
         "read another process": lambda: Path("/proc/1/environ").read_bytes(),
-        "write a file": lambda: os.open("/tmp/postgrad-escape", os.O_WRONLY | os.O_CREAT),
+        "write a file": lambda: os.open(os.__file__, os.O_WRONLY),
         "signal its parent": lambda: os.kill(os.getppid(), 0),
     }
     return [name for name, deed in deeds.items() if _can(deed)]
