@@ -1,4 +1,4 @@
-# Everything a person types. A fresh machine needs Python >= 3.11, make and a package index.
+# The project's commands. A fresh machine needs Python >= 3.11, make and a package index.
 PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
@@ -14,7 +14,7 @@ STUB_ENVS ?= $(HOME)/.cache/postgrad-stub
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e . --group dev
 	touch .venv/ready
 
-quickstart: .venv/ready  ## the main job: SFT, RL, export, answers; about five minutes
+quickstart: .venv/ready  ## SFT, RL, export and sample answers; about five minutes
 	$(BIN)/postgrad train recipes/quickstart --overwrite true --seed $(SEED)
 
 test: .venv/ready  ## the fast tests
@@ -24,14 +24,14 @@ test-slow: .venv/ready  ## whole runs on real questions, and 20 kills of every k
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group peers --group harness
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "slow and not browser and not ranks and not vllm"
 
-test-ranks: .venv/ready  ## several processes that train together, over gloo and behind Ray
+test-ranks: .venv/ready  ## training on several ranks, over gloo and under Ray
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ranks --durations=15
 
-test-browser: .venv/ready  ## report and watch pages in the Chromium of this machine
+test-browser: .venv/ready  ## report and watch pages in the installed Chromium
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
 
-# No CPU build of these fits, and vLLM does without them where it samples text.
+# No CPU build of these packages is compatible, and vLLM does not need them to sample text.
 .venv-vllm/ready: Makefile
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --upgrade "pip>=25.1"
@@ -39,11 +39,11 @@ test-browser: .venv/ready  ## report and watch pages in the Chromium of this mac
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch .venv-vllm/ready
 
-test-vllm: .venv/ready .venv-vllm/ready  ## runs that sample with vLLM, in an environment of its own
+test-vllm: .venv/ready .venv-vllm/ready  ## runs that sample with vLLM, installed in a separate environment
 	OMP_NUM_THREADS=1 POSTGRAD_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -m vllm
 
-# CUDA builds of torch, 5 GB each, with the oldest transformers that fits and the newest. "===": the
-# build of that very name, and no "+cpu" that lies nearer.
+# CUDA builds of torch, 5 GB each, with the oldest supported transformers and the newest. "===" selects
+# exactly this build, never a local "+cpu" build.
 $(STUB_ENVS)/torch-%/ready: pyproject.toml
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
@@ -51,12 +51,12 @@ $(STUB_ENVS)/torch-%/ready: pyproject.toml
 	$(@D)/bin/python -m pip uninstall --quiet --yes postgrad
 	touch $@
 
-test-gpu-stub: .venv/ready $(STUB_TORCH:%=$(STUB_ENVS)/torch-%/ready)  ## CUDA builds of torch on a stub of the device
+test-gpu-stub: .venv/ready $(STUB_TORCH:%=$(STUB_ENVS)/torch-%/ready)  ## CUDA builds of torch on a stub device
 	POSTGRAD_STUB_RESULTS=$(CURDIR)/tests/gpu/stub/results.json \
 	POSTGRAD_STUB_PYTHONS=$(subst $() ,:,$(STUB_TORCH:%=$(STUB_ENVS)/torch-%/bin/python)) \
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m gpu_stub tests/gpu/stub
 
-test-faults: .venv/ready  ## 200 kills of every job and 120 other faults; about an hour
+test-faults: .venv/ready  ## 200 kills and 120 other faults per job; about an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/faults --fault-points 200
 
 lint: .venv/ready  ## ruff
