@@ -68,9 +68,9 @@ def _figures() -> list[Figure]:
     preferred = [
         Figure(
             page, "held-out pairs in people's order",
-            "Share of 300 held-out pairs whose preferred answer the policy gives the higher "
-            "implicit reward, from the model that SFT made with the same seed. Labels have slips: "
-            "about 0.92 is the most.",
+            "Fraction of 300 held-out pairs whose preferred answer the policy gives the higher "
+            "implicit reward, from the model that SFT made with the same seed. Some labels are "
+            "wrong: about 0.92 is the maximum.",
             f"{of_pipeline.format('preferences')} {one_thread}", "preferences", "accuracy", page,
             of="people", since=0 if page in ("simpo", "orpo") else 1, seeds=ONE,
         )
@@ -85,14 +85,14 @@ def _of_rlhf(made_by: str) -> list[Figure]:
     return [
         Figure(
             "sft", "loss, nats a token",
-            "Loss of each update, nats a token, of a fresh model of 0.4M parameters that learns to "
+            "Loss of each update, nats per token, of a fresh model of 0.4M parameters that learns to "
             "write short notes (`recipes/rlhf_tiny/sft.toml`).",
             made_by, "rlhf_tiny", "loss", "sft", "metrics.jsonl", seeds=ONE,
         ),
         Figure(
             "reward-model", "held-out pairs in people's order",
-            "Share of 300 held-out pairs that the model puts in the order in which people put "
-            "them. Labels have slips: about 0.92 is the most.",
+            "Fraction of 300 held-out pairs whose preferred answer the model scores higher. Some "
+            "labels are wrong: about 0.92 is the maximum.",
             made_by, "rlhf_tiny", "accuracy", "reward", of="people", seeds=ONE,
         ),
         Figure(
@@ -149,7 +149,7 @@ def section(figure: Figure, curves: Curves, made: str) -> str:
     """The page's section; its picture lies in docs/images/curves. made: see day_and_versions."""
     short = {seed: binned(one, MOST_COLUMNS) for seed, one in curves.items()}
     means = any(len(one) > MOST_COLUMNS for one in curves.values())
-    note = " The table has means over the steps up to the one that is named." if means else ""
+    note = " Each column is a mean over the steps up to that one." if means else ""
     drawn = "Thin lines are seeds, the thick one is their mean. " if len(curves) > 1 else ""
     each = ", for each seed" if len(curves) > 1 else ""
     first, last = (f"{value:.3f}" for value in (_end(short, 0), _end(short, -1)))
