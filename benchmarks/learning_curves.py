@@ -85,8 +85,8 @@ def _of_rlhf(made_by: str) -> list[Figure]:
     return [
         Figure(
             "sft", "loss, nats a token",
-            "Loss of each update, nats per token, of a fresh model of 0.4M parameters that learns to "
-            "write short notes (`recipes/rlhf_tiny/sft.toml`).",
+            "Loss of each update, nats per token, of a fresh model of 0.4M parameters that learns "
+            "to write short notes (`recipes/rlhf_tiny/sft.toml`).",
             made_by, "rlhf_tiny", "loss", "sft", "metrics.jsonl", seeds=ONE,
         ),
         Figure(
