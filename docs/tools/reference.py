@@ -29,17 +29,17 @@ from postgrad.rollout.environments.registry import ENVIRONMENTS  # noqa: E402
 PAGES_OF = {"bradley_terry": "reward-model"}  # algorithms whose page has another name
 RECIPE_HEAD = """# Every key of a recipe
 
-Made from the code. What each section is for stands in [recipes](../recipes.md); `postgrad config
-RECIPE.toml` shows a recipe with every default written out.
+Generated from the code. [Recipes](../recipes.md) explains the sections; `postgrad config
+RECIPE.toml` prints a recipe with every default.
 
-A default that is empty means that nothing is set, or that the key has to be stated. *Jobs* says
-which jobs read a key: all of them where it is empty.
+An empty default means that nothing is set, or that the key is required. *Jobs* lists the jobs that
+read a key; empty means all jobs.
 """
 COMMANDS_HEAD = """# Every command
 
-Made from the parsers: `postgrad COMMAND -h` says the same. Exit codes: 0 done; 1 the run failed; 2
-the command, recipe or data is wrong. Every command also takes `--json`, one JSON object on standard
-output and nothing else there, and `--debug`, which shows tracebacks.
+Generated from the parsers: `postgrad COMMAND -h` prints the same. Exit codes: 0 success; 1 the run
+failed; 2 the command, recipe or data is wrong. Every command also accepts `--json`, which prints
+exactly one JSON object on standard output, and `--debug`, which prints tracebacks.
 """
 
 
@@ -92,11 +92,11 @@ def _algorithm_link(name: str) -> str:
 
 
 def _verifier_link(_name: str) -> str:
-    return "Beside the keys of every reward, above. See [rewards](../rewards.md)."
+    return "In addition to the keys of every reward, above. See [rewards](../rewards.md)."
 
 
 def _environment_link(_name: str) -> str:
-    return "Beside the keys of every environment, above. See [environments](../environments.md)."
+    return "In addition to the keys of every environment, above. See [environments](../environments.md)."
 
 
 def _collect(
