@@ -92,11 +92,11 @@ def _algorithm_link(name: str) -> str:
 
 
 def _verifier_link(_name: str) -> str:
-    return "In addition to the keys of every reward, above. See [rewards](../rewards.md)."
+    return "Besides the keys of every reward, above. See [rewards](../rewards.md)."
 
 
 def _environment_link(_name: str) -> str:
-    return "In addition to the keys of every environment, above. See [environments](../environments.md)."
+    return "Besides the keys of every environment, above. See [environments](../environments.md)."
 
 
 def _collect(
