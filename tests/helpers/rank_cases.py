@@ -30,7 +30,7 @@ from postgrad.models.score import _draw, in_float32
 from postgrad.models.settings import LoraSettings
 from postgrad.parallel.grid import Grid
 from postgrad.parallel.ranks import Ranks
-from postgrad.parallel.sharding import whole
+from postgrad.parallel.sharding import whole_tensor
 
 VOCABULARY = 37
 UPDATES = 10
@@ -149,10 +149,10 @@ def other(case: Case, one: Learner[Any], ranks: Ranks) -> Any:
 def gathered(one: Learner[Any], ranks: Ranks) -> dict[str, torch.Tensor]:
     """The whole weights and their average."""
     pieces = one.optimizer.pieces
-    found = {n: whole(t, pieces[n], ranks).clone() for n, t in one.weights().items()}
+    found = {n: whole_tensor(t, pieces[n], ranks).clone() for n, t in one.weights().items()}
     assert one.average is not None
     for name, tensor in one.average.weights.items():
-        found[f"ema.{name}"] = whole(tensor, pieces[name], ranks).clone()
+        found[f"ema.{name}"] = whole_tensor(tensor, pieces[name], ranks).clone()
     return found
 
 
@@ -182,7 +182,7 @@ def train(ranks: Ranks, folder: Path, cases: list[Case]) -> None:
             told = beside.scores if isinstance(beside, ScoreRole) else beside.logprobs
             numbers["beside"] = torch.from_numpy(told(sequences).result().values.copy())
         weights = gathered(one, ranks)
-        merged = {f"whole.{name}": tensor.clone() for name, tensor in one.whole()}
+        merged = {f"whole.{name}": tensor.clone() for name, tensor in one.hub_weights()}
         if ranks.rank == 0:
             save_file({**weights, **numbers, **merged}, folder / f"{case.name}.safetensors")
 

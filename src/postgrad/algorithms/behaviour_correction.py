@@ -59,7 +59,7 @@ class BehaviourCorrection(RolloutAlgorithm):
         """
         log_ratio, weight = old - inputs.columns["sampled_logprobs"], inputs.token_weight
         low, high = self.bounds
-        whole = losses.bounded_exp(log_ratio)
+        importance = losses.bounded_exp(log_ratio)
         if self.correction == "tis":
             factor = correcting.truncated(log_ratio, high)
         elif self.correction == "icepop":
@@ -68,9 +68,9 @@ class BehaviourCorrection(RolloutAlgorithm):
             sequence, n = inputs.sequence, inputs.n_sequences
             factor = correcting.sequence_masked(log_ratio, sequence, n, low, high)
         else:
-            factor = whole.new_ones(len(whole))
+            factor = importance.new_ones(len(importance))
         return factor, {
-            "correction/ratio": (weight * whole).sum(),
+            "correction/ratio": (weight * importance).sum(),
             "correction/kl": (weight * kl.estimate("k3", -log_ratio)).sum(),  # the sampler's tokens
             "correction/factor": (weight * factor).sum(),
             "correction/zeroed_fraction": (weight * (factor == 0)).sum(),

@@ -69,8 +69,8 @@ class BradleyTerry(RewardAlgorithm):
         return LossOutput((weight * loss).sum(), metrics)
 
     def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        known = dict(metrics)
-        if (square := known.pop("reward_model/reward_square", None)) is not None:
-            variance = square - known["reward_model/reward_mean"] ** 2
-            known["reward_model/reward_std"] = math.sqrt(max(0.0, variance))
-        return known
+        reported = dict(metrics)
+        if (square := reported.pop("reward_model/reward_square", None)) is not None:
+            variance = square - reported["reward_model/reward_mean"] ** 2
+            reported["reward_model/reward_std"] = math.sqrt(max(0.0, variance))
+        return reported

@@ -30,25 +30,25 @@ class Critic(ScoreAlgorithm):
         """Metrics are means per token; `report` makes the explained variance of the last four."""
         old, returns, clip = inputs.columns["values"], inputs.columns["returns"], self.value_clip
         loss = values.value_loss(inputs.scores, old, returns, clip)
-        found = inputs.scores.detach()
-        error, target = (returns - found).double(), returns.double()
-        each = {
-            "value": found,
-            "clip_fraction": values.value_clipped(found, old, returns, clip),
+        predicted = inputs.scores.detach()
+        error, target = (returns - predicted).double(), returns.double()
+        token_metrics = {
+            "value": predicted,
+            "clip_fraction": values.value_clipped(predicted, old, returns, clip),
             "error": error,
             "error_square": error.square(),
             "return": target,
             "return_square": target.square(),
         }
         weight = inputs.token_weight.double()
-        means = {f"critic/{name}": (weight * value).sum() for name, value in each.items()}
+        means = {f"critic/{name}": (weight * value).sum() for name, value in token_metrics.items()}
         return LossOutput((inputs.weight * loss).sum(), means)
 
     def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        known = dict(metrics)
+        reported = dict(metrics)
         names = ("error", "error_square", "return", "return_square")
-        if all(f"critic/{name}" in known for name in names):
-            found = [known[f"critic/{name}"] for name in names]
-            known["critic/explained_variance"] = values.explained_variance(*found)
-            del known["critic/error_square"], known["critic/return_square"]
-        return known
+        if all(f"critic/{name}" in reported for name in names):
+            means = [reported[f"critic/{name}"] for name in names]
+            reported["critic/explained_variance"] = values.explained_variance(*means)
+            del reported["critic/error_square"], reported["critic/return_square"]
+        return reported

@@ -53,8 +53,8 @@ class KTO(PreferenceAlgorithm):
             raise ValueError("KTO needs a finite sum(logp - logp_ref) of each mismatched pair")
         z = max(0.0, float(mismatched.sum()) / max(1, n))
         columns = shared.with_reference(sequences, ref) | {"z": spread(np.full(n, z))}
-        for name, own in zip(LABELS, (preferred & full, ~preferred & full), strict=True):
-            columns[name] = spread(own / max(1, own.sum()))
+        for name, labelled in zip(LABELS, (preferred & full, ~preferred & full), strict=True):
+            columns[name] = spread(labelled / max(1, labelled.sum()))
         return Experience(sequences, columns, full)
 
     def entry_weights(self, sequences: Sequences, rows: NDArray[np.int64]) -> Ragged:
@@ -62,16 +62,16 @@ class KTO(PreferenceAlgorithm):
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
         """Metrics are means over the answers of a label, "policy/kl" over tokens."""
-        found, weight = shared.answers_of(inputs)
+        sums, weight = shared.answers_of(inputs)
         z, good, bad = (shared.mean_of(inputs, name) for name in ("z", *LABELS))
-        reward, costs = self.reward(found), (self.desirable_weight, self.undesirable_weight)
+        reward, costs = self.reward(sums), (self.desirable_weight, self.undesirable_weight)
         loss = kto(reward - self.beta * z, good > 0, costs)
         metrics = shared.distance(inputs) | {"policy/z": (weight * z).sum()}
         metrics["policy/reward_margin"] = ((good - bad) * reward.detach()).sum()
         for name, share in zip(LABELS, (good, bad), strict=True):
             metrics[f"policy/{name}"] = (weight * (share > 0)).sum()
             metrics[f"policy/reward_{name}"] = (share * reward.detach()).sum()
-            metrics[f"policy/logprob_{name}"] = (share * found.logprob.detach()).sum()
+            metrics[f"policy/logprob_{name}"] = (share * sums.logprob.detach()).sum()
         return LossOutput((weight * loss).sum(), metrics)
 
     def report(self, metrics: Mapping[str, float]) -> dict[str, float]:

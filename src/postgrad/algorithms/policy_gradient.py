@@ -74,10 +74,10 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
     @classmethod
     def _k3_in_the_loss(cls, knobs: Any) -> Any:
         """Some types have k1 as their default, which has no gradient on average."""
-        known = cast("dict[str, Any]", knobs)
-        if isinstance(knobs, dict) and known.get("kl_in") == "loss":
-            return {"kl_estimator": "k3", **known}
-        return known
+        stated = cast("dict[str, Any]", knobs)
+        if isinstance(knobs, dict) and stated.get("kl_in") == "loss":
+            return {"kl_estimator": "k3", **stated}
+        return stated
 
     @model_validator(mode="after")
     def _target_needs_reward(self) -> Self:
@@ -157,11 +157,11 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         masked = cut & self.mask_truncated_completions
         sequences = without_loss(sequences, masked)
         earned = Earned(sequences, rewards, turns, charges, cut, values)
-        found, state, more = self.token_credit(earned, state)
+        token_columns, state, more = self.token_credit(earned, state)
         metrics |= scaling
         columns = {
             name: sequences.tokens.like((tokens * sequences.loss_mask.values).astype(np.float32))
-            for name, tokens in found.items()
+            for name, tokens in token_columns.items()
         }
         if old is not None:
             columns["old_logprobs"] = old
@@ -277,10 +277,10 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         }
 
 
-def required(column: Ragged | None, what: str) -> Ragged:
+def required(column: Ragged | None, name: str) -> Ragged:
     """`column`, or a ValueError where it was not handed over."""
     if column is None:
-        raise ValueError(f"credit needs {what}, see needs()")
+        raise ValueError(f"credit needs {name}, see needs()")
     return column
 
 

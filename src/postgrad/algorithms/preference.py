@@ -82,8 +82,8 @@ class PairPreference(PreferenceAlgorithm):
 def answers_of(inputs: LossInputs) -> tuple[Answers, Tensor]:
     """The answers of a layout and the weight [n_sequences] of each, the sum over its entries."""
     sequence, n = inputs.sequence, inputs.n_sequences
-    found = answers(inputs.logprobs, inputs.columns, sequence, n)
-    return found, sequence_sums(inputs.weight, sequence, n)
+    sums = answers(inputs.logprobs, inputs.columns, sequence, n)
+    return sums, sequence_sums(inputs.weight, sequence, n)
 
 
 def mean_of(inputs: LossInputs, column: str) -> Tensor:

@@ -21,10 +21,10 @@ def geometry(
     Raises UsageError listing every ratio that is not whole, with the nearest values that work, and
     every quantity that two settings state differently.
     """
-    found, problems = derive(settings, length, parallel)
-    if found is None or problems:
+    derived, problems = derive(settings, length, parallel)
+    if derived is None or problems:
         raise UsageError("\n".join(f"{key}: {text}" for key, text in problems))
-    return found
+    return derived
 
 
 def derive(
@@ -108,16 +108,16 @@ def _train_batch_size(
         else:
             stated["num_mini_batches"] = per_step // parts
     if len(set(stated.values())) > 1:
-        said = " but ".join(f"{name} makes it {value}" for name, value in stated.items())
+        both = " but ".join(f"{name} makes it {value}" for name, value in stated.items())
         problems.append(
-            (f"batch.{list(stated)[-1]}", f"samples per update are stated twice: {said}; keep one")
+            (f"batch.{list(stated)[-1]}", f"samples per update are stated twice: {both}; keep one")
         )
     name, train = next(iter(stated.items()), ("train_batch_size", per_step or 64))
     if per_step is not None and per_step % train:
         share = replicas if name == "local_mini_batch_size" else 1
-        whole = per_step // share if per_step % share == 0 else 0
-        fitting = _divisors(train // share, whole, lambda n: n * share % unit == 0)
-        fitting = fitting or _divisors(train // share, whole)
+        per_share = per_step // share if per_step % share == 0 else 0
+        fitting = _divisors(train // share, per_share, lambda n: n * share % unit == 0)
+        fitting = fitting or _divisors(train // share, per_share)
         works = f"nearest {name} that works: {_either(fitting)}" if fitting else "no value works"
         problems.append(
             (
@@ -183,10 +183,12 @@ def _check_length(length: RunLength, problems: list[tuple[str, str]]) -> None:
         "total_episodes": length.total_episodes,
         "epochs": length.epochs,
     }
-    said = [name for name, value in stated.items() if value is not None]
-    if len(said) != 1:
-        how = f"{' and '.join(said)} are both stated" if said else "nothing says how long to run"
-        problems.append((said[-1] if said else "steps", f"{how}: state one of {', '.join(stated)}"))
+    names = [name for name, value in stated.items() if value is not None]
+    if len(names) != 1:
+        how = f"{' and '.join(names)} are both stated" if names else "nothing says how long to run"
+        problems.append(
+            (names[-1] if names else "steps", f"{how}: state one of {', '.join(stated)}")
+        )
 
 
 def _steps(length: RunLength, per_step: int, draws: int) -> tuple[int | None, int]:

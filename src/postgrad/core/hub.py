@@ -66,7 +66,7 @@ def commit_of(kind: Kind, path: str, revision: str | None = None) -> str:
 def cached_commits(kind: Kind, path: str) -> list[str]:
     """Commits of which the local cache has files, by name."""
     folder = _folder(kind, path) / "snapshots"
-    return sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
+    return sorted(snapshot.name for snapshot in folder.iterdir()) if folder.is_dir() else []
 
 
 def _ask(kind: Kind, path: str, revision: str | None) -> str:

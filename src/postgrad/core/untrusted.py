@@ -144,12 +144,12 @@ def is_deep(value: Any, most: int = MOST_DEPTH) -> bool:
     layer: list[Any] = [value]
     for _ in range(most):
         inner: list[Any] = []
-        for one in layer:
-            if isinstance(one, dict):
-                inner += cast(dict[str, Any], one).values()
-            elif isinstance(one, list):
-                inner += cast(list[Any], one)
-        layer = [one for one in inner if isinstance(one, dict | list)]
+        for container in layer:
+            if isinstance(container, dict):
+                inner += cast(dict[str, Any], container).values()
+            elif isinstance(container, list):
+                inner += cast(list[Any], container)
+        layer = [container for container in inner if isinstance(container, dict | list)]
         if not layer:
             return False
     return True

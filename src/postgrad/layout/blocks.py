@@ -65,12 +65,12 @@ def plan_blocks(layout: Layout) -> BlockPlan:
     return BlockPlan(tuple(blocks), source_row)
 
 
-Run = tuple[NDArray[np.int64], NDArray[np.int64]]  # query rows, key rows
+QueryRun = tuple[NDArray[np.int64], NDArray[np.int64]]  # query rows, key rows
 
 
-def _stacks(runs: list[Run]) -> list[list[Run]]:
+def _stacks(runs: list[QueryRun]) -> list[list[QueryRun]]:
     """Runs sorted by shape, cut greedily where stacking one more would waste too much."""
-    stacks: list[list[Run]] = []
+    stacks: list[list[QueryRun]] = []
     needed, widest = 0, 0
     for run in runs:
         queries, keys = len(run[0]), len(run[1])
@@ -86,7 +86,7 @@ def _stacks(runs: list[Run]) -> list[list[Run]]:
     return stacks
 
 
-def _block(stack: list[Run], positions: NDArray[np.int64]) -> Block:
+def _block(stack: list[QueryRun], positions: NDArray[np.int64]) -> Block:
     width = max(len(queries) for queries, _ in stack)
     depth = max(len(keys) for _, keys in stack)
     query_rows = np.stack([np.pad(q, (0, width - len(q)), mode="edge") for q, _ in stack])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from postgrad.core.records import Sequences
 from postgrad.layout.tree import MIN_SHARED, grow
 
-Reads = Literal["before", "at"]
+ReadPosition = Literal["before", "at"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def lay_out(
     sequences: Sequences,
     rows: NDArray[np.int64],
     *,
-    reads: Reads = "before",
+    reads: ReadPosition = "before",
     min_shared: int = MIN_SHARED,
 ) -> Layout:
     """The layout of the named sequences. Those of one group lie in one tree.

@@ -18,9 +18,9 @@ from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.cut import cut
 from postgrad.layout.keys import row_keys
-from postgrad.layout.layout import Layout, Reads, lay_out, nothing
+from postgrad.layout.layout import Layout, ReadPosition, lay_out, nothing
 from postgrad.layout.share import share
-from postgrad.learner.context import Run, SharedAttention, require_heads
+from postgrad.learner.context import RankRows, SharedAttention, require_heads
 from postgrad.learner.tensor import cut_matrices, require_matrices
 from postgrad.models import head
 from postgrad.models.adapters import Adapter
@@ -112,17 +112,17 @@ class Backbone:
         sequences: Sequences,
         rows: NDArray[np.int64],
         *,
-        reads: Reads = "before",
+        reads: ReadPosition = "before",
         whole_groups: bool = False,
     ) -> Iterator[Layout]:
         """`rows` cut to fit and laid out, one layout for each forward. On several ranks this rank's
         share of them, and as many as the rank with most has: `nothing` where there is none left.
         """
         ranks = self.ranks
-        mine = share(sequences, rows, ranks.replicas, whole_groups=whole_groups)[ranks.replica]
+        shares = share(sequences, rows, ranks.replicas, whole_groups=whole_groups)
         runs = cut(
             sequences,
-            mine,
+            shares[ranks.replica],
             max_tokens=self.micro.max_tokens,
             max_sequences=self.micro.max_sequences,
             whole_groups=whole_groups,
@@ -130,7 +130,7 @@ class Backbone:
         return self._layouts(sequences, runs, ranks.most(len(runs)), reads)
 
     def _layouts(
-        self, sequences: Sequences, runs: list[NDArray[np.int64]], count: int, reads: Reads
+        self, sequences: Sequences, runs: list[NDArray[np.int64]], count: int, reads: ReadPosition
     ) -> Iterator[Layout]:
         for number in range(count):
             if self.sharding is not None:
@@ -149,11 +149,11 @@ class Backbone:
         self, layout: Layout, temperature: float, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Logprobs [E] of a layout's loss entries, and their entropies if asked, float32."""
-        run = self._own(layout)
-        targets = layout.target if run is None else run.targets(layout)
-        found, entropy = self._run(
+        rank_rows = self._rows_of_rank(layout)
+        targets = layout.target if rank_rows is None else rank_rows.targets(layout)
+        token_logprobs, entropy = self._run(
             layout,
-            run,
+            rank_rows,
             partial(
                 head.target_logprobs,
                 targets=torch.from_numpy(targets).to(self.device),
@@ -161,16 +161,16 @@ class Backbone:
                 with_entropy=with_entropy,
             ),
         )
-        if run is not None:
-            found = run.outputs(found, layout, self.ranks)
-            entropy = None if entropy is None else run.outputs(entropy, layout, self.ranks)
-        return found, entropy
+        if rank_rows is not None:
+            token_logprobs = rank_rows.outputs(token_logprobs, layout, self.ranks)
+            entropy = None if entropy is None else rank_rows.outputs(entropy, layout, self.ranks)
+        return token_logprobs, entropy
 
     def scores(self, layout: Layout) -> Tensor:
         """What the score head says at a layout's loss entries: [E] float32."""
-        run = self._own(layout)
-        found = self._run(layout, run, head.scores)
-        return found if run is None else run.outputs(found, layout, self.ranks)
+        rank_rows = self._rows_of_rank(layout)
+        scores = self._run(layout, rank_rows, head.scores)
+        return scores if rank_rows is None else rank_rows.outputs(scores, layout, self.ranks)
 
     def as_base(self) -> AbstractContextManager[None]:
         """The frozen weights under the adapter act, bit for bit: a reference beside its policy, a
@@ -183,22 +183,26 @@ class Backbone:
         if self.adapter is None or not self.adapter.settings.dropout:
             return nullcontext()
         keys = row_keys(layout.token_ids, layout.positions, layout.segment_start, layout.parent)
-        if (run := self._own(layout)) is not None:
-            keys = keys[run.inner]
+        if (rank_rows := self._rows_of_rank(layout)) is not None:
+            keys = keys[rank_rows.inner]
         return self.adapter.dropping(torch.from_numpy(keys).to(self.device), update)
 
-    def _own(self, layout: Layout) -> Run | None:
+    def _rows_of_rank(self, layout: Layout) -> RankRows | None:
         """This rank's rows, where several have one layout; else None."""
-        return Run.of(layout, self.ranks) if self.ranks.grid.sharers > 1 else None
+        return RankRows.of(layout, self.ranks) if self.ranks.grid.sharers > 1 else None
 
     def _run(
-        self, layout: Layout, run: Run | None, read: Callable[[nn.Module, Tensor], Out]
+        self, layout: Layout, rank_rows: RankRows | None, read: Callable[[nn.Module, Tensor], Out]
     ) -> Out:
         require_embedded(self.lm, layout.token_ids)
         arrays = layout.token_ids, layout.positions, layout.hidden_row
         context = self._context(layout)
-        if run is not None:
-            arrays = layout.token_ids[run.rows], layout.positions[run.inner], run.hidden_row
+        if rank_rows is not None:
+            arrays = (
+                layout.token_ids[rank_rows.rows],
+                layout.positions[rank_rows.inner],
+                rank_rows.hidden_row,
+            )
             context = SharedAttention(context, layout.n_tokens, self.ranks)
         tensors = (torch.from_numpy(array).to(self.device) for array in arrays)
         return self._forward(*tensors, context, read)
@@ -214,15 +218,15 @@ class Backbone:
 
     @torch.no_grad()
     def column(
-        self, sequences: Sequences, read: Callable[[Layout], Tensor], reads: Reads = "before"
+        self, sequences: Sequences, read: Callable[[Layout], Tensor], reads: ReadPosition = "before"
     ) -> Ragged:
         """What `read` says at every loss token, float32; zeros at other tokens."""
         values = np.zeros(len(sequences.tokens.values), np.float32)
-        known = np.zeros(len(values), np.bool_)
+        computed = np.zeros(len(values), np.bool_)
         for layout in self.micro_batches(sequences, np.arange(len(sequences)), reads=reads):
-            found = read(layout)
+            outputs = read(layout)
             if layout.n_sequences:
-                values[layout.column] = found.cpu().numpy()
-                known[layout.column] = True
+                values[layout.column] = outputs.cpu().numpy()
+                computed[layout.column] = True
         self.let_go()
-        return sequences.tokens.like(self.ranks.merged(values, known)[0])
+        return sequences.tokens.like(self.ranks.merged(values, computed)[0])

@@ -43,8 +43,9 @@ class FlatColumns:
     def at(self, layout: Layout) -> Entries:
         """The columns at a layout's entries, as LossInputs and ScoreInputs want them."""
         column = torch.from_numpy(layout.column).to(self._device)
+        at_entries = {name: flat.index_select(0, column) for name, flat in self._columns.items()}
         return {
-            "columns": {name: one.index_select(0, column) for name, one in self._columns.items()},
+            "columns": at_entries,
             "sequence": torch.from_numpy(layout.sequence).to(self._device),
             "n_sequences": layout.n_sequences,
             "weight": self._weight.index_select(0, column),

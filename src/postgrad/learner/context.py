@@ -21,7 +21,7 @@ from postgrad.parallel.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RankRows:
     """This rank's rows of a layout, padded so that all ranks have equally many, and the entries
     that read them. A last entry, which counts for nothing, lets every rank use the output head.
     """
@@ -32,7 +32,7 @@ class Run:
     entries: NDArray[np.int64]  # [e] of the layout's
 
     @classmethod
-    def of(cls, layout: Layout, ranks: Ranks) -> "Run":
+    def of(cls, layout: Layout, ranks: Ranks) -> "RankRows":
         """Rows in equal runs, in the order of ranks."""
         each = -(-layout.n_tokens // ranks.grid.sharers)
         start, tensor = ranks.sharer * each, ranks.grid.tensor
@@ -41,18 +41,18 @@ class Run:
         first = ranks.context_rank * tensor * each
         entries = np.flatnonzero((layout.hidden_row >= start) & (layout.hidden_row < start + each))
         hidden = np.append(layout.hidden_row[entries] - start, 0)
-        own, inner = rows[start : start + each], rows[first : first + tensor * each]
-        return cls(own, inner, hidden, entries)
+        outer, inner = rows[start : start + each], rows[first : first + tensor * each]
+        return cls(outer, inner, hidden, entries)
 
     def targets(self, layout: Layout) -> NDArray[np.int64]:
         """[e + 1] what the entries predict."""
         return np.append(layout.target[self.entries], 0)
 
-    def outputs(self, mine: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
+    def outputs(self, rank_outputs: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
         """[E] the outputs of all ranks from this one's [e + 1]."""
-        places = torch.from_numpy(self.entries).to(mine.device)
-        own = mine[:-1] + mine[-1] * 0.0
-        return outputs_of_all(own, places, len(layout.target), ranks.groups.replica)
+        places = torch.from_numpy(self.entries).to(rank_outputs.device)
+        entry_outputs = rank_outputs[:-1] + rank_outputs[-1] * 0.0
+        return outputs_of_all(entry_outputs, places, len(layout.target), ranks.groups.replica)
 
 
 class SharedAttention:
@@ -81,13 +81,13 @@ class SharedAttention:
             key, value = (self._shared(each) for each in (key, value))
             query, key, value = (heads_from_rows(x, self._group) for x in (query, key, value))
         query, key, value = (x[:, : self._tokens] for x in (query, key, value))
-        found = self._inner.attend(
+        attended = self._inner.attend(
             layer, query, key, value, scale=scale, window=window, softcap=softcap
         )
-        found = torch.nn.functional.pad(found, (0, 0, 0, 0, 0, self._padding))
+        attended = torch.nn.functional.pad(attended, (0, 0, 0, 0, 0, self._padding))
         if self._size == 1:
-            return found
-        return rows_from_heads(found.transpose(0, 1), self._group).transpose(0, 1)
+            return attended
+        return rows_from_heads(attended.transpose(0, 1), self._group).transpose(0, 1)
 
     def _shared(self, x: Tensor) -> Tensor:
         """Fewer key heads than ranks: each goes to as many ranks as read it."""

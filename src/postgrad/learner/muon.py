@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.learner.settings import LearnerSettings
-from postgrad.parallel.sharding import WHOLE, Piece
+from postgrad.parallel.sharding import WHOLE, TensorPiece
 
-Gather = Callable[[str, Tensor], tuple[Tensor, Piece]]  # by name; see MasterOptimizer
+Gather = Callable[[str, Tensor], tuple[Tensor, TensorPiece]]  # by name; see MasterOptimizer
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al., 2024: the steepest slope at zero
 SMALLEST = 1e-7  # a norm below it is taken for this one: zeros stay zeros

@@ -12,7 +12,7 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.learner.muon import Muon, is_hidden_matrix
 from postgrad.learner.settings import LearnerSettings
 from postgrad.parallel.ranks import ALONE, Ranks
-from postgrad.parallel.sharding import Piece, local, piece_of, whole
+from postgrad.parallel.sharding import TensorPiece, local, piece_of, whole_tensor
 
 UPDATES = "updates"  # the state's one tensor that belongs to no weight
 ADAMW = ("exp_avg", "exp_avg_sq")
@@ -144,9 +144,9 @@ class MasterOptimizer:
         nn.utils.clip_grads_with_norm_(masters, limit, torch.tensor(norm))
         return norm
 
-    def _gather(self, name: str, part: Tensor) -> tuple[Tensor, Piece]:
+    def _gather(self, name: str, part: Tensor) -> tuple[Tensor, TensorPiece]:
         """A divided weight's whole tensor, and where this rank's part of it lies."""
-        return whole(part, self.pieces[name], self._ranks), self.pieces[name]
+        return whole_tensor(part, self.pieces[name], self._ranks), self.pieces[name]
 
     @torch.no_grad()
     def _publish(self) -> None:
@@ -162,18 +162,19 @@ class MasterOptimizer:
         """The number of updates (int64, "updates"), and after the first one the moments: AdamW's as
         NAME.exp_avg and NAME.exp_avg_sq, Muon's as NAME.momentum_buffer.
         """
-        found = {UPDATES: torch.tensor(self.updates)}
+        tensors = {UPDATES: torch.tensor(self.updates)}
         for name, master in self.master.items() if self.updates else ():
             if self._moments[name] == MUON:
-                found[f"{name}.{MUON[0]}"] = self._muon.momentum[name]
+                tensors[f"{name}.{MUON[0]}"] = self._muon.momentum[name]
             else:
-                of = self._adamw.state[master]
-                found |= {f"{name}.{moment}": of[moment] for moment in ADAMW}
-        return found
+                moments = self._adamw.state[master]
+                tensors |= {f"{name}.{moment}": moments[moment] for moment in ADAMW}
+        return tensors
 
-    def parts_of(self, what: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def parts_of(self, kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's parts of whole tensors by hub name. Those of another model are a RunError."""
-        _check(what, weights, {name: torch.Size(one.shape) for name, one in self.pieces.items()})
+        shapes = {name: torch.Size(piece.shape) for name, piece in self.pieces.items()}
+        _check(kind, weights, shapes)
         return {name: piece.of(weights[name]) for name, piece in self.pieces.items()}
 
     def state_bytes(self) -> int:
@@ -197,8 +198,8 @@ class MasterOptimizer:
         updates = _updates_of(state)
         moments = {
             f"{name}.{moment}": shapes[name]
-            for name, all_of_it in self._moments.items()
-            for moment in all_of_it
+            for name, moment_names in self._moments.items()
+            for moment in moment_names
             if updates
         }
         _check("optimizer state", state, {UPDATES: torch.Size(()), **moments})
@@ -230,16 +231,16 @@ def _updates_of(state: Mapping[str, Tensor]) -> int:
     return int(saved)
 
 
-def _check(what: str, have: Mapping[str, Tensor], want: Mapping[str, torch.Size]) -> None:
+def _check(kind: str, have: Mapping[str, Tensor], want: Mapping[str, torch.Size]) -> None:
     if have.keys() != want.keys():
         missing, unknown = sorted(want.keys() - have.keys()), sorted(have.keys() - want.keys())
         raise RunError(
-            f"the checkpoint's {what} are of another model or optimizer: missing {missing[:3]}, "
+            f"the checkpoint's {kind} are of another model or optimizer: missing {missing[:3]}, "
             f"unknown {unknown[:3]}"
         )
     for name, shape in want.items():
         if have[name].shape != shape:
             raise RunError(
-                f"{name!r} of the checkpoint's {what} has shape {tuple(have[name].shape)}, "
+                f"{name!r} of the checkpoint's {kind} has shape {tuple(have[name].shape)}, "
                 f"the model's has {tuple(shape)}"
             )

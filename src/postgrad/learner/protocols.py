@@ -14,7 +14,7 @@ from postgrad.learner.update import Update
 Read = Callable[[str], Mapping[str, Tensor]]  # the tensors of a checkpoint's file, by its stem
 
 
-class Reads(Protocol):
+class LogprobRole(Protocol):
     """A role that says how likely tokens are."""
 
     @property
@@ -72,12 +72,12 @@ class Learns(Changes, Protocol):
         """What is trained, float32, by name."""
         ...
 
-    def whole(self) -> Iterator[tuple[str, Tensor]]:
+    def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
         """All weights by hub name, an adapter's merged."""
         ...
 
 
-class PolicyRole(Reads, Learns, Protocol):
+class PolicyRole(LogprobRole, Learns, Protocol):
     """A policy that learns."""
 
     @property
@@ -85,11 +85,11 @@ class PolicyRole(Reads, Learns, Protocol):
         """True where dropout acts in updates, so that their logprobs are not those of the role."""
         ...
 
-    def under_adapter(self) -> Reads | None:
+    def under_adapter(self) -> LogprobRole | None:
         """Its own start, as a reference; None where that is gone, without an adapter."""
         ...
 
-    def start(self) -> Reads:
+    def start(self) -> LogprobRole:
         """What it is before its first update, whether there is an adapter or not."""
         ...
 
@@ -102,7 +102,7 @@ class ScoringRole(Scores, Learns, Protocol):
         ...
 
 
-class Follows(Reads, Changes, Protocol):
+class Follows(LogprobRole, Changes, Protocol):
     """A reference that follows a policy."""
 
     def after_step(self, step: int, policy: PolicyRole) -> None:

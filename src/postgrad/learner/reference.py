@@ -10,7 +10,7 @@ from postgrad.learner.average import MovingAverage
 from postgrad.learner.backbone import Backbone
 from postgrad.learner.protocols import PolicyRole
 from postgrad.learner.role import Policy
-from postgrad.parallel.sharding import Piece, local, piece_of
+from postgrad.parallel.sharding import TensorPiece, local, piece_of
 
 
 class MovingReference(Policy):
@@ -43,11 +43,11 @@ class MovingReference(Policy):
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """What a checkpoint has to hold: the average in float32, or the weights as used."""
-        own = self._parameters() if self._average is None else self._average.weights
-        return {"reference.weights": own}
+        weights = self._parameters() if self._average is None else self._average.weights
+        return {"reference.weights": weights}
 
     @property
-    def pieces(self) -> dict[str, Piece]:
+    def pieces(self) -> dict[str, TensorPiece]:
         """Where this rank's parts of the weights lie in the whole, by name."""
         ranks = self.backbone.ranks
         return {name: piece_of(name, p, ranks) for name, p in self.backbone.lm.named_parameters()}
@@ -62,10 +62,10 @@ class MovingReference(Policy):
         saved, pieces = read("reference.weights"), self.pieces
         if {n: tuple(t.shape) for n, t in saved.items()} != {n: p.shape for n, p in pieces.items()}:
             raise RunError("the checkpoint's reference is of another model")
-        mine = {name: piece.of(saved[name]) for name, piece in pieces.items()}
+        parts = {name: piece.of(saved[name]) for name, piece in pieces.items()}
         if self._average is not None:
-            self._average.load(mine)
-        self._take(mine)
+            self._average.load(parts)
+        self._take(parts)
 
     def _parameters(self) -> dict[str, Tensor]:
         return {name: local(p) for name, p in self.backbone.lm.named_parameters()}

@@ -28,11 +28,12 @@ class ReferenceLogprobs:
     """What the reference says of every sequence that a run will read."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Floats] = {}
+        self._logprobs: dict[bytes, Floats] = {}
 
     def of(self, sequences: Sequences) -> Ragged:
         """float32 over the tokens of sequences that were prepared."""
-        return sequences.tokens.like(np.concatenate([self._known[key] for key in _keys(sequences)]))
+        columns = [self._logprobs[key] for key in _keys(sequences)]
+        return sequences.tokens.like(np.concatenate(columns))
 
     def prepare(
         self,
@@ -47,19 +48,19 @@ class ReferenceLogprobs:
         hash first. A file that cannot be read is computed again; one that cannot be written raises
         OSError.
         """
-        made = read = 0
+        n_computed = n_read = 0
         for number, part in enumerate(_parts(wanted)):
             path = folder and folder / f"{_digest(name, part)}-{number:06d}.safetensors"
-            found = _read(path, part) if path else None
-            if found is not None:
-                read += len(part)
+            logprobs = _read(path, part) if path else None
+            if logprobs is not None:
+                n_read += len(part)
             else:
-                computed, made = compute(part), made + len(part)
+                computed, n_computed = compute(part), n_computed + len(part)
                 if path:
                     _write(path, computed)
-                found = list(computed)
-            self._known |= dict(zip(_keys(part), found, strict=True))
-        return made, read
+                logprobs = list(computed)
+            self._logprobs |= dict(zip(_keys(part), logprobs, strict=True))
+        return n_computed, n_read
 
 
 def _parts(wanted: Iterable[Sequences]) -> Iterable[Sequences]:
@@ -87,10 +88,10 @@ def _keys(sequences: Sequences) -> list[bytes]:
 
 
 def _digest(name: Mapping[str, Any], part: Sequences) -> str:
-    whole = hashlib.sha256(json.dumps(name, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(name, sort_keys=True).encode())
     for key in _keys(part):
-        whole.update(key)
-    return whole.hexdigest()
+        digest.update(key)
+    return digest.hexdigest()
 
 
 def _read(path: Path, part: Sequences) -> Sequence[Floats] | None:

@@ -15,7 +15,7 @@ from postgrad.algorithms.base import Algorithm, LossInputs, LossOutput, PolicyAl
 from postgrad.core.handles import Handle, done
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.layout.layout import Layout, Reads
+from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.average import MovingAverage
 from postgrad.learner.backbone import Backbone
 from postgrad.learner.columns import FlatColumns
@@ -23,7 +23,7 @@ from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.schedule import rate
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
-from postgrad.parallel.sharding import Piece, assembled, whole
+from postgrad.parallel.sharding import TensorPiece, assembled, whole_tensor
 
 AnyAlgorithm = TypeVar("AnyAlgorithm", bound=Algorithm)
 
@@ -68,7 +68,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
     its loss entries take, see lay_out.
     """
 
-    reads: Reads = "before"
+    reads: ReadPosition = "before"
 
     def __init__(
         self, name: str, backbone: Backbone, settings: LearnerSettings, total_updates: int
@@ -121,12 +121,13 @@ class Learner(ABC, Generic[AnyAlgorithm]):
                 (self._outputs(layout) * 0.0).sum().backward()
                 continue
             with self.backbone.dropping(layout, self.optimizer.updates):
-                output, found = self._loss(layout, flat, algorithm)
-                output.loss.backward()
-            for name, value in {f"{self.name}/loss": output.loss, **output.metrics}.items():
+                loss_output, entry_outputs = self._loss(layout, flat, algorithm)
+                loss_output.loss.backward()
+            terms = {f"{self.name}/loss": loss_output.loss, **loss_output.metrics}
+            for name, value in terms.items():
                 value = value.detach()
                 metrics[name] = metrics[name] + value if name in metrics else value
-            outputs[layout.column] = found.detach().cpu().numpy()
+            outputs[layout.column] = entry_outputs.detach().cpu().numpy()
             computed += layout.n_tokens
         learning_rate = rate(self.settings, self.optimizer.updates, self.total_updates)
         norm = self.optimizer.step(learning_rate)
@@ -146,7 +147,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         return UpdateResult(report, outputs)
 
     @property
-    def pieces(self) -> Mapping[str, Piece]:
+    def pieces(self) -> Mapping[str, TensorPiece]:
         """Where this rank's parts of what is trained lie in the whole, by name."""
         return self.optimizer.pieces
 
@@ -167,28 +168,29 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         """
         return self.optimizer.weights()
 
-    def whole(self) -> Iterator[tuple[str, Tensor]]:
+    def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
         """All weights by hub name, an adapter's merged into its base one matrix at a time. All
         ranks have to ask for all of them.
         """
         adapter, optimizer = self.backbone.adapter, self.optimizer
         if adapter is not None:
             ranks = self.backbone.ranks
-            return ((name, assembled(name, one, ranks)) for name, one in adapter.hub_weights())
+            parts = adapter.hub_weights()
+            return ((name, assembled(name, tensor, ranks)) for name, tensor in parts)
         return (
-            (name, whole(part, optimizer.pieces[name], self.backbone.ranks))
+            (name, whole_tensor(part, optimizer.pieces[name], self.backbone.ranks))
             for name, part in self.weights().items()
         )
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """All state that a checkpoint has to hold, by file stem: "policy.weights"."""
-        found: dict[str, Mapping[str, Tensor]] = {
+        saved: dict[str, Mapping[str, Tensor]] = {
             f"{self.name}.weights": self.weights(),
             f"{self.name}.optimizer": self.optimizer.state(),
         }
         if self.average is not None:
-            found[f"{self.name}.ema"] = self.average.weights
-        return found
+            saved[f"{self.name}.ema"] = self.average.weights
+        return saved
 
     def state_bytes(self) -> int:
         """What `tensors` will take once there were updates, of what this rank is the first to

@@ -10,7 +10,7 @@ from postgrad.algorithms.base import LossOutput, ScoreAlgorithm, ScoreInputs
 from postgrad.core.handles import Handle, done
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.layout.layout import Layout, Reads
+from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.backbone import Backbone
 from postgrad.learner.columns import FlatColumns
 from postgrad.learner.role import Learner
@@ -24,9 +24,9 @@ class ScoreRole:
     with the frozen weights, and head, under the backbone's adapter.
     """
 
-    def __init__(self, backbone: Backbone, reads: Reads, *, base: bool = False) -> None:
+    def __init__(self, backbone: Backbone, reads: ReadPosition, *, base: bool = False) -> None:
         self.backbone = backbone
-        self.reads: Reads = reads
+        self.reads: ReadPosition = reads
         self._base = base
 
     def scores(self, sequences: Sequences) -> Handle[Ragged]:
@@ -45,7 +45,7 @@ class ScoreLearner(ScoreRole, Learner[ScoreAlgorithm]):
         self,
         name: str,
         backbone: Backbone,
-        reads: Reads,
+        reads: ReadPosition,
         settings: LearnerSettings,
         total_updates: int,
     ) -> None:

@@ -53,11 +53,11 @@ def require_matrices(config: Any, size: int) -> None:
         "key heads": config.num_key_value_heads,
         "inner features (intermediate_size)": config.intermediate_size,
     }
-    for what, count in counts.items():
+    for feature, count in counts.items():
         if count % size:
             fitting = [n for n in range(1, count + 1) if not any(c % n for c in counts.values())]
             raise UsageError(
-                f"{where}: {count} {what} of this {config.model_type} model cannot be cut into "
+                f"{where}: {count} {feature} of this {config.model_type} model cannot be cut into "
                 f"{size} equal parts; what works: {', '.join(map(str, fitting))}"
             )
 
@@ -98,12 +98,13 @@ def cut_matrices(lm: Any, ranks: Ranks) -> None:
             continue
         length = parameter.shape[dim] // size
         part = parameter.detach().narrow(dim, ranks.tensor_rank * length, length).clone()
-        owner, _, own = name.rpartition(".")
-        setattr(lm.get_submodule(owner), own, nn.Parameter(part, parameter.requires_grad))
+        owner, _, attribute = name.rpartition(".")
+        setattr(lm.get_submodule(owner), attribute, nn.Parameter(part, parameter.requires_grad))
     for name, module in lm.named_modules():
+        cut_by_inputs = any(f".{matrix}." in name for matrix in BY_INPUTS)
         if isinstance(module, nn.Linear):
             module.out_features, module.in_features = module.weight.shape
-        elif isinstance(module, CounterDropout) and any(f".{one}." in name for one in BY_INPUTS):
+        elif isinstance(module, CounterDropout) and cut_by_inputs:
             module.cut(ranks.tensor_rank, size)
     group = ranks.groups.tensor
     for layer in lm.get_decoder().layers:

@@ -130,7 +130,7 @@ def write_adapter(
         raise UsageError(f"{to} is there already: choose another --to")
     tokenizer = with_template(load_tokenizer(base), chat_template)
     save_model(
-        _Files(weights, settings, base),
+        _AdapterSaver(weights, settings, base),
         tokenizer,
         to,
         check=lambda folder: _compare(weights, settings, base, tokenizer, folder),
@@ -159,7 +159,7 @@ def merged_state(
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
+class _AdapterSaver:
     """What save_model saves as it saves a model."""
 
     weights: Mapping[str, Tensor]
@@ -214,10 +214,10 @@ def _compare(
             name, config=config, dtype=torch.float32, use_safetensors=True, **at
         )
         read: Any = peft.PeftModel.from_pretrained(lm, str(written))
-    found = read(batch).logits
+    peft_logits = read(batch).logits
     lm = read.unload()
     add_adapter(lm, settings, seed=0, name="written").load(weights)
-    difference = float((lm(batch).logits - found).abs().max())
+    difference = float((lm(batch).logits - peft_logits).abs().max())
     if not difference <= TOLERANCE:
         raise RunError(
             f"export: the adapter read back from {written} gives other logits (by {difference:.3g})"
@@ -235,7 +235,7 @@ def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
     saved, targets = config.get("modules_to_save") or [], config.get("target_modules") or []
     named = {"modules_to_save": saved, "target_modules": [] if targets == str(targets) else targets}
     for key, names in named.items():
-        if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UsageError(f"{folder}/{CONFIG}: {key} is {names!r}; wanted is a list of names")
     foreign = [key for key, value in config.items() if value and key not in READ | HARMLESS]
     wrong = {
@@ -246,11 +246,13 @@ def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
         # PEFT imports the module that it names
         "auto_mapping": not _of_transformers(config.get("auto_mapping")),
     }
-    found = [key for key in foreign if key != "revision"] + [key for key in wrong if wrong[key]]
-    if found:
+    unsupported = [key for key in foreign if key != "revision"]
+    unsupported += [key for key in wrong if wrong[key]]
+    if unsupported:
+        key = unsupported[0]
         raise UsageError(
-            f"{folder}/{CONFIG} asks for {found[0]} = {config.get(found[0])!r}, which is not plain "
-            "LoRA: merge it into its base with PEFT, and name the merged model"
+            f"{folder}/{CONFIG} asks for {key} = {config.get(key)!r}, which is not plain LoRA: "
+            "merge it into its base with PEFT, and name the merged model"
         )
 
 
@@ -266,26 +268,26 @@ def _targets(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[
     named = config.get("target_modules")
     if not isinstance(named, list):
         return _last_names(weights)
-    layers = [f".{found[1]}" for name in weights if (found := LAYER.fullmatch(name))]
+    layers = [f".{match[1]}" for name in weights if (match := LAYER.fullmatch(name))]
     return tuple(t for t in sorted(named) if any(layer.endswith(f".{t}") for layer in layers))
 
 
 def _last_names(weights: Mapping[str, Tensor]) -> tuple[str, ...]:
-    layers = [found[1] for name in weights if (found := LAYER.fullmatch(name))]
+    layers = [match[1] for name in weights if (match := LAYER.fullmatch(name))]
     return tuple(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
 
 
 def _require_whole(weights: Mapping[str, Tensor], rank: Any, file: Path) -> None:
     """Each target has A [rank, inputs] and B [outputs, rank] of finite numbers."""
     for name, tensor in weights.items():
-        found = LAYER.fullmatch(name)
-        if not found and name != HEAD_WEIGHT:
+        match = LAYER.fullmatch(name)
+        if not match and name != HEAD_WEIGHT:
             raise UsageError(f"{file}: {name} is no weight of plain LoRA")
-        if found:
-            other = f"{PREFIX}{found[1]}.lora_{'B' if found[2] == 'A' else 'A'}.weight"
-            if other not in weights:
-                raise UsageError(f"{file}: {name} stands there without {other}")
-            if tensor.ndim != 2 or tensor.shape[0 if found[2] == "A" else 1] != rank:
+        if match:
+            partner = f"{PREFIX}{match[1]}.lora_{'B' if match[2] == 'A' else 'A'}.weight"
+            if partner not in weights:
+                raise UsageError(f"{file}: {name} stands there without {partner}")
+            if tensor.ndim != 2 or tensor.shape[0 if match[2] == "A" else 1] != rank:
                 shape = tuple(tensor.shape)
                 raise UsageError(f"{file}: {name} has shape {shape}, which is not of rank {rank}")
         if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):

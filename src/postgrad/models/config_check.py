@@ -86,10 +86,10 @@ def _wanted(key: str, value: Any) -> str | None:
         fits = all(_is_whole(each) and least <= each <= LIMITS[key] for each in several)
         return None if fits else f"a whole number from {least} to {LIMITS[key]}"
     rules: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
-        (POSITIVE, lambda one: _is_number(one) and one > 0, "a number above 0"),
-        (NOT_NEGATIVE, lambda one: _is_number(one) and one >= 0, "a number, 0 or more"),
-        (FLAGS, lambda one: isinstance(one, bool), "true or false"),
-        (TEXTS, lambda one: isinstance(one, str), "a text"),
+        (POSITIVE, lambda x: _is_number(x) and x > 0, "a number above 0"),
+        (NOT_NEGATIVE, lambda x: _is_number(x) and x >= 0, "a number, 0 or more"),
+        (FLAGS, lambda x: isinstance(x, bool), "true or false"),
+        (TEXTS, lambda x: isinstance(x, str), "a text"),
         (NAMES, _are_texts, "a list of texts"),
     )
     for keys, right, text in rules:
@@ -115,15 +115,16 @@ def _require_rope(value: Any, where: str) -> None:
     if not isinstance(value, Mapping):
         raise UsageError(f"{where} is {_shown(value)}; wanted is an object: {REMEDY}")
     for table in rope_tables(value):
-        for key, one in table.items():
-            if key in ("rope_type", "type") and not isinstance(one, str):
-                raise UsageError(f"{where}.{key} is {_shown(one)}; wanted is a text: {REMEDY}")
+        for key, setting in table.items():
+            if key in ("rope_type", "type") and not isinstance(setting, str):
+                raise UsageError(f"{where}.{key} is {_shown(setting)}; wanted is a text: {REMEDY}")
             number = key.endswith(("factor", "theta")) or key.startswith(("beta_", "original_max"))
             texts = key in ("short_factor", "long_factor")
-            fits = _are_numbers(one) if texts else _is_number(one) and float(one) >= 0
-            if one is not None and (number or texts) and not fits:
+            fits = _are_numbers(setting) if texts else _is_number(setting) and float(setting) >= 0
+            if setting is not None and (number or texts) and not fits:
                 wanted = "a list of numbers" if texts else "a number, 0 or more"
-                raise UsageError(f"{where}.{key} is {_shown(one)}; wanted is {wanted}: {REMEDY}")
+                shown = _shown(setting)
+                raise UsageError(f"{where}.{key} is {shown}; wanted is {wanted}: {REMEDY}")
 
 
 def _is_whole(value: Any) -> bool:
@@ -141,7 +142,7 @@ def _are_numbers(value: Any) -> bool:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _shown(value: Any) -> str:

@@ -64,7 +64,7 @@ class ModuleDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Norm:
+class _RMSNorm:
     """Root-mean-square norm (arXiv:1910.07467) over the last dimension."""
 
     weight: Tensor
@@ -100,12 +100,12 @@ class _Linear:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    before_attention: _Norm
+    before_attention: _RMSNorm
     queries_keys_values: _Linear
-    query_norm: _Norm | None
-    key_norm: _Norm | None
+    query_norm: _RMSNorm | None
+    key_norm: _RMSNorm | None
     attention_out: _Linear
-    before_mlp: _Norm
+    before_mlp: _RMSNorm
     gate_up: _Linear
     down: _Linear
     window: int | None
@@ -192,8 +192,8 @@ def _rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     return out
 
 
-def _norm(module: Any) -> _Norm:
-    return _Norm(module.weight, float(module.variance_epsilon))
+def _norm(module: Any) -> _RMSNorm:
+    return _RMSNorm(module.weight, float(module.variance_epsilon))
 
 
 @torch.no_grad()
@@ -204,9 +204,9 @@ def _joined(parameters: Sequence[nn.Parameter]) -> Tensor:
     ends = [start + p.numel() for start, p in zip(starts, parameters, strict=True)]
     together = all(p.untyped_storage().data_ptr() == storage for p in parameters)
     if not together or starts[1:] != ends[:-1]:
-        whole = torch.cat([p.detach() for p in parameters])
+        joined = torch.cat([p.detach() for p in parameters])
         for parameter, part in zip(
-            parameters, whole.split([len(p) for p in parameters]), strict=True
+            parameters, joined.split([len(p) for p in parameters]), strict=True
         ):
             parameter.data = part
     first = parameters[0].detach()

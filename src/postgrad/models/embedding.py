@@ -17,10 +17,10 @@ class WordEmbedding(nn.Embedding):
         plain = self.max_norm is None and not self.scale_grad_by_freq and not self.sparse
         if not plain or not adds_in_place(self.weight):
             return super().forward(input)
-        return _Rows.apply(input, self.weight, self.padding_idx)  # pyright: ignore[reportReturnType]
+        return _EmbeddingRows.apply(input, self.weight, self.padding_idx)  # pyright: ignore[reportReturnType]
 
 
-class _Rows(torch.autograd.Function):
+class _EmbeddingRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
         ctx.save_for_backward(ids)

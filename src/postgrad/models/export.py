@@ -89,18 +89,19 @@ def _score_model(
 
 @torch.no_grad()
 def _fill(lm: Any, weights: Mapping[str, Tensor]) -> None:
-    own = dict(lm.named_parameters(remove_duplicate=False))
-    unknown = [name for name in weights if name not in own]
-    shapes = [n for n, tensor in weights.items() if n in own and tensor.shape != own[n].shape]
-    filled = {own[name].data_ptr() for name in weights if name in own}
-    missing = [name for name, parameter in own.items() if parameter.data_ptr() not in filled]
+    parameters = dict(lm.named_parameters(remove_duplicate=False))
+    unknown = [name for name in weights if name not in parameters]
+    present = [name for name in weights if name in parameters]
+    shapes = [name for name in present if weights[name].shape != parameters[name].shape]
+    filled = {parameters[name].data_ptr() for name in present}
+    missing = [name for name, parameter in parameters.items() if parameter.data_ptr() not in filled]
     if unknown or missing or shapes:
         raise RunError(
             f"the weights are of another model: unknown {unknown[:3]}, missing {missing[:3]}, of "
             f"another shape {shapes[:3]}"
         )
     for name, tensor in weights.items():
-        own[name].copy_(tensor)
+        parameters[name].copy_(tensor)
 
 
 def _generation_config(base: str, tokenizer: Any) -> GenerationConfig:

@@ -40,13 +40,13 @@ def read_object(file: Path) -> dict[str, Any]:
     """
     require_regular(file)
     try:
-        found = read_json(file)
+        value = read_json(file)
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read: {error}; mend it") from error
-    if not isinstance(found, dict):
-        kind = type(found).__name__
+    if not isinstance(value, dict):
+        kind = type(value).__name__
         raise UsageError(f"{file} holds no object but a {kind}: a JSON object is wanted there")
-    return found
+    return value
 
 
 def require_regular(file: Path) -> None:
@@ -77,7 +77,7 @@ def has_generation(folder: Path) -> bool:
         return False
     ends = read_object(file).get("eos_token_id")
     several = ends if isinstance(ends, list) else [0 if ends is None else ends]
-    if not all(type(one) is int and one >= 0 for one in several):
+    if not all(type(token_id) is int and token_id >= 0 for token_id in several):
         raise UsageError(
             f"{file}: eos_token_id is {ends!r}; wanted is the number of a token, or a list of them"
         )
@@ -105,12 +105,12 @@ def shard_names(index: Path) -> list[str]:
     """The files that an index of weights names, sorted. Raises UsageError where one of them is no
     safetensors file beside the index: nothing is unpickled, nor read from elsewhere.
     """
-    whole = read_object(index)
-    weights = whole.get("weight_map")
+    index_object = read_object(index)
+    weights = index_object.get("weight_map")
     if not isinstance(weights, dict) or not weights:
         raise UsageError(f"{index}: weight_map is no object of weights and their files; mend it")
-    if not isinstance(whole.get("metadata", {}), dict):
-        raise UsageError(f"{index}: metadata is {whole['metadata']!r}; wanted is an object")
+    if not isinstance(index_object.get("metadata", {}), dict):
+        raise UsageError(f"{index}: metadata is {index_object['metadata']!r}; wanted is an object")
     for weight, name in weights.items():
         if not isinstance(name, str) or not name or "\0" in name:
             raise UsageError(f"{index}: {weight} is in {name!r}, which is no name of a file")
@@ -121,21 +121,21 @@ def shard_names(index: Path) -> list[str]:
                 "index are read"
             )
         if path.suffix != SUFFIX:
-            what = FORMATS.get(path.suffix, "no safetensors file")
+            description = FORMATS.get(path.suffix, "no safetensors file")
             raise UsageError(
-                f"{index}: {weight} is in {name}, which is {what} and is not read: {CONVERT}"
+                f"{index}: {weight} is in {name}, which is {description} and is not read: {CONVERT}"
             )
-    if "metadata" not in whole:
+    if "metadata" not in index_object:
         raise UsageError(f'{index} has no "metadata" object; write one, it may be empty')
     return sorted(set(weights.values()))
 
 
 def _instead(folder: Path) -> str:
-    found = [file.name for file in _listed(folder) if file.suffix in FORMATS]
-    if not found:
+    foreign = [file.name for file in _listed(folder) if file.suffix in FORMATS]
+    if not foreign:
         return f": put the weights there; wanted are {WEIGHTS} or {INDEX}"
-    kind = FORMATS[Path(found[0]).suffix]
-    return f": {found[0]} is {kind} and is not read; {CONVERT}"
+    kind = FORMATS[Path(foreign[0]).suffix]
+    return f": {foreign[0]} is {kind} and is not read; {CONVERT}"
 
 
 def _listed(folder: Path) -> Iterable[Path]:

@@ -77,17 +77,17 @@ def _rope(init: ModelInit) -> dict[str, Any]:
 
 
 def _tokenizer(init: TokenizerInit, texts: Iterable[str]) -> Tokenizer:
-    made = _characters(init, texts) if init.kind == "characters" else _bpe(init, texts)
-    made.add_special_tokens([PAD, START, END])
-    made.add_tokens([AddedToken(phrase, normalized=False) for phrase in init.phrases])
-    return made
+    tokenizer = _characters(init, texts) if init.kind == "characters" else _bpe(init, texts)
+    tokenizer.add_special_tokens([PAD, START, END])
+    tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in init.phrases])
+    return tokenizer
 
 
 def _characters(init: TokenizerInit, texts: Iterable[str]) -> Tokenizer:
     """Printable ASCII and newline, one token each; phrases are added as whole tokens."""
-    known = set(PRINTABLE)
+    printable = set(PRINTABLE)
     for number, text in enumerate(texts):
-        foreign = sorted(set(text) - known)
+        foreign = sorted(set(text) - printable)
         if foreign:
             raise UsageError(
                 f"text {number} of the training data holds {foreign[0]!r}, which a tokenizer of "
@@ -96,30 +96,30 @@ def _characters(init: TokenizerInit, texts: Iterable[str]) -> Tokenizer:
             )
     vocabulary = {PAD: 0, START: 1, END: 2}
     vocabulary |= {c: i for i, c in enumerate(PRINTABLE, len(vocabulary))}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # pyright: ignore[reportAttributeAccessIssue]
-    made.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
-    return made
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
+    return tokenizer
 
 
 def _bpe(init: TokenizerInit, texts: Iterable[str]) -> Tokenizer:
     """Byte-level BPE; digits stand alone, so that numbers are read digit by digit."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
         [
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     )
-    made.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     trainer = trainers.BpeTrainer(
         vocab_size=init.vocab_size - len(init.phrases),
         special_tokens=[PAD, START, END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator(_with_roles(texts), trainer)
-    return made
+    tokenizer.train_from_iterator(_with_roles(texts), trainer)
+    return tokenizer
 
 
 def _with_roles(texts: Iterable[str]) -> Iterator[str]:

@@ -76,8 +76,9 @@ def require_room(lm: Any, held: int, path: str) -> None:
     wanted = sum(parameter.numel() for parameter in lm.parameters())
     buffers = sum(buffer.numel() for buffer in lm.buffers())
     if wanted > PER_BYTE * held + SPARE or buffers > max(BUFFERS, PER_BYTE * held):
-        what = f"{wanted:,} weights" if wanted > PER_BYTE * held + SPARE else f"{buffers:,} numbers"
+        too_many = wanted > PER_BYTE * held + SPARE
+        size = f"{wanted:,} weights" if too_many else f"{buffers:,} numbers"
         raise UsageError(
-            f"{path}/{CONFIG} describes a model of {what}, and its files hold {held:,} bytes: they "
+            f"{path}/{CONFIG} describes a model of {size}, and its files hold {held:,} bytes: they "
             "are not of one model; take the config.json that belongs to the weights"
         )

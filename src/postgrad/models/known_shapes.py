@@ -83,10 +83,10 @@ def _plain(path: str) -> str:
 def _local(folder: Path) -> Mapping[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
-        what = "is an adapter without its base" if _is_adapter(folder) else "has no config.json"
+        problem = "is an adapter without its base" if _is_adapter(folder) else "has no config.json"
         if not folder.is_dir():
-            what = "is not there"
-        raise UsageError(f"no model at {folder}: the directory {what} (model.path)")
+            problem = "is not there"
+        raise UsageError(f"no model at {folder}: the directory {problem} (model.path)")
     return _config(path)
 
 
@@ -95,9 +95,9 @@ def _is_adapter(folder: Path) -> bool:
 
 
 def _config(path: Path) -> Mapping[str, Any]:
-    found = read_object(path)
-    require_config(found, path)
-    return found
+    config = read_object(path)
+    require_config(config, path)
+    return config
 
 
 def _from_hub(path: str, revision: str | None) -> tuple[Mapping[str, Any] | None, str]:
@@ -108,8 +108,8 @@ def _from_hub(path: str, revision: str | None) -> tuple[Mapping[str, Any] | None
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    found: list[str] = []
-    why = [f"no answer in {HUB_SECONDS:g} seconds"]
+    config_files: list[str] = []
+    reasons = [f"no answer in {HUB_SECONDS:g} seconds"]
 
     def fetch() -> None:
         try:
@@ -117,16 +117,18 @@ def _from_hub(path: str, revision: str | None) -> tuple[Mapping[str, Any] | None
             get_hf_file_metadata(
                 hf_hub_url(path, "config.json", revision=revision), timeout=HUB_SECONDS
             )
-            found.append(hf_hub_download(path, "config.json", revision=revision))
+            config_files.append(hf_hub_download(path, "config.json", revision=revision))
         except Exception as error:  # noqa: BLE001  # each network client has its own
-            why[0] = str(error).strip().partition("\n")[0].rstrip(".")
+            reasons[0] = str(error).strip().partition("\n")[0].rstrip(".")
 
     try:
-        found.append(hf_hub_download(path, "config.json", revision=revision, local_files_only=True))
+        config_files.append(
+            hf_hub_download(path, "config.json", revision=revision, local_files_only=True)
+        )
     except LocalEntryNotFoundError:
         thread = threading.Thread(target=fetch, daemon=True)
         thread.start()
         thread.join(HUB_SECONDS)
     except ValueError as error:  # no hub id
-        why[0] = str(error).rstrip(".")
-    return (_config(Path(found[0])), "") if found else (None, why[0])
+        reasons[0] = str(error).rstrip(".")
+    return (_config(Path(config_files[0])), "") if config_files else (None, reasons[0])

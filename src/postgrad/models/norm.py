@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from postgrad.models.settings import LLAMA_TYPES
 
 
-class _Norm(torch.autograd.Function):
+class _FusedNorm(torch.autograd.Function):
     """weight * x / sqrt(mean(x^2) + epsilon), computed in float32 and rounded before the weight."""
 
     @staticmethod
@@ -50,7 +50,7 @@ class FusedRMSNorm(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
-        return _Norm.apply(hidden_states, self.weight, self.variance_epsilon)  # pyright: ignore[reportReturnType]
+        return _FusedNorm.apply(hidden_states, self.weight, self.variance_epsilon)  # pyright: ignore[reportReturnType]
 
 
 def fuse_norms(lm: Any, device: torch.device) -> None:

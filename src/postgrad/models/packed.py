@@ -46,10 +46,10 @@ def require_embedded(lm: nn.Module, token_ids: NDArray[np.integer]) -> None:
     """Raises UsageError for a token that a model has no embedding for: its tokenizer knows more
     tokens than the model, or is of another one. On a GPU the kernel would end the process.
     """
-    known: int = lm.config.vocab_size  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue]
-    if len(token_ids) and (int(token_ids.max()) >= known or int(token_ids.min()) < 0):
+    vocab_size: int = lm.config.vocab_size  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue]
+    if len(token_ids) and (int(token_ids.max()) >= vocab_size or int(token_ids.min()) < 0):
         raise UsageError(
-            f"token id {int(token_ids.max())} has no embedding: the model has {known} "
+            f"token id {int(token_ids.max())} has no embedding: the model has {vocab_size} "
             "(vocab_size), and its tokenizer is of another model, or tokens were added to it "
             "without rows for them (resize_token_embeddings)"
         )

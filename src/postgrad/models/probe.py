@@ -44,35 +44,35 @@ def require_same_outputs(lm: Any, path: str) -> None:
     except (ContextLost, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        what = (
+        problem = (
             "its layers do not hand the forward's arguments on to their attention"
             if isinstance(error, ContextLost)
             else f"a short packed forward ends with {type(error).__name__}: {error}"
         )
-        raise unsupported(lm, path, what) from error
-    if not all(bool(one.isfinite().all()) for one in plain):
+        raise unsupported(lm, path, problem) from error
+    if not all(bool(outputs.isfinite().all()) for outputs in plain):
         raise UsageError(
             f"{path} gives outputs that are no finite numbers for a short text: its weights are "
             "damaged, or too large for this dtype; try --model.dtype float32"
         )
     if not same(packed, plain, spread(plain), lm.dtype):
-        what = (
+        problem = (
             "its packed forward differs from transformers' own: its attention, or its output head, "
             "is not what its interface says"
         )
-        raise unsupported(lm, path, what)
+        raise unsupported(lm, path, problem)
     window = _window(lm.config)
     if window is not None and window not in watched.seen:
-        what = f"its layers do not hand their sliding window of {window} on to the attention"
-        raise unsupported(lm, path, what)
+        problem = f"its layers do not hand their sliding window of {window} on to the attention"
+        raise unsupported(lm, path, problem)
 
 
 def probe_sequences(lm: Any) -> list[NDArray[np.int32]]:
     """Token ids of three short sequences, of which the first two share their opening."""
     rng = np.random.default_rng(0)
     padding = getattr(lm.config, "pad_token_id", None)
-    known = np.array([i for i in range(min(lm.config.vocab_size, 1000)) if i != padding], np.int32)
-    drawn = [rng.choice(known, length) for length in LENGTHS]
+    usual_ids = [i for i in range(min(lm.config.vocab_size, 1000)) if i != padding]
+    drawn = [rng.choice(np.array(usual_ids, np.int32), length) for length in LENGTHS]
     drawn[1][:SHARED] = drawn[0][:SHARED]
     return drawn
 
@@ -91,11 +91,11 @@ def spread(outputs: Sequence[Tensor]) -> Tensor:
     """The standard deviation of all outputs: a fresh model's are close together, and so are their
     errors.
     """
-    return torch.cat([one.flatten() for one in outputs]).std()
+    return torch.cat([sequence_outputs.flatten() for sequence_outputs in outputs]).std()
 
 
 def same(
-    found: Sequence[Tensor], wanted: Sequence[Tensor], scale: Tensor, dtype: torch.dtype
+    outputs: Sequence[Tensor], expected: Sequence[Tensor], scale: Tensor, dtype: torch.dtype
 ) -> bool:
     """Whether outputs [N, V] of each sequence agree, as rounding in `dtype` allows. scale: the
     deviation of the model's outputs.
@@ -103,14 +103,15 @@ def same(
     The median over a sequence's tokens: a router that rounding sends to another expert changes one
     token, wrong attention nearly all.
     """
-    errors = [(one - two).abs().amax(-1).median() for one, two in zip(found, wanted, strict=True)]
+    pairs = zip(outputs, expected, strict=True)
+    errors = [(output - correct).abs().amax(-1).median() for output, correct in pairs]
     return bool(torch.stack(errors).max() <= TOLERANCE.get(dtype, 1e-3) * scale)
 
 
-def unsupported(lm: Any, path: str, what: str) -> UsageError:
+def unsupported(lm: Any, path: str, problem: str) -> UsageError:
     """For a type that cannot run here because of `what`."""
     return UsageError(
-        f"{path} is a {lm.config.model_type} model, which is not supported because {what}. "
+        f"{path} is a {lm.config.model_type} model, which is not supported because {problem}. "
         f"Tested types: {TESTED}"
     )
 

@@ -19,8 +19,8 @@ def loading_arguments(quantize: Quantize, device: torch.device) -> dict[str, Any
     if quantize == "none":
         return {}
     missing = [
-        what
-        for what, there in {
+        requirement
+        for requirement, there in {
             "a CUDA device": device.type == "cuda" and torch.cuda.is_available(),
             "the package bitsandbytes": importlib.util.find_spec("bitsandbytes") is not None,
         }.items()

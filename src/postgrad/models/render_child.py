@@ -84,17 +84,17 @@ def environment() -> ImmutableSandboxedEnvironment:
     """Jinja as transformers sets it up for chat templates (utils/chat_template_utils.py): what a
     template may call, what it may not change, and the spaces around its blocks.
     """
-    made = ImmutableSandboxedEnvironment(
+    jinja = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    made.filters["tojson"] = _tojson
-    made.globals |= {
+    jinja.filters["tojson"] = _tojson
+    jinja.globals |= {
         "raise_exception": _raise,
         "strftime_now": lambda format: datetime.now().strftime(format),
         "dict": _Dict(),
         "namespace": _Namespace,
     }
-    return made
+    return jinja
 
 
 def _tojson(
@@ -113,7 +113,7 @@ def _raise(message: Any) -> None:
     raise TemplateError(message)
 
 
-class Program:
+class TemplateProgram:
     """A template with the variables it is called with, compiled when it is first rendered."""
 
     def __init__(self, template: str, variables: Mapping[str, Any]) -> None:
@@ -131,14 +131,14 @@ class Program:
 
 
 def answered(
-    program: Program, row: tuple[list[Message], list[tuple[int, bool]]], longest: int
+    program: TemplateProgram, row: tuple[list[Message], list[tuple[int, bool]]], longest: int
 ) -> tuple[bytes, bool]:
     """The bytes that answer a row, and whether all its texts are there. longest: characters of a
     text beside four for each of the row's own.
     """
     messages, wanted = row
-    most = longest + 4 * sum(len(one) for message in messages for one in message.values())
-    found = bytearray()
+    most = longest + 4 * sum(len(content) for message in messages for content in message.values())
+    reply = bytearray()
     for count, generation in wanted:
         try:
             text = program.text(messages[:count], generation)
@@ -147,9 +147,9 @@ def answered(
             written = text.encode()
         except BaseException as error:  # noqa: BLE001  a template is a program
             why = _reason(error).encode("utf-8", "backslashreplace")
-            return bytes(found + HEAD.pack(b"E", len(why)) + why), False
-        found += HEAD.pack(b"T", len(written)) + written
-    return bytes(found), True
+            return bytes(reply + HEAD.pack(b"E", len(why)) + why), False
+        reply += HEAD.pack(b"T", len(written)) + written
+    return bytes(reply), True
 
 
 def _reason(error: BaseException) -> str:
@@ -180,7 +180,7 @@ def main() -> None:
     memory, seconds, longest = sys.argv[1:]
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the system ends a row that takes too long
     limit(int(memory))
-    programs: dict[int, Program] = {}
+    programs: dict[int, TemplateProgram] = {}
     reads, writes = sys.stdin.buffer, sys.stdout.fileno()
     os.write(writes, b"R")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -188,15 +188,15 @@ def main() -> None:
         frame = orjson.loads(reads.read(int.from_bytes(head, "big")))
         if "template" in frame:
             variables = json.loads(frame["variables"])
-            programs[frame["program"]] = Program(frame["template"], variables)
+            programs[frame["program"]] = TemplateProgram(frame["template"], variables)
         for row in frame["rows"]:
             signal.setitimer(signal.ITIMER_PROF, float(seconds))
-            found, whole = answered(programs[frame["program"]], row, int(longest))
+            reply, complete = answered(programs[frame["program"]], row, int(longest))
             signal.setitimer(signal.ITIMER_PROF, 0.0)
-            view = memoryview(found)
+            view = memoryview(reply)
             while view:
                 view = view[os.write(writes, view) :]
-            if not whole:
+            if not complete:
                 break
 
 

@@ -91,14 +91,14 @@ class RenderProcess:
         program: a template and its variables as JSON. Raises RunError where no process starts.
         """
         with self._lock:
-            whole = False
+            complete = False
             try:
-                found = self._answers(program, rows)
-                whole = True
+                answers = self._answers(program, rows)
+                complete = True
             finally:
-                if not whole:  # what is in the pipe belongs to nobody
+                if not complete:  # what is in the pipe belongs to nobody
                     self.stop()
-            return found
+            return answers
 
     def stop(self) -> None:
         """Ends the child, if there is one."""
@@ -126,17 +126,17 @@ class RenderProcess:
         except orjson.JSONEncodeError as error:  # its strings are checked
             del self._numbers[program]
             return self._one_by_one(program, rows, error)
-        found: list[list[str] | Unrenderable] = []
+        answers: list[list[str] | Unrenderable] = []
         try:
             _write(child, len(written).to_bytes(8, "big") + written)
             for _, wanted in rows:
-                found.append(self._row(child, len(wanted)))
-                if isinstance(found[-1], Unrenderable):
+                answers.append(self._row(child, len(wanted)))
+                if isinstance(answers[-1], Unrenderable):
                     break
         except _Ended as error:
             self.stop()
-            found.append(_refused(str(error)))
-        return found
+            answers.append(_refused(str(error)))
+        return answers
 
     def _one_by_one(
         self, program: tuple[str, str], rows: Sequence[Row], error: Exception
@@ -144,22 +144,22 @@ class RenderProcess:
         """Rows of which one cannot be sent: all before it, and why."""
         if len(rows) < 2:
             return [_refused(f"it is no text: {error}")]
-        found: list[list[str] | Unrenderable] = []
+        answers: list[list[str] | Unrenderable] = []
         for row in rows:
-            found += self._answers(program, [row])
-            if isinstance(found[-1], Unrenderable):
+            answers += self._answers(program, [row])
+            if isinstance(answers[-1], Unrenderable):
                 break
-        return found
+        return answers
 
     def _row(self, child: subprocess.Popen[bytes], count: int) -> list[str] | Unrenderable:
-        found: list[str] = []
+        texts: list[str] = []
         for _ in range(count):
             kind, length = _HEAD.unpack(self._read(child, _HEAD.size))
             text = self._read(child, length).decode()
             if kind == b"E":
                 return _refused(text)
-            found.append(text)
-        return found
+            texts.append(text)
+        return texts
 
     def _read(self, child: subprocess.Popen[bytes], count: int) -> bytes:
         assert child.stdout is not None
@@ -170,9 +170,9 @@ class RenderProcess:
             if not piece:
                 raise _Ended(self._why(child.wait()))
             self._buffer += piece
-        found = bytes(self._buffer[:count])
+        content = bytes(self._buffer[:count])
         del self._buffer[:count]
-        return found
+        return content
 
     def _wait(self, child: subprocess.Popen[bytes]) -> None:
         """Until there is something to read. Looks at the memory, which not every system limits."""
@@ -222,16 +222,16 @@ class RenderProcess:
             self._read(child, 1)
         except _Ended as error:
             assert child.stderr is not None
-            said = child.stderr.read().decode(errors="replace").strip()
+            stderr = child.stderr.read().decode(errors="replace").strip()
             raise RunError(
-                f"the process that renders chat templates did not start: {error}\n{said}"
+                f"the process that renders chat templates did not start: {error}\n{stderr}"
             ) from error
         return child
 
 
 def _environment() -> dict[str, str]:
     """What the child has of this process's: where its modules are, and nothing that is secret."""
-    path = os.pathsep.join(str(Path(one).absolute()) for one in sys.path)
+    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
     kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
     return {**kept, "PYTHONPATH": path}
 
@@ -292,9 +292,9 @@ def rendered(
         yield error
         return
     for batch in _batches(rows):
-        found = process().texts(program, batch)
-        yield from found
-        if isinstance(found[-1], Unrenderable):
+        answers = process().texts(program, batch)
+        yield from answers
+        if isinstance(answers[-1], Unrenderable):
             return
 
 
@@ -303,7 +303,7 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
     size = 0
     for row in rows:
         batch.append(row)
-        size += sum(len(one["content"]) for one in row[0]) * len(row[1])
+        size += sum(len(message["content"]) for message in row[0]) * len(row[1])
         if len(batch) == BATCH_ROWS or size > BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0

@@ -51,7 +51,7 @@ def hold_frequencies(lm: nn.Module, path: str) -> None:
         if isinstance(kind, str) and _moves(kind):
             module.rope_type = "default"  # pyright: ignore[reportArgumentType]  # what forward asks
         elif isinstance(kind, dict) and any(map(_moves, kind.values())):
-            held = {layer: "default" if _moves(one) else one for layer, one in kind.items()}
+            held = {layer: "default" if _moves(type_) else type_ for layer, type_ in kind.items()}
             module.rope_type = held  # pyright: ignore[reportArgumentType]
         else:
             continue

@@ -201,12 +201,12 @@ def _trained_type(config: Mapping[str, Any], source: str) -> str:
         raise UsageError(f"{source} names no model_type: it is no config.json of a model")
     if kind in TYPES and "text_config" not in config:
         return kind
-    what = "no plan can be made of it"
+    reason = "no plan can be made of it"
     if "text_config" in config or "vision_config" in config:
-        what = "which reads more than text: take the text model of the family"
+        reason = "which reads more than text: take the text model of the family"
     elif config.get("is_encoder_decoder"):
-        what = "an encoder with a decoder: only decoders that predict the next token are trained"
-    raise UsageError(f"{source} is a {kind} model, {what}. Known shapes: {', '.join(TYPES)}")
+        reason = "an encoder with a decoder: only decoders that predict the next token are trained"
+    raise UsageError(f"{source} is a {kind} model, {reason}. Known shapes: {', '.join(TYPES)}")
 
 
 def _size(config: Mapping[str, Any], key: str, source: str) -> int:

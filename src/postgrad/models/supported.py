@@ -54,10 +54,10 @@ def require_supported(config: Any, path: str) -> None:
             "model of the family"
         )
     kinds = [str(kind) for key in LAYER_KEYS for kind in getattr(config, key, None) or []]
-    found = [kind for kind in kinds if any(word in kind for word in RECURRENT_LAYERS)]
-    if found or not hasattr(config, "num_attention_heads"):
-        what = f"{found[0]} layers" if found else "no attention heads"
-        raise refusal(config.model_type, path, what)
+    recurrent = [kind for kind in kinds if any(word in kind for word in RECURRENT_LAYERS)]
+    if recurrent or not hasattr(config, "num_attention_heads"):
+        feature = f"{recurrent[0]} layers" if recurrent else "no attention heads"
+        raise refusal(config.model_type, path, feature)
     if masked := [kind for kind in kinds if kind in MASKED_LAYERS]:
         raise refusal(config.model_type, path, f"{masked[0]} layers")
     ahead = [key for key in ("use_bidirectional_attention",) if getattr(config, key, False) is True]
@@ -91,8 +91,8 @@ def require_interface(lm: Any, path: str) -> None:
         if name.rpartition(".")[2] in MIXERS
     }
     if "ALL_ATTENTION_FUNCTIONS" not in source or mixers:
-        what = f"{', '.join(sorted(mixers))}" if mixers else "attention of its own"
-        raise refusal(kind, path, what)
+        feature = f"{', '.join(sorted(mixers))}" if mixers else "attention of its own"
+        raise refusal(kind, path, feature)
     if foreign := FOREIGN_ARGUMENTS.search(source):
         raise UsageError(
             f"{path} is a {kind} model, whose attention takes {foreign[1]} beside queries, keys "
@@ -100,10 +100,10 @@ def require_interface(lm: Any, path: str) -> None:
         )
 
 
-def refusal(model_type: str, path: str, what: str) -> UsageError:
+def refusal(model_type: str, path: str, feature: str) -> UsageError:
     """For a model with `what`, which our attention cannot stand for."""
     return UsageError(
-        f"{path} is a {model_type} model with {what}, which bypasses transformers' attention "
+        f"{path} is a {model_type} model with {feature}, which bypasses transformers' attention "
         f"interface: samples packed into one forward would see each other. Tested types: {TESTED}"
     )
 

@@ -49,9 +49,9 @@ def mean_interval(values: Sequence[float]) -> Interval:
     n = len(values)
     if n == 0:
         return NOTHING
-    found = np.asarray(values, np.float64)
-    rate = float(found.mean())
+    per_problem = np.asarray(values, np.float64)
+    rate = float(per_problem.mean())
     single = rate * (1 - rate)
-    ratio = float(found.var()) / single if single > 0 else 1.0
+    ratio = float(per_problem.var()) / single if single > 0 else 1.0
     smoothed = (n * ratio + AGREEING) / (n + AGREEING)
     return wilson(rate, n / smoothed)

@@ -38,7 +38,7 @@ def sign_flip(differences: Sequence[float], seed: int) -> float:
     observed one is counted among them (Phipson and Smyth 2010), so that p is never 0. For
     differences of -1, 0 and 1 this is `mcnemar`.
     """
-    sizes = np.abs(np.array([one for one in differences if one], np.float64))
+    sizes = np.abs(np.array([difference for difference in differences if difference], np.float64))
     observed = abs(math.fsum(differences))
     if not len(sizes):
         return 1.0
@@ -67,7 +67,7 @@ def difference_interval(differences: Sequence[float]) -> Interval:
         return NOTHING
     n = len(differences) + 2
     mean = math.fsum(differences) / n
-    variance = (math.fsum(one * one for one in differences) + 2.0) / n - mean * mean
+    variance = (math.fsum(d * d for d in differences) + 2.0) / n - mean * mean
     half = Z * math.sqrt(max(variance, 0.0) / n)
     return Interval(max(-1.0, mean - half), min(1.0, mean + half))
 

@@ -18,10 +18,10 @@ def cut_dim(name: str) -> int | None:
     """The dimension in which the parameter of this name (the hub's, PEFT's or a module's) is cut;
     None where every rank has all of it.
     """
-    found = _MATRIX.search(name)
-    if found is None:
+    match = _MATRIX.search(name)
+    if match is None:
         return None
-    matrix, adapter, kind = found.groups()
+    matrix, adapter, kind = match.groups()
     if matrix in BY_OUTPUTS:
         return None if adapter == "lora_A" else 0
     if matrix in BY_INPUTS:

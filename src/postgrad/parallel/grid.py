@@ -44,7 +44,7 @@ class Grid:
             )
 
 
-ONE = Grid()
+UNDIVIDED = Grid()
 
 
 class Groups:
@@ -69,14 +69,14 @@ class Groups:
     @property
     def mesh(self) -> DeviceMesh:
         """All ranks: ([group,] shard)."""
-        return self._made()[0]
+        return self._device_meshes()[0]
 
     @property
     def data_mesh(self) -> DeviceMesh:
         """The ranks of `data`: ([group,] shard)."""
-        return self._made()[1]
+        return self._device_meshes()[1]
 
-    def _made(self) -> tuple[DeviceMesh, DeviceMesh]:
+    def _device_meshes(self) -> tuple[DeviceMesh, DeviceMesh]:
         """Once, and by all ranks: making one is a collective."""
         if self._meshes is None:
             places = torch.arange(self._size).view(self._grid.groups, -1, self._grid.tensor)
@@ -98,5 +98,5 @@ def _group(rank: int, rows: NDArray[np.int64]) -> Any:
         return None
     if len(rows) == 1:
         return dist.group.WORLD
-    made = [dist.new_group(row.tolist()) for row in rows]
-    return made[int(np.flatnonzero((rows == rank).any(1))[0])]
+    groups = [dist.new_group(row.tolist()) for row in rows]
+    return groups[int(np.flatnonzero((rows == rank).any(1))[0])]

@@ -58,10 +58,10 @@ def useful_threads(most: int) -> int:
 
     before = torch.get_num_threads()
     try:
-        one, several = _medians([with_threads(1), with_threads(most)], time.perf_counter)
+        single, several = _medians([with_threads(1), with_threads(most)], time.perf_counter)
     finally:
         torch.set_num_threads(before)
-    return most if several <= WORTH * one else 1
+    return most if several <= WORTH * single else 1
 
 
 def _product(

@@ -36,7 +36,7 @@ Stage = Literal["none", "zero1", "zero2", "zero3"]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorPiece:
     """Where a rank's part of a tensor of `shape` lies: `sizes` elements from `offsets` on, by
     dimension; everything where they are empty.
 
@@ -60,14 +60,14 @@ class Piece:
         """Other ranks hold other parts."""
         return self.sharded or self.cut is not None
 
-    def of(self, whole: Tensor) -> Tensor:
+    def of(self, full: Tensor) -> Tensor:
         """This part of the whole tensor: a view."""
         for dim, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
-            whole = whole.narrow(dim, offset, size)
-        return whole
+            full = full.narrow(dim, offset, size)
+        return full
 
 
-WHOLE = Piece(())  # of a tensor that nobody divided
+WHOLE = TensorPiece(())  # of a tensor that nobody divided
 
 
 class Sharding:
@@ -157,20 +157,20 @@ def _frozen_beside_trained(root: nn.Module) -> set[nn.Parameter]:
     return {p for p in parameters if trained and not p.requires_grad}
 
 
-def piece_of(name: str, parameter: Tensor, ranks: Ranks) -> Piece:
+def piece_of(name: str, parameter: Tensor, ranks: Ranks) -> TensorPiece:
     """Where this rank's part of the parameter of this name lies, which decides its cut."""
     shape, offsets = list(parameter.shape), [0] * parameter.ndim
     cut = cut_dim(name) if ranks.grid.tensor > 1 else None
     if cut is not None:
         offsets[cut] = ranks.tensor_rank * shape[cut]
         shape[cut] *= ranks.grid.tensor
-    own = local(parameter).shape
+    part_shape = local(parameter).shape
     if not isinstance(parameter, DTensor):
         parts = 1 if cut is None else ranks.grid.tensor
-        return Piece(
+        return TensorPiece(
             tuple(shape),
             tuple(offsets),
-            tuple(own),
+            tuple(part_shape),
             cut=cut,
             copies=ranks.size // parts,
             first=ranks.rank < parts,
@@ -179,14 +179,14 @@ def piece_of(name: str, parameter: Tensor, ranks: Ranks) -> Piece:
     mesh = parameter.device_mesh
     every = -(-parameter.shape[0] // mesh.size(-1))  # equal chunks, the last ones short or empty
     at = min(parameter.shape[0], mesh.get_local_rank(mesh.ndim - 1) * every)
-    assert own[0] == min(every, parameter.shape[0] - at), f"{name} is not divided by rows"
+    assert part_shape[0] == min(every, parameter.shape[0] - at), f"{name} is not divided by rows"
     offsets[0] += at
     everywhere = mesh.size() == ranks.size  # also over ranks that share matrices
     alike = 1 if everywhere or cut is not None else ranks.grid.tensor
-    return Piece(
+    return TensorPiece(
         tuple(shape),
         tuple(offsets),
-        tuple(own),
+        tuple(part_shape),
         sharded=True,
         cut=cut,
         rows=mesh.get_group(mesh.ndim - 1),
@@ -202,7 +202,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(part: Tensor, piece: Piece, ranks: Ranks) -> Tensor:
+def whole_tensor(part: Tensor, piece: TensorPiece, ranks: Ranks) -> Tensor:
     """The whole tensor from the parts of all ranks, on every rank. All ranks have to ask."""
     if piece.sharded:
         length = piece.shape[0] // (ranks.grid.tensor if piece.cut == 0 else 1)
