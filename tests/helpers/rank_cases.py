@@ -24,7 +24,7 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.models import gradients
 from postgrad.models.adapters import add_adapter
-from postgrad.models.attention import NAME
+from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.linear import speed_up
 from postgrad.models.score import _draw, in_float32
 from postgrad.models.settings import LoraSettings
@@ -34,7 +34,7 @@ from postgrad.parallel.sharding import whole_tensor
 
 VOCABULARY = 37
 UPDATES = 10
-LARGE = gradients.PART
+LARGE = gradients.LARGE_WEIGHT
 
 
 class Case(NamedTuple):
@@ -73,7 +73,7 @@ def model(case: Case) -> Any:
     torch.manual_seed(0)
     kind = AutoModelForSequenceClassification if case.kind == "reward" else AutoModelForCausalLM
     lm = kind.from_config(config).to(getattr(torch, case.dtype))
-    lm.set_attn_implementation(NAME)
+    lm.set_attn_implementation(ATTENTION_NAME)
     if case.kind == "reward":
         _draw(lm.score, 0)
         in_float32(lm.score)
@@ -161,7 +161,7 @@ def train(ranks: Ranks, folder: Path, cases: list[Case]) -> None:
     for case in cases:
         if case.grid is not None and ranks.size > 1:
             ranks = ranks.arranged(case.grid)
-        gradients.PART = 2**8 if case.large and ranks.size > 1 else LARGE
+        gradients.LARGE_WEIGHT = 2**8 if case.large and ranks.size > 1 else LARGE
         one, how = learner(case, ranks), algorithm(case)
         beside = other(case, one, ranks) if case.beside else None
         numbers: dict[str, torch.Tensor] = {}

@@ -25,7 +25,7 @@ from postgrad.core.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from postgrad.ops.preferences import Answers
+    from postgrad.ops.preferences import AnswerSums
 
 Level = Literal["token", "sequence", "pair", "group"]
 
@@ -185,7 +185,7 @@ class PreferenceAlgorithm(PolicyAlgorithm):
     """An algorithm that learns which answers people prefer, without a reward model."""
 
     @abstractmethod
-    def reward(self, answers: Answers) -> Tensor:
+    def reward(self, answers: AnswerSums) -> Tensor:
         """[n] the implicit reward of each answer, with gradient where `answers` has one."""
 
     @abstractmethod

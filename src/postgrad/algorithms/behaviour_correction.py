@@ -8,24 +8,30 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field, model_validator
 
 from postgrad.algorithms.base import LossInputs, RolloutAlgorithm
-from postgrad.ops import correction as correcting
 from postgrad.ops import kl, losses
+from postgrad.ops.correction import (
+    CORRECTION_BOUNDS,
+    Correction,
+    masked_importance,
+    sequence_masked_importance,
+    truncated_importance,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class BehaviourCorrection(RolloutAlgorithm):
-    """The policy loss of a token is weighed by w = exp(logp_old - logp_sampled), bounded.
+    """The policy loss of a token is multiplied by w = exp(logp_old - logp_sampled), bounded.
 
     "tis" truncates w from above (Yao et al. 2025, "Your efficient RL framework secretly brings you
     off-policy RL training"); "icepop" drops tokens whose w lies outside a range (Ling team 2025,
-    arXiv:2510.18855); "sequence_mask" drops sequences whose geometric mean does; "metrics" weighs
-    nothing and measures. KL and entropy are not weighed, and what is dropped stays in every
-    denominator.
+    arXiv:2510.18855); "sequence_mask" drops sequences whose geometric mean of w does; "metrics"
+    changes no loss and only measures w. KL and entropy are not multiplied, and what is dropped
+    stays in every denominator.
     """
 
-    correction: correcting.Correction = "off"
+    correction: Correction = "off"
     correction_low: float | None = Field(None, ge=0.0)  # None: the method's own
     correction_high: float | None = Field(None, gt=0.0)
     correction_with_filters: bool = False  # though top-p, top-k or min-p bias the weights
@@ -44,8 +50,8 @@ class BehaviourCorrection(RolloutAlgorithm):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Of the correction's weights: the method's own where the recipe leaves them out."""
-        low, high = correcting.BOUNDS.get(self.correction, (0.0, math.inf))
+        """(low, high) of the importance weights: the method's own where the recipe has none."""
+        low, high = CORRECTION_BOUNDS.get(self.correction, (0.0, math.inf))
         return (
             low if self.correction_low is None else self.correction_low,
             high if self.correction_high is None else self.correction_high,
@@ -61,12 +67,12 @@ class BehaviourCorrection(RolloutAlgorithm):
         low, high = self.bounds
         importance = losses.bounded_exp(log_ratio)
         if self.correction == "tis":
-            factor = correcting.truncated(log_ratio, high)
+            factor = truncated_importance(log_ratio, high)
         elif self.correction == "icepop":
-            factor = correcting.masked(log_ratio, low, high)
+            factor = masked_importance(log_ratio, low, high)
         elif self.correction == "sequence_mask":
             sequence, n = inputs.sequence, inputs.n_sequences
-            factor = correcting.sequence_masked(log_ratio, sequence, n, low, high)
+            factor = sequence_masked_importance(log_ratio, sequence, n, low, high)
         else:
             factor = importance.new_ones(len(importance))
         return factor, {

@@ -1,4 +1,4 @@
-"""What algorithms with a critic share: its loss, and how well it knows the returns."""
+"""What algorithms with a critic share: its loss, and how much of the returns it explains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field
 from postgrad.algorithms.base import LossOutput, ScoreAlgorithm, ScoreInputs
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.ops import values
+from postgrad.ops.values import explained_variance, value_clipped, value_loss
 from postgrad.ops.weights import entry_weights
 
 
@@ -27,14 +27,16 @@ class Critic(ScoreAlgorithm):
         return entry_weights(sequences.loss_mask, rows, "token")
 
     def score_loss(self, inputs: ScoreInputs) -> LossOutput:
-        """Metrics are means per token; `report` makes the explained variance of the last four."""
+        """Metrics are means per token. From the means of error, return and their squares `report`
+        computes the explained variance.
+        """
         old, returns, clip = inputs.columns["values"], inputs.columns["returns"], self.value_clip
-        loss = values.value_loss(inputs.scores, old, returns, clip)
+        loss = value_loss(inputs.scores, old, returns, clip)
         predicted = inputs.scores.detach()
         error, target = (returns - predicted).double(), returns.double()
         token_metrics = {
             "value": predicted,
-            "clip_fraction": values.value_clipped(predicted, old, returns, clip),
+            "clip_fraction": value_clipped(predicted, old, returns, clip),
             "error": error,
             "error_square": error.square(),
             "return": target,
@@ -49,6 +51,6 @@ class Critic(ScoreAlgorithm):
         names = ("error", "error_square", "return", "return_square")
         if all(f"critic/{name}" in reported for name in names):
             means = [reported[f"critic/{name}"] for name in names]
-            reported["critic/explained_variance"] = values.explained_variance(*means)
+            reported["critic/explained_variance"] = explained_variance(*means)
             del reported["critic/error_square"], reported["critic/return_square"]
         return reported

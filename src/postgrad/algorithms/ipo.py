@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from postgrad.algorithms.preference import PairPreference
-from postgrad.ops.preferences import Answers
+from postgrad.ops.preferences import AnswerSums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ class IPO(PairPreference):
 
     beta: float = Field(0.1, gt=0.0)
 
-    def reward(self, answers: Answers) -> Tensor:
+    def reward(self, answers: AnswerSums) -> Tensor:
         return self.beta * answers.log_ratio / answers.tokens
 
     def pair_loss(self, margin: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from postgrad.algorithms import preference as shared
 from postgrad.algorithms.base import Level, LossInputs, LossOutput, Needs, PreferenceAlgorithm
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
-from postgrad.ops.preferences import Answers, kto
+from postgrad.ops.preferences import AnswerSums, kto
 from postgrad.ops.weights import entry_weights
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class KTO(PreferenceAlgorithm):
     def needs(self) -> Needs:
         return Needs(reference=True, mismatched=True)
 
-    def reward(self, answers: Answers) -> Tensor:
+    def reward(self, answers: AnswerSums) -> Tensor:
         return self.beta * answers.log_ratio
 
     def experience(

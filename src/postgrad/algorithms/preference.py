@@ -15,7 +15,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.ops import kl
 from postgrad.ops.losses import sequence_sums
-from postgrad.ops.preferences import Answers, answers
+from postgrad.ops.preferences import AnswerSums, answer_sums
 from postgrad.ops.weights import entry_weights
 
 if TYPE_CHECKING:
@@ -79,10 +79,10 @@ class PairPreference(PreferenceAlgorithm):
         return LossOutput((weight * loss).sum(), metrics)
 
 
-def answers_of(inputs: LossInputs) -> tuple[Answers, Tensor]:
+def answers_of(inputs: LossInputs) -> tuple[AnswerSums, Tensor]:
     """The answers of a layout and the weight [n_sequences] of each, the sum over its entries."""
     sequence, n = inputs.sequence, inputs.n_sequences
-    sums = answers(inputs.logprobs, inputs.columns, sequence, n)
+    sums = answer_sums(inputs.logprobs, inputs.columns, sequence, n)
     return sums, sequence_sums(inputs.weight, sequence, n)
 
 

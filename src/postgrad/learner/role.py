@@ -20,7 +20,7 @@ from postgrad.learner.average import MovingAverage
 from postgrad.learner.backbone import Backbone
 from postgrad.learner.columns import FlatColumns
 from postgrad.learner.optimizer import MasterOptimizer
-from postgrad.learner.schedule import rate
+from postgrad.learner.schedule import learning_rate
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.parallel.sharding import TensorPiece, assembled, whole_tensor
@@ -129,8 +129,8 @@ class Learner(ABC, Generic[AnyAlgorithm]):
                 metrics[name] = metrics[name] + value if name in metrics else value
             outputs[layout.column] = entry_outputs.detach().cpu().numpy()
             computed += layout.n_tokens
-        learning_rate = rate(self.settings, self.optimizer.updates, self.total_updates)
-        norm = self.optimizer.step(learning_rate)
+        lr = learning_rate(self.settings, self.optimizer.updates, self.total_updates)
+        norm = self.optimizer.step(lr)
         self.backbone.let_go()
         if self.average is not None:
             self.average.update(self.weights())
@@ -140,7 +140,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         report = algorithm.report(sums)
         report |= {
             f"{self.name}/grad_norm": norm,
-            f"{self.name}/lr": learning_rate,
+            f"{self.name}/lr": lr,
             f"{self.name}/computed_tokens": int(ranks.sum(computed)) // ranks.grid.sharers,
             f"{self.name}/skipped_samples": len(update.rows) - len(update.rows_with_gradient),
         }

@@ -24,7 +24,7 @@ def warmup_updates(settings: LearnerSettings, total_updates: int) -> int:
     return settings.warmup_updates or math.ceil(round(share, 6))  # 0.07 * 100 is 7.000000000000001
 
 
-def rate(settings: LearnerSettings, update: int, total_updates: int) -> float:
+def learning_rate(settings: LearnerSettings, update: int, total_updates: int) -> float:
     """The rate of `update` (from 0) out of `total_updates`.
 
     Warm-up update u of W uses (u + 1) / W of the rate. After it the rate is constant, or goes down

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-NAME = "postgrad"
+ATTENTION_NAME = "postgrad"
 
 
 class ContextLost(Exception):
@@ -69,7 +69,7 @@ def _attention(
     return out[None], None
 
 
-AttentionInterface.register(NAME, _attention)
+AttentionInterface.register(ATTENTION_NAME, _attention)
 
 
 def attend_folded(

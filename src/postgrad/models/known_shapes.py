@@ -16,7 +16,7 @@ from postgrad.models.files import read_object
 from postgrad.models.settings import ModelSettings, looks_local
 from postgrad.models.shapes import ModelShape, shape_of, shape_of_init
 
-HUB_SECONDS = 2.0  # a plan is made in five
+HUB_SECONDS = 2.0  # how long the hub is waited for; a plan as a whole may take five seconds
 VARIANTS = ("instruct", "base", "chat", "it", "pt", "meta")  # parts of names that change no shape
 
 
@@ -24,9 +24,9 @@ def find_shape(source: str) -> ModelShape:
     """The shape of the model in a directory or of a hub id ("org/name@REVISION" too), without a
     weight or a tokenizer.
 
-    Known ids are read from a table (case does not matter, nor -Instruct and -Base), others from the
-    hub where it answers within two seconds. Raises UsageError where there is no config to be had,
-    and for models that are not trained here (shape_of).
+    Ids of the table of common models are looked up there (case does not matter, nor -Instruct and
+    -Base), others on the hub, where it answers within two seconds. Raises UsageError where there is
+    no config.json to be had, and for models that are not trained here (shape_of).
     """
     path, revision = split_revision(source)
     if looks_local(path):
@@ -57,14 +57,11 @@ def shape_of_model(model: ModelSettings) -> ModelShape:
     return shape_of_init(model.init)
 
 
-def known_models() -> list[str]:
-    """The hub ids in the table, in its order."""
-    return list(dict.fromkeys(row["id"] for row in _rows().values()))
-
-
 @cache
 def _rows() -> Mapping[str, Mapping[str, Any]]:
-    """The table by plain names; each row holds its first id too."""
+    """The rows of shapes.toml by `_plain` id: {"qwen/qwen3-0.6b": {"id": "Qwen/Qwen3-0.6B", ...}}.
+    A row of several ids ("also") is there for each of them; "id" is its first.
+    """
     text = files("postgrad.models").joinpath("shapes.toml").read_text("utf-8")
     table = tomllib.loads(text)
     return {

@@ -26,7 +26,7 @@ from transformers.utils.hub import cached_file, cached_files
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.hub import pretrained
 from postgrad.models import files
-from postgrad.models.attention import NAME
+from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.config_check import require_config
 from postgrad.models.headers import read_headers, require_fit
 from postgrad.models.linear import speed_up
@@ -145,6 +145,25 @@ def load_tokenizer(path: str) -> Any:
     return tokenizer
 
 
+def require_same_tokens(
+    path: str,
+    key: str,
+    policy_tokenizer: Any,
+    *,
+    remedy: str = "take a model of the same family",
+) -> None:
+    """Raises UsageError where the model at `path`, which will read the policy's token ids, has
+    another vocabulary. key: the recipe's key that names the model.
+    """
+    tokenizer = load_tokenizer(path)
+    if tokenizer.get_vocab() != policy_tokenizer.get_vocab():
+        raise UsageError(
+            f"{key}: {path} has another tokenizer than the policy ({len(tokenizer)} and "
+            f"{len(policy_tokenizer)} tokens): the policy's token ids mean other text to it; "
+            f"{remedy}"
+        )
+
+
 def load_generation_config(path: str) -> GenerationConfig | None:
     """What generation_config.json of a model says; None where it has none. Raises UsageError for
     one that cannot be read.
@@ -174,7 +193,7 @@ def read_weights(
             name,
             config=config,
             dtype=dtype,
-            attn_implementation=NAME,
+            attn_implementation=ATTENTION_NAME,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,

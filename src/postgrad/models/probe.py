@@ -18,7 +18,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
-from postgrad.models.attention import NAME, AttentionContext, ContextLost
+from postgrad.models.attention import ATTENTION_NAME, AttentionContext, ContextLost
 from postgrad.models.head import full_logits
 from postgrad.models.packed import hidden_states
 from postgrad.models.supported import TESTED
@@ -84,7 +84,7 @@ def own_attention(lm: Any) -> Generator[None]:
     try:
         yield
     finally:
-        lm.set_attn_implementation(NAME)
+        lm.set_attn_implementation(ATTENTION_NAME)
 
 
 def spread(outputs: Sequence[Tensor]) -> Tensor:
