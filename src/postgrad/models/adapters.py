@@ -21,9 +21,9 @@ from postgrad.models.adapter_dropout import CounterDropout, RowMasks
 from postgrad.models.score import in_float32
 from postgrad.models.settings import LoraSettings
 
-# Every layer of a model that holds adapters: looking for them takes longer than switching them.
+# The layers with adapters of each model: finding them takes longer than switching them.
 _adapted: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
-HEAD = "score"  # a score model's head: small and fresh, so it trains whole beside the adapter
+HEAD = "score"  # a score model's head: small and new, so it is trained whole beside the adapter
 PREFIX = "base_model.model."  # what PEFT's files put before a name
 
 
@@ -113,22 +113,22 @@ class Adapter:
         }
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What trains, float32, by its name in PEFT's file:
+        """The trained parameters, float32, by their names in PEFT's file:
         "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
         "base_model.model.score.weight".
         """
-        parameters = dict(self.lm.named_parameters())  # looked up: sharding puts others in place
+        parameters = dict(self.lm.named_parameters())  # every time: sharding replaces parameters
         return {in_file: parameters[name] for in_file, name in self._parameter_names.items()}
 
     @property
     def nbytes(self) -> int:
-        """Of the parameters."""
+        """Bytes of all parameters, in float32."""
         return sum(parameter.nbytes for parameter in self.parameters().values())
 
     @contextmanager
     def active(self) -> Generator[None]:
-        """This adapter acts instead of the one that did. Where activations are checkpointed the
-        backward pass has to lie inside too: it runs the forward again.
+        """This adapter acts, instead of any other. With activation checkpointing the backward pass
+        has to lie inside too: it runs the forward again.
         """
         with _acts(self.lm, self.name):
             yield
@@ -140,16 +140,16 @@ class Adapter:
             yield
 
     def dropping(self, keys: Tensor, update: int) -> AbstractContextManager[None]:
-        """Dropout acts, with masks drawn from each row's key (layout/keys.py) and the update's
-        number; outside it is off. keys: [T] int64, on the model's device. Where activations are
-        checkpointed the backward pass has to lie inside too.
+        """Inside, dropout acts, with masks drawn from each row's key (layout/keys.py) and the
+        update's number. keys: [T] int64, on the model's device. With activation checkpointing the
+        backward pass has to lie inside too.
         """
         return nullcontext() if self._masks is None else self._masks.of(keys, update)
 
     @torch.no_grad()
     def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """Hub name and W + (alpha / rank) B A in float32 of every target, and of a `score` head the
-        trained copy: one matrix at a time, so that publishing holds no second model.
+        """(hub name, W + (alpha / rank) B A in float32) of every target layer, and the trained copy
+        of a `score` head. One matrix at a time, so that no second model is held in memory.
         """
         for layer_name, layer in self._adapted_layers():
             if hasattr(layer, "lora_A"):
@@ -165,22 +165,22 @@ class Adapter:
                     yield f"{layer_name}.{end}", tensor.detach().clone()
 
     def frozen(self) -> Iterator[tuple[str, Tensor]]:
-        """The frozen model's own weights by hub name, a tied one once, without its `score` head."""
+        """The frozen model's weights by hub name, without its `score` head; a tied weight once."""
         pattern = re.compile(r"\.(lora_[AB]|original_module|modules_to_save)\.")
         for parameter_name, parameter in self.lm.named_parameters():
             if not pattern.search(parameter_name):
                 yield parameter_name.replace(".base_layer.", "."), parameter.detach()
 
     def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """A whole model by hub name: what is `frozen` beside the targets, then `merged`."""
+        """A whole model by hub name: `frozen` weights of other layers, then `merged` ones."""
         targets = {f"{name}.weight" for name, _ in self._adapted_layers()}
         yield from ((name, weight) for name, weight in self.frozen() if name not in targets)
         yield from self.merged()
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes weights by the names of `parameters`. Missing or unknown names and other shapes are
-        RunErrors, and change nothing.
+        """Copies weights into `parameters`, whose names they have. Missing or unknown names and
+        other shapes are RunErrors; nothing is changed then.
         """
         parameters = self.parameters()
         if weights.keys() != parameters.keys():
@@ -205,17 +205,21 @@ class Adapter:
 
 
 def _full_tensor(tensor: Tensor) -> Tensor:
-    """Of what is divided over ranks; of a matrix and its adapter both may be, or one of them."""
+    """A tensor that FSDP2 may have divided over ranks, whole. Of a matrix and its adapter one may
+    be divided and the other not.
+    """
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _in_file(match: re.Match[str]) -> str:
-    """PEFT's files leave out which adapter it is, and that a head is a copy."""
+    """The part of a parameter's name in PEFT's files, where the adapter's name is left out, and
+    that a head is a copy: ".lora_A.policy." -> ".lora_A.", ".modules_to_save.policy." -> ".".
+    """
     return "." if match[1] == "modules_to_save" else f".{match[1]}."
 
 
 def _names(layer: nn.Module) -> set[str]:
-    """The adapters of a layer that PEFT made."""
+    """The names of the adapters on a layer; empty where PEFT made none."""
     adapters = getattr(layer, "lora_A", None) or getattr(layer, "modules_to_save", None)
     return set(adapters) if isinstance(adapters, nn.ModuleDict) else set()
 
@@ -231,8 +235,8 @@ def _acting(layers: list[Any]) -> str | None:
 
 
 def _act(layers: list[Any], name: str | None) -> None:
-    """Lets one adapter act, or none. PEFT would freeze the others too; who trains what is not its
-    business here.
+    """Lets the adapter `name` act, or none. PEFT would also freeze the others, so what requires a
+    gradient is put back as it was.
     """
     for layer in layers:
         flags = [(parameter, parameter.requires_grad) for parameter in layer.parameters()]

@@ -1,7 +1,7 @@
-"""A model of an untested type is run once, packed and plain: the two agree, or it is refused.
+"""Runs a model of an untested type once packed and once plain, and refuses it where they differ.
 
-What a config and a model's code tell of its attention (models.supported) is not all: a mask of its
-own, a layer that attends twice, a scale in the output head. A short forward shows it.
+A config and a model's code (models.supported) do not show everything: a mask of its own, a layer
+that attends twice, a scale in the output head. A short forward does.
 """
 
 from collections.abc import Generator, Sequence
@@ -25,7 +25,8 @@ from postgrad.models.supported import TESTED
 from postgrad.models.tree import TreeAttention
 
 SHARED, LENGTHS = 7, (15, 11, 13)  # tokens: two sequences of one prompt, and another
-# Of the outputs' deviation: the rounding of a few dozen layers, below what any other attention is.
+# Largest error, as a share of the outputs' standard deviation: above the rounding of a few dozen
+# layers, below the difference that any other attention makes.
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
 
 
@@ -45,7 +46,7 @@ def require_same_outputs(lm: Any, path: str) -> None:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         problem = (
-            "its layers do not hand the forward's arguments on to their attention"
+            "its layers do not pass the forward's arguments on to their attention"
             if isinstance(error, ContextLost)
             else f"a short packed forward ends with {type(error).__name__}: {error}"
         )
@@ -58,12 +59,12 @@ def require_same_outputs(lm: Any, path: str) -> None:
     if not same(packed, plain, spread(plain), lm.dtype):
         problem = (
             "its packed forward differs from transformers' own: its attention, or its output head, "
-            "is not what its interface says"
+            "does more than its interface says"
         )
         raise unsupported(lm, path, problem)
     window = _window(lm.config)
     if window is not None and window not in watched.seen:
-        problem = f"its layers do not hand their sliding window of {window} on to the attention"
+        problem = f"its layers do not pass their sliding window of {window} on to the attention"
         raise unsupported(lm, path, problem)
 
 
@@ -79,7 +80,7 @@ def probe_sequences(lm: Any) -> list[NDArray[np.int32]]:
 
 @contextmanager
 def own_attention(lm: Any) -> Generator[None]:
-    """Inside, a model attends with plain operations of transformers."""
+    """Inside, the model uses transformers' own "eager" attention."""
     lm.set_attn_implementation("eager")
     try:
         yield
@@ -109,7 +110,7 @@ def same(
 
 
 def unsupported(lm: Any, path: str, problem: str) -> UsageError:
-    """For a type that cannot run here because of `what`."""
+    """The error for a model type that cannot run here; problem: why, the end of a sentence."""
     return UsageError(
         f"{path} is a {lm.config.model_type} model, which is not supported because {problem}. "
         f"Tested types: {TESTED}"
@@ -117,22 +118,21 @@ def unsupported(lm: Any, path: str, problem: str) -> UsageError:
 
 
 class _Windows:
-    """Another context's attention; which windows layers were handed."""
+    """Passes attention on to `inner`, and notes which window sizes the layers asked for."""
 
     def __init__(self) -> None:
         self.inner: AttentionContext | None = None
         self.seen: set[int | None] = set()
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Tensor:
-        """AttentionContext.attend."""
         assert self.inner is not None
         self.seen.add(more["window"])
         return self.inner.attend(layer, query, key, value, **more)
 
 
 def _packed(lm: Any, sequences: Sequence[NDArray[np.int32]], watched: _Windows) -> list[Tensor]:
-    """[N - 1, V] of each sequence, or hidden states of a score model, from one forward, through
-    which a gradient has come back.
+    """Logits [N - 1, V] of each sequence (of a score model hidden states) from one packed forward.
+    Its backward pass is run too: that has to work as well.
     """
     layout, offsets = _laid_out(sequences)
     device = next(lm.parameters()).device
@@ -150,7 +150,7 @@ def _packed(lm: Any, sequences: Sequence[NDArray[np.int32]], watched: _Windows) 
     with torch.enable_grad(), lm.get_input_embeddings().register_forward_hook(watch):
         hidden = hidden_states(lm, ids, positions, watched).index_select(0, rows)
         out = hidden if hasattr(lm, "score") else full_logits(lm, hidden)
-        torch.autograd.grad(out.sum(), embedded)  # of the weights nothing is kept
+        torch.autograd.grad(out.sum(), embedded)  # leaves no gradient on the weights
     out = out.detach()
     order = torch.from_numpy(np.argsort(layout.column)).to(device)
     ends = (offsets - np.arange(len(offsets)))[1:-1].tolist()
