@@ -1,4 +1,6 @@
-"""Adapters as PEFT's directories: written and proved, read strictly, merged into their base."""
+"""Adapters as PEFT's directories: written and checked by a reload, read strictly, merged into their
+base.
+"""
 
 import re
 from collections.abc import Mapping
@@ -28,27 +30,28 @@ from postgrad.models.settings import LoraSettings
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 HEAD_WEIGHT = f"{PREFIX}{HEAD}.weight"
 LAYER = re.compile(rf"{re.escape(PREFIX)}(.+)\.lora_([AB])\.weight")
-# Keys of PEFT's config that are read here, or that change nothing: any other one that is set asks
-# for something that is not plain LoRA, and would be left out in silence.
+# Keys of PEFT's config that are read here, and (HARMLESS) those that change nothing. Any other key
+# that is set asks for something beyond plain LoRA, which would silently be left out.
 READ = {
     "peft_type", "base_model_name_or_path", "task_type", "r", "lora_alpha", "lora_dropout",
     "target_modules", "modules_to_save", "bias", "init_lora_weights", "auto_mapping",
 }  # fmt: skip
 HARMLESS = {"peft_version", "inference_mode", "megatron_core", "qalora_group_size"}
-FRESH = (True, False, "gaussian", "orthogonal", "eva")  # others change the base's weights too
+# init_lora_weights that leave the base's weights as they are.
+FRESH = (True, False, "gaussian", "orthogonal", "eva")
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """An adapter as read: weights by PEFT's names, and the base that its config names."""
+    """An adapter as read from a directory."""
 
-    weights: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]  # by PEFT's names, see Adapter.parameters
     settings: LoraSettings
-    base: str
+    base: str  # directory or hub id of the frozen model, as adapter_config.json names it
 
     @property
     def scores(self) -> bool:
-        """True where it makes the base a critic or a reward model."""
+        """True where it has a score head: with it the base is a critic or a reward model."""
         return HEAD_WEIGHT in self.weights
 
 
@@ -75,10 +78,11 @@ def base_of(path: str | Path) -> str:
 
 
 def read_adapter(path: str | Path) -> AdapterFile:
-    """An adapter of PEFT's, from here or elsewhere. Nothing is unpickled, imported or downloaded.
+    """Reads a PEFT adapter, also one trained elsewhere. Nothing is unpickled, imported or
+    downloaded.
 
-    Raises UsageError where it is no plain LoRA of one rank, where weights are missing, misshapen or
-    no finite numbers, and for weights that are not safetensors.
+    Raises UsageError where it is not plain LoRA of one rank, where weights are missing, of a wrong
+    shape or not finite, and where they are not safetensors.
     """
     folder = Path(path)
     config = _config(folder)
@@ -118,13 +122,12 @@ def write_adapter(
     chat_template: str = "",
     card: str | None = None,
 ) -> None:
-    """Writes an adapter, `weights` by the names of Adapter.parameters, as PEFT's directory, with
-    the base's tokenizer.
+    """Writes an adapter as PEFT's directory, with the base's tokenizer.
 
-    base: the directory or hub id of the frozen model. chat_template: see export_hf. `to` is made
-    only after plain PEFT, reading it onto the base in float32, gave the same logits (or score).
-    Raises UsageError where `to` is there already, RunError where it cannot be written or the reload
-    differs: nothing is left then.
+    weights: by the names of Adapter.parameters. base: the directory or hub id of the frozen model.
+    chat_template, card: see export_hf. `to` exists only after plain PEFT has read the files onto
+    the base in float32 and given the same logits (or scores). Raises UsageError where `to` exists
+    already, RunError where it cannot be written or the reload differs; nothing is left then.
     """
     if to.exists() and not (overwrite and to.is_dir()):
         raise UsageError(f"{to} is there already: choose another --to")
@@ -143,8 +146,8 @@ def write_adapter(
 def merged_state(
     base: str, weights: Mapping[str, Tensor], settings: LoraSettings
 ) -> dict[str, Tensor]:
-    """A whole model in float32 by hub name, for models/export.py: the base with the adapter merged
-    into it, one matrix at a time. RunError where the adapter is of another model.
+    """The base with the adapter merged into it, in float32 by hub name, as export_hf takes it. One
+    matrix is merged at a time. Raises RunError where the adapter is of another model.
     """
     load = load_score_model if HEAD_WEIGHT in weights else load_model
     adapter = add_adapter(load(base, dtype=torch.float32).lm, settings, seed=0)
@@ -160,7 +163,7 @@ def merged_state(
 
 @dataclass(frozen=True, slots=True)
 class _AdapterSaver:
-    """What save_model saves as it saves a model."""
+    """An adapter with the method save_pretrained, by which save_model writes it like a model."""
 
     weights: Mapping[str, Tensor]
     settings: LoraSettings
@@ -199,7 +202,9 @@ def _compare(
     tokenizer: Any,
     written: Path,
 ) -> None:
-    """Plain transformers and PEFT from the files against the weights at hand, on one base."""
+    """Raises RunError where plain transformers and PEFT compute other logits from the written files
+    than we from `weights`, on the same base.
+    """
     import peft
 
     config = load_config(base)
@@ -236,7 +241,7 @@ def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
     named = {"modules_to_save": saved, "target_modules": [] if targets == str(targets) else targets}
     for key, names in named.items():
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise UsageError(f"{folder}/{CONFIG}: {key} is {names!r}; wanted is a list of names")
+            raise UsageError(f"{folder}/{CONFIG}: {key} is {names!r}; it has to be a list of names")
     foreign = [key for key, value in config.items() if value and key not in READ | HARMLESS]
     wrong = {
         "peft_type": config.get("peft_type") != "LORA",
@@ -262,8 +267,8 @@ def _of_transformers(mapping: Any) -> bool:
 
 
 def _targets(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[str, ...]:
-    """As the config names them, where it has a list, without what the model has none of; a pattern
-    or "all-linear" is replaced by the layers' names.
+    """The target_modules of the config that name a layer of `weights`; where the config has a
+    pattern or "all-linear", the last parts of all layers' names.
     """
     named = config.get("target_modules")
     if not isinstance(named, list):
