@@ -96,7 +96,7 @@ def test_a_directory_is_read_by_its_config(fresh: Callable[[str], Path]) -> None
         ("other.json", "{}", "has no config.json"),
         ("adapter_config.json", "{}", "an adapter without its base"),
         ("config.json", "{", "cannot be read"),
-        ("config.json", "[]", "holds no object"),
+        ("config.json", "[]", "holds a list"),
     ],
 )
 def test_a_directory_without_a_config_is_refused(

@@ -143,7 +143,7 @@ def test_a_vocabulary_is_planned_as_large_as_it_may_become() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"model_type": "mamba"}, "is a mamba model, no plan can be made"),
+        ({"model_type": "mamba"}, "is a mamba model, whose sizes cannot be computed"),
         ({"model_type": "gemma3", "text_config": {}}, "reads more than text"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "an encoder with a decoder"),
         ({}, "names no model_type"),

@@ -1,4 +1,4 @@
-"""Word embeddings whose gradient is that of the words that came, and no matrix of zeros."""
+"""Embeddings whose gradient touches only the rows of tokens that occur."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from postgrad.models.gradients import adds_in_place, gradient_of
 
 
 class WordEmbedding(nn.Embedding):
-    """nn.Embedding. A large one adds its gradient in place, the same bits (models/gradients.py)."""
+    """nn.Embedding; a large one adds its gradient in place, with the same bits (see gradients)."""
 
     def forward(self, input: Tensor) -> Tensor:
         """input: token ids [...]; returns [..., hidden]."""
@@ -35,5 +35,6 @@ class _EmbeddingRows(torch.autograd.Function):
         rows = torch.ops.aten.embedding_dense_backward(gradients[0], place, len(words), -1, False)
         if ctx.padding is not None:
             rows[words == ctx.padding] = 0.0
-        gradient_of(ctx.adds_to).index_add_(0, words, rows)  # each word once: in any order the same
+        # each token id once, so that the order of additions does not matter
+        gradient_of(ctx.adds_to).index_add_(0, words, rows)
         return None, None, None

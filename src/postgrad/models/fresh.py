@@ -1,4 +1,4 @@
-"""Fresh small models and tokenizers: a Hugging Face directory from nothing but a recipe."""
+"""Makes small models and tokenizers from nothing but a recipe, as a Hugging Face directory."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,11 +30,11 @@ TEMPLATE = (
 def make_fresh(init: ModelInit, texts: Iterable[str], seed: int, to: Path) -> None:
     """Writes config, weights, tokenizer, chat template and generation config to `to`.
 
-    The same arguments give the same bytes. Weights are float32, drawn from `seed`; the end of a
-    turn `<|im_end|>` is the end-of-sequence token, and padding has a token of its own: with one for
-    both, heads that look for the last real token find the wrong one. A half-written model is never
-    taken for one: `to` is whole or not there. Raises UsageError where a text holds a character that
-    a "characters" tokenizer lacks, RunError where the disk does not take it.
+    The same arguments give the same bytes. Weights are float32, drawn from `seed`. The end of a
+    turn `<|im_end|>` is the end-of-sequence token, and padding has another token: with one token
+    for both, score heads that look for the last real token would find the wrong one. `to` is
+    complete or absent. Raises UsageError where a text holds a character that a "characters"
+    tokenizer lacks, RunError where the disk fails.
     """
     tokenizer = _wrapped(_tokenizer(init.tokenizer, texts), init.max_position_embeddings)
     config = _config(init, tokenizer)
@@ -71,7 +71,7 @@ def _config(init: ModelInit, tokenizer: Any) -> Any:
 
 
 def _rope(init: ModelInit) -> dict[str, Any]:
-    """Gemma 3 keeps one rotation for each kind of layer."""
+    """rope_parameters; Gemma 3 has a table for each kind of layer."""
     plain = {"rope_type": "default", "rope_theta": init.rope_theta}
     return {"full_attention": plain, "sliding_attention": plain} if init.type == "gemma3" else plain
 
@@ -123,7 +123,9 @@ def _bpe(init: TokenizerInit, texts: Iterable[str]) -> Tokenizer:
 
 
 def _with_roles(texts: Iterable[str]) -> Iterator[str]:
-    """The template writes these before every message: they should be few tokens."""
+    """The training texts, with the roles that the template writes before every message added often
+    enough to become few tokens.
+    """
     yield from ("system\n", "user\n", "assistant\n") * 100
     yield from texts
 

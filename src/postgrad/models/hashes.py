@@ -1,4 +1,4 @@
-"""A frozen model is named by what is in its files, not copied into checkpoints."""
+"""Hashes of a model's files: checkpoints name a frozen model by its hash and do not copy it."""
 
 import hashlib
 from collections.abc import Sequence
@@ -9,8 +9,9 @@ SUFFIXES = (WEIGHTS, ".json", ".jinja", ".model", ".txt")
 
 
 def directory_hash(path: Path, *, weights: bool = True) -> str:
-    """SHA-256 (hex) over names and contents of a model's weights, configs and tokenizer. weights:
-    False leaves those out, and the index of their files.
+    """SHA-256 (hex) over names and contents of a model's weights, configs and tokenizer.
+
+    weights: False leaves out the weights and the index of their files.
     """
     files = [file for file in sorted(path.iterdir()) if file.is_file() and file.suffix in SUFFIXES]
     if not weights:

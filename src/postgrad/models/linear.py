@@ -60,8 +60,8 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class OneDNNLinear(nn.Linear):
-    """nn.Linear, forward and backward in oneDNN. What is not float32 on a CPU, or has no rows, goes
-    torch's way.
+    """nn.Linear, forward and backward in oneDNN. Inputs that are not float32 on a CPU, or are
+    empty, take torch's implementation.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -73,8 +73,9 @@ class OneDNNLinear(nn.Linear):
 
 
 def speed_up(model: nn.Module, device: torch.device) -> None:
-    """The model's plain linear layers become OneDNNLinear where that is faster, and its embeddings
-    WordEmbedding. Parameters, their names and what the layers compute stay, up to rounding.
+    """On a CPU, turns a model's plain linear layers into OneDNNLinear where that is faster, and its
+    embeddings into WordEmbedding. Parameters, their names and outputs stay the same, the outputs up
+    to rounding.
     """
     if device.type != "cpu":
         return
@@ -89,7 +90,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(rows, weight)
-        # not what is saved: gradient checkpointing gives that back as a tensor of its own
+        # not a saved tensor: with gradient checkpointing that comes back as another tensor
         ctx.adds_to = weight if adds_in_place(weight) else None
         return _linear(rows, weight, bias)
 
@@ -121,8 +122,8 @@ def _add_outer(to: Tensor, gradient: Tensor, rows: Tensor) -> None:
 
 
 def _outer(gradient: Tensor, rows: Tensor) -> Tensor:
-    """gradient.T @ rows: [N, out], [N, in] -> [out, in]. oneDNN copies its first operand where that
-    is transposed: the narrower one is.
+    """gradient.T @ rows: [N, out], [N, in] -> [out, in]. oneDNN copies a transposed first operand,
+    so the narrower of the two comes first.
     """
     if gradient.shape[1] <= rows.shape[1]:
         return _linear(gradient.t(), rows.t())
