@@ -128,7 +128,7 @@ CORE: Mapping[str, tuple[Change, str]] = {
     "a rotation that is text": (edit(CONFIG, rope_parameters="yarn"), "it has to be an object"),
     "both directions": (edit(CONFIG, is_causal=False), "is_causal is False"),
     "weights named in the config": (
-        edit(CONFIG, transformers_weights="w.bin"), "transformers_weights names a file"
+        edit(CONFIG, transformers_weights="w.bin"), "transformers_weights names another file"
     ),
     "code for an unknown type": (
         edit(CONFIG, model_type="mine", auto_map={"AutoConfig": "mine.C"}),
@@ -145,7 +145,7 @@ CORE: Mapping[str, tuple[Change, str]] = {
     "a tokenizer that is a list": (write(TOKENIZER, "[]"), "no tokenizer at"),
     "a tokenizer nested deep": (write(TOKENIZER, DEEP), "no tokenizer at"),
     "a tokenizer config nested deep": (write("tokenizer_config.json", DEEP), "more than 64 deep"),
-    "a tokenizer config that is a list": (write("tokenizer_config.json", "[]"), "no object"),
+    "a tokenizer config that is a list": (write("tokenizer_config.json", "[]"), "a JSON object"),
     "an end that is a number": (edit("tokenizer_config.json", eos_token=5), "tokenizer"),
     "a generation config's end": (
         edit("generation_config.json", eos_token_id="x"), "eos_token_id is 'x'"

@@ -142,7 +142,7 @@ REFUSED = {
     ),
     "a target that cannot be a layer's name": (
         PPO + '\n[model.lora]\ntargets = [".*proj"]\n',
-        "model.lora.targets: '.*proj' is no name of a layer",
+        "model.lora.targets: '.*proj' is not the end of a layer's name",
     ),
     "a margin that the loss does not know": (
         PAIRS.format(job="reward")

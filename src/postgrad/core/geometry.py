@@ -1,4 +1,4 @@
-"""From the batch numbers that a recipe states to all of them, and which values would work."""
+"""Derives all batch numbers from those that a recipe states, and names values that would work."""
 
 import math
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from postgrad.core.errors import UsageError
 def geometry(
     settings: BatchSettings, length: RunLength, parallel: Parallel | None = None
 ) -> BatchGeometry:
-    """All numbers from those that were stated.
+    """All batch numbers, from those that `settings` and `length` state.
 
-    Raises UsageError listing every ratio that is not whole, with the nearest values that work, and
-    every quantity that two settings state differently.
+    Raises UsageError that lists every ratio that is not an integer, with the nearest values that
+    work, and every quantity that two settings state differently.
     """
     derived, problems = derive(settings, length, parallel)
     if derived is None or problems:
@@ -87,7 +87,9 @@ def _replicas(parallel: Parallel, problems: list[tuple[str, str]]) -> int | None
 def _train_batch_size(
     settings: BatchSettings, per_step: int | None, replicas: int, problems: list[tuple[str, str]]
 ) -> int:
-    """Samples per update from whichever setting states it; per_step: None where a step is one."""
+    """Samples per update, from the setting that states them. per_step: samples of a step; None
+    where a step is one update.
+    """
     stated: dict[str, int] = {}
     if settings.train_batch_size is not None:
         stated["train_batch_size"] = settings.train_batch_size
@@ -172,7 +174,7 @@ def _accumulation(
 
 
 def _stated_otherwise(settings: BatchSettings) -> bool:
-    """Whether an update's size is said by another number than train_batch_size."""
+    """Whether another setting than train_batch_size states the size of an update."""
     parts = settings.num_mini_batches if isinstance(settings, RolloutBatchSettings) else None
     return settings.local_mini_batch_size is not None or parts is not None
 
@@ -192,9 +194,9 @@ def _check_length(length: RunLength, problems: list[tuple[str, str]]) -> None:
 
 
 def _steps(length: RunLength, per_step: int, draws: int) -> tuple[int | None, int]:
-    """Steps and what is left of a budget of episodes. draws: rows of the data that a step takes.
-
-    Epochs are rounded up to whole steps, so that every row is drawn at least that often.
+    """Steps of the run (None: unknown), and samples of `total_episodes` that fill no step. draws:
+    rows of the data per step. Epochs are rounded up to whole steps, so that every row is drawn at
+    least that often.
     """
     if length.total_episodes is not None:
         steps = max(1, length.total_episodes // per_step)
@@ -207,7 +209,7 @@ def _steps(length: RunLength, per_step: int, draws: int) -> tuple[int | None, in
 def _divisors(
     value: int, of: int, works: Callable[[int], bool] = lambda divisor: True
 ) -> list[int]:
-    """The divisors of `of` that work, nearest to `value` from below and from above; 0 has none."""
+    """The nearest divisors of `of` below and above `value` for which `works` is true; none of 0."""
     small = [n for n in range(1, math.isqrt(of) + 1) if of % n == 0]
     fitting = [n for n in sorted({*small, *(of // n for n in small)}) if works(n)]
     below, above = [n for n in fitting if n <= value], [n for n in fitting if n >= value]

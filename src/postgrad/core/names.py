@@ -1,4 +1,4 @@
-"""Finding the thing that a recipe names: a known short name, or `package.module:attribute`."""
+"""Resolves what a recipe names: a registered short name, or `package.module:attribute`."""
 
 import difflib
 import importlib
@@ -9,8 +9,8 @@ from postgrad.core.errors import UsageError
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The known name closest to `name`, or None when none is close. Of equally close ones that with
-    the same letters: they were typed in another order.
+    """The one of `names` that is most like `name`; None where none is close. A name of the same
+    letters in another order is preferred: letters are often swapped in typing.
     """
     close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.6)
     swapped = [match for match in close if sorted(match) == sorted(name)]
@@ -18,10 +18,10 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def resolve(name: str, registered: Mapping[str, str], kind: str) -> Any:
-    """The object that `name` stands for: a key of `known` or itself `package.module:attribute`.
+    """The object that `name` stands for: a key of `registered`, or `package.module:attribute`.
 
-    `what` ("algorithm", "verifier") is for the message. Raises UsageError when there is no such
-    name, module or attribute.
+    kind: what the message calls it, "algorithm". Raises UsageError where there is no such name,
+    module or attribute.
     """
     target = registered.get(name, name)
     module_name, colon, attribute = target.partition(":")

@@ -35,15 +35,15 @@ Out = TypeVar("Out")
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one forward/backward may hold: computed tokens, sequences, or both."""
+    """Limits of one forward/backward pass on one replica; None: no limit."""
 
-    max_tokens: int | None = None
+    max_tokens: int | None = None  # tokens that are computed, a shared prefix counted once
     max_sequences: int | None = None
 
 
 class PackedForward(nn.Module):
-    """Body and head in one forward: under sharding, whatever uses a weight has to run inside the
-    wrapped module.
+    """Body and head in one forward: FSDP2 gathers weights in the wrapped module's forward, so all
+    that uses a weight has to run inside it.
     """
 
     def __init__(self, lm: nn.Module) -> None:
@@ -58,7 +58,7 @@ class PackedForward(nn.Module):
         context: AttentionContext,
         read: Callable[[nn.Module, Tensor], Out],
     ) -> Out:
-        """What `read` makes of the model and the hidden states [E, hidden] of the loss entries."""
+        """The result of read(lm, hidden states [E, hidden] of the loss entries)."""
         hidden = hidden_states(self.lm, token_ids, positions, context)
         return read(self.lm, hidden.index_select(0, hidden_row))
 
@@ -68,10 +68,10 @@ class Backbone:
 
     `lm` is a transformers model loaded with our attention, on `device`: a causal one, or a body
     with a `score` head. `attention` is the recipe's choice: "sdpa", "flex", or "auto" (flex on
-    CUDA). adapter: what lies on `lm`, whose own weights are frozen then.
+    CUDA). adapter: the adapter on `lm`, whose own weights are frozen then.
 
-    On several ranks (`divide`) every rank is given the same sequences, runs its share of them, and
-    knows the results of all.
+    On several ranks (`divide`) every rank gets the same sequences, runs its share of them, and
+    has the results of all afterwards.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class Backbone:
         self._flex = attention == "flex" or (attention == "auto" and device.type == "cuda")
 
     def divide(self, ranks: Ranks, stage: Stage, *, offload: bool = False) -> None:
-        """Works on `ranks` from now on, with weights divided as their grid and `stage` say, and
-        held in the host's memory where they are put off (`offload`). Before any optimizer looks at
-        the weights, and after an adapter was put on.
+        """From now on runs on `ranks`, with weights divided as their grid and `stage` say. offload:
+        divided weights are held in the host's memory. To be called after an adapter was added and
+        before an optimizer takes the weights.
         """
         self.ranks = ranks
         lm: Any = self.lm
@@ -115,8 +115,8 @@ class Backbone:
         reads: ReadPosition = "before",
         whole_groups: bool = False,
     ) -> Iterator[Layout]:
-        """`rows` cut to fit and laid out, one layout for each forward. On several ranks this rank's
-        share of them, and as many as the rank with most has: `nothing` where there is none left.
+        """`rows` cut into micro-batches, one layout for each forward. On several ranks this rank's
+        share of them, filled up with empty layouts (`nothing`) to the number of the rank with most.
         """
         ranks = self.ranks
         shares = share(sequences, rows, ranks.replicas, whole_groups=whole_groups)
@@ -141,7 +141,7 @@ class Backbone:
                 yield nothing()
 
     def let_go(self) -> None:
-        """Once weights have moved, or nothing runs for a while."""
+        """Drops gathered copies of divided weights: after an update, or before a long pause."""
         if self.sharding is not None:
             self.sharding.let_go()
 
@@ -167,19 +167,21 @@ class Backbone:
         return token_logprobs, entropy
 
     def scores(self, layout: Layout) -> Tensor:
-        """What the score head says at a layout's loss entries: [E] float32."""
+        """The score head's outputs at a layout's loss entries: [E] float32."""
         rank_rows = self._rows_of_rank(layout)
         scores = self._run(layout, rank_rows, head.scores)
         return scores if rank_rows is None else rank_rows.outputs(scores, layout, self.ranks)
 
     def as_base(self) -> AbstractContextManager[None]:
-        """The frozen weights under the adapter act, bit for bit: a reference beside its policy, a
-        reward model beside its critic, on one copy.
+        """Inside, the adapter is off and the frozen weights give their own bits: a reference beside
+        its policy, or a reward model beside its critic, on one copy of the weights.
         """
         return nullcontext() if self.adapter is None else self.adapter.disabled()
 
     def dropping(self, layout: Layout, update: int) -> AbstractContextManager[None]:
-        """The adapter's dropout acts on this layout, forward and backward; see Adapter.dropping."""
+        """Inside, the adapter's dropout acts on this layout, forward and backward. update: the
+        number of the update, of which masks are drawn; see Adapter.dropping.
+        """
         if self.adapter is None or not self.adapter.settings.dropout:
             return nullcontext()
         keys = row_keys(layout.token_ids, layout.positions, layout.segment_start, layout.parent)
@@ -188,7 +190,7 @@ class Backbone:
         return self.adapter.dropping(torch.from_numpy(keys).to(self.device), update)
 
     def _rows_of_rank(self, layout: Layout) -> RankRows | None:
-        """This rank's rows, where several have one layout; else None."""
+        """This rank's rows of a layout, where several ranks share it; else None."""
         return RankRows.of(layout, self.ranks) if self.ranks.grid.sharers > 1 else None
 
     def _run(
@@ -220,7 +222,9 @@ class Backbone:
     def column(
         self, sequences: Sequences, read: Callable[[Layout], Tensor], reads: ReadPosition = "before"
     ) -> Ragged:
-        """What `read` says at every loss token, float32; zeros at other tokens."""
+        """The outputs [E] that `read` gives for each layout, as a column over all tokens: float32,
+        zeros at tokens without loss.
+        """
         values = np.zeros(len(sequences.tokens.values), np.float32)
         computed = np.zeros(len(values), np.bool_)
         for layout in self.micro_batches(sequences, np.arange(len(sequences)), reads=reads):

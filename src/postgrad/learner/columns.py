@@ -1,4 +1,4 @@
-"""An update's columns on the device, and what of them lies at a layout's loss entries."""
+"""An update's columns on the device, and their values at a layout's loss entries."""
 
 from collections.abc import Mapping
 from typing import TypedDict
@@ -13,7 +13,7 @@ from postgrad.learner.update import Update
 
 
 class Entries(TypedDict):
-    """What LossInputs and ScoreInputs have in common."""
+    """The fields that LossInputs and ScoreInputs have in common; see there."""
 
     columns: Mapping[str, Tensor]
     sequence: Tensor
@@ -23,8 +23,8 @@ class Entries(TypedDict):
 
 
 class FlatColumns:
-    """An update's columns and weights on the device, by flat token number. weights: of every
-    token in the loss of the update.
+    """An update's columns and loss weights on the device, by flat token number. weights: what every
+    token counts for in the loss of the update.
     """
 
     def __init__(self, update: Update, weights: Ragged, device: torch.device) -> None:

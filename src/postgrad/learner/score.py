@@ -1,5 +1,5 @@
-"""Roles with a scalar head: a critic, which says what each token's state is worth, and a reward
-model, which says what a whole sequence is worth.
+"""Roles with a scalar head: a critic, which gives the value of the state before each token, and a
+reward model, which gives the score of a whole sequence.
 """
 
 from contextlib import nullcontext
@@ -19,9 +19,9 @@ from postgrad.learner.update import Update
 
 
 class ScoreRole:
-    """Scores tokens. reads: "before" for a critic, whose value is of the state in which a token is
-    written; "at" for a reward model, which reads the token itself, a sequence's last one. base:
-    with the frozen weights, and head, under the backbone's adapter.
+    """Computes scores at loss tokens. reads: the hidden state that the head takes, "before" the
+    token for a critic, "at" it (a sequence's last one) for a reward model. base: with the frozen
+    weights and head under the backbone's adapter.
     """
 
     def __init__(self, backbone: Backbone, reads: ReadPosition, *, base: bool = False) -> None:
@@ -53,7 +53,7 @@ class ScoreLearner(ScoreRole, Learner[ScoreAlgorithm]):
         Learner.__init__(self, name, backbone, settings, total_updates)
 
     def under_adapter(self) -> ScoreRole:
-        """The frozen weights under its adapter and their head, as a reward model."""
+        """The frozen weights and head under its adapter, as a reward model."""
         return ScoreRole(self.backbone, "at", base=True)
 
     def _weights(self, update: Update, algorithm: ScoreAlgorithm) -> Ragged:

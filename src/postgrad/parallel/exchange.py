@@ -1,9 +1,9 @@
-"""What the ranks of one replica exchange, with gradients.
+"""Collectives between the ranks of one replica, with gradients.
 
-Ulysses (arXiv:2309.14509): outside attention a rank has a run of all rows, inside it all rows of
+Ulysses (arXiv:2309.14509): outside attention a rank has a run of the rows, inside it all rows of
 some heads. Tensor parallelism (arXiv:1909.08053, arXiv:2205.05198): outside the matrices a rank has
-a run of the rows, inside them the rows of all and some of the features. Losses are computed on
-every such rank alike, from the outputs of all.
+a run of the rows, inside them all rows and some of the features. Every rank computes the same loss,
+from the outputs of all. n: ranks of the group.
 """
 
 from typing import Any
@@ -15,28 +15,28 @@ from torch.autograd.function import once_differentiable
 
 
 def heads_from_rows(x: Tensor, group: Any) -> Tensor:
-    """[H, L, D] of this rank's L rows -> [H / n, n * L, D] of all rows, the heads of this rank."""
+    """All-to-all: this rank's L rows [H, L, D] -> all rows of this rank's heads [H / n, n L, D]."""
     return _Exchange.apply(x, group, True)  # pyright: ignore[reportReturnType]
 
 
 def rows_from_heads(x: Tensor, group: Any) -> Tensor:
-    """[H / n, n * L, D] of all rows -> [H, L, D] of this rank's rows, of all heads."""
+    """All-to-all: all rows of this rank's heads [H / n, n L, D] -> this rank's L rows [H, L, D]."""
     return _Exchange.apply(x, group, False)  # pyright: ignore[reportReturnType]
 
 
 def rows_of_all(x: Tensor, group: Any) -> Tensor:
-    """[1, L, H] of this rank's L rows -> [1, n * L, H] of all."""
+    """All-gather: this rank's L rows [1, L, H] -> all rows [1, n L, H]."""
     return _ReplicaRows.apply(x, group, True)  # pyright: ignore[reportReturnType]
 
 
 def rows_from_sums(x: Tensor, group: Any) -> Tensor:
-    """[1, n * L, H], of which every rank has a summand -> [1, L, H], sums of this rank's rows."""
+    """Reduce-scatter: each rank's summand [1, n L, H] -> the sums of this rank's rows [1, L, H]."""
     return _ReplicaRows.apply(x, group, False)  # pyright: ignore[reportReturnType]
 
 
 def outputs_of_all(outputs: Tensor, places: Tensor, count: int, group: Any) -> Tensor:
-    """[count] outputs from each rank's own, [len(places)]. The gradient of what a rank gave comes
-    back to it alone: every rank computes the same loss.
+    """All outputs [count] from those of each rank, which lie at its `places` [len(outputs)]. A
+    rank's gradient is that of its own outputs, not a sum: every rank computes the same loss.
     """
     return _Assemble.apply(outputs, places, count, group)  # pyright: ignore[reportReturnType]
 
@@ -70,7 +70,7 @@ def _exchange(x: Tensor, group: Any, to_heads: bool) -> Tensor:
 
 
 class _ReplicaRows(torch.autograd.Function):
-    """Each of the two is the other's gradient."""
+    """All-gather and reduce-scatter of rows: the backward pass of each is the other."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any, gather: bool) -> Tensor:
@@ -92,7 +92,7 @@ def _gather(x: Tensor, group: Any) -> Tensor:
 
 
 def _scatter(x: Tensor, group: Any) -> Tensor:
-    """Added in float32: there are few summands, and nothing else here rounds before it adds."""
+    """Reduce-scatter, added in float32 like all other sums over ranks."""
     shape = 1, x.shape[1] // dist.get_world_size(group), x.shape[2]
     summed = x.new_empty(shape, dtype=torch.float32)
     dist.reduce_scatter_tensor(summed[0], x[0].float().contiguous(), group=group)

@@ -1,9 +1,9 @@
-"""Ranks: the processes that hold one backbone together, and what they say to each other.
+"""Ranks: the processes that hold one backbone together, and their collectives.
 
-Whoever starts the processes (Ray, a launcher, a test) hands in rank, size and an address; from then
-on the group lasts as long as the process. Alone, a process needs no group, and every collective
-gives back what it got. Sums are float32 or float64 and never averages; every rank adds in the same
-order, so all of them have the same bits afterwards.
+Whoever starts the processes (Ray, a launcher, a test) passes rank, size and an address; the group
+then lasts as long as the process. A single process needs no group, and every collective returns its
+input. Collectives add in float32 or float64 and never average; every rank adds in the same order,
+so that all have the same bits afterwards.
 """
 
 import json
@@ -24,13 +24,13 @@ from postgrad.parallel.grid import UNDIVIDED, Grid, Groups
 
 LIMIT_SECONDS = 600.0  # of one collective
 START_SECONDS = 60.0  # until all processes are there
-STORE_SECONDS = 5.0  # to learn from the store who is missing
+STORE_SECONDS = 5.0  # for reading from the store which ranks are late
 
 
 class Ranks:
-    """This process among `size`, arranged as `grid` says; `replica` of `replicas` is this rank's,
-    in which it is number `sharer`. store: where each rank writes what it is about to do, so that
-    the others can name the one that did not come; None where there is one.
+    """This process, number `rank` of `size`, arranged as `grid` says: rank `sharer` of replica
+    `replica` out of `replicas`. store: where each rank writes what it is about to do, so that the
+    others can name a rank that is late; None in a single process.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Ranks:
         limit_seconds: float = LIMIT_SECONDS,
         start_seconds: float = START_SECONDS,
     ) -> "Ranks":
-        """Meets the other processes at `address` (HOST:PORT; rank 0 listens there).
+        """Joins the other processes at `address` (HOST:PORT; rank 0 listens there).
 
-        device: "cpu" (gloo) or "cuda" (NCCL, and gloo for what was put off to the CPUs).
-        limit_seconds: after which a collective is given up. Raises UsageError where `size` does not
-        suit the grid, RunError where the port is taken or not everybody comes within start_seconds.
+        device: "cpu" (gloo) or "cuda" (NCCL, and gloo for tensors that are offloaded to the host).
+        limit_seconds: timeout of a collective. Raises UsageError where `size` does not fit the
+        grid, RunError where the port is taken or not all ranks join within start_seconds.
         """
         grid.require_ranks(size)
         host, _, port = address.rpartition(":")
@@ -92,7 +92,7 @@ class Ranks:
         return cls(rank, size, device, store, grid)
 
     def arranged(self, grid: Grid) -> "Ranks":
-        """The same processes in another grid. All of them have to ask."""
+        """The same processes in another grid. All ranks have to call it."""
         grid.require_ranks(self.size)
         return Ranks(self.rank, self.size, self._device, self._store, grid)
 
@@ -103,8 +103,8 @@ class Ranks:
 
     @contextmanager
     def doing(self, task: str) -> Generator[None]:
-        """Everything inside is done by all ranks. A collective that fails there is a RunError that
-        names the ranks which did not come.
+        """Marks a task that all ranks do. A collective that fails inside is a RunError that names
+        the ranks that did not arrive.
         """
         if self.size == 1:
             yield
@@ -133,7 +133,7 @@ class Ranks:
         return float(held)
 
     def most(self, count: int) -> int:
-        """The largest of a count."""
+        """The largest `count` of all ranks."""
         if self.size == 1:
             return count
         held = torch.tensor(count, device=self._device)
@@ -143,12 +143,12 @@ class Ranks:
     def merged(
         self, values: NDArray[np.float32], computed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """[N] values that each replica knows some of; no two know the same. What nobody knows is as
-        it was here.
+        """Values [N] of which each replica computed some, and no two the same. Returns all of them
+        and where any replica computed them; elsewhere this rank's values stay.
         """
         if self.size == 1:
             return values, computed
-        if self.sharer:  # the first of a replica speaks for it
+        if self.sharer:  # the first rank of a replica contributes its values
             computed = np.zeros_like(computed)
         both = np.stack([np.where(computed, values, np.float32(0.0)), computed.astype(np.float32)])
         held = torch.from_numpy(both).to(self._device)
@@ -158,7 +158,9 @@ class Ranks:
         return np.where(everywhere, sums, values), everywhere
 
     def sums(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Sums by name over replicas, of the names that any has, added in the order of ranks."""
+        """Sums by name over replicas, added in the order of ranks. A name that a replica lacks
+        counts as 0.
+        """
         if self.size == 1:
             return dict(values)
         totals: dict[str, float] = {}
@@ -168,7 +170,7 @@ class Ranks:
         return totals
 
     def gathered(self, value: Any) -> list[Any]:
-        """A JSON value of every rank, by rank. NaN and infinities are let through."""
+        """The JSON values of all ranks, by rank. NaN and infinities are allowed."""
         if self.size == 1:
             return [value]
         text = json.dumps(value).encode()
@@ -203,7 +205,7 @@ class Ranks:
         )
 
     def _places(self) -> list[tuple[int, str]]:
-        """What each other rank was last about to do."""
+        """(rank, task that it last began) of each other rank."""
         places: list[tuple[int, str]] = []
         with suppress(RuntimeError):
             self._store.set_timeout(timedelta(seconds=STORE_SECONDS))
@@ -221,7 +223,7 @@ ALONE = Ranks()
 
 
 def _of_a_collective(error: RuntimeError) -> bool:
-    """gloo raises plain RuntimeErrors where a peer is late or gone."""
+    """Whether a collective failed; gloo raises plain RuntimeErrors where a peer is late or gone."""
     message = str(error)
     return isinstance(error, dist.DistError) or any(
         word in message for word in ("gloo", "Timed out waiting", "Connection closed by peer")
