@@ -1,4 +1,4 @@
-"""Where the sampler is not quite the policy before the step: another engine, or older weights."""
+"""Corrects for a sampler that differs from the policy before the step: by engine or weights."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class BehaviourCorrection(RolloutAlgorithm):
     """
 
     correction: Correction = "off"
-    correction_low: float | None = Field(None, ge=0.0)  # None: the method's own
+    correction_low: float | None = Field(None, ge=0.0)  # of w; None: the method's default
     correction_high: float | None = Field(None, gt=0.0)
-    correction_with_filters: bool = False  # though top-p, top-k or min-p bias the weights
+    correction_with_filters: bool = False  # allow it with top-p, top-k, min-p, which bias w
 
     @model_validator(mode="after")
     def _bounds_belong_to_a_correction(self) -> Self:
@@ -60,8 +60,8 @@ class BehaviourCorrection(RolloutAlgorithm):
     def correction_factor(
         self, inputs: LossInputs, old: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """[E] what the policy loss of each token is multiplied with, and how far sampler and
-        learner are apart: "correction/kl" is KL(sampler || learner), the mean of w - 1 - log w.
+        """Factors [E] of the policy loss of each token, and metrics of how far sampler and learner
+        are apart: "correction/kl" is KL(sampler || learner), the mean of w - 1 - log w.
         """
         log_ratio, weight = old - inputs.columns["sampled_logprobs"], inputs.token_weight
         low, high = self.bounds

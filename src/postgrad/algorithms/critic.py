@@ -16,8 +16,8 @@ from postgrad.ops.weights import entry_weights
 
 
 class Critic(ScoreAlgorithm):
-    """Squared error to the returns, clipped around the values before the step, a mean over all loss
-    tokens of the update. Columns: "values" (from before the step) and "returns".
+    """The mean squared error to the returns over all loss tokens of the update, with values clipped
+    around those before the step. Columns: "values" (before the step) and "returns".
     """
 
     value_clip: float | None = Field(0.2, gt=0.0)  # None: off

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class IPO(PairPreference):
-    """(h - 1 / (2 beta))^2: the difference of log-ratios is drawn to a fixed margin.
+    """(h - 1 / (2 beta))^2: the difference h of log-ratios is drawn to a fixed margin.
 
     Log-ratios are means over each answer's tokens, as its authors computed them. The implicit
-    reward is beta times that, so that its optimum is a margin of 1/2 whatever beta is.
+    reward is beta times that, so that the optimal margin of rewards is 1/2 whatever beta is.
     """
 
     beta: float = Field(0.1, gt=0.0)

@@ -47,7 +47,9 @@ class KTO(PreferenceAlgorithm):
         ref: Ragged | None,
         mismatched: NDArray[np.float64] | None,
     ) -> Experience:
-        """Columns: ref_logprobs, z, and 1 / answers of its label as desirable or undesirable."""
+        """Columns: ref_logprobs, z, and desirable and undesirable: 1 / answers of that label at its
+        answers, 0 at the others.
+        """
         n, full, spread = len(sequences), sequences.loss_mask.sums() > 0, sequences.tokens.spread
         if mismatched is None or len(mismatched) != n or not np.isfinite(mismatched).all():
             raise ValueError("KTO needs a finite sum(logp - logp_ref) of each mismatched pair")
@@ -75,5 +77,5 @@ class KTO(PreferenceAlgorithm):
         return LossOutput((weight * loss).sum(), metrics)
 
     def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """A label that no answer of the update has is left out: its rewards are not 0."""
+        """Leaves out the metrics of a label that no answer of the update has."""
         return shared.without_absent(metrics, LABELS)

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class ORPO(PairPreference):
-    """SFT on the chosen answer, plus what it costs that its odds are not higher than the other's.
+    """SFT on the chosen answer, plus a loss of the log odds ratio of the two answers.
 
-    No reference and no SFT before it. The reward of an answer is the log of its odds p / (1 - p),
-    with p the geometric mean of its tokens' probabilities.
+    It needs no reference and no SFT before it. The reward of an answer is the log of its odds
+    p / (1 - p), with p the geometric mean of its tokens' probabilities.
     """
 
     with_reference: ClassVar[bool] = False

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class SimPO(PairPreference):
-    """The reward of an answer is beta times the mean logprob of its tokens, what decoding ranks by;
-    the chosen one is to win by `gamma`. There is no reference.
+    """The reward of an answer is beta times the mean logprob of its tokens, by which decoding ranks
+    answers too; the target margin is `gamma`. There is no reference.
     """
 
     with_reference: ClassVar[bool] = False

@@ -40,8 +40,8 @@ def pretrained(source: str) -> tuple[str, dict[str, Any]]:
 
 
 def commit_of(kind: Kind, path: str, revision: str | None = None) -> str:
-    """The commit that a revision of a hub id stands for now. revision: a branch, tag, commit or None,
-    which is main. Where the hub cannot be reached, the local cache answers.
+    """The commit that a revision of a hub id stands for now: a branch, tag, commit or None (main).
+    Where the hub cannot be reached, the local cache answers.
 
     Raises UsageError where neither knows it.
     """
