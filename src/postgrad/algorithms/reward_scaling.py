@@ -1,4 +1,4 @@
-"""What is done to rewards before any advantage is formed: normalised over the run, and clipped."""
+"""Normalises rewards over the run and clips them, before advantages are computed."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, Self, cast

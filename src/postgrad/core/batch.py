@@ -1,8 +1,8 @@
-"""Batch numbers: what each one counts, how they follow from each other, which values work.
+"""Batch numbers: what each one counts, and how they follow from each other.
 
-Pure arithmetic. Nobody should have to guess what a batch number counts (verl#1524, OpenRLHF#397,
-open-instruct#524), so every number has its unit and formula beside it and is printed at the start
-of a run. Gradient accumulation is derived and never set.
+Pure arithmetic. Users should not have to guess what a batch number counts (verl#1524, OpenRLHF#397,
+open-instruct#524), so each is printed with its unit and formula at the start of a run. Gradient
+accumulation is derived and never set.
 """
 
 from collections.abc import Iterator
@@ -21,9 +21,9 @@ MICRO_TRAIN_TOKENS = {"cpu": 2048, "cuda": 8192}
 class BatchSettings(Settings):
     """Batch numbers of a job whose step is one update: SFT.
 
-    State the size of an update one way, `train_batch_size` or `local_mini_batch_size`, and a
-    micro-batch one way, in samples or in tokens. A token budget left out is chosen at start by a
-    rule; "auto" makes it fit the memory that is there.
+    State the size of an update by `train_batch_size` or `local_mini_batch_size`, not both, and that
+    of a micro-batch in samples or in tokens. Without any, a token budget is chosen at start by a
+    rule; "auto" fits it to the free memory.
     """
 
     train_batch_size: int | None = Field(default=None, ge=1)  # samples per update, over all ranks

@@ -1,4 +1,4 @@
-"""The records that samples are handed on in: one frozen record per stage.
+"""The records of samples on their way to the learner: one frozen record per stage.
 
     Prompt -> Rollout -> ScoredGroup -> RolloutBatch -> Experience -> layouts
     (data)    (rollout)  (rewards)      (columns)       (algorithm)   (learner)

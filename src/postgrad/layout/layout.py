@@ -53,7 +53,7 @@ class Layout:
         return np.concatenate(parts[::-1])
 
 
-def nothing() -> Layout:
+def empty_layout() -> Layout:
     """The layout of a rank that has no sequences left while others still compute: one token and one
     entry, so that forward and backward use every weight and take part in all collectives.
     """

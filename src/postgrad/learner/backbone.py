@@ -18,7 +18,7 @@ from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.cut import cut
 from postgrad.layout.keys import row_keys
-from postgrad.layout.layout import Layout, ReadPosition, lay_out, nothing
+from postgrad.layout.layout import Layout, ReadPosition, empty_layout, lay_out
 from postgrad.layout.share import share
 from postgrad.learner.context import RankRows, SharedAttention, require_heads
 from postgrad.learner.tensor import cut_matrices, require_matrices
@@ -116,7 +116,7 @@ class Backbone:
         whole_groups: bool = False,
     ) -> Iterator[Layout]:
         """`rows` cut into micro-batches, one layout for each forward. On several ranks this rank's
-        share of them, filled up with empty layouts (`nothing`) to the number of the rank with most.
+        share of them, filled up with empty layouts to the number of the rank with most.
         """
         ranks = self.ranks
         shares = share(sequences, rows, ranks.replicas, whole_groups=whole_groups)
@@ -138,12 +138,12 @@ class Backbone:
             if number < len(runs):
                 yield lay_out(sequences, runs[number], reads=reads)
             else:
-                yield nothing()
+                yield empty_layout()
 
-    def let_go(self) -> None:
+    def free_gathered(self) -> None:
         """Drops gathered copies of divided weights: after an update, or before a long pause."""
         if self.sharding is not None:
-            self.sharding.let_go()
+            self.sharding.free_gathered()
 
     def logprobs(
         self, layout: Layout, temperature: float, with_entropy: bool = False
@@ -232,5 +232,5 @@ class Backbone:
             if layout.n_sequences:
                 values[layout.column] = outputs.cpu().numpy()
                 computed[layout.column] = True
-        self.let_go()
+        self.free_gathered()
         return sequences.tokens.like(self.ranks.merged(values, computed)[0])

@@ -131,7 +131,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
             computed += layout.n_tokens
         lr = learning_rate(self.settings, self.optimizer.updates, self.total_updates)
         norm = self.optimizer.step(lr)
-        self.backbone.let_go()
+        self.backbone.free_gathered()
         if self.average is not None:
             self.average.update(self.weights())
         ranks = self.backbone.ranks

@@ -1,4 +1,4 @@
-"""What a recipe says about training a role."""
+"""The recipe's settings for training a role."""
 
 from typing import Literal, Self
 

@@ -249,7 +249,7 @@ def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
         "init_lora_weights": config.get("init_lora_weights", True) not in FRESH,
         "modules_to_save": not set(saved) <= {HEAD, "classifier"},
         # PEFT imports the module that it names
-        "auto_mapping": not _of_transformers(config.get("auto_mapping")),
+        "auto_mapping": not _is_of_transformers(config.get("auto_mapping")),
     }
     unsupported = [key for key in foreign if key != "revision"]
     unsupported += [key for key in wrong if wrong[key]]
@@ -261,7 +261,7 @@ def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
         )
 
 
-def _of_transformers(mapping: Any) -> bool:
+def _is_of_transformers(mapping: Any) -> bool:
     library = mapping.get("parent_library") if isinstance(mapping, dict) else "transformers."
     return mapping is None or str(library).startswith("transformers.")
 

@@ -52,7 +52,7 @@ def require_embedded(lm: nn.Module, token_ids: NDArray[np.integer]) -> None:
 
 
 def no_embedding(token_id: int, vocab_size: int) -> str:
-    """What is said of a token id outside of a model's `vocab_size` embeddings."""
+    """The message for a token id outside of a model's `vocab_size` embeddings."""
     return (
         f"token id {token_id} has no embedding: the model has {vocab_size} (vocab_size), and its "
         "tokenizer is of another model, or tokens were added to it without rows for them "

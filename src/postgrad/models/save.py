@@ -35,11 +35,11 @@ def save_model(
                 (folder / CARD).write_text(card, "utf-8")
             check(folder)
     except Exception as error:
-        if isinstance(error, RunError) or not _of_the_disk(error):
+        if isinstance(error, RunError) or not _is_disk_error(error):
             raise
         raise RunError(f"{to} cannot be written: {error}; make room, or choose another") from error
 
 
-def _of_the_disk(error: Exception) -> bool:
+def _is_disk_error(error: Exception) -> bool:
     """Whether a write failed; the tokenizers library raises plain Exceptions with "os error"."""
     return isinstance(error, OSError | SafetensorError) or "os error" in str(error)

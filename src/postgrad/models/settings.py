@@ -1,4 +1,4 @@
-"""What a recipe says about one set of weights. Free of torch, so that plans read it quickly."""
+"""The recipe's settings of one set of weights. Free of torch, so that plans load it quickly."""
 
 import re
 from pathlib import Path
@@ -90,7 +90,7 @@ class ModelSettings(Settings):
 
     @property
     def source(self) -> str | None:
-        """What is loaded: the path, with the revision of a hub id."""
+        """The path to load, with the revision of a hub id: "org/name@REVISION"; None if unset."""
         return None if self.path is None else at_revision(self.path, self.revision)
 
 

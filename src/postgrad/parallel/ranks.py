@@ -114,7 +114,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if not _of_a_collective(error):
+            if not _is_collective_error(error):
                 raise
             raise RunError(self._timeout_message(task, error)) from error
 
@@ -222,7 +222,7 @@ class Ranks:
 ALONE = Ranks()
 
 
-def _of_a_collective(error: RuntimeError) -> bool:
+def _is_collective_error(error: RuntimeError) -> bool:
     """Whether a collective failed; gloo raises plain RuntimeErrors where a peer is late or gone."""
     message = str(error)
     return isinstance(error, dist.DistError) or any(

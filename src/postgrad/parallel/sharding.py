@@ -122,7 +122,7 @@ class Sharding:
             if self._grouped:  # within a group as the stage says, between groups once
                 module.set_requires_all_reduce(last, recurse=False)
 
-    def let_go(self) -> None:
+    def free_gathered(self) -> None:
         """Frees whole copies of the weights: after an update, when they are stale, or before a long
         pause.
         """
