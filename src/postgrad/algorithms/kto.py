@@ -47,9 +47,7 @@ class KTO(PreferenceAlgorithm):
         ref: Ragged | None,
         mismatched: NDArray[np.float64] | None,
     ) -> Experience:
-        """Columns: ref_logprobs, z, and desirable and undesirable: 1 / answers of that label at its
-        answers, 0 at the others.
-        """
+        """Columns: ref_logprobs, z, and for each label 1 / its answers at them, else 0."""
         n, full, spread = len(sequences), sequences.loss_mask.sums() > 0, sequences.tokens.spread
         if mismatched is None or len(mismatched) != n or not np.isfinite(mismatched).all():
             raise ValueError("KTO needs a finite sum(logp - logp_ref) of each mismatched pair")
