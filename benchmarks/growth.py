@@ -36,7 +36,7 @@ from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.role import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
-from postgrad.models.attention import NAME
+from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.linear import speed_up
 from postgrad.models.norm import fuse_norms
 from postgrad.rollout.engine import Request, generate
@@ -84,7 +84,7 @@ def fresh() -> Any:
     """The same weights every time, with the layers that runs have."""
     torch.manual_seed(0)
     config = Qwen2Config(vocab_size=VOCABULARY, tie_word_embeddings=True, **SHAPES["6m"])
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME)
     speed_up(model, torch.device("cpu"))
     fuse_norms(model, torch.device("cpu"))
     return model

@@ -32,7 +32,7 @@ from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.role import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
-from postgrad.models.attention import NAME
+from postgrad.models.attention import ATTENTION_NAME
 
 PROMPTS, SAMPLES, VOCABULARY = 16, 8, 4096
 
@@ -69,7 +69,7 @@ def samples(without_gradient: float) -> Experience:
 
 def postgrad_update(experience: Experience, budget: int) -> tuple[Callable[[], None], Any]:
     """An update, and the model whose weights it moves."""
-    lm = fresh(NAME)
+    lm = fresh(ATTENTION_NAME)
     backbone = Backbone(lm, torch.device("cpu"), MicroBatch(max_tokens=budget))
     learner = PolicyLearner(backbone, LearnerSettings(lr=1e-6, max_grad_norm=0.0), 100)
     update, algorithm = Update(experience, np.arange(len(experience))), GRPO()

@@ -80,7 +80,7 @@ def _rank(rank: int, size: int, address: str, settings: dict[str, Any], said: Pa
     from postgrad.learner.role import PolicyLearner
     from postgrad.learner.settings import LearnerSettings
     from postgrad.learner.update import Update
-    from postgrad.models.attention import NAME
+    from postgrad.models.attention import ATTENTION_NAME
     from postgrad.parallel.grid import Grid
     from postgrad.parallel.ranks import Ranks
 
@@ -94,7 +94,7 @@ def _rank(rank: int, size: int, address: str, settings: dict[str, Any], said: Pa
     ranks.gathered(rank)  # what a process group takes is not the model's
     forget_peak()
     before = peak_bytes()
-    lm = AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
+    lm = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME).eval()
     parameters = sum(parameter.numel() for parameter in lm.parameters())
     backbone = Backbone(lm, torch.device("cpu"), MicroBatch(max_tokens=64))
     backbone.divide(ranks, settings["stage"], offload=settings.get("offload", False))

@@ -94,7 +94,7 @@ def test_scores_far_apart_leave_loss_and_gradient_finite() -> None:
 
 
 def test_what_cannot_be_learned_from_is_refused() -> None:
-    with pytest.raises(ValueError, match="log_exp loss knows no margin"):
+    with pytest.raises(ValueError, match="log_exp loss has no margin"):
         BradleyTerry(loss="log_exp", margin=True)
     with pytest.raises(ValueError, match="one margin, a finite number"):
         BradleyTerry().experience(pairs_of([(1, 1)]), np.zeros(2))

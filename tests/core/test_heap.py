@@ -28,19 +28,19 @@ def holes():
 
 @glibc
 def test_much_free_memory_is_given_back(holes, monkeypatch):
-    monkeypatch.setattr(heap, "WORTH_IT", 2**24)
-    assert heap.free_bytes() >= 2**24
+    monkeypatch.setattr(heap, "TRIM_BYTES", 2**24)
+    assert heap.free_heap_bytes() >= 2**24
     before = resident()
-    heap.give_back()
+    heap.trim_heap()
     assert before - resident() > 2**24
     assert all(piece == bytes(PIECE) for piece in holes)
 
 
 @glibc
 def test_little_free_memory_stays(holes, monkeypatch):
-    monkeypatch.setattr(heap, "WORTH_IT", heap.free_bytes() + 2**20)
+    monkeypatch.setattr(heap, "TRIM_BYTES", heap.free_heap_bytes() + 2**20)
     before = resident()
-    heap.give_back()
+    heap.trim_heap()
     assert before - resident() < 2**24
 
 
@@ -48,7 +48,7 @@ def test_elsewhere_nothing_is_known_and_nothing_happens(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     heap._library.cache_clear()
     try:
-        assert heap.free_bytes() == 0
-        heap.give_back()
+        assert heap.free_heap_bytes() == 0
+        heap.trim_heap()
     finally:
         heap._library.cache_clear()

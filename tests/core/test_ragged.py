@@ -35,5 +35,5 @@ def test_a_value_per_sequence_is_spread_over_its_tokens() -> None:
 def test_offsets_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="offsets end at 3, values at 2"):
         Ragged(np.zeros(2), np.array([0, 3]))
-    with pytest.raises(ValueError, match="offsets fall"):
+    with pytest.raises(ValueError, match="offsets have to rise"):
         Ragged(np.zeros(2), np.array([0, 3, 2]))

@@ -125,27 +125,27 @@ CORE: Mapping[str, tuple[Change, str]] = {
     "a dtype that is none": (edit(CONFIG, dtype="int7"), "dtype is 'int7'"),
     "an activation that is none": (edit(CONFIG, hidden_act="silo"), "did you mean silu"),
     "a rotation that is none": (edit(CONFIG, rope_parameters=ROPE), "rope_type is 'wrong'"),
-    "a rotation that is text": (edit(CONFIG, rope_parameters="yarn"), "wanted is an object"),
+    "a rotation that is text": (edit(CONFIG, rope_parameters="yarn"), "it has to be an object"),
     "both directions": (edit(CONFIG, is_causal=False), "is_causal is False"),
     "weights named in the config": (
-        edit(CONFIG, transformers_weights="w.bin"), "transformers_weights names a file"
+        edit(CONFIG, transformers_weights="w.bin"), "transformers_weights names another file"
     ),
     "code for an unknown type": (
         edit(CONFIG, model_type="mine", auto_map={"AutoConfig": "mine.C"}),
         "code of its own (auto_map) is never run",
     ),
-    "a list for a config": (write(CONFIG, "[]"), "holds no object but a list"),
+    "a list for a config": (write(CONFIG, "[]"), "holds a list; it has to hold a JSON object"),
     "a config nested deep": (write(CONFIG, '{"a":' + DEEP), "nested more than 64 deep"),
     "a config cut short": (write(CONFIG, '{"model_type": "qwe'), "cannot be read"),
     "a config that is no text": (write(CONFIG, b"\xff\xfe\x00"), "cannot be read"),
-    "a config that is a device": (linked(CONFIG, "/dev/zero"), "no regular file"),
-    "a config that is a pipe": (piped, "no regular file"),
+    "a config that is a device": (linked(CONFIG, "/dev/zero"), "not a regular file"),
+    "a config that is a pipe": (piped, "not a regular file"),
     "a config linked to nowhere": (linked(CONFIG, "nowhere"), "cannot be read"),
     "an adapter beside a model": (adapter_beside, "is an adapter"),
     "a tokenizer that is a list": (write(TOKENIZER, "[]"), "no tokenizer at"),
     "a tokenizer nested deep": (write(TOKENIZER, DEEP), "no tokenizer at"),
     "a tokenizer config nested deep": (write("tokenizer_config.json", DEEP), "more than 64 deep"),
-    "a tokenizer config that is a list": (write("tokenizer_config.json", "[]"), "no object"),
+    "a tokenizer config that is a list": (write("tokenizer_config.json", "[]"), "a JSON object"),
     "an end that is a number": (edit("tokenizer_config.json", eos_token=5), "tokenizer"),
     "a generation config's end": (
         edit("generation_config.json", eos_token_id="x"), "eos_token_id is 'x'"
@@ -155,7 +155,7 @@ CORE: Mapping[str, tuple[Change, str]] = {
     "an index that leaves the folder": (indexed("../w.safetensors"), "outside of this directory"),
     "an index with an absolute path": (indexed("/w.safetensors"), "outside of this directory"),
     "an index of what is not there": (indexed("gone.safetensors"), "gone.safetensors"),
-    "an index without a map": (indexed("", ""), "no name of a file"),
+    "an index without a map": (indexed("", ""), "not a file name"),
     "only pytorch_model.bin": (instead("pytorch_model.bin"), "pytorch_model.bin is a pickle"),
     "only a .pth": (instead("consolidated.00.pth"), "a pickle"),
     "only GGUF": (instead("model.gguf"), "GGUF"),
@@ -175,7 +175,7 @@ CORE: Mapping[str, tuple[Change, str]] = {
         header(lambda t: t[FIRST].update(dtype="I32")), "is of dtype I32"
     ),
     "weights that are empty": (write(WEIGHTS, b""), "cannot be loaded"),
-    "weights that are a device": (linked(WEIGHTS, "/dev/zero"), "no regular file"),
+    "weights that are a device": (linked(WEIGHTS, "/dev/zero"), "not a regular file"),
 }  # fmt: skip
 
 

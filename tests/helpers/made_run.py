@@ -1,5 +1,7 @@
 """A run directory as a run of reinforcement learning leaves it, made without one."""
 
+import base64
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -124,3 +126,8 @@ def made_run(
     logs.event("sentinel", "the gradient norm jumped", **spoken)
     logs.close()
     return path
+
+
+def unpacked(block: str) -> Any:
+    """The value of a block that observe/report/embed.py packed."""
+    return json.loads(gzip.decompress(base64.b64decode(block)))

@@ -24,17 +24,17 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.models import gradients
 from postgrad.models.adapters import add_adapter
-from postgrad.models.attention import NAME
+from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.linear import speed_up
 from postgrad.models.score import _draw, in_float32
 from postgrad.models.settings import LoraSettings
 from postgrad.parallel.grid import Grid
 from postgrad.parallel.ranks import Ranks
-from postgrad.parallel.sharding import whole
+from postgrad.parallel.sharding import whole_tensor
 
 VOCABULARY = 37
 UPDATES = 10
-LARGE = gradients.PART
+LARGE = gradients.LARGE_WEIGHT
 
 
 class Case(NamedTuple):
@@ -73,7 +73,7 @@ def model(case: Case) -> Any:
     torch.manual_seed(0)
     kind = AutoModelForSequenceClassification if case.kind == "reward" else AutoModelForCausalLM
     lm = kind.from_config(config).to(getattr(torch, case.dtype))
-    lm.set_attn_implementation(NAME)
+    lm.set_attn_implementation(ATTENTION_NAME)
     if case.kind == "reward":
         _draw(lm.score, 0)
         in_float32(lm.score)
@@ -149,10 +149,10 @@ def other(case: Case, one: Learner[Any], ranks: Ranks) -> Any:
 def gathered(one: Learner[Any], ranks: Ranks) -> dict[str, torch.Tensor]:
     """The whole weights and their average."""
     pieces = one.optimizer.pieces
-    found = {n: whole(t, pieces[n], ranks).clone() for n, t in one.weights().items()}
+    found = {n: whole_tensor(t, pieces[n], ranks).clone() for n, t in one.weights().items()}
     assert one.average is not None
     for name, tensor in one.average.weights.items():
-        found[f"ema.{name}"] = whole(tensor, pieces[name], ranks).clone()
+        found[f"ema.{name}"] = whole_tensor(tensor, pieces[name], ranks).clone()
     return found
 
 
@@ -161,7 +161,7 @@ def train(ranks: Ranks, folder: Path, cases: list[Case]) -> None:
     for case in cases:
         if case.grid is not None and ranks.size > 1:
             ranks = ranks.arranged(case.grid)
-        gradients.PART = 2**8 if case.large and ranks.size > 1 else LARGE
+        gradients.LARGE_WEIGHT = 2**8 if case.large and ranks.size > 1 else LARGE
         one, how = learner(case, ranks), algorithm(case)
         beside = other(case, one, ranks) if case.beside else None
         numbers: dict[str, torch.Tensor] = {}
@@ -182,7 +182,7 @@ def train(ranks: Ranks, folder: Path, cases: list[Case]) -> None:
             told = beside.scores if isinstance(beside, ScoreRole) else beside.logprobs
             numbers["beside"] = torch.from_numpy(told(sequences).result().values.copy())
         weights = gathered(one, ranks)
-        merged = {f"whole.{name}": tensor.clone() for name, tensor in one.whole()}
+        merged = {f"whole.{name}": tensor.clone() for name, tensor in one.hub_weights()}
         if ranks.rank == 0:
             save_file({**weights, **numbers, **merged}, folder / f"{case.name}.safetensors")
 

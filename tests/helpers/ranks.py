@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from postgrad.parallel.grid import ONE, Grid
+from postgrad.parallel.grid import UNDIVIDED, Grid
 from postgrad.parallel.ranks import Ranks
 
 Work = Callable[..., None]  # (ranks, folder, *more)
@@ -28,7 +28,7 @@ def run_ranks(
     folder: Path,
     *more: Any,
     limit_seconds: float = 200.0,
-    grid: Grid = ONE,
+    grid: Grid = UNDIVIDED,
 ) -> None:
     """Runs `work` on so many ranks, each a fresh fork of a process that has imported what takes
     long and run nothing; an error of one is an AssertionError with its text. Results are files in

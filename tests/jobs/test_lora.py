@@ -104,7 +104,7 @@ def test_the_engine_samples_with_the_merged_weights(
     train(recipe, console)
     engine, policy = seen[0].engine, seen[0].roles.policy
     assert isinstance(engine, LocalEngine)
-    merged = dict(policy.whole())
+    merged = dict(policy.hub_weights())
     base = dict(load_model(models(0), dtype=torch.float32).lm.named_parameters())
     name = "model.layers.0.self_attn.q_proj.weight"
     assert not torch.equal(merged[name], base[name])

@@ -12,7 +12,7 @@ from postgrad.core.records import Experience, Sequences
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.role import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
-from postgrad.models.attention import NAME
+from postgrad.models.attention import ATTENTION_NAME
 
 VOCABULARY = 37
 
@@ -60,7 +60,7 @@ def make_learner() -> Callable[..., PolicyLearner]:
         )
         torch.manual_seed(0)
         lm = AutoModelForCausalLM.from_config(config).to(dtype)
-        lm.set_attn_implementation(NAME)
+        lm.set_attn_implementation(ATTENTION_NAME)
         backbone = Backbone(lm, torch.device("cpu"), micro or MicroBatch(max_tokens=512))
         return PolicyLearner(backbone, LearnerSettings(**{"lr": 1e-2, **settings}), 10)
 

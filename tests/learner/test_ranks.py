@@ -15,9 +15,9 @@ from helpers.ranks import run_ranks
 from postgrad.core.errors import UsageError
 from postgrad.learner.context import require_heads
 from postgrad.learner.update import Update
-from postgrad.parallel.grid import ONE, Grid
+from postgrad.parallel.grid import UNDIVIDED, Grid
 from postgrad.parallel.ranks import Ranks
-from postgrad.parallel.sharding import whole
+from postgrad.parallel.sharding import whole_tensor
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
@@ -56,7 +56,7 @@ MATRICES = [  # both ranks have a part of each matrix
 TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-1}
 
 
-def trained(size: int, cases: list[Case], folder: Path, grid: Grid = ONE) -> Path:
+def trained(size: int, cases: list[Case], folder: Path, grid: Grid = UNDIVIDED) -> Path:
     made = folder / str(size)
     made.mkdir(parents=True, exist_ok=True)
     run_ranks(size, train, made, cases, grid=grid)
@@ -143,7 +143,8 @@ def one_gradient(ranks: Ranks, folder: Path, case: Case, halves: bool) -> None:
     def kept(limit: float) -> float:
         for name, master in one.optimizer.master.items():
             part = master.grad.clone()  # which clipping changes
-            found[f"gradient.{name}"] = whole(part, one.optimizer.pieces[name], ranks).clone()
+            piece = one.optimizer.pieces[name]
+            found[f"gradient.{name}"] = whole_tensor(part, piece, ranks).clone()
         return clip(limit)
 
     one.optimizer._clip = kept

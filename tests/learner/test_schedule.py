@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from postgrad.learner.schedule import rate, warmup_updates
+from postgrad.learner.schedule import learning_rate, warmup_updates
 from postgrad.learner.settings import LearnerSettings
 
 
 def rates(total: int, **settings: object) -> list[float]:
     made = LearnerSettings(lr=1.0, **settings)
-    return [rate(made, update, total) for update in range(total)]
+    return [learning_rate(made, update, total) for update in range(total)]
 
 
 def test_warm_up_update_u_of_w_uses_u_plus_one_over_w():
@@ -42,7 +42,9 @@ def test_a_run_of_one_update_trains_at_the_whole_rate(schedule):
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_a_run_longer_than_its_horizon_stays_at_the_floor(schedule):
     settings = LearnerSettings(lr=1.0, schedule=schedule, min_lr_ratio=0.1)
-    assert [rate(settings, update, 10) for update in (10, 11, 20)] == pytest.approx([0.1] * 3)
+    assert [learning_rate(settings, update, 10) for update in (10, 11, 20)] == pytest.approx(
+        [0.1] * 3
+    )
 
 
 def test_a_share_of_all_updates_that_warms_up_is_rounded_up():
@@ -67,7 +69,7 @@ def test_every_update_of_a_run_moves_and_none_after_warm_up_is_faster_than_the_l
     total, share, least, schedule
 ):
     settings = LearnerSettings(lr=1.0, warmup_ratio=share, min_lr_ratio=least, schedule=schedule)
-    found = [rate(settings, update, total) for update in range(total)]
+    found = [learning_rate(settings, update, total) for update in range(total)]
     warm = found[max(0, warmup_updates(settings, total) - 1) :]
     assert min(found) > 0
     assert warm[0] == 1.0
@@ -83,4 +85,4 @@ def test_the_way_down_is_that_of_transformers(total, warmup):
         wanted = {"linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
         for schedule, left in wanted.items():
             made = LearnerSettings(lr=1.0, schedule=schedule, warmup_updates=warmup)
-            assert rate(made, update, total) == pytest.approx(left, rel=1e-12, abs=1e-15)
+            assert learning_rate(made, update, total) == pytest.approx(left, rel=1e-12, abs=1e-15)

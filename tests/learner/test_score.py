@@ -23,7 +23,7 @@ from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.score import ScoreLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
-from postgrad.models.attention import NAME
+from postgrad.models.attention import ATTENTION_NAME
 
 VOCABULARY = 41
 PAD = VOCABULARY - 1
@@ -51,7 +51,7 @@ def score_model() -> Any:
 
 def make(reads: Any = "at", micro: MicroBatch | None = None) -> ScoreLearner:
     lm, micro = score_model(), micro or MicroBatch(max_tokens=512)
-    lm.set_attn_implementation(NAME)
+    lm.set_attn_implementation(ATTENTION_NAME)
     name = "reward_model" if reads == "at" else "critic"
     learner = LearnerSettings(lr=1e-2)
     return ScoreLearner(name, Backbone(lm, CPU, micro), reads, learner, 10)

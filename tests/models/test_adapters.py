@@ -16,7 +16,7 @@ from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import lay_out
 from postgrad.models.adapters import Adapter, add_adapter
-from postgrad.models.attention import NAME
+from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.head import full_logits
 from postgrad.models.load import load_model
 from postgrad.models.packed import hidden_states
@@ -108,7 +108,7 @@ def test_our_attention_over_packed_tokens_goes_through_the_adapter(
     assert lm.get_output_embeddings() is head
     rows = [[5, 17, 40, 8, 66, 23, 9, 31], [5, 17, 40, 8, 11, 12], [70, 71, 72]]
     expected = torch.cat([lm(torch.tensor([row])).logits[0] for row in rows])
-    lm.set_attn_implementation(NAME)
+    lm.set_attn_implementation(ATTENTION_NAME)
     tokens = Ragged.of(rows, np.int32)
     masks = Ragged.of([[False] + [True] * (len(row) - 1) for row in rows], np.bool_)
     layout = lay_out(Sequences(tokens, masks, np.array([0, 0, 1])), np.arange(3), min_shared=1)
@@ -355,8 +355,8 @@ def test_weights_of_another_adapter_are_refused_and_change_nothing(
         ({"rank": 0}, "greater than or equal to 1"),
         ({"alpha": 0}, "greater than or equal to 1"),
         ({"dropout": 1.0}, "less than 1"),
-        ({"targets": ("q_proj", "")}, "'' is no name of a layer"),
-        ({"targets": (".*_proj",)}, "is no name of a layer"),
+        ({"targets": ("q_proj", "")}, "'' is not the end of a layer"),
+        ({"targets": (".*_proj",)}, "is not the end of a layer"),
         ({"targets": ("q_proj", "q_proj")}, "q_proj: named twice"),
         ({"ranks": 8}, "Extra inputs are not permitted"),
     ],

@@ -14,7 +14,7 @@ WORDS, WIDTH = 40, 6
 
 @pytest.fixture(autouse=True)
 def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradients, "PART", 16)
+    monkeypatch.setattr(gradients, "LARGE_WEIGHT", 16)
 
 
 def pair(padding: int | None = None) -> tuple[nn.Embedding, nn.Embedding]:

@@ -58,7 +58,7 @@ def gradient(layer: nn.Sequential) -> torch.Tensor:
 def test_gradients_of_a_large_weight_are_added_in_place_and_are_those_of_float64(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gradients, "PART", 512)  # two rows at a time
+    monkeypatch.setattr(gradients, "LARGE_WEIGHT", 512)  # two rows at a time
     exact, fast = pair(16, 41, bias=True)
     places: set[int] = set()
     for _ in range(3):  # micro-batches
@@ -73,7 +73,7 @@ def test_gradients_of_a_large_weight_are_added_in_place_and_are_those_of_float64
 def test_a_large_weight_that_was_computed_gets_its_gradient_from_autograd(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gradients, "PART", 16)
+    monkeypatch.setattr(gradients, "LARGE_WEIGHT", 16)
     exact, fast = pair(16, 8, bias=False)
     for layer, x in ((exact, torch.ones(3, 16).double()), (fast, torch.ones(3, 16))):
         weight = layer[0].weight
@@ -86,7 +86,7 @@ def test_a_large_weight_that_was_computed_gets_its_gradient_from_autograd(
 def test_a_large_weight_gets_its_gradient_where_its_layer_is_computed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gradients, "PART", 16)
+    monkeypatch.setattr(gradients, "LARGE_WEIGHT", 16)
     exact, fast = pair(16, 8, bias=True)
     for layer, x in ((exact, torch.ones(3, 16).double()), (fast, torch.ones(3, 16))):
         checkpoint(layer, x, use_reentrant=False).square().sum().backward()

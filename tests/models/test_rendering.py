@@ -255,7 +255,7 @@ def test_variables_are_json_values_of_their_own_names(
 def test_any_text_of_a_row_is_rendered_or_refused(content: str) -> None:
     message = [{"role": "user", "content": content}]
     if content == "\ud800":
-        with pytest.raises(Unrenderable, match="it is no text"):
+        with pytest.raises(Unrenderable, match="a message is not text"):
             text("{{ messages[0].content }}", message)
     else:
         assert text("{{ messages[0].content }}", message) == content

@@ -76,7 +76,7 @@ def test_a_sequence_within_the_original_length_is_rotated_as_alone(model: Path) 
 def test_a_longer_sequence_is_refused_before_it_changes_its_pack(model: Path) -> None:
     lm = load_model(str(model), dtype=torch.float32).lm
     rng = np.random.default_rng(0)
-    with pytest.raises(UsageError, match=r"beyond 32 tokens .* may have 33: set data\.max_len"):
+    with pytest.raises(UsageError, match=r"beyond 32 tokens .* 33 tokens here: set data\.max_len"):
         packed(lm, [rng.integers(3, 90, 33), rng.integers(3, 90, 5)])
     assert bool(packed(lm, [rng.integers(3, 90, 32)]).isfinite().all())  # and goes on
 

@@ -143,13 +143,13 @@ def test_a_vocabulary_is_planned_as_large_as_it_may_become() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"model_type": "mamba"}, "is a mamba model, no plan can be made"),
+        ({"model_type": "mamba"}, "is a mamba model, whose sizes cannot be computed"),
         ({"model_type": "gemma3", "text_config": {}}, "reads more than text"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "an encoder with a decoder"),
         ({}, "names no model_type"),
-        ({"model_type": "llama"}, "num_attention_heads is None; wanted"),
-        ({**SMALL, "model_type": "llama", "hidden_size": "wide"}, "hidden_size is 'wide'; wanted"),
-        ({**SMALL, "model_type": "llama", "vocab_size": 0}, "vocab_size is 0; wanted"),
+        ({"model_type": "llama"}, "num_attention_heads is None; it has"),
+        ({**SMALL, "model_type": "llama", "hidden_size": "wide"}, "hidden_size is 'wide'; it has"),
+        ({**SMALL, "model_type": "llama", "vocab_size": 0}, "vocab_size is 0; it has"),
     ],
 )
 def test_a_config_that_no_plan_can_be_made_of_is_refused(

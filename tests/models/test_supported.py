@@ -77,9 +77,9 @@ def test_an_untested_type_trains_and_samples_as_transformers(kind: str, make: Ma
 
 
 REFUSED = {
-    "nemotron": "do not hand the forward's arguments on to their attention",
-    "stablelm": "do not hand the forward's arguments on to their attention",
-    "phimoe": "do not hand their sliding window of 8 on",
+    "nemotron": "do not pass the forward's arguments on to their attention",
+    "stablelm": "do not pass the forward's arguments on to their attention",
+    "phimoe": "do not pass their sliding window of 8 on",
     "llama4_text": "chunked_attention layers",
     "gptj": "attention of its own",
     "falcon": "attention of its own",

@@ -15,7 +15,7 @@ from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
 from postgrad.models import flex
-from postgrad.models.attention import NAME, AttentionContext
+from postgrad.models.attention import ATTENTION_NAME, AttentionContext
 from postgrad.models.flex import FlexAttention
 from postgrad.models.head import full_logits, target_logprobs
 from postgrad.models.packed import hidden_states
@@ -136,7 +136,7 @@ def test_packed_logprobs_and_gradients_are_those_of_the_padded_forward(
     (weight * expected).sum().backward()
     expected_gradient = gradients(lm)
 
-    lm.set_attn_implementation(NAME)
+    lm.set_attn_implementation(ATTENTION_NAME)
     in_order = packed_logprobs(lm, sequences, min_shared, context)
     (weight * in_order).sum().backward()
     gradient = gradients(lm)
@@ -152,7 +152,7 @@ def test_flex_attentions_mask_gives_the_logprobs_of_the_padded_forward(
     """torch computes it uncompiled here, forward only."""
     lm = model_of(name)
     expected = padded_logprobs(lm, sequences)
-    lm.set_attn_implementation(NAME)
+    lm.set_attn_implementation(ATTENTION_NAME)
     kernels = []
 
     def uncompiled(*args: Tensor, **options: Any) -> Tensor:

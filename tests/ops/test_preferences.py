@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from postgrad.ops.preferences import LARGEST_MEAN, answers, kto, log_exp, log_odds, logistic
+from postgrad.ops.preferences import LARGEST_MEAN, answer_sums, kto, log_exp, log_odds, logistic
 
 FAR = [-1e4, -800.0, -30.0, -1.0, 0.0, 1.0, 30.0, 800.0, 1e4]
 
@@ -64,11 +64,13 @@ def test_kto_by_hand():
 def test_answers_are_sums_over_each_sequence_s_own_entries():
     logprobs = torch.tensor([-1.0, -2.0, -4.0, -8.0])
     sequence = torch.tensor([1, 0, 1, 2])  # in any order
-    found = answers(logprobs, {"ref_logprobs": torch.tensor([-1.0, -1.0, -1.0, -8.0])}, sequence, 4)
+    found = answer_sums(
+        logprobs, {"ref_logprobs": torch.tensor([-1.0, -1.0, -1.0, -8.0])}, sequence, 4
+    )
     assert found.logprob.tolist() == [-2.0, -5.0, -8.0, 0.0]
     assert found.log_ratio.tolist() == [-1.0, -3.0, 0.0, 0.0]
     assert found.tokens.tolist() == [1.0, 2.0, 1.0, 1.0]  # at least 1: nothing to divide by 0
     chosen, rejected = found.sides()
     assert chosen.logprob.tolist() == [-2.0, -8.0]
     assert rejected.log_ratio.tolist() == [-3.0, 0.0]
-    assert not answers(logprobs, {}, sequence, 4).log_ratio.any()
+    assert not answer_sums(logprobs, {}, sequence, 4).log_ratio.any()

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postgrad.core.errors import UsageError
-from postgrad.parallel.grid import ONE, Grid
+from postgrad.parallel.grid import UNDIVIDED, Grid
 
 
 def test_alone_there_is_one_replica_of_one_rank() -> None:
-    assert ONE.sharers == 1
-    ONE.require_ranks(1)
+    assert UNDIVIDED.sharers == 1
+    UNDIVIDED.require_ranks(1)
 
 
 @given(context=st.integers(1, 4), tensor=st.integers(1, 4), groups=st.integers(1, 3))

@@ -16,7 +16,7 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.models.load import load_model
 from postgrad.parallel import sharding
 from postgrad.parallel.ranks import Ranks
-from postgrad.parallel.sharding import whole
+from postgrad.parallel.sharding import whole_tensor
 
 pytestmark = [
     pytest.mark.ranks,
@@ -52,7 +52,7 @@ def divide(ranks: Ranks, folder: Path, dtype: str) -> None:
     one = PolicyLearner(backbone, LearnerSettings(), 1)
     read = load_file(folder / dtype / "model.safetensors")
     for name, mine in one.weights().items():
-        assert torch.equal(whole(mine, one.pieces[name], ranks), read[name].float()), name
+        assert torch.equal(whole_tensor(mine, one.pieces[name], ranks), read[name].float()), name
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.models.attention import NAME
+from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.linear import speed_up
 from postgrad.models.norm import fuse_norms
 from postgrad.models.shapes import shape_of
@@ -45,7 +45,7 @@ def test_what_layers_of_large_models_keep_is_what_fake_tensors_say(
     with FakeTensorMode(allow_non_fake_inputs=True):
         config = AutoConfig.for_model(kind, num_hidden_layers=LAYERS, **sizes)
         lm = AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, attn_implementation=NAME
+            config, dtype=torch.bfloat16, attn_implementation=ATTENTION_NAME
         )
         speed_up(lm, cpu)
         fuse_norms(lm, cpu)

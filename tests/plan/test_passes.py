@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.core.heap import WORTH_IT
+from postgrad.core.heap import TRIM_BYTES
 from postgrad.models import gradients
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.settings import ModelInit, ModelSettings
@@ -120,9 +120,9 @@ def test_a_copy_stands_beside_what_the_next_forward_pass_has_kept_by_then() -> N
 def test_what_an_update_left_in_the_heap_is_given_back_before_an_engine_samples() -> None:
     wide = {"model": {"init": {**INIT, "hidden_size": 768, "num_hidden_layers": 24}}}
     (kept,) = (line.bytes for line in planned(wide).lines if line.what == "kept by the allocator")
-    assert kept["update"] > WORTH_IT == kept["rollout"] == kept["save"]
+    assert kept["update"] > TRIM_BYTES == kept["rollout"] == kept["save"]
     (kept,) = (line.bytes for line in planned({}).lines if line.what == "kept by the allocator")
-    assert 0 < kept["update"] == kept["rollout"] == kept["save"] < WORTH_IT
+    assert 0 < kept["update"] == kept["rollout"] == kept["save"] < TRIM_BYTES
 
 
 def test_logits_of_few_entries_are_less_than_a_chunk() -> None:
@@ -136,7 +136,7 @@ def test_logits_of_few_entries_are_less_than_a_chunk() -> None:
 def test_the_gradient_of_a_large_head_is_added_in_place_on_a_cpu() -> None:
     init = {**INIT, "tokenizer": {"vocab_size": 151_936}}
     shape = shape_of_model(ModelSettings(init=ModelInit.model_validate(init)))
-    assert 151_936 * 256 > PART == gradients.PART > 4096 * 256
+    assert 151_936 * 256 > PART == gradients.LARGE_WEIGHT > 4096 * 256
     wide, narrow = (Head(shape, width, 10_000, cpu=True, trains=True) for width in (4, 2))
     assert (wide.backward()[1], wide.waiting(), wide.ending()) == (0, 0, 0)
     assert narrow.backward()[1] > 0 < narrow.waiting()

@@ -142,12 +142,12 @@ REFUSED = {
     ),
     "a target that cannot be a layer's name": (
         PPO + '\n[model.lora]\ntargets = [".*proj"]\n',
-        "model.lora.targets: '.*proj' is no name of a layer",
+        "model.lora.targets: '.*proj' is not the end of a layer's name",
     ),
     "a margin that the loss does not know": (
         PAIRS.format(job="reward")
         + '[algorithm]\ntype = "bradley_terry"\nloss = "log_exp"\nmargin = true\n',
-        "the log_exp loss knows no margin: set loss = 'log_sigmoid'",
+        "the log_exp loss has no margin: set loss = 'log_sigmoid'",
     ),
     "one column that is both answers": (
         PAIRS.format(job="reward").replace('jsonl"', 'jsonl"\nchosen = "rejected"'),

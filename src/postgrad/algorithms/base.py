@@ -1,11 +1,13 @@
-"""What an algorithm is: settings that are the knobs, methods that are the math. No state, no I/O.
+"""The base classes of algorithms: frozen settings with methods; no state, no I/O.
 
-    credit       rollouts -> advantages and whatever else the losses read       (controller, NumPy)
+    credit       rollouts -> advantages and other columns that the losses read  (controller, NumPy)
     experience   pairs or labelled answers -> the columns that a loss reads     (controller, NumPy)
-    policy_loss  logprobs of one layout's entries -> a sum, already divided     (learner, torch)
-    score_loss   the same of a head's scores: a critic's or a reward model's    (learner, torch)
+    policy_loss  logprobs of one layout's entries -> its share of the loss      (learner, torch)
+    score_loss   the same for scores of a critic's or reward model's head       (learner, torch)
 
 torch is named only in annotations, so that a recipe can be read without importing it.
+
+Shapes: S sequences, E loss entries of one layout.
 """
 
 from __future__ import annotations
@@ -25,99 +27,86 @@ from postgrad.core.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from postgrad.ops.preferences import Answers
+    from postgrad.ops.preferences import AnswerSums
 
 Level = Literal["token", "sequence", "pair", "group"]
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What must be computed for an algorithm before or beside its loss.
+    """What has to be computed for an algorithm before or beside its loss."""
 
-    old_logprobs: credit reads the policy's own logprobs from before the step. Where it does not,
-    they are computed only for steps of several updates. mismatched: the policy and the reference
-    read each prompt with the answer of another sample too (KTO).
-    """
-
-    reference: bool = False
+    reference: bool = False  # logprobs of the reference
+    # Logprobs of the policy before the step, for credit. Where False, they are computed only for
+    # steps of several updates.
     old_logprobs: bool = False
-    entropy: bool = False
-    critic: bool = False
-    mismatched: bool = False
+    entropy: bool = False  # of the policy's distribution at each loss entry
+    critic: bool = False  # values of a critic, which is trained too
+    mismatched: bool = False  # logprobs of each prompt with another sample's answer (KTO)
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """A batch with its advantages. rows: [S] which samples of the batch are in the experience.
-
-    state: JSON values that the next step's credit gets back, through checkpoints too.
-    """
+    """The result of `credit`."""
 
     experience: Experience
-    rows: NDArray[np.int64]
-    state: Mapping[str, Any]
+    rows: NDArray[np.int64]  # [S of the experience] indices of its samples in the batch
+    state: Mapping[str, Any]  # JSON values for the next step's credit; kept in checkpoints
     metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """The E loss entries of one layout.
-
-    logprobs: [E] float32 with gradient, at the sampling temperature. entropy: [E] or None where it
-    was not needed. columns: the experience's columns at these entries, [E] float32 each. sequence:
-    [E] int64, number of the sequence within this layout, below `n_sequences`. weight: [E] float32
-    from `entry_weights`. token_weight: [E] float32, 1 / loss tokens that the update computes:
-    metrics are sums with it, so that adding them over layouts gives the update's mean.
+    """The E loss entries of one layout, for a policy's loss. Tensors are float32 where not stated
+    otherwise.
     """
 
-    logprobs: Tensor
-    entropy: Tensor | None
-    columns: Mapping[str, Tensor]
-    sequence: Tensor
-    n_sequences: int
-    weight: Tensor
+    logprobs: Tensor  # [E] nats, with gradient, at the sampling temperature
+    entropy: Tensor | None  # [E] nats, with gradient; None where needs().entropy is False
+    columns: Mapping[str, Tensor]  # [E] each: the experience's columns at these entries
+    sequence: Tensor  # [E] int64, number of the entry's sequence in this layout
+    n_sequences: int  # sequences of this layout
+    weight: Tensor  # [E] from `entry_weights`
+    # [E] 1 / loss tokens that the update computes. Metrics are sums weighted with it, so that
+    # adding them over layouts gives means over the update.
     token_weight: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreInputs:
-    """The E loss entries of one layout, as a linear head reads them.
-
-    scores: [E] float32 with gradient: a critic's value of the state before each loss token, or a
-    reward model's score at the last token of each sequence. The rest is as in `LossInputs`, with
-    `weight` from `score_weights`.
+    """The E loss entries of one layout, for the loss of a scalar head. Fields without a comment are
+    those of `LossInputs`.
     """
 
+    # [E] float32 with gradient: a critic's value of the state before each loss token, or a reward
+    # model's score at the last token of each sequence.
     scores: Tensor
     columns: Mapping[str, Tensor]
     sequence: Tensor
     n_sequences: int
-    weight: Tensor
+    weight: Tensor  # [E] from `score_weights`
     token_weight: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """loss: scalar with gradient, this layout's share of the update's loss: shares are added.
+    """A layout's share of an update's loss and metrics; shares are added over layouts."""
 
-    metrics: detached scalars that are added over layouts in the same way.
-    """
-
-    loss: Tensor
-    metrics: Mapping[str, Tensor]
+    loss: Tensor  # scalar with gradient
+    metrics: Mapping[str, Tensor]  # detached scalars by name: "policy/ratio"
 
 
 class Algorithm(Settings, ABC):
-    """A loss over loss entries. `level` is what has to stay together in one forward pass.
+    """A loss over loss entries. `level`: what has to stay together in one forward pass.
 
-    With "pair" the sequences of an experience come in twos, the preferred one first, both in one
-    group. A layout holds whole pairs in order: 2k is the chosen one there and 2k + 1 the rejected.
+    With "pair" the sequences of an experience come in pairs, the preferred one first, both in one
+    group. A layout holds whole pairs in order: sequence 2k is the chosen one, 2k + 1 the rejected.
     """
 
     level: ClassVar[Level] = "token"
 
     def needs(self) -> Needs:
-        """Roles and columns beyond the policy's own logprobs."""
+        """The roles and columns that it needs beyond the policy's logprobs."""
         return Needs()
 
     @abstractmethod
@@ -128,7 +117,9 @@ class Algorithm(Settings, ABC):
         """
 
     def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """An update's metrics from their sums over all its layouts: what is no sum is made here."""
+        """An update's metrics from their sums over all its layouts. Overridden to compute those
+        that are not sums, such as a standard deviation.
+        """
         return dict(metrics)
 
 
@@ -158,10 +149,10 @@ class ScoreAlgorithm(Algorithm):
 class RolloutAlgorithm(PolicyAlgorithm):
     """An algorithm that learns from scored rollouts: reinforcement learning."""
 
-    min_group_size: ClassVar[int] = 1  # samples of a prompt, below which the group is dropped
+    min_group_size: ClassVar[int] = 1  # a prompt with fewer samples is dropped
 
     def for_rollout(self, max_new_tokens: int) -> Self:
-        """These settings with what they leave to the rollout's settings filled in."""
+        """These settings, completed with the rollout's max_new_tokens where they need it."""
         return self
 
     @abstractmethod
@@ -173,11 +164,11 @@ class RolloutAlgorithm(PolicyAlgorithm):
         values: Ragged | None,
         state: Mapping[str, Any],
     ) -> Credit:
-        """What each token of the batch deserves.
+        """The experience of a batch: advantages and other columns of the losses.
 
-        old, ref, values: logprobs of the policy before the step and of the reference, values of the
-        critic, float32 over the batch's tokens; None where they were not needed. state: {} at the
-        start of a run.
+        old, ref: logprobs of the policy before the step and of the reference; values: of the
+        critic. All float32 over the batch's tokens; None where needs() does not ask for them.
+        state: that of the last step's Credit; {} at the start of a run.
         """
 
 
@@ -185,7 +176,7 @@ class PreferenceAlgorithm(PolicyAlgorithm):
     """An algorithm that learns which answers people prefer, without a reward model."""
 
     @abstractmethod
-    def reward(self, answers: Answers) -> Tensor:
+    def reward(self, answers: AnswerSums) -> Tensor:
         """[n] the implicit reward of each answer, with gradient where `answers` has one."""
 
     @abstractmethod
@@ -198,10 +189,11 @@ class PreferenceAlgorithm(PolicyAlgorithm):
     ) -> Experience:
         """The answers of one update with the columns that the loss reads.
 
-        preferred: [S] chosen or desirable; with level "pair" True, False, True, False, ... ref: the
-        reference's logprobs, float32 over the tokens; None where needs().reference is False.
-        mismatched: [S] sum(logp - logp_ref) of each sample's prompt with another sample's answer;
-        None where needs().mismatched is False. A missing or wrong column is a ValueError.
+        preferred: [S] True for chosen or desirable answers; with level "pair" True, False, True,
+        False, ... ref: the reference's logprobs, float32 over the tokens; None where
+        needs().reference is False. mismatched: [S] sum(logp - logp_ref) of each sample's prompt
+        with another sample's answer; None where needs().mismatched is False. A missing or wrong
+        column is a ValueError.
         """
 
 
@@ -213,5 +205,5 @@ class RewardAlgorithm(ScoreAlgorithm):
         """The pairs of one update, with loss at the last token of each sequence alone.
 
         margins: [S / 2] by how much each chosen answer is better, in the data's units; zeros where
-        the data does not say. Sequences that are no pairs are a ValueError.
+        the data has none. Sequences that are not pairs are a ValueError.
         """

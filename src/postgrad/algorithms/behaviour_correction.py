@@ -1,4 +1,4 @@
-"""Where the sampler is not quite the policy before the step: another engine, or older weights."""
+"""Corrects for a sampler that differs from the policy before the step: by engine or weights."""
 
 from __future__ import annotations
 
@@ -8,27 +8,33 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field, model_validator
 
 from postgrad.algorithms.base import LossInputs, RolloutAlgorithm
-from postgrad.ops import correction as correcting
 from postgrad.ops import kl, losses
+from postgrad.ops.correction import (
+    CORRECTION_BOUNDS,
+    Correction,
+    masked_importance,
+    sequence_masked_importance,
+    truncated_importance,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class BehaviourCorrection(RolloutAlgorithm):
-    """The policy loss of a token is weighed by w = exp(logp_old - logp_sampled), bounded.
+    """The policy loss of a token is multiplied by w = exp(logp_old - logp_sampled), bounded.
 
     "tis" truncates w from above (Yao et al. 2025, "Your efficient RL framework secretly brings you
     off-policy RL training"); "icepop" drops tokens whose w lies outside a range (Ling team 2025,
-    arXiv:2510.18855); "sequence_mask" drops sequences whose geometric mean does; "metrics" weighs
-    nothing and measures. KL and entropy are not weighed, and what is dropped stays in every
-    denominator.
+    arXiv:2510.18855); "sequence_mask" drops sequences whose geometric mean of w does; "metrics"
+    changes no loss and only measures w. KL and entropy are not multiplied, and what is dropped
+    stays in every denominator.
     """
 
-    correction: correcting.Correction = "off"
-    correction_low: float | None = Field(None, ge=0.0)  # None: the method's own
+    correction: Correction = "off"
+    correction_low: float | None = Field(None, ge=0.0)  # of w; None: the method's default
     correction_high: float | None = Field(None, gt=0.0)
-    correction_with_filters: bool = False  # though top-p, top-k or min-p bias the weights
+    correction_with_filters: bool = False  # allow it with top-p, top-k, min-p, which bias w
 
     @model_validator(mode="after")
     def _bounds_belong_to_a_correction(self) -> Self:
@@ -44,8 +50,8 @@ class BehaviourCorrection(RolloutAlgorithm):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Of the correction's weights: the method's own where the recipe leaves them out."""
-        low, high = correcting.BOUNDS.get(self.correction, (0.0, math.inf))
+        """(low, high) of the importance weights: the method's own where the recipe has none."""
+        low, high = CORRECTION_BOUNDS.get(self.correction, (0.0, math.inf))
         return (
             low if self.correction_low is None else self.correction_low,
             high if self.correction_high is None else self.correction_high,
@@ -54,23 +60,23 @@ class BehaviourCorrection(RolloutAlgorithm):
     def correction_factor(
         self, inputs: LossInputs, old: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """[E] what the policy loss of each token is multiplied with, and how far sampler and
-        learner are apart: "correction/kl" is KL(sampler || learner), the mean of w - 1 - log w.
+        """Factors [E] of the policy loss of each token, and metrics of how far sampler and learner
+        are apart: "correction/kl" is KL(sampler || learner), the mean of w - 1 - log w.
         """
         log_ratio, weight = old - inputs.columns["sampled_logprobs"], inputs.token_weight
         low, high = self.bounds
-        whole = losses.bounded_exp(log_ratio)
+        importance = losses.bounded_exp(log_ratio)
         if self.correction == "tis":
-            factor = correcting.truncated(log_ratio, high)
+            factor = truncated_importance(log_ratio, high)
         elif self.correction == "icepop":
-            factor = correcting.masked(log_ratio, low, high)
+            factor = masked_importance(log_ratio, low, high)
         elif self.correction == "sequence_mask":
             sequence, n = inputs.sequence, inputs.n_sequences
-            factor = correcting.sequence_masked(log_ratio, sequence, n, low, high)
+            factor = sequence_masked_importance(log_ratio, sequence, n, low, high)
         else:
-            factor = whole.new_ones(len(whole))
+            factor = importance.new_ones(len(importance))
         return factor, {
-            "correction/ratio": (weight * whole).sum(),
+            "correction/ratio": (weight * importance).sum(),
             "correction/kl": (weight * kl.estimate("k3", -log_ratio)).sum(),  # the sampler's tokens
             "correction/factor": (weight * factor).sum(),
             "correction/zeroed_fraction": (weight * (factor == 0)).sum(),

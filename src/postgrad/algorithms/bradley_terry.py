@@ -22,9 +22,9 @@ from postgrad.ops.weights import entry_weights
 class BradleyTerry(RewardAlgorithm):
     """P(chosen is better) = sigmoid(r_chosen - r_rejected), with the score at the last token.
 
-    The loss knows differences only; `centre_coef` adds centre_coef * (r_chosen + r_rejected)^2,
-    which keeps scores around 0 (Eisenstein et al. 2023, arXiv:2312.09244). `margin` takes how much
-    better the data says it is from the difference (Llama 2, arXiv:2307.09288).
+    That loss depends on differences only; `centre_coef` adds centre_coef * (r_chosen +
+    r_rejected)^2, which keeps scores around 0 (Eisenstein et al. 2023, arXiv:2312.09244). `margin`
+    subtracts the data's margin from the difference (Llama 2, arXiv:2307.09288).
     """
 
     level: ClassVar[Level] = "pair"
@@ -36,7 +36,7 @@ class BradleyTerry(RewardAlgorithm):
     @model_validator(mode="after")
     def _margin_needs_log_sigmoid(self) -> Self:
         if self.margin and self.loss == "log_exp":
-            raise ValueError("the log_exp loss knows no margin: set loss = 'log_sigmoid'")
+            raise ValueError("the log_exp loss has no margin: set loss = 'log_sigmoid'")
         return self
 
     def experience(self, sequences: Sequences, margins: NDArray[np.float64]) -> Experience:
@@ -50,7 +50,9 @@ class BradleyTerry(RewardAlgorithm):
         return entry_weights(sequences.loss_mask, rows, "pair")
 
     def score_loss(self, inputs: ScoreInputs) -> LossOutput:
-        """Metrics are means over pairs; `report` makes the deviation of all rewards of two."""
+        """Metrics are means over pairs. From the means of rewards and of their squares `report`
+        computes the deviation of all rewards.
+        """
         scores, margins, weight = (
             sequence_sums(each, inputs.sequence, inputs.n_sequences)
             for each in (inputs.scores, inputs.columns["margins"], inputs.weight)
@@ -69,8 +71,8 @@ class BradleyTerry(RewardAlgorithm):
         return LossOutput((weight * loss).sum(), metrics)
 
     def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        known = dict(metrics)
-        if (square := known.pop("reward_model/reward_square", None)) is not None:
-            variance = square - known["reward_model/reward_mean"] ** 2
-            known["reward_model/reward_std"] = math.sqrt(max(0.0, variance))
-        return known
+        reported = dict(metrics)
+        if (square := reported.pop("reward_model/reward_square", None)) is not None:
+            variance = square - reported["reward_model/reward_mean"] ** 2
+            reported["reward_model/reward_std"] = math.sqrt(max(0.0, variance))
+        return reported

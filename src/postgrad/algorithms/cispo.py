@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class CISPO(GRPO):
-    """REINFORCE on every token, weighed by a ratio that is bounded from above and not learned from.
+    """REINFORCE on every token, weighted by a ratio that is bounded from above and has no gradient.
 
-    PPO's clip drops the gradient of tokens whose ratio has moved far, which are the rare ones that
+    PPO's clip drops the gradient of tokens whose ratio has moved far, often the rare ones that
     begin a new line of thought. There is no lower bound and no dual clip.
     """
 

@@ -1,4 +1,4 @@
-"""What algorithms with a critic share: its loss, and how well it knows the returns."""
+"""What algorithms with a critic share: its loss, and how much of the returns it explains."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic import Field
 from postgrad.algorithms.base import LossOutput, ScoreAlgorithm, ScoreInputs
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.ops import values
+from postgrad.ops.values import explained_variance, value_clipped, value_loss
 from postgrad.ops.weights import entry_weights
 
 
 class Critic(ScoreAlgorithm):
-    """Squared error to the returns, clipped around the values before the step, a mean over all loss
-    tokens of the update. Columns: "values" (from before the step) and "returns".
+    """The mean squared error to the returns over all loss tokens of the update, with values clipped
+    around those before the step. Columns: "values" (before the step) and "returns".
     """
 
     value_clip: float | None = Field(0.2, gt=0.0)  # None: off
@@ -27,28 +27,30 @@ class Critic(ScoreAlgorithm):
         return entry_weights(sequences.loss_mask, rows, "token")
 
     def score_loss(self, inputs: ScoreInputs) -> LossOutput:
-        """Metrics are means per token; `report` makes the explained variance of the last four."""
+        """Metrics are means per token. From the means of error, return and their squares `report`
+        computes the explained variance.
+        """
         old, returns, clip = inputs.columns["values"], inputs.columns["returns"], self.value_clip
-        loss = values.value_loss(inputs.scores, old, returns, clip)
-        found = inputs.scores.detach()
-        error, target = (returns - found).double(), returns.double()
-        each = {
-            "value": found,
-            "clip_fraction": values.value_clipped(found, old, returns, clip),
+        loss = value_loss(inputs.scores, old, returns, clip)
+        predicted = inputs.scores.detach()
+        error, target = (returns - predicted).double(), returns.double()
+        token_metrics = {
+            "value": predicted,
+            "clip_fraction": value_clipped(predicted, old, returns, clip),
             "error": error,
             "error_square": error.square(),
             "return": target,
             "return_square": target.square(),
         }
         weight = inputs.token_weight.double()
-        means = {f"critic/{name}": (weight * value).sum() for name, value in each.items()}
+        means = {f"critic/{name}": (weight * value).sum() for name, value in token_metrics.items()}
         return LossOutput((inputs.weight * loss).sum(), means)
 
     def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        known = dict(metrics)
+        reported = dict(metrics)
         names = ("error", "error_square", "return", "return_square")
-        if all(f"critic/{name}" in known for name in names):
-            found = [known[f"critic/{name}"] for name in names]
-            known["critic/explained_variance"] = values.explained_variance(*found)
-            del known["critic/error_square"], known["critic/return_square"]
-        return known
+        if all(f"critic/{name}" in reported for name in names):
+            means = [reported[f"critic/{name}"] for name in names]
+            reported["critic/explained_variance"] = explained_variance(*means)
+            del reported["critic/error_square"], reported["critic/return_square"]
+        return reported

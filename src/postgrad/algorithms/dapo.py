@@ -10,8 +10,8 @@ class DAPO(GRPO):
     """GRPO with a higher upper clip, so that unlikely tokens can still rise, and a loss in which
     every token of the update counts the same.
 
-    Its other two parts are not the loss's: `rollout.dynamic_sampling` filters and refills groups,
-    and the reward `overlong` punishes length softly.
+    Its other two parts are not in the loss: `rollout.dynamic_sampling` filters and refills groups,
+    and the reward `overlong` is a soft penalty for length.
     """
 
     clip_high: float = Field(0.28, ge=0.0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from postgrad.algorithms.preference import PairPreference
-from postgrad.ops.preferences import Answers, logistic
+from postgrad.ops.preferences import AnswerSums, logistic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ class DPO(PairPreference):
     beta: float = Field(0.1, gt=0.0)
     label_smoothing: float = Field(0.0, ge=0.0, lt=0.5)
 
-    def reward(self, answers: Answers) -> Tensor:
+    def reward(self, answers: AnswerSums) -> Tensor:
         return self.beta * answers.log_ratio
 
     def pair_loss(self, margin: Tensor) -> Tensor:

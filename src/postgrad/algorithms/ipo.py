@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from postgrad.algorithms.preference import PairPreference
-from postgrad.ops.preferences import Answers
+from postgrad.ops.preferences import AnswerSums
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class IPO(PairPreference):
-    """(h - 1 / (2 beta))^2: the difference of log-ratios is drawn to a fixed margin.
+    """(h - 1 / (2 beta))^2: the difference h of log-ratios is drawn to a fixed margin.
 
     Log-ratios are means over each answer's tokens, as its authors computed them. The implicit
-    reward is beta times that, so that its optimum is a margin of 1/2 whatever beta is.
+    reward is beta times that, so that the optimal margin of rewards is 1/2 whatever beta is.
     """
 
     beta: float = Field(0.1, gt=0.0)
 
-    def reward(self, answers: Answers) -> Tensor:
+    def reward(self, answers: AnswerSums) -> Tensor:
         return self.beta * answers.log_ratio / answers.tokens
 
     def pair_loss(self, margin: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from postgrad.algorithms import preference as shared
 from postgrad.algorithms.base import Level, LossInputs, LossOutput, Needs, PreferenceAlgorithm
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
-from postgrad.ops.preferences import Answers, kto
+from postgrad.ops.preferences import AnswerSums, kto
 from postgrad.ops.weights import entry_weights
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class KTO(PreferenceAlgorithm):
     def needs(self) -> Needs:
         return Needs(reference=True, mismatched=True)
 
-    def reward(self, answers: Answers) -> Tensor:
+    def reward(self, answers: AnswerSums) -> Tensor:
         return self.beta * answers.log_ratio
 
     def experience(
@@ -47,14 +47,14 @@ class KTO(PreferenceAlgorithm):
         ref: Ragged | None,
         mismatched: NDArray[np.float64] | None,
     ) -> Experience:
-        """Columns: ref_logprobs, z, and 1 / answers of its label as desirable or undesirable."""
+        """Columns: ref_logprobs, z, and for each label 1 / its answers at them, else 0."""
         n, full, spread = len(sequences), sequences.loss_mask.sums() > 0, sequences.tokens.spread
         if mismatched is None or len(mismatched) != n or not np.isfinite(mismatched).all():
             raise ValueError("KTO needs a finite sum(logp - logp_ref) of each mismatched pair")
         z = max(0.0, float(mismatched.sum()) / max(1, n))
         columns = shared.with_reference(sequences, ref) | {"z": spread(np.full(n, z))}
-        for name, own in zip(LABELS, (preferred & full, ~preferred & full), strict=True):
-            columns[name] = spread(own / max(1, own.sum()))
+        for name, labelled in zip(LABELS, (preferred & full, ~preferred & full), strict=True):
+            columns[name] = spread(labelled / max(1, labelled.sum()))
         return Experience(sequences, columns, full)
 
     def entry_weights(self, sequences: Sequences, rows: NDArray[np.int64]) -> Ragged:
@@ -62,18 +62,18 @@ class KTO(PreferenceAlgorithm):
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
         """Metrics are means over the answers of a label, "policy/kl" over tokens."""
-        found, weight = shared.answers_of(inputs)
+        sums, weight = shared.answers_of(inputs)
         z, good, bad = (shared.mean_of(inputs, name) for name in ("z", *LABELS))
-        reward, costs = self.reward(found), (self.desirable_weight, self.undesirable_weight)
+        reward, costs = self.reward(sums), (self.desirable_weight, self.undesirable_weight)
         loss = kto(reward - self.beta * z, good > 0, costs)
         metrics = shared.distance(inputs) | {"policy/z": (weight * z).sum()}
         metrics["policy/reward_margin"] = ((good - bad) * reward.detach()).sum()
         for name, share in zip(LABELS, (good, bad), strict=True):
             metrics[f"policy/{name}"] = (weight * (share > 0)).sum()
             metrics[f"policy/reward_{name}"] = (share * reward.detach()).sum()
-            metrics[f"policy/logprob_{name}"] = (share * found.logprob.detach()).sum()
+            metrics[f"policy/logprob_{name}"] = (share * sums.logprob.detach()).sum()
         return LossOutput((weight * loss).sum(), metrics)
 
     def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """A label that no answer of the update has is left out: its rewards are not 0."""
+        """Leaves out the metrics of a label that no answer of the update has."""
         return shared.without_absent(metrics, LABELS)

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from postgrad.algorithms.preference import PairPreference
-from postgrad.ops.preferences import Answers, log_odds, logistic
+from postgrad.ops.preferences import AnswerSums, log_odds, logistic
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class ORPO(PairPreference):
-    """SFT on the chosen answer, plus what it costs that its odds are not higher than the other's.
+    """SFT on the chosen answer, plus a loss of the log odds ratio of the two answers.
 
-    No reference and no SFT before it. The reward of an answer is the log of its odds p / (1 - p),
-    with p the geometric mean of its tokens' probabilities.
+    It needs no reference and no SFT before it. The reward of an answer is the log of its odds
+    p / (1 - p), with p the geometric mean of its tokens' probabilities.
     """
 
     with_reference: ClassVar[bool] = False
@@ -25,7 +25,7 @@ class ORPO(PairPreference):
     odds_coef: float = Field(0.1, ge=0.0)  # lambda in the paper, beta in TRL
     nll_coef: float = Field(1.0, ge=0.0)
 
-    def reward(self, answers: Answers) -> Tensor:
+    def reward(self, answers: AnswerSums) -> Tensor:
         return log_odds(answers.logprob / answers.tokens)
 
     def pair_loss(self, margin: Tensor) -> Tensor:

@@ -26,32 +26,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Earned:
-    """What the S samples that are credited earned, before anyone says what it is worth.
-
-    rewards: [S] float64, scaled and clipped, turn rewards included. turn_rewards, charges: float64
-    per token; charges are what a KL in the reward takes, where it arises. truncated: [S]. values:
-    the critic's.
-    """
+    """The S samples of a step with their rewards, from which advantages are computed."""
 
     sequences: Sequences
-    rewards: NDArray[np.float64]
-    turn_rewards: Ragged
-    charges: Ragged
-    truncated: NDArray[np.bool_]
-    values: Ragged | None
+    rewards: NDArray[np.float64]  # [S] scaled and clipped, turn rewards included
+    turn_rewards: Ragged  # float64 per token, scaled
+    charges: Ragged  # float64 per token: beta * KL, to be subtracted; zeros without KL in rewards
+    truncated: NDArray[np.bool_]  # [S] cut off by the token limit
+    values: Ragged | None  # float32 per token, the critic's; None without a critic
 
 
 class PolicyGradient(RewardScaling, BehaviourCorrection):
-    """Subclasses say what a sample's advantage is. Groups under `min_group_size` are dropped.
+    """Subclasses define a sample's advantage. Groups of fewer than `min_group_size` are dropped.
 
-    KL in the reward: beta * sum of the sequence's token KLs is taken from its reward before
-    advantages are formed. With `kl_target` beta then moves so that the mean k1 per token stays near
-    the target. KL in the loss: beta * kl of each token, in the policy loss's own denominator.
+    KL in the reward: beta * (sum of the sequence's token KLs) is subtracted from its reward before
+    advantages are computed. With `kl_target` beta is adapted so that the mean k1 per token stays
+    near the target. KL in the loss: beta * KL of each token, with the policy loss's denominator.
 
-    mask_truncated_completions: samples with finish_reason "length" leave numerators, denominators
-    and whitening, of a critic's loss too. A group's mean and deviation count them (DAPO's overlong
-    filtering, arXiv:2503.14476): they are draws like others, and who leaves them out measures the
-    finished ones against a baseline that is too high.
+    mask_truncated_completions: samples with finish_reason "length" are removed from numerators,
+    denominators and whitening, also in a critic's loss. A group's mean and deviation still count
+    them (DAPO's overlong filtering, arXiv:2503.14476): without them the baseline of the finished
+    samples would be too high.
     """
 
     min_group_size: ClassVar[int] = 2
@@ -67,33 +62,35 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
     dual_clip: float | None = Field(None, gt=1.0)  # None: off
     aggregation: Aggregation = "sequence"
     constant_length: int | None = Field(None, ge=1)  # tokens; rollout.max_new_tokens if left out
-    # Samples that the token limit cut off are not trained on; their rewards stay in the baseline.
+    # Do not train on samples that the token limit cut off; their rewards stay in the baseline.
     mask_truncated_completions: bool = False
 
     @model_validator(mode="before")
     @classmethod
     def _k3_in_the_loss(cls, knobs: Any) -> Any:
-        """Some types have k1 as their default, which has no gradient on average."""
-        known = cast("dict[str, Any]", knobs)
-        if isinstance(knobs, dict) and known.get("kl_in") == "loss":
-            return {"kl_estimator": "k3", **known}
-        return known
+        """A subclass may have k1 as its default, whose gradient is 0 on average: in the loss k3."""
+        stated = cast("dict[str, Any]", knobs)
+        if isinstance(knobs, dict) and stated.get("kl_in") == "loss":
+            return {"kl_estimator": "k3", **stated}
+        return stated
 
     @model_validator(mode="after")
     def _target_needs_reward(self) -> Self:
         if self.kl_target is not None and (self.kl_in != "reward" or self.kl_coef == 0.0):
-            raise ValueError("kl_target adapts a KL in the reward: set kl_in and kl_coef > 0 too")
+            raise ValueError(
+                'kl_target adapts a KL in the reward: set kl_in = "reward" and kl_coef > 0 too'
+            )
         return self
 
     @abstractmethod
     def advantages(
         self, rewards: NDArray[np.float64], group: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """[S] from rewards [S] and group numbers [S]."""
+        """The advantages [S] of samples, from their rewards [S] and group numbers [S]."""
 
     def token_advantages(self, earned: Earned) -> NDArray[np.float64]:
-        """[N] over the tokens. What a sample was charged is taken from its reward, unless a
-        subclass knows better.
+        """The advantages [N] of tokens. By default those of their sample, from its reward minus the
+        sum of its charges.
         """
         sequences = earned.sequences
         each = self.advantages(earned.rewards - earned.charges.sums(), sequences.group)
@@ -102,7 +99,7 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
     def token_credit(
         self, earned: Earned, state: Mapping[str, Any]
     ) -> tuple[dict[str, NDArray[np.float64]], Mapping[str, Any], dict[str, float]]:
-        """Columns [N] of the losses, "advantages" among them; the next state; metrics."""
+        """(columns [N] of the losses, with "advantages"; the next state; metrics)."""
         return {"advantages": self.token_advantages(earned)}, state, {}
 
     @property
@@ -136,9 +133,10 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         values: Ragged | None,
         state: Mapping[str, Any],
     ) -> Credit:
-        """Advantages by group. Rewards that are not finite, or a missing column, are ValueErrors.
+        """See RolloutAlgorithm.credit. Rewards that are not finite, and missing columns, are
+        ValueErrors.
 
-        State, where `kl_target` is set: {"kl_coef": beta}; see `scaled_rewards`.
+        State: {"kl_coef": beta} where `kl_target` is set, and that of `scaled_rewards`.
         """
         if not np.isfinite(batch.rewards).all():
             raise ValueError("a kept sample has a reward that is not finite")
@@ -157,11 +155,11 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         masked = cut & self.mask_truncated_completions
         sequences = without_loss(sequences, masked)
         earned = Earned(sequences, rewards, turns, charges, cut, values)
-        found, state, more = self.token_credit(earned, state)
+        token_columns, state, more = self.token_credit(earned, state)
         metrics |= scaling
         columns = {
             name: sequences.tokens.like((tokens * sequences.loss_mask.values).astype(np.float32))
-            for name, tokens in found.items()
+            for name, tokens in token_columns.items()
         }
         if old is not None:
             columns["old_logprobs"] = old
@@ -178,13 +176,15 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         return Credit(experience, rows, state, metrics | more)
 
     def _moves(self, advantages: Ragged) -> NDArray[np.bool_]:
-        """[S] False for samples without gradient. A critic learns from every sample."""
+        """[S] False for samples without gradient; none where there is a critic, or a KL or entropy
+        in the loss.
+        """
         everywhere = self._kl_in_loss or self.entropy_coef > 0 or self.needs().critic
         moves = advantages.like(advantages.values != 0).sums() > 0
         return moves | np.bool_(everywhere)
 
     def _group_metrics(self, batch: RolloutBatch, rows: NDArray[np.int64]) -> dict[str, float]:
-        """Of the task's own rewards, before any KL."""
+        """Metrics of groups, from the batch's rewards before scaling and KL."""
         group, rewards = batch.sequences.group[rows], batch.rewards[rows]
         _, first = np.unique(group, return_index=True)  # one sample of each group
         before = len(np.unique(batch.sequences.group))
@@ -197,7 +197,7 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
     def _kl_charges(
         self, loss_mask: Ragged, old: Ragged | None, ref: Ragged | None, state: Mapping[str, Any]
     ) -> tuple[Ragged, Mapping[str, Any], dict[str, float]]:
-        """beta * KL of each token, the next state, metrics."""
+        """(beta * KL of each token, the next state, metrics)."""
         beta = float(state.get("kl_coef", self.kl_coef))
         before, reference = (
             required(column, f"{name!r} logprobs").values
@@ -224,8 +224,8 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         return charges, state, metrics
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """The surrogate, corrected, plus KL, less entropy. Without old logprobs the current ones
-        are the old.
+        """surrogate * correction + kl_coef * KL - entropy_coef * entropy. Without the column
+        "old_logprobs" the current logprobs, detached, take its place.
         """
         logprobs = inputs.logprobs
         old = inputs.columns.get("old_logprobs", logprobs.detach())
@@ -248,7 +248,7 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         return LossOutput((inputs.weight * token_loss).sum(), metrics)
 
     def ratio(self, inputs: LossInputs, old: Tensor) -> Tensor:
-        """[E] how much likelier each token is now than with the old logprobs."""
+        """[E] probability of each token divided by that of the old logprobs."""
         return losses.bounded_ratio(inputs.logprobs, old)
 
     def surrogate(self, inputs: LossInputs, ratio: Tensor) -> Tensor:
@@ -260,7 +260,7 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         )
 
     def _ratio_metrics(self, inputs: LossInputs, ratio: Tensor, old: Tensor) -> dict[str, Tensor]:
-        """Means per token, except "policy/bounded_exponents", which counts."""
+        """Means per token; "policy/bounded_exponents" is a count."""
         advantages, weight = inputs.columns["advantages"], inputs.token_weight
         logprobs = inputs.logprobs.detach()
         change = logprobs - old
@@ -277,15 +277,15 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         }
 
 
-def required(column: Ragged | None, what: str) -> Ragged:
-    """`column`, or a ValueError where it was not handed over."""
+def required(column: Ragged | None, name: str) -> Ragged:
+    """`column`; a ValueError where it is None."""
     if column is None:
-        raise ValueError(f"credit needs {what}, see needs()")
+        raise ValueError(f"credit needs {name}, see needs()")
     return column
 
 
 def without_loss(sequences: Sequences, rows: NDArray[np.bool_]) -> Sequences:
-    """The same sequences, those of `rows` [S] without a loss token."""
+    """The same sequences; those where `rows` [S] is True have no loss tokens any more."""
     if not rows.any():
         return sequences
     mask = sequences.loss_mask

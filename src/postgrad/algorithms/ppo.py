@@ -18,7 +18,7 @@ from postgrad.ops.weights import Aggregation
 
 
 class PPO(PolicyGradient, Critic):
-    """A critic says what a state is worth, and a token is credited with what it changed.
+    """A critic estimates the value of each state; a token's advantage is how it changed the value.
 
     KL is charged token by token in the reward (Ouyang et al. 2022, arXiv:2203.02155). Advantages
     are whitened over the step's tokens; the returns that the critic learns are not.
@@ -28,10 +28,10 @@ class PPO(PolicyGradient, Critic):
 
     gamma: float = Field(1.0, ge=0.0, le=1.0)
     lam: float = Field(0.95, ge=0.0, le=1.0)
-    bootstrap_truncated: bool = False
+    bootstrap_truncated: bool = False  # at the token limit use the last value, not 0
     whiten: bool = True  # advantages
-    std_norm: bool = True  # False: of the whitening only the mean is taken, not the deviation
-    whiten_rewards: bool = False  # of tokens: distances from their mean are scaled, it stays
+    std_norm: bool = True  # False: whitening subtracts the mean and does not divide by the std
+    whiten_rewards: bool = False  # scale token rewards by their deviation, around their mean
     kl_in: Literal["loss", "reward"] = "reward"
     kl_estimator: kl.Estimator = "k1"
     aggregation: Aggregation = "token"

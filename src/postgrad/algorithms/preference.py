@@ -1,4 +1,4 @@
-"""What losses of pairs share: sums over each answer, implicit rewards, their difference, an NLL."""
+"""What preference losses share: sums over each answer, implicit rewards, their margin, an NLL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.ops import kl
 from postgrad.ops.losses import sequence_sums
-from postgrad.ops.preferences import Answers, answers
+from postgrad.ops.preferences import AnswerSums, answer_sums
 from postgrad.ops.weights import entry_weights
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class PairPreference(PreferenceAlgorithm):
-    """A loss of how much more the policy rewards the chosen answer than the rejected one.
+    """A loss of the margin by which the chosen answer's implicit reward exceeds the rejected one's.
 
-    Subclasses say what the reward of an answer is and what a difference of two costs. The NLL term
-    is the mean over pairs of the mean over the chosen answer's tokens.
+    Subclasses define the reward of an answer and the loss of a margin. The NLL term is the mean
+    over pairs of the mean over the chosen answer's tokens.
     """
 
     level: ClassVar[Level] = "pair"
@@ -36,7 +36,7 @@ class PairPreference(PreferenceAlgorithm):
 
     @abstractmethod
     def pair_loss(self, margin: Tensor) -> Tensor:
-        """[P] of the reward of the chosen answer less that of the rejected one."""
+        """The loss [P] of margins [P]: reward of the chosen answer minus that of the rejected."""
 
     def needs(self) -> Needs:
         return Needs(reference=self.with_reference)
@@ -48,7 +48,9 @@ class PairPreference(PreferenceAlgorithm):
         ref: Ragged | None,
         mismatched: NDArray[np.float64] | None,
     ) -> Experience:
-        """Pairs with a side without loss tokens have no gradient and are not counted."""
+        """See PreferenceAlgorithm.experience. Pairs of which a side has no loss tokens have no
+        gradient and are not counted.
+        """
         check_pairs(sequences)
         if not np.array_equal(preferred, np.arange(len(sequences)) % 2 == 0):
             raise ValueError("the preferred answer of a pair comes first: True, False, ...")
@@ -79,11 +81,11 @@ class PairPreference(PreferenceAlgorithm):
         return LossOutput((weight * loss).sum(), metrics)
 
 
-def answers_of(inputs: LossInputs) -> tuple[Answers, Tensor]:
-    """The answers of a layout and the weight [n_sequences] of each, the sum over its entries."""
+def answers_of(inputs: LossInputs) -> tuple[AnswerSums, Tensor]:
+    """The answers of a layout, and the weight [n_sequences] of each: the sum over its entries."""
     sequence, n = inputs.sequence, inputs.n_sequences
-    found = answers(inputs.logprobs, inputs.columns, sequence, n)
-    return found, sequence_sums(inputs.weight, sequence, n)
+    sums = answer_sums(inputs.logprobs, inputs.columns, sequence, n)
+    return sums, sequence_sums(inputs.weight, sequence, n)
 
 
 def mean_of(inputs: LossInputs, column: str) -> Tensor:
@@ -94,7 +96,9 @@ def mean_of(inputs: LossInputs, column: str) -> Tensor:
 
 
 def distance(inputs: LossInputs) -> dict[str, Tensor]:
-    """k3 per loss token, from answers that the policy did not write: a distance, not its KL."""
+    """Metrics of the distance from the reference: the mean k3 per loss token. It is not the
+    policy's KL, because the policy did not sample these answers.
+    """
     d = (inputs.logprobs - inputs.columns["ref_logprobs"]).detach()
     return {
         "policy/kl": (inputs.token_weight * kl.estimate("k3", d)).sum(),
@@ -103,7 +107,7 @@ def distance(inputs: LossInputs) -> dict[str, Tensor]:
 
 
 def with_reference(sequences: Sequences, ref: Ragged | None) -> dict[str, Ragged]:
-    """The column "ref_logprobs"; a ValueError where it is missing, not finite or of others."""
+    """{"ref_logprobs": ref}; a ValueError where it is missing, not finite or of other sequences."""
     if ref is None:
         raise ValueError("the loss needs the reference's logprobs, see needs()")
     if not np.array_equal(ref.offsets, sequences.tokens.offsets):
@@ -116,13 +120,15 @@ def with_reference(sequences: Sequences, ref: Ragged | None) -> dict[str, Ragged
 def check_pairs(sequences: Sequences) -> None:
     """ValueError unless sequences 2k and 2k + 1 are of one group and none is empty."""
     if len(sequences) % 2 or np.any(sequences.group[0::2] != sequences.group[1::2]):
-        raise ValueError("pairs come in twos, the two in one group")
+        raise ValueError("sequences 2k and 2k + 1 have to be a pair, in one group")
     if np.any(sequences.tokens.lengths == 0):
         raise ValueError("a sequence without tokens")
 
 
 def without_absent(metrics: Mapping[str, float], labels: Sequence[str]) -> dict[str, float]:
-    """Metrics without those of a label whose share, "policy/LABEL", is 0, and their difference."""
+    """Metrics without those of a label that no answer has ("policy/LABEL" is 0), and then without
+    the margin between the labels.
+    """
     absent = [f"_{label}" for label in labels if metrics.get(f"policy/{label}") == 0]
     left_out = (*absent, "_margin") if absent else ()
     return {name: value for name, value in metrics.items() if not name.endswith(left_out)}

@@ -26,9 +26,9 @@ ALGORITHMS = {
 
 def algorithm_class(name: str) -> type[Algorithm]:
     """The class that `name` stands for. Raises UsageError when there is none."""
-    found = resolve(name, ALGORITHMS, "algorithm")
-    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+    algorithm = resolve(name, ALGORITHMS, "algorithm")
+    if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
         raise UsageError(
             f"algorithm {name!r} is not a subclass of postgrad.algorithms.base.Algorithm"
         )
-    return found
+    return algorithm

@@ -14,9 +14,9 @@ from postgrad.ops.weights import Aggregation
 class ReinforcePP(PolicyGradient):
     """A token's advantage is all reward that follows it, whitened over the step's tokens.
 
-    The sequence's reward stands at its last token, what an environment gave for a turn at that
-    turn's, and the KL of each token is charged where it arises (k1, in the reward): early tokens
-    answer for later ones, not the other way round. One sample a prompt is enough.
+    The sequence's reward is at its last token, a turn's reward at the turn's last token, and the KL
+    of each token is charged at that token (k1, in the reward): a token's advantage counts later
+    charges, not earlier ones. One sample a prompt is enough.
     """
 
     min_group_size: ClassVar[int] = 1

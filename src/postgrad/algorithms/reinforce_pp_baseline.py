@@ -9,10 +9,10 @@ from postgrad.ops.weights import Aggregation
 
 
 class ReinforcePPBaseline(PolicyGradient):
-    """A sample is measured against its siblings' mean, then all tokens of the step are whitened.
+    """A sample's reward minus its group's mean, then whitened over all tokens of the step.
 
-    Dividing by the step's deviation, not the group's, keeps a group with one odd sample from
-    pushing as hard as an even one. KL, where there is any, is in the loss.
+    Dividing by the step's deviation, not the group's, keeps a group of nearly equal rewards from
+    weighing as much as one of very different ones. KL, where there is any, is in the loss.
     """
 
     aggregation: Aggregation = "token"

@@ -1,4 +1,4 @@
-"""What is done to rewards before any advantage is formed: normalised over the run, and clipped."""
+"""Normalises rewards over the run and clips them, before advantages are computed."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, Self, cast
@@ -9,18 +9,18 @@ from pydantic import field_validator, model_validator
 
 from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.core.ragged import Ragged
-from postgrad.ops import running
+from postgrad.ops.running import Moments, moments
 
 Floats = NDArray[np.float64]
 
 
 class RewardScaling(RolloutAlgorithm):
-    """R <- clip((R - mean) / std, low, high): mean and deviation of all rewards of the run so far,
-    the step's own among them (Welford 1962). Both come before any KL in the reward, and before any
+    """R <- clip((R - mean) / std, low, high), with the mean and deviation of all rewards of the run
+    so far, this step's among them (Welford 1962). Done before any KL in the reward and before any
     baseline.
 
-    What an environment gave for a turn is divided by the same deviation. What mean and clip take is
-    no turn's: it lies on the sample's last token.
+    Turn rewards are divided by the same deviation. What the mean and the clip change belongs to no
+    turn: it is credited to the sample's last token.
     """
 
     reward_scaling: Literal["none", "running"] = "none"
@@ -48,11 +48,11 @@ class RewardScaling(RolloutAlgorithm):
     ) -> tuple[Floats, Ragged, Mapping[str, Any], dict[str, float]]:
         """Rewards [S] and turn rewards as advantages read them, the next state, metrics.
 
-        State, where they are scaled: {"rewards": [n, mean, squares]}, see ops.running.Moments.
+        State, where they are scaled: {"rewards": [n, mean, squares]}, the fields of Moments.
         """
         metrics: dict[str, float] = {}
         if self.reward_scaling == "running":
-            seen = running.Moments(*state.get("rewards", ())).merged(running.moments(rewards))
+            seen = Moments(*state.get("rewards", ())).merged(moments(rewards))
             rewards, turns = (rewards - seen.mean) / seen.unit, turns.like(turns.values / seen.unit)
             state = {**state, "rewards": list(seen)}
             metrics |= {"reward_scaling/mean": seen.mean, "reward_scaling/std": seen.std}

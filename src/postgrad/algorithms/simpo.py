@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from postgrad.algorithms.preference import PairPreference
-from postgrad.ops.preferences import Answers, logistic
+from postgrad.ops.preferences import AnswerSums, logistic
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class SimPO(PairPreference):
-    """The reward of an answer is beta times the mean logprob of its tokens, what decoding ranks by;
-    the chosen one is to win by `gamma`. There is no reference.
+    """The reward of an answer is beta times the mean logprob of its tokens, by which decoding ranks
+    answers too; the target margin is `gamma`. There is no reference.
     """
 
     with_reference: ClassVar[bool] = False
@@ -23,7 +23,7 @@ class SimPO(PairPreference):
     beta: float = Field(2.0, gt=0.0)
     gamma: float = Field(1.0, ge=0.0)
 
-    def reward(self, answers: Answers) -> Tensor:
+    def reward(self, answers: AnswerSums) -> Tensor:
         return self.beta * answers.logprob / answers.tokens
 
     def pair_loss(self, margin: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Batch numbers: what each one counts, how they follow from each other, which values work.
+"""Batch numbers: what each one counts, and how they follow from each other.
 
-Pure arithmetic. Nobody should have to guess what a batch number counts (verl#1524, OpenRLHF#397,
-open-instruct#524), so every number has its unit and formula beside it and is printed at the start
-of a run. Gradient accumulation is derived and never set.
+Pure arithmetic. Users should not have to guess what a batch number counts (verl#1524, OpenRLHF#397,
+open-instruct#524), so each is printed with its unit and formula at the start of a run. Gradient
+accumulation is derived and never set.
 """
 
 from collections.abc import Iterator
@@ -14,16 +14,16 @@ from pydantic import Field
 from postgrad.core.settings import Settings
 
 # Tokens in one forward where the recipe names no micro-batch. On a CPU the temporaries of more
-# leave the cache.
+# tokens would not fit the cache.
 MICRO_TRAIN_TOKENS = {"cpu": 2048, "cuda": 8192}
 
 
 class BatchSettings(Settings):
     """Batch numbers of a job whose step is one update: SFT.
 
-    State the size of an update one way, `train_batch_size` or `local_mini_batch_size`, and a
-    micro-batch one way, in samples or in tokens. A token budget left out is chosen at start by a
-    rule; "auto" makes it fit the memory that is there.
+    State the size of an update by `train_batch_size` or `local_mini_batch_size`, not both, and that
+    of a micro-batch in samples or in tokens. Without any, a token budget is chosen at start by a
+    rule; "auto" fits it to the free memory.
     """
 
     train_batch_size: int | None = Field(default=None, ge=1)  # samples per update, over all ranks
@@ -35,12 +35,14 @@ class BatchSettings(Settings):
 
     @property
     def stated_tokens(self) -> int | None:
-        """micro_train_tokens where it is a number."""
+        """micro_train_tokens, where it is a number; None where it is left out or "auto"."""
         return None if self.micro_train_tokens == "auto" else self.micro_train_tokens
 
 
 class RolloutBatchSettings(BatchSettings):
-    """Batch numbers of RL. An update left unsaid takes all samples of a step."""
+    """Batch numbers of RL. Where no setting states the size of an update, it takes all samples of a
+    step.
+    """
 
     rollout_batch_size: int = Field(default=64, ge=1)  # prompts per step
     n_samples_per_prompt: int = Field(default=8, ge=1)  # responses written for each prompt
@@ -50,55 +52,57 @@ class RolloutBatchSettings(BatchSettings):
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """How many processes train a role, and how many of them share one copy of the batch."""
+    """How many processes train a role. ranks / (tensor_parallel * context_parallel) replicas each
+    take other samples of the batch.
+    """
 
-    ranks: int = 1
-    tensor_parallel: int = 1
-    context_parallel: int = 1
+    ranks: int = 1  # processes
+    tensor_parallel: int = 1  # ranks that share each matrix
+    context_parallel: int = 1  # ranks that share the tokens of a sequence
 
 
 @dataclass(frozen=True, slots=True)
 class RunLength:
-    """How long a run is, said one way. `rows` of the training data turn epochs into steps."""
+    """The length of a run: exactly one of steps, total_episodes and epochs is set."""
 
-    steps: int | None = None
-    total_episodes: int | None = None
-    epochs: float | None = None
-    rows: int | None = None
+    steps: int | None = None  # passes of the loop
+    total_episodes: int | None = None  # samples
+    epochs: float | None = None  # passes over the training data
+    rows: int | None = None  # of the training data, to turn epochs into steps; None: not read yet
 
 
 @dataclass(frozen=True, slots=True)
 class BatchGeometry:
-    """Every batch number of a run. None: not known before the data is read, or chosen at start.
-
-    rollout_batch_size, n_samples_per_prompt, num_mini_batches are None where a step is one update.
-    local_mini_batch_size is None where replicas get unequal shares, gradient_accumulation where
-    micro-batches are cut by tokens. left_over: samples of `total_episodes` that fill no step.
+    """Every batch number of a run. None: unknown before the data is read, or chosen at start, or
+    as a field says.
     """
 
     samples_per_step: int
-    train_batch_size: int
-    epochs_per_rollout: int
-    updates_per_step: int
-    data_parallel_size: int
-    rollout_batch_size: int | None = None
-    n_samples_per_prompt: int | None = None
-    num_mini_batches: int | None = None
+    train_batch_size: int  # samples per update, over all ranks
+    epochs_per_rollout: int  # passes over a step's samples
+    updates_per_step: int  # optimizer steps per step of the loop
+    data_parallel_size: int  # replicas
+    rollout_batch_size: int | None = None  # prompts per step; None where a step is one update
+    n_samples_per_prompt: int | None = None  # None where a step is one update
+    num_mini_batches: int | None = None  # updates per pass; None where a step is one update
+    # Samples per replica and update; None where replicas get unequal shares.
     local_mini_batch_size: int | None = None
+    # One forward/backward pass of a replica, stated in samples or in tokens.
     micro_train_batch_size: int | None = None
     micro_train_tokens: int | None = None
+    # Micro-batches per update; None where they are cut by tokens.
     gradient_accumulation: int | None = None
     steps: int | None = None
-    total_updates: int | None = None
-    total_episodes: int | None = None
-    left_over: int = 0
+    total_updates: int | None = None  # optimizer steps of the run
+    total_episodes: int | None = None  # samples of the run
+    left_over: int = 0  # samples of a stated total_episodes that fill no whole step
 
     def to_json(self) -> dict[str, Any]:
         """Name -> number, for plan.json and summary.json."""
         return asdict(self)
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Name, number, and unit with its formula."""
+        """(name, number, unit and formula) of every number that applies."""
         return [(name, _number(name, getattr(self, name)), text) for name, text in self._texts()]
 
     def lines(self) -> list[str]:

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """All tickets below `frontier` are settled, and so are those in `beyond` (all >= frontier).
-
-    What was sampled but is not settled is open and is drawn again after a resume: nothing is lost
-    and nothing is trained twice.
+    """The settled tickets. All others are open, and are drawn again after a resume also where they
+    were sampled: nothing is lost and nothing is trained twice.
     """
 
-    frontier: int = 0
-    beyond: frozenset[int] = frozenset()
+    frontier: int = 0  # all tickets below it are settled
+    beyond: frozenset[int] = frozenset()  # settled tickets from `frontier` on: {5, 7}
 
     def settle(self, tickets: Iterable[int]) -> "Cursor":
         """The cursor after `tickets`; settling a ticket twice is a ValueError."""
@@ -42,12 +40,12 @@ class Cursor:
         return self.frontier + len(self.beyond)
 
     def to_json(self) -> dict[str, object]:
-        """For a checkpoint."""
+        """JSON values for a checkpoint: {"frontier": 3, "beyond": [5, 7]}."""
         return {"frontier": self.frontier, "beyond": sorted(self.beyond)}
 
     @classmethod
     def from_json(cls, data: dict[str, object]) -> "Cursor":
-        """From a checkpoint; raises KeyError or TypeError when it is not one of ours."""
+        """The cursor of `to_json`; raises KeyError or TypeError where `data` is not one."""
         frontier, beyond = data["frontier"], data["beyond"]
         if not isinstance(frontier, int) or not isinstance(beyond, list):
             raise TypeError(f"not a cursor: {data!r}")

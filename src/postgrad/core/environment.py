@@ -1,9 +1,9 @@
-"""What child processes that run code of others inherit of this process's environment: no keys."""
+"""The environment of child processes that run foreign code: no API keys, no secrets."""
 
 import os
 from collections.abc import Iterable
 
-# To find programs, modules and shared libraries, and to write text as this process does.
+# Variables by which programs, modules and shared libraries are found, and text is encoded.
 _LIBRARIES = """
     PATH HOME USER LANG LANGUAGE TZ TMPDIR TEMP TMP SYSTEMROOT VIRTUAL_ENV CONDA_PREFIX PYTHONPATH
     PYTHONHOME PYTHONUTF8 PYTHONDONTWRITEBYTECODE LD_LIBRARY_PATH DYLD_LIBRARY_PATH

@@ -1,8 +1,8 @@
-"""The errors a person sees: one message that says what is wrong, where, and what to do."""
+"""Errors for people: the message says what is wrong, where, and what to do."""
 
 
 class PostgradError(Exception):
-    """Base of every error with a message for people; the command line prints only that."""
+    """Base of all errors whose message is for people; the command line prints the message alone."""
 
     exit_code = 1
 
@@ -18,8 +18,8 @@ class RunError(PostgradError):
 
 
 class WorkerLost(RunError):
-    """A process of the run, or its machine, was lost: it can go on from its last checkpoint."""
+    """A process of the run, or its machine, was lost; the run can resume from its checkpoint."""
 
 
 class DiskFull(RunError):
-    """There is no room for what was to be written; what was written before stands."""
+    """The disk is full; files that were written before are intact."""

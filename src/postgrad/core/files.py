@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all."""
+"""Writes files and directories atomically: they are complete or absent."""
 
 import errno
 import json
@@ -13,19 +13,21 @@ from typing import Any, cast
 
 
 def beside(path: Path) -> Path:
-    """Where what is to be called `path` is written first; see `left_behind`."""
+    """The temporary name, in the same folder, under which `path` is written first."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def left_behind(folder: Path, names: Collection[str]) -> list[Path]:
-    """What a killed process was writing `beside` the files and directories of these names."""
-    either = "|".join(map(re.escape, names))
-    ours = re.compile(rf"\.({either})\.\d+\.tmp", re.ASCII)
-    return [path for path in sorted(folder.iterdir()) if ours.fullmatch(path.name)]
+    """The temporary files (see `beside`) that killed processes left in a folder. names: those of
+    the files and directories that were being written.
+    """
+    alternatives = "|".join(map(re.escape, names))
+    temporary = re.compile(rf"\.({alternatives})\.\d+\.tmp", re.ASCII)
+    return [path for path in sorted(folder.iterdir()) if temporary.fullmatch(path.name)]
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a directory. Behind a link lies what is not ours: only the link goes."""
+    """Removes a file or a directory; of a link the link alone, not what it points to."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     else:
@@ -33,7 +35,7 @@ def remove(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces `path` at once: written beside it, synced, renamed, the folder synced."""
+    """Replaces `path` atomically: writes a temporary file, syncs, renames, syncs the folder."""
     written = beside(path)
     try:
         with written.open("w", encoding="utf-8") as file:
@@ -48,8 +50,8 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Generator[Path]:
-    """A new file that is called `path`, and on the disk, when the block ends well; it replaces what
-    had that name. Another process may be writing the same one: the last name wins.
+    """Gives a temporary path to write to; when the block ends well, the file is synced and renamed
+    to `path`, which it replaces. If several processes write the same path, the last one wins.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     written = beside(path)
@@ -64,9 +66,9 @@ def whole_file(path: Path) -> Generator[Path]:
 
 @contextmanager
 def whole_directory(path: Path, *, replace: bool) -> Generator[Path]:
-    """A new directory that is called `path`, and on the disk, when the block ends well. replace:
-    what had that name is removed just before; else OSError. Where the block or the disk fails
-    nothing is left.
+    """Gives a temporary directory to write to; when the block ends well, it is synced and renamed
+    to `path`. Where `path` exists already, it is removed just before with `replace`, else an
+    OSError. Where the block or the disk fails, nothing is left.
     """
     written = beside(path)
     try:
@@ -84,26 +86,26 @@ def whole_directory(path: Path, *, replace: bool) -> Generator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_text` of indented JSON; NaN is not JSON and a ValueError. Half a surrogate pair is no
-    UTF-8; as \\ud800 it is JSON.
+    """`write_text` of indented JSON. NaN, which JSON lacks, is a ValueError. Half a surrogate pair,
+    which UTF-8 lacks, is written as an escape (\\ud800).
     """
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     write_text(path, text.encode(errors="backslashreplace").decode() + "\n")
 
 
 def is_full(error: OSError) -> bool:
-    """True where a disk, or somebody's share of it, has no room."""
+    """True where a write failed because the disk, or the user's quota, is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def sync_file(path: Path) -> None:
-    """Makes what was written to a file survive a power cut."""
+    """Flushes a file to the disk, so that its content survives a power cut."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:
-    """Makes renames in a folder survive a power cut."""
+    """Flushes a folder to the disk, so that renames in it survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -112,7 +114,7 @@ def sync_directory(path: Path) -> None:
 
 
 def finite(value: Any) -> Any:
-    """The JSON value with null where a number is not finite: no evaluation gave one, say."""
+    """The JSON value with None in place of every NaN and infinity."""
     if isinstance(value, Mapping):
         table = cast(Mapping[str, Any], value)
         return {key: finite(inner) for key, inner in table.items()}

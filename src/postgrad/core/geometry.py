@@ -1,4 +1,4 @@
-"""From the batch numbers that a recipe states to all of them, and which values would work."""
+"""Derives all batch numbers from those that a recipe states, and names values that would work."""
 
 import math
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from postgrad.core.errors import UsageError
 def geometry(
     settings: BatchSettings, length: RunLength, parallel: Parallel | None = None
 ) -> BatchGeometry:
-    """All numbers from those that were stated.
+    """All batch numbers, from those that `settings` and `length` state.
 
-    Raises UsageError listing every ratio that is not whole, with the nearest values that work, and
-    every quantity that two settings state differently.
+    Raises UsageError that lists every ratio that is not an integer, with the nearest values that
+    work, and every quantity that two settings state differently.
     """
-    found, problems = derive(settings, length, parallel)
-    if found is None or problems:
+    derived, problems = derive(settings, length, parallel)
+    if derived is None or problems:
         raise UsageError("\n".join(f"{key}: {text}" for key, text in problems))
-    return found
+    return derived
 
 
 def derive(
@@ -87,7 +87,9 @@ def _replicas(parallel: Parallel, problems: list[tuple[str, str]]) -> int | None
 def _train_batch_size(
     settings: BatchSettings, per_step: int | None, replicas: int, problems: list[tuple[str, str]]
 ) -> int:
-    """Samples per update from whichever setting states it; per_step: None where a step is one."""
+    """Samples per update, from the setting that states them. per_step: samples of a step; None
+    where a step is one update.
+    """
     stated: dict[str, int] = {}
     if settings.train_batch_size is not None:
         stated["train_batch_size"] = settings.train_batch_size
@@ -108,16 +110,16 @@ def _train_batch_size(
         else:
             stated["num_mini_batches"] = per_step // parts
     if len(set(stated.values())) > 1:
-        said = " but ".join(f"{name} makes it {value}" for name, value in stated.items())
+        both = " but ".join(f"{name} makes it {value}" for name, value in stated.items())
         problems.append(
-            (f"batch.{list(stated)[-1]}", f"samples per update are stated twice: {said}; keep one")
+            (f"batch.{list(stated)[-1]}", f"samples per update are stated twice: {both}; keep one")
         )
     name, train = next(iter(stated.items()), ("train_batch_size", per_step or 64))
     if per_step is not None and per_step % train:
         share = replicas if name == "local_mini_batch_size" else 1
-        whole = per_step // share if per_step % share == 0 else 0
-        fitting = _divisors(train // share, whole, lambda n: n * share % unit == 0)
-        fitting = fitting or _divisors(train // share, whole)
+        per_share = per_step // share if per_step % share == 0 else 0
+        fitting = _divisors(train // share, per_share, lambda n: n * share % unit == 0)
+        fitting = fitting or _divisors(train // share, per_share)
         works = f"nearest {name} that works: {_either(fitting)}" if fitting else "no value works"
         problems.append(
             (
@@ -172,7 +174,7 @@ def _accumulation(
 
 
 def _stated_otherwise(settings: BatchSettings) -> bool:
-    """Whether an update's size is said by another number than train_batch_size."""
+    """Whether another setting than train_batch_size states the size of an update."""
     parts = settings.num_mini_batches if isinstance(settings, RolloutBatchSettings) else None
     return settings.local_mini_batch_size is not None or parts is not None
 
@@ -183,16 +185,18 @@ def _check_length(length: RunLength, problems: list[tuple[str, str]]) -> None:
         "total_episodes": length.total_episodes,
         "epochs": length.epochs,
     }
-    said = [name for name, value in stated.items() if value is not None]
-    if len(said) != 1:
-        how = f"{' and '.join(said)} are both stated" if said else "nothing says how long to run"
-        problems.append((said[-1] if said else "steps", f"{how}: state one of {', '.join(stated)}"))
+    names = [name for name, value in stated.items() if value is not None]
+    if len(names) != 1:
+        how = f"{' and '.join(names)} are both stated" if names else "nothing says how long to run"
+        problems.append(
+            (names[-1] if names else "steps", f"{how}: state one of {', '.join(stated)}")
+        )
 
 
 def _steps(length: RunLength, per_step: int, draws: int) -> tuple[int | None, int]:
-    """Steps and what is left of a budget of episodes. draws: rows of the data that a step takes.
-
-    Epochs are rounded up to whole steps, so that every row is drawn at least that often.
+    """Steps of the run (None: unknown), and samples of `total_episodes` that fill no step. draws:
+    rows of the data per step. Epochs are rounded up to whole steps, so that every row is drawn at
+    least that often.
     """
     if length.total_episodes is not None:
         steps = max(1, length.total_episodes // per_step)
@@ -205,7 +209,7 @@ def _steps(length: RunLength, per_step: int, draws: int) -> tuple[int | None, in
 def _divisors(
     value: int, of: int, works: Callable[[int], bool] = lambda divisor: True
 ) -> list[int]:
-    """The divisors of `of` that work, nearest to `value` from below and from above; 0 has none."""
+    """The nearest divisors of `of` below and above `value` for which `works` is true; none of 0."""
     small = [n for n in range(1, math.isqrt(of) + 1) if of % n == 0]
     fitting = [n for n in sorted({*small, *(of // n for n in small)}) if works(n)]
     below, above = [n for n in fitting if n <= value], [n for n in fitting if n >= value]

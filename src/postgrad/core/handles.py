@@ -1,7 +1,7 @@
-"""Handles: what a role call returns, so that the loop cannot tell a local role from a remote one.
+"""Handles: the results of role calls, the same for roles in this process and on a cluster.
 
-A role in this process answers with a finished handle; one behind a cluster answers with a handle
-that is finished later. Either way the loop says `.result()` where it needs the value.
+A role in this process returns a finished handle; a remote one returns a handle that is finished
+later. The loop calls `.result()` where it needs the value.
 """
 
 from concurrent.futures import Future
@@ -13,7 +13,7 @@ Handle = Future
 
 
 def done(value: T) -> Handle[T]:
-    """A handle whose value is there already."""
+    """A finished handle with this value."""
     handle: Handle[T] = Handle()
     handle.set_result(value)
     return handle

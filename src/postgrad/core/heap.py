@@ -1,16 +1,16 @@
-"""The C library's heap, which keeps what was freed in it."""
+"""Returns free memory of the C library's heap to the system."""
 
 import ctypes
 import sys
 from functools import cache
 from typing import Any
 
-# Bytes that are free. Fresh pages cost 0.2 ms a MB in a virtual machine: for less of them that
-# would be a tenth of a step of a small model.
-WORTH_IT = 2**28
+# Free bytes above which the heap is trimmed. New pages cost 0.2 ms a MB in a virtual machine, which
+# for small models would be a tenth of a step.
+TRIM_BYTES = 2**28
 
 
-class _Info(ctypes.Structure):
+class _HeapInfo(ctypes.Structure):
     """struct mallinfo2 of mallinfo(3)."""
 
     _fields_ = [
@@ -24,28 +24,28 @@ class _Info(ctypes.Structure):
 
 @cache
 def _library() -> Any:
-    """glibc, of a version that can be asked (2.33); None elsewhere."""
+    """glibc, from version 2.33 on, which has mallinfo2; None elsewhere."""
     if sys.platform != "linux":
         return None
-    found = ctypes.CDLL(None)
-    if not (hasattr(found, "malloc_trim") and hasattr(found, "mallinfo2")):
+    libc = ctypes.CDLL(None)
+    if not (hasattr(libc, "malloc_trim") and hasattr(libc, "mallinfo2")):
         return None
-    found.mallinfo2.restype = _Info
-    found.malloc_trim.argtypes = [ctypes.c_size_t]
-    return found
+    libc.mallinfo2.restype = _HeapInfo
+    libc.malloc_trim.argtypes = [ctypes.c_size_t]
+    return libc
 
 
-def free_bytes() -> int:
-    """Bytes that were freed and may be held still; 0 where the C library cannot be asked."""
+def free_heap_bytes() -> int:
+    """Freed bytes that the heap may still hold; 0 without glibc."""
     library = _library()
     return 0 if library is None else library.mallinfo2().fordblks
 
 
-def give_back() -> None:
-    """Gives pages that were freed to the system, where there are many.
+def trim_heap() -> None:
+    """Returns freed pages to the system where there are many (TRIM_BYTES).
 
-    An update leaves holes between what it keeps. What needs large pieces of memory next finds no
-    room there, and both would lie beside each other.
+    An update leaves free holes between the memory that it keeps. The next phase needs larger pieces
+    than these holes, so without trimming both would add up.
     """
-    if free_bytes() > WORTH_IT:
+    if free_heap_bytes() > TRIM_BYTES:
         _library().malloc_trim(0)

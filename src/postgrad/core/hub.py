@@ -1,4 +1,4 @@
-"""What lies on the Hugging Face hub: ids with a revision, and the commits that those mean.
+"""Ids of the Hugging Face hub with a revision, and the commits that they stand for.
 
 A source is "org/name", or "org/name@REVISION" with a branch, a tag or a commit.
 """
@@ -15,17 +15,17 @@ Kind = Literal["model", "dataset"]
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 REVISION = r"^[\w.-]+(/[\w.-]+)*$"  # a branch, a tag or a commit
 COMMIT = re.compile(r"[0-9a-f]{40}")
-SECONDS = 10.0  # of one question to the hub
+SECONDS = 10.0  # timeout of a request to the hub
 
 
 def at_revision(path: str, revision: str | None) -> str:
-    """The source of a hub id at a revision; of None the path itself."""
+    """ "org/name@REVISION"; the path itself where revision is None."""
     return path if revision is None else f"{path}@{revision}"
 
 
 def split_revision(source: str) -> tuple[str, str | None]:
-    """("org/name", "v1") of "org/name@v1". A path with an @ that is there is left whole, and so is
-    what begins with one (a pipeline's stage).
+    """("org/name", "v1") of "org/name@v1"; (source, None) for an existing path with an @ in it, and
+    for "@NAME", a pipeline's stage.
     """
     repo, at, revision = source.partition("@")
     if not at or not revision or not HUB_ID.fullmatch(repo) or os.path.lexists(source):
@@ -34,16 +34,16 @@ def split_revision(source: str) -> tuple[str, str | None]:
 
 
 def pretrained(source: str) -> tuple[str, dict[str, Any]]:
-    """A source as the first argument and the named ones of transformers' from_pretrained."""
+    """The arguments of transformers' from_pretrained for a source: path, {"revision": ...}."""
     path, revision = split_revision(source)
     return path, {} if revision is None else {"revision": revision}
 
 
 def commit_of(kind: Kind, path: str, revision: str | None = None) -> str:
-    """The commit that a branch, a tag, a commit or None (main) of a hub id means now: as the hub
-    says, or where it cannot be asked as the local cache remembers.
+    """The commit that a revision of a hub id stands for now: a branch, tag, commit or None (main).
+    Where the hub cannot be reached, the local cache answers.
 
-    Raises UsageError where neither has it.
+    Raises UsageError where neither knows it.
     """
     if revision in cached_commits(kind, path):
         return str(revision)
@@ -64,9 +64,9 @@ def commit_of(kind: Kind, path: str, revision: str | None = None) -> str:
 
 
 def cached_commits(kind: Kind, path: str) -> list[str]:
-    """Commits of which the local cache has files, by name."""
+    """The commits of a hub id of which the local cache has files, sorted."""
     folder = _folder(kind, path) / "snapshots"
-    return sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
+    return sorted(snapshot.name for snapshot in folder.iterdir()) if folder.is_dir() else []
 
 
 def _ask(kind: Kind, path: str, revision: str | None) -> str:
@@ -81,7 +81,7 @@ def _ask(kind: Kind, path: str, revision: str | None) -> str:
 
 
 def _denied(error: Exception) -> bool:
-    """Whether the hub was asked and has no such repository or revision."""
+    """Whether the hub answered that it has no such repository or revision."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
@@ -94,7 +94,7 @@ def _denied(error: Exception) -> bool:
 
 
 def _remembered(kind: Kind, path: str, name: str) -> str | None:
-    """What the cache's refs say of a branch or tag."""
+    """The commit that the local cache has recorded for a branch or tag; None without one."""
     file = _folder(kind, path) / "refs" / name
     try:
         commit = file.read_text("ascii").strip()

@@ -1,4 +1,4 @@
-"""Importing heavy libraries without the collector walking through them again and again."""
+"""Imports heavy libraries while the garbage collector rests."""
 
 import gc
 import sys
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def heavy_imports() -> Generator[None]:
-    """Around the first import of torch and transformers: some 2 500 modules, nothing of which is
-    ever garbage. The cyclic collector rests meanwhile and leaves them alone from then on, which
-    takes a fifth off the imports and makes every later collection short.
+    """For the first import of torch and transformers: some 2 500 modules, none of which ever
+    becomes garbage. Inside, the cyclic collector is off; afterwards it ignores what was imported.
+    Imports take a fifth less time, and all later collections are short.
 
-    Does nothing where torch is there already: what is alive by then may well become garbage.
+    Does nothing where torch is imported already: objects of the program may become garbage.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield

@@ -1,4 +1,4 @@
-"""Finding the thing that a recipe names: a known short name, or `package.module:attribute`."""
+"""Resolves what a recipe names: a registered short name, or `package.module:attribute`."""
 
 import difflib
 import importlib
@@ -8,32 +8,32 @@ from typing import Any
 from postgrad.core.errors import UsageError
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to `name`, or None when none is close. Of equally close ones that with
-    the same letters: they were typed in another order.
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that is most like `name`; None where none is close. A name of the same
+    letters in another order is preferred: letters are often swapped in typing.
     """
-    found = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
-    swapped = [one for one in found if sorted(one) == sorted(name)]
-    return next(iter([*swapped, *found]), None)
+    close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.6)
+    swapped = [match for match in close if sorted(match) == sorted(name)]
+    return next(iter([*swapped, *close]), None)
 
 
-def resolve(name: str, known: Mapping[str, str], what: str) -> Any:
-    """The object that `name` stands for: a key of `known` or itself `package.module:attribute`.
+def resolve(name: str, registered: Mapping[str, str], kind: str) -> Any:
+    """The object that `name` stands for: a key of `registered`, or `package.module:attribute`.
 
-    `what` ("algorithm", "verifier") is for the message. Raises UsageError when there is no such
-    name, module or attribute.
+    kind: what the message calls it, "algorithm". Raises UsageError where there is no such name,
+    module or attribute.
     """
-    target = known.get(name, name)
+    target = registered.get(name, name)
     module_name, colon, attribute = target.partition(":")
     if not colon:
-        close = nearest(name, known)
-        hint = f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(known))}"
-        raise UsageError(f"no {what} is called {name!r}: {hint}; your own is 'package.module:Name'")
+        close = nearest(name, registered)
+        hint = f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(registered))}"
+        raise UsageError(f"no {kind} is called {name!r}: {hint}; your own is 'package.module:Name'")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"{what} {name!r}: module {error.name!r} cannot be imported; "
+            f"{kind} {name!r}: module {error.name!r} cannot be imported; "
             "install it or put its folder on PYTHONPATH"
         ) from error
     try:
@@ -41,4 +41,4 @@ def resolve(name: str, known: Mapping[str, str], what: str) -> Any:
     except AttributeError as error:
         close = nearest(attribute, vars(module))
         hint = f"; did you mean {close!r}?" if close else ""
-        raise UsageError(f"{what} {name!r}: {module_name} has no {attribute!r}{hint}") from error
+        raise UsageError(f"{kind} {name!r}: {module_name} has no {attribute!r}{hint}") from error

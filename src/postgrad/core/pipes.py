@@ -1,7 +1,7 @@
-"""What a child process does with its pipes: lines that nothing it prints can break. Light imports.
+"""The pipes of a child process that runs foreign code. Imports little.
 
-The pipes of the protocol are moved away from descriptors 0 and 1, so that code of others which
-prints or reads input does no harm: what it prints goes to standard error.
+The protocol's pipes are moved away from descriptors 0 and 1, so that code that prints or reads
+input cannot disturb the protocol: what it prints goes to standard error.
 """
 
 import os
@@ -13,7 +13,7 @@ _SIGKILL = 9
 
 
 def take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """What this process was given as standard input and output, for the protocol alone."""
+    """(requests, answers): the original standard input and output, for the protocol alone."""
     requests, answers = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -26,7 +26,7 @@ def take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def write(pipe: BinaryIO, line: bytes) -> None:
-    """All of it: a raw pipe may take only a part."""
+    """Writes all of `line`; one write to a raw pipe may take only a part."""
     rest = memoryview(line)
     while rest:
         rest = rest[pipe.write(rest) :]

@@ -10,26 +10,26 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """`values[offsets[i]:offsets[i + 1]]` belongs to sequence i.
+    """A column of N values over S sequences of different lengths.
 
-    values: [N]; offsets: [S + 1] int64, rising from 0 to N.
+    `values[offsets[i]:offsets[i + 1]]` belongs to sequence i.
 
     >>> Ragged.of([[1, 2], [3]]).row(0).tolist()
     [1, 2]
     """
 
-    values: NDArray[Any]
-    offsets: NDArray[np.int64]
+    values: NDArray[Any]  # [N]
+    offsets: NDArray[np.int64]  # [S + 1], rising from 0 to N
 
     def __post_init__(self) -> None:
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.values):
             raise ValueError(f"offsets end at {self.offsets[-1]}, values at {len(self.values)}")
         if np.any(np.diff(self.offsets) < 0):
-            raise ValueError("offsets fall")
+            raise ValueError("offsets have to rise")
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[Any] | NDArray[Any]], dtype: Any = None) -> "Ragged":
-        """Rows of any lengths, laid end to end."""
+        """The column of rows of any lengths. dtype: of the values; None: as NumPy chooses."""
         arrays = [np.asarray(row, dtype) for row in rows]
         lengths = np.array([len(row) for row in arrays], np.int64)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
@@ -48,7 +48,7 @@ class Ragged:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """[S] values of each sequence."""
+        """[S] number of values of each sequence."""
         return np.diff(self.offsets)
 
     @property
@@ -57,7 +57,7 @@ class Ragged:
         return np.repeat(np.arange(len(self)), self.lengths)
 
     def like(self, values: NDArray[Any]) -> "Ragged":
-        """Another column over the same sequences."""
+        """Other values [N] over the same sequences."""
         return Ragged(values, self.offsets)
 
     def sums(self) -> NDArray[np.float64]:

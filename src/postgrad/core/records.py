@@ -1,9 +1,13 @@
-"""The records of the data's way: one frozen record a stage, NumPy only, so that they travel.
+"""The records of samples on their way to the learner: one frozen record per stage.
 
     Prompt -> Rollout -> ScoredGroup -> RolloutBatch -> Experience -> layouts
     (data)    (rollout)  (rewards)      (columns)       (algorithm)   (learner)
 
-A field that a stage does not have yet is not on its record.
+They hold NumPy arrays and plain values only, so that they can be sent to another process. What a
+stage does not know yet is not a field of its record: only a ScoredGroup has rewards.
+
+Shapes: S sequences (samples), N tokens of all sequences end to end, n samples of one prompt, R
+tokens of one response (all turns after the prompt).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,67 +25,63 @@ Author = Literal["policy", "environment"]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One draw from the data, ready to be sampled from.
-
-    `ticket` is the global number of the draw; `row` the row of `dataset` it came from. `question`
-    is the last user text, without the words of data.template, `answer` the reference, `metadata`
-    what else a verifier may want: all three are JSON values. `messages`: what the tokens say, as
-    the row said it.
+    """One draw from the data, ready to be sampled from. `question`, `answer` and `metadata` are
+    JSON values: verifiers in other processes read them.
     """
 
-    ticket: int
-    token_ids: NDArray[np.int32]
-    question: str
-    answer: str | None
-    dataset: str
-    row: int
+    ticket: int  # global number of the draw, from 0 on: 17 is the 18th draw of the run
+    token_ids: NDArray[np.int32]  # [prompt tokens], the chat template applied
+    question: str  # the last user text, without the words that data.template puts around it
+    answer: str | None  # the reference answer ("42"); None where the row has none
+    dataset: str  # the source's name, as messages and samples.jsonl call it
+    row: int  # number of the row in `dataset`, from 0 on
+    # What else a verifier may want, by column name: {"level": 3}.
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    # The conversation that `token_ids` spells: ({"role": "user", "content": "2 + 2?"},).
     messages: Sequence[Mapping[str, str]] = ()
-    media: tuple[str, ...] = ()
+    media: tuple[str, ...] = ()  # kept in samples.jsonl where there are any; no source has any yet
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A run of tokens by one author. logprobs: one per token, as sampled; zeros if not sampled."""
+    """A run of t tokens by one author."""
 
     author: Author
-    token_ids: NDArray[np.int32]
-    logprobs: NDArray[np.float32]
+    token_ids: NDArray[np.int32]  # [t]
+    logprobs: NDArray[np.float32]  # [t] nats, as the sampler drew them; zeros of an environment
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One sample of a prompt, as the engine wrote it.
+    """One sample of a prompt, as the engine wrote it. Its response has R tokens."""
 
-    `versions` says which policy version wrote how many tokens, in order: ((version, tokens), ...).
-    `text` is the decoded text of all turns without special tokens. `columns` are named extra values
-    per token, [response tokens] each. `answer` is what verifiers read where the policy took several
-    turns: the text of its last one. `counts` are what an environment counted ("turns", "calls").
-    """
-
-    ticket: int
-    sample: int
-    turns: tuple[Turn, ...]
-    finish_reason: FinishReason
+    ticket: int  # of its prompt
+    sample: int  # number among the samples of the prompt, 0 .. n - 1
+    turns: tuple[Turn, ...]  # in order; at least one by the policy
+    finish_reason: FinishReason  # "stop": it ended by itself; "length": the token limit cut it
+    # Which policy version wrote how many tokens, in order: ((3, 120), (4, 16)).
     versions: tuple[tuple[int, int], ...]
-    text: str
+    text: str  # all turns decoded, without special tokens
+    # More values per token, [R] each: "turn_rewards".
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+    # What verifiers read after several turns, the text of the last one; None: they read `text`.
     answer: str | None = None
+    # What an environment counted: {"turns": 2.0, "calls": 1.0}.
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
-        """[response tokens] of all turns."""
+        """[R] of all turns."""
         return np.concatenate([turn.token_ids for turn in self.turns])
 
     @property
     def logprobs(self) -> NDArray[np.float32]:
-        """[response tokens] as sampled; zeros at environment tokens."""
+        """[R] nats, as sampled; zeros at environment tokens."""
         return np.concatenate([turn.logprobs for turn in self.turns])
 
     @property
     def policy_mask(self) -> NDArray[np.bool_]:
-        """[response tokens] True where the policy wrote the token."""
+        """[R] True where the policy wrote the token."""
         return np.concatenate(
             [np.full(len(turn.token_ids), turn.author == "policy") for turn in self.turns]
         )
@@ -89,53 +89,48 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A verifier that gave no score. `cause` is one word: error, cpu_time, wall_clock, crash."""
+    """A verifier that gave no score for a sample."""
 
-    sample: int
-    component: str
-    cause: str
-    message: str
+    sample: int  # number among the samples of the prompt
+    component: str  # the reward's name in the recipe, as in ScoredGroup.rewards
+    cause: str  # one word: "error", "cpu_time", "wall_clock", "crash"
+    message: str  # for people: what the verifier raised, or which limit it broke
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """The rollouts of one prompt with their rewards.
-
-    rewards: component name -> [n] float64, NaN where that component failed; one that does not apply
-    to the prompt is not there. total: [n] the reward, NaN where not kept. kept: [n] False for
-    samples that the failure policy dropped. details: component name -> n JSON values that its
-    verifier wants recorded. turn_weight: what the rollouts' column "turn_rewards" counts for in the
-    total; 0 where it is not in it.
-    """
+    """The n rollouts of one prompt with their rewards."""
 
     prompt: Prompt
-    rollouts: tuple[Rollout, ...]
+    rollouts: tuple[Rollout, ...]  # n
+    # What each component's verifier gave, [n], before its weight: {"math": [1.0, nan]}, NaN where
+    # it failed. A component that does not apply to the prompt is absent.
     rewards: Mapping[str, NDArray[np.float64]]
-    total: NDArray[np.float64]
-    kept: NDArray[np.bool_]
+    total: NDArray[np.float64]  # [n] the components mixed (rewards/mixing.py); NaN where not kept
+    kept: NDArray[np.bool_]  # [n] False for samples that the failure policy dropped
     failures: tuple[Failure, ...] = ()
+    # What verifiers want recorded beside their score: n JSON values by component.
     details: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
-    turn_weight: float = 0.0
+    turn_weight: float = 0.0  # weight of the column "turn_rewards" in `total`; 0: not part of it
 
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """What a learner can train on: token ids, which of them bear loss, and who shares a prefix.
+    """What a learner can train on: S sequences of prompt and response."""
 
-    tokens: int32; loss_mask: bool over the same tokens (the first token of a sequence never bears
-    loss: nothing predicts it); group: [S] sequences with the same number may share a prefix and lie
-    next to each other.
-    """
-
-    tokens: Ragged
+    tokens: Ragged  # int32 [N] token ids
+    # bool [N]: True where the token is trained on. Never the first token of a sequence, which
+    # nothing predicts.
     loss_mask: Ragged
+    # [S] sequences of one group lie next to each other, and what they begin with alike is computed
+    # once: [0, 0, 1, 1] for two prompts with two samples each.
     group: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def at_last(self) -> "Sequences":
-        """The same with their last token alone marked: where a reward model is read."""
+        """The same sequences with loss at their last tokens alone, where a reward model scores."""
         mask = np.zeros(len(self.tokens.values), np.bool_)
         mask[self.tokens.offsets[1:] - 1] = True
         return Sequences(self.tokens, self.tokens.like(mask), self.group)
@@ -143,21 +138,19 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """The kept samples of a step as ragged columns over whole sequences (prompt and response).
-
-    sampled_logprobs: float32, zeros where loss_mask is False. turn_rewards: float64, what the
-    environment gave for each turn, weighed, on the last token that the policy wrote in it; zeros
-    elsewhere. rewards: [S] float64, the total, turn rewards included. ticket, sample: [S].
-    truncated: [S] True where finish_reason is "length".
+    """The S kept samples of a step. Ragged columns are over whole sequences, prompt and response,
+    like sequences.tokens.
     """
 
     sequences: Sequences
-    sampled_logprobs: Ragged
+    sampled_logprobs: Ragged  # float32 [N] nats; zeros where loss_mask is False
+    # float64 [N]: what the environment gave for a turn, weighted, at the last token that the policy
+    # wrote in the turn; zeros elsewhere.
     turn_rewards: Ragged
-    rewards: NDArray[np.float64]
-    ticket: NDArray[np.int64]
-    sample: NDArray[np.int64]
-    truncated: NDArray[np.bool_]
+    rewards: NDArray[np.float64]  # [S] the total of each sample, turn rewards included
+    ticket: NDArray[np.int64]  # [S]
+    sample: NDArray[np.int64]  # [S] number among the samples of its prompt
+    truncated: NDArray[np.bool_]  # [S] True where finish_reason is "length"
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -171,11 +164,12 @@ class RolloutBatch:
             for i, rollout in enumerate(group.rollouts)
             if group.kept[i] and rollout.policy_mask.any()
         ]
-        before = [np.zeros(len(group.prompt.token_ids)) for _, group, _, _ in rows]
+        at_prompt = [np.zeros(len(group.prompt.token_ids)) for _, group, _, _ in rows]
         rollouts = [rollout for _, _, rollout, _ in rows]
 
-        def column(parts: list[NDArray[Any]], dtype: Any) -> Ragged:
-            pairs = zip(before, parts, strict=True)
+        def column(responses: list[NDArray[Any]], dtype: Any) -> Ragged:
+            """Values [R] of each response behind zeros for its prompt."""
+            pairs = zip(at_prompt, responses, strict=True)
             return Ragged.of([np.concatenate([b.astype(dtype), p]) for b, p in pairs], dtype)
 
         tokens = Ragged.of(
@@ -198,7 +192,7 @@ class RolloutBatch:
 
 
 def _turn_rewards(group: ScoredGroup, rollout: Rollout) -> NDArray[np.float64]:
-    """[response tokens] as they count in the group's total."""
+    """[R] the environment's rewards of the turns, times their weight in the group's total."""
     earned = rollout.columns.get("turn_rewards") if group.turn_weight else None
     if earned is None:
         return np.zeros(len(rollout.token_ids))
@@ -207,15 +201,14 @@ def _turn_rewards(group: ScoredGroup, rollout: Rollout) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """What an algorithm made of a batch: columns that its losses read, all over the same tokens.
-
-    `columns` holds only what the algorithm asked for: "sampled_logprobs", "old_logprobs",
-    "ref_logprobs", "values", "advantages", "returns". has_gradient: [S] False for sequences that
-    cannot move any weight: they are skipped in compute and stay in every denominator.
-    """
+    """S sequences with the columns that an algorithm's losses read."""
 
     sequences: Sequences
+    # float32 [N] each, over sequences.tokens. Only what the algorithm needs: "sampled_logprobs",
+    # "old_logprobs", "ref_logprobs" (nats), "values", "advantages", "returns" (units of reward).
     columns: Mapping[str, Ragged]
+    # [S] False for sequences that cannot move any weight: they are not computed, and are counted in
+    # every denominator all the same.
     has_gradient: NDArray[np.bool_]
 
     def __len__(self) -> int:

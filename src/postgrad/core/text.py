@@ -1,18 +1,18 @@
-"""Text as Unicode composes it, in linear time whatever somebody wrote."""
+"""Unicode normalisation in linear time, whatever the text."""
 
 import unicodedata
 from itertools import groupby
 from typing import Literal
 
 _MARKS = 30
-_PAIRS_OF_MARKS = "\u0f73\u0f75\u0f81"  # Tibetan: each becomes two, and is in class 0 itself
+_PAIRS_OF_MARKS = "\u0f73\u0f75\u0f81"  # Tibetan: in class 0, but each decomposes into two marks
 
 
 def composed(text: str, form: Literal["NFC", "NFKC"] = "NFC") -> str:
-    """`text` in a normal form, of every run of accents and vowel signs the first 30.
+    """`text` in a normal form, with at most 30 combining marks in a row.
 
-    So is the stream-safe text format (Unicode Standard Annex 15): no writing has longer runs, and
-    to put one in its order takes quadratic time.
+    That is the limit of the stream-safe text format (Unicode Standard Annex 15): no writing system
+    needs more, and sorting a long run of marks takes quadratic time.
     """
     if text.isascii():
         return text

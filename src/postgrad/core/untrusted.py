@@ -1,9 +1,9 @@
-"""Reading what others may have written: ordinary files of a bounded size, JSON and TOML of a
-bounded depth.
+"""Reads untrusted files: regular ones of a bounded size, JSON and TOML of a bounded depth.
 
-A run directory or a recipe may come from anywhere. A pipe in place of a file would be waited for,
-a device read for ever, and JSON of a hundred thousand brackets ends Python's stack, here or later
-where somebody writes it again. What fails is an OSError or a ValueError whose text is for people.
+A run directory or a recipe may come from anywhere. Reading a pipe in place of a file would block,
+reading a device never end, and JSON of a hundred thousand nested brackets overflow Python's stack,
+when it is read or when it is written again. Errors are OSErrors and ValueErrors with messages for
+people.
 """
 
 import errno
@@ -33,16 +33,16 @@ _KINDS = (
 
 
 class NotAFile(OSError):
-    """A directory, pipe or device where a file is wanted, or a file that is too large."""
+    """A directory, pipe or device in place of a regular file, or a file that is too large."""
 
 
 def open_file(path: Path, *, pipes: bool = False) -> BufferedReader:
-    """An ordinary file for reading. pipes: also a pipe that this process was started with, as a
-    shell's <(command) is one.
+    """A regular file, opened for reading. pipes: also a pipe that this process inherited, such as a
+    shell's <(command).
 
-    Raises OSError where there is none, NotAFile where something else has that name.
+    Raises OSError where there is no such file, NotAFile where it is not a regular file.
     """
-    # without O_NONBLOCK a pipe that nobody writes to is waited for
+    # without O_NONBLOCK, opening a pipe that nobody writes to would block
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     mode = os.fstat(handle).st_mode
     inherited = pipes and str(path).startswith(_INHERITED)
@@ -75,9 +75,9 @@ def read_json(
 def parse_json(
     text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
-    """The value of a JSON text. pairs: what makes an object of its keys and values.
+    """The value of a JSON text. pairs: builds objects from their keys and values, see json.loads.
 
-    Raises ValueError where it is no JSON, nested deeper than MOST_DEPTH, or has a whole number of
+    Raises ValueError where it is not JSON, is nested deeper than MOST_DEPTH, or has an integer of
     more digits than Python reads.
     """
     try:
@@ -99,8 +99,8 @@ def parse_json(
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a TOML text. Raises ValueError, with the line where it is known, where it is no
-    TOML, nested deeper than MOST_DEPTH, or has a whole number of thousands of digits.
+    """The tables of a TOML text. Raises ValueError, with the line where it is known, where it is
+    not TOML, is nested deeper than MOST_DEPTH, or has an integer of thousands of digits.
     """
     try:
         value = tomllib.loads(text)
@@ -118,8 +118,8 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def decoded(content: bytes) -> str:
-    """Text of a file in UTF-8, its lines ended by \\n and no mark at its beginning. Raises
-    ValueError with the line where it is no UTF-8.
+    """UTF-8 content as text, with \\n at line ends and without a byte order mark. Raises ValueError
+    with the line where it is not UTF-8.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -130,7 +130,7 @@ def decoded(content: bytes) -> str:
 
 
 def path_problem(path: str) -> str:
-    """Why no file can have that name, "" where one can."""
+    """Why no file can have that path; "" where one can."""
     if "\0" in path:
         return "it has a NUL character, which no path may have"
     parts = [os.fsencode(part) for part in path.split("/")] if _is_text(path) else []
@@ -140,23 +140,23 @@ def path_problem(path: str) -> str:
 
 
 def is_deep(value: Any, most: int = MOST_DEPTH) -> bool:
-    """Whether lists and tables lie more than `most` deep in each other. Nothing here recurses."""
+    """Whether lists and tables are nested deeper than `most`. Does not recurse."""
     layer: list[Any] = [value]
     for _ in range(most):
         inner: list[Any] = []
-        for one in layer:
-            if isinstance(one, dict):
-                inner += cast(dict[str, Any], one).values()
-            elif isinstance(one, list):
-                inner += cast(list[Any], one)
-        layer = [one for one in inner if isinstance(one, dict | list)]
+        for container in layer:
+            if isinstance(container, dict):
+                inner += cast(dict[str, Any], container).values()
+            elif isinstance(container, list):
+                inner += cast(list[Any], container)
+        layer = [container for container in inner if isinstance(container, dict | list)]
         if not layer:
             return False
     return True
 
 
 def shown(value: Any, most: int = 60) -> str:
-    """A value of a file as a message names it: short, and in one line."""
+    """A value from a file for a message: short, and on one line."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 256:
         return "a whole number of more than 77 digits"
     if isinstance(value, dict | list):
@@ -167,7 +167,7 @@ def shown(value: Any, most: int = 60) -> str:
 
 
 def readable(path: Path) -> bool:
-    """Whether `path` is an ordinary file. False too for what no path can be."""
+    """Whether `path` is a regular file. False also for a text that cannot be a path."""
     try:
         return path.is_file()
     except (OSError, ValueError):

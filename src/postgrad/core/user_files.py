@@ -1,12 +1,12 @@
-"""Small files of a person's own, for all runs on a machine."""
+"""A user's configuration files, which apply to all runs on a machine."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 
 def user_file(name: str, variable: str, environment: Mapping[str, str]) -> Path | None:
-    """The file that the environment's `variable` names, else postgrad/`name` in $XDG_CONFIG_HOME or
-    ~/.config. None where nobody's home is known.
+    """The file that the environment variable `variable` names, else postgrad/`name` in
+    $XDG_CONFIG_HOME or ~/.config. None where there is no home directory.
     """
     if named := environment.get(variable):
         return Path(named).expanduser()

@@ -11,8 +11,9 @@ version = cache(importlib.metadata.version)  # a file is read for each; none cha
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Of postgrad, Python and the packages, by name. Raises PackageNotFoundError for one that is
-    not installed.
+    """The versions of postgrad, Python and `packages`: {"postgrad": ..., "python": "3.11.7", ...}.
+
+    Raises PackageNotFoundError for a package that is not installed.
     """
-    own = {"postgrad": __version__, "python": platform.python_version()}
-    return own | {name: version(name) for name in packages}
+    runtime = {"postgrad": __version__, "python": platform.python_version()}
+    return runtime | {name: version(name) for name in packages}

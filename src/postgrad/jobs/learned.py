@@ -11,7 +11,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.jobs.reward import last_scores
 from postgrad.learner.protocols import Scores
-from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.load import load_config, require_same_tokens
 from postgrad.models.score import scale_of
 from postgrad.recipe.recipe import Answering, RLRecipe
 from postgrad.rewards.learned import REWARD_MODEL
@@ -25,13 +25,8 @@ class LearnedReward:
 
     def __init__(self, path: str, tokenizer: Any) -> None:
         """tokenizer: the policy's. Raises UsageError where the model at `path` has another."""
-        own = load_tokenizer(path)
-        if own.get_vocab() != tokenizer.get_vocab():
-            raise UsageError(
-                f"the reward model {path} has another tokenizer than the policy ({len(own)} and "
-                f"{len(tokenizer)} tokens): sampled ids mean other text to it; serve it with "
-                f'postgrad serve-reward {path} and ask it with [[rewards]] type = "remote"'
-            )
+        serve = f'serve it with postgrad serve-reward {path} and ask it with type = "remote"'
+        require_same_tokens(path, "reward_model.model.path", tokenizer, remedy=serve)
         self.path = path
         self._scale = scale_of(load_config(path))
         self.role: Scores | None = None

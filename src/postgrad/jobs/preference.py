@@ -19,7 +19,7 @@ from postgrad.jobs.run import Run
 from postgrad.jobs.supervised import SupervisedJob
 from postgrad.learner.protocols import PolicyRole
 from postgrad.learner.reference_logprobs import ReferenceLogprobs
-from postgrad.ops.preferences import Answers
+from postgrad.ops.preferences import AnswerSums
 
 
 class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
@@ -78,7 +78,7 @@ def implicit_rewards(
     ratio = logprobs.like(logprobs.values - (logprobs if ref is None else ref).values)
     tokens = np.maximum(sequences.loss_mask.sums(), 1)
     sums = [torch.as_tensor(one) for one in (logprobs.sums(), ratio.sums(), tokens)]
-    return algorithm.reward(Answers(*sums)).numpy()
+    return algorithm.reward(AnswerSums(*sums)).numpy()
 
 
 def of_pairs(pairs: Sequence[Pair]) -> tuple[Sequences, NDArray[np.bool_]]:

@@ -49,7 +49,7 @@ class Publisher:
 
     def __call__(self) -> dict[str, float]:
         """Publish; returns what the probe found, for the sentinel to judge."""
-        self._engine.load_weights(self._policy.whole(), self._policy.updates)
+        self._engine.load_weights(self._policy.hub_weights(), self._policy.updates)
         before, self._before = self._before, self._engines()
         learner = self._policy.logprobs(_scored_everywhere(self._probe)).result()
         return probed(before, self._before, list(learner))

@@ -13,14 +13,21 @@ from torch import Tensor
 from postgrad.algorithms.base import Credit, RolloutAlgorithm
 from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.state import RunState
-from postgrad.core.heap import give_back
+from postgrad.core.heap import trim_heap
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, RolloutBatch
 from postgrad.jobs.evaluation import Evaluator, sample_metrics
 from postgrad.jobs.publish import Publisher
 from postgrad.jobs.results import Result
 from postgrad.jobs.run import Run
-from postgrad.learner.protocols import Changes, Follows, Learns, PolicyRole, Reads, ScoringRole
+from postgrad.learner.protocols import (
+    Changes,
+    Follows,
+    Learns,
+    LogprobRole,
+    PolicyRole,
+    ScoringRole,
+)
 from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import Update, updates
 from postgrad.observe.samples import step_samples
@@ -43,7 +50,7 @@ class Roles:
 
     policy: PolicyRole
     critic: ScoringRole | None
-    reference: Reads | None
+    reference: LogprobRole | None
     follows: Follows | None
 
     @property
@@ -95,7 +102,7 @@ class RLJob:
             with run.clock.timed("train/update"):
                 cut = self._cut(credit.experience, state.step)
                 results = self._update(cut, state)
-            give_back()  # what the update took, before the engine takes its own
+            trim_heap()  # what the update took, before the engine takes its own
         learned = _learner_logprobs(credit, old, results["policy"])
         compared = self._compare(batch, credit, old, learned, results["policy"])
         with run.phase("publish"):

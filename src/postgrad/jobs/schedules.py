@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from postgrad.learner.optimizer import UPDATES
-from postgrad.learner.schedule import horizon, rate
+from postgrad.learner.schedule import horizon, learning_rate
 from postgrad.learner.settings import LearnerSettings
 from postgrad.recipe.recipe import Recipe, RLRecipe
 
@@ -24,7 +24,10 @@ def jumps(
             continue
         done = int(tensors[stem][UPDATES])
         old_settings, old_updates = was[role]
-        old, new = rate(old_settings, done, old_updates), rate(settings, done, updates)
+        old, new = (
+            learning_rate(old_settings, done, old_updates),
+            learning_rate(settings, done, updates),
+        )
         if old != new:
             yield (
                 f"{role}: the learning rate jumps at update {done + 1}, from {old:.4g} by the "

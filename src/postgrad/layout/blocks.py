@@ -1,7 +1,7 @@
 """Attention over a layout as a few batched, nearly rectangular blocks.
 
 Each segment attends to its path: its ancestors and itself. Long segments are cut into runs of
-queries, so that a causal run does not score the keys after it. Runs of similar shape are stacked:
+queries, so that no scores are computed for keys after the run. Runs of similar shape are stacked:
 one kernel call for hundreds of short answers instead of one call each. Padding exists only inside
 a block's scores, never in the tokens that the rest of the model computes.
 """
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from postgrad.layout.layout import Layout
 
-QUERY_RUN = 128  # queries of one segment that are scored together
-MAX_WASTE = 1.3  # a block's scores over the scores its runs need
-MAX_SCORES = 2**22  # query rows x keys of one block, for one head
+QUERY_RUN = 128  # most queries of one segment in a run
+MAX_WASTE = 1.3  # a block's scores, padding included, over the scores that its runs need
+MAX_SCORES = 2**22  # most query rows x keys of one block, for one head
 NEVER = np.iinfo(np.int64).max  # the position of a padding key: no query is that late
 
 
@@ -24,27 +24,26 @@ NEVER = np.iinfo(np.int64).max  # the position of a padding key: no query is tha
 class Block:
     """B runs of at most Q queries over at most K keys.
 
-    query_rows [B, Q], key_rows [B, K]: rows of the layout; padding repeats a row. A query sees a
-    key where key_positions <= its query_positions: all keys of a run lie on one path, where
-    positions rise, and padding keys lie at NEVER.
+    A query sees the keys whose position is not after its own: all keys of a run lie on one path,
+    where positions rise.
     """
 
-    query_rows: NDArray[np.int64]
-    key_rows: NDArray[np.int64]
-    query_positions: NDArray[np.int64]
-    key_positions: NDArray[np.int64]
+    query_rows: NDArray[np.int64]  # [B, Q] rows of the layout; padding repeats a run's last row
+    key_rows: NDArray[np.int64]  # [B, K] likewise
+    query_positions: NDArray[np.int64]  # [B, Q]
+    key_positions: NDArray[np.int64]  # [B, K]; NEVER at padding
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
-    """blocks, and where each layout row stands in their outputs laid end to end: source_row [T]."""
+    """All blocks of a layout, and how their outputs are put back in its order."""
 
     blocks: tuple[Block, ...]
-    source_row: NDArray[np.int64]
+    source_row: NDArray[np.int64]  # [T] place of each layout row in the blocks' outputs end to end
 
 
 def plan_blocks(layout: Layout) -> BlockPlan:
-    """Every row of the layout is a query of exactly one block."""
+    """The blocks of a layout; every row is a query of exactly one of them."""
     runs = [
         (np.arange(start, end), path[: len(path) - (stop - end)])
         for segment, (begin, stop) in enumerate(pairwise(layout.segment_start.tolist()))
@@ -65,12 +64,14 @@ def plan_blocks(layout: Layout) -> BlockPlan:
     return BlockPlan(tuple(blocks), source_row)
 
 
-Run = tuple[NDArray[np.int64], NDArray[np.int64]]  # query rows, key rows
+QueryRun = tuple[NDArray[np.int64], NDArray[np.int64]]  # query rows, key rows
 
 
-def _stacks(runs: list[Run]) -> list[list[Run]]:
-    """Runs sorted by shape, cut greedily where stacking one more would waste too much."""
-    stacks: list[list[Run]] = []
+def _stacks(runs: list[QueryRun]) -> list[list[QueryRun]]:
+    """Runs, sorted by shape, in stacks; a new stack begins where one more run would add too much
+    padding.
+    """
+    stacks: list[list[QueryRun]] = []
     needed, widest = 0, 0
     for run in runs:
         queries, keys = len(run[0]), len(run[1])
@@ -86,7 +87,7 @@ def _stacks(runs: list[Run]) -> list[list[Run]]:
     return stacks
 
 
-def _block(stack: list[Run], positions: NDArray[np.int64]) -> Block:
+def _block(stack: list[QueryRun], positions: NDArray[np.int64]) -> Block:
     width = max(len(queries) for queries, _ in stack)
     depth = max(len(keys) for _, keys in stack)
     query_rows = np.stack([np.pad(q, (0, width - len(q)), mode="edge") for q, _ in stack])

@@ -1,4 +1,4 @@
-"""Cutting an update into micro-batches that fit: a pure function of lengths and a budget."""
+"""Cuts an update into micro-batches that fit a budget: a pure function."""
 
 from collections.abc import Callable
 
@@ -21,9 +21,9 @@ def cut(
     """`rows` in their order, cut into runs for one forward each.
 
     A run computes at most `max_tokens` tokens (shared prefixes counted once) and holds at most
-    `max_sequences` sequences. Groups stay together where they fit; one that does not is split
-    between its sequences, or, with `whole_groups` (pairs, group losses), is a ValueError, as is a
-    single sequence that is too long.
+    `max_sequences` sequences. Groups stay together where they fit. A group that does not fit is
+    split between its sequences, or with `whole_groups` (pairs, group losses) is a ValueError. A
+    single sequence that is too long is a ValueError too.
     """
 
     def cost(members: list[int]) -> int:
@@ -35,15 +35,15 @@ def cut(
         )
 
     runs: list[list[int]] = []
-    room_tokens, room_count = 0, 0  # already in the last run
+    run_tokens = 0  # tokens of the last run
 
     def place(members: list[int], tokens: int) -> None:
-        nonlocal room_tokens, room_count
-        if not runs or not fits(room_tokens + tokens, room_count + len(members)):
+        nonlocal run_tokens
+        if not runs or not fits(run_tokens + tokens, len(runs[-1]) + len(members)):
             runs.append([])
-            room_tokens, room_count = 0, 0
+            run_tokens = 0
         runs[-1] += members
-        room_tokens, room_count = room_tokens + tokens, room_count + len(members)
+        run_tokens += tokens
 
     for members in groups_of(sequences, rows):
         tokens = cost(members)
@@ -61,7 +61,7 @@ def cut(
 
 
 def groups_of(sequences: Sequences, rows: NDArray[np.int64]) -> list[list[int]]:
-    """`rows` by their group, groups and members in the order in which they come."""
+    """`rows` by their group; groups and members in the order of `rows`."""
     groups: dict[int, list[int]] = {}
     for row in rows.tolist():
         groups.setdefault(int(sequences.group[row]), []).append(row)
@@ -71,7 +71,7 @@ def groups_of(sequences: Sequences, rows: NDArray[np.int64]) -> list[list[int]]:
 def _split(
     members: list[int], cost: Callable[[list[int]], int], fits: Callable[[int, int], bool]
 ) -> list[list[int]]:
-    """Runs of one group's sequences, each as long as fits."""
+    """Consecutive parts of a group's sequences, each as large as fits."""
     parts: list[list[int]] = []
     for row in members:
         if parts and fits(cost([*parts[-1], row]), len(parts[-1]) + 1):

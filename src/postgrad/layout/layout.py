@@ -1,7 +1,7 @@
 """A layout: sequences laid out for one packed forward pass, with their loss entries.
 
-Made by a pure function just before each forward, never earlier, because updates, filters, ranks and
-other tokenizers re-cut the batch.
+Built by a pure function just before each forward and never earlier, because updates, filters and
+ranks cut the batch anew.
 """
 
 from dataclasses import dataclass
@@ -13,33 +13,29 @@ from numpy.typing import NDArray
 from postgrad.core.records import Sequences
 from postgrad.layout.tree import MIN_SHARED, grow
 
-Reads = Literal["before", "at"]
+ReadPosition = Literal["before", "at"]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """T packed tokens in G segments, and the E places where loss is taken.
+    """T packed tokens in G segments, and the E loss entries.
 
-    token_ids, positions: [T]. A token at row q sees row k when k <= q < subtree_end[k]: rows lie
-    in depth-first order, so this is "on my path and not after me". subtree_end: [T].
-    segment_start: [G + 1] rows; parent: [G], -1 for roots.
+    Segments form trees (layout/tree.py), their rows lie in depth-first order. So the token at row q
+    sees row k, which is on its path and not after it, where k <= q < subtree_end[k].
 
-    hidden_row, target, sequence, column: [E]. Under sharing one hidden row predicts different
-    tokens for different children, and a loss token may lie inside a shared prefix, so entries are a
-    list of their own: the hidden state at `hidden_row` is read for the token `target` of sequence
-    number `sequence` (0..n_sequences - 1); `column` is the token's index in the batch's flat
-    columns.
+    Loss entries are a list of their own: with sharing, one hidden state predicts different tokens
+    for different children, and a loss token may lie inside a shared prefix.
     """
 
-    token_ids: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    subtree_end: NDArray[np.int64]
-    segment_start: NDArray[np.int64]
-    parent: NDArray[np.int64]
-    hidden_row: NDArray[np.int64]
-    target: NDArray[np.int64]
-    sequence: NDArray[np.int64]
-    column: NDArray[np.int64]
+    token_ids: NDArray[np.int64]  # [T]
+    positions: NDArray[np.int64]  # [T] of the token in its sequence, from 0 on
+    subtree_end: NDArray[np.int64]  # [T] the row after the last one below the token's segment
+    segment_start: NDArray[np.int64]  # [G + 1] first row of each segment; last: T
+    parent: NDArray[np.int64]  # [G] the segment above each; -1 for a root
+    hidden_row: NDArray[np.int64]  # [E] row whose hidden state the entry reads
+    target: NDArray[np.int64]  # [E] token id that the loss is about
+    sequence: NDArray[np.int64]  # [E] number of the entry's sequence, 0 .. n_sequences - 1
+    column: NDArray[np.int64]  # [E] index of the entry's token in the batch's flat columns
     n_sequences: int
 
     @property
@@ -57,9 +53,9 @@ class Layout:
         return np.concatenate(parts[::-1])
 
 
-def nothing() -> Layout:
-    """The layout of a rank that has no sequences left while others still work: one token and one
-    entry, so that its forward and backward use every weight, and no sequence.
+def empty_layout() -> Layout:
+    """The layout of a rank that has no sequences left while others still compute: one token and one
+    entry, so that forward and backward use every weight and take part in all collectives.
     """
     zero = np.zeros(1, np.int64)
     return Layout(
@@ -80,15 +76,15 @@ def lay_out(
     sequences: Sequences,
     rows: NDArray[np.int64],
     *,
-    reads: Reads = "before",
+    reads: ReadPosition = "before",
     min_shared: int = MIN_SHARED,
 ) -> Layout:
-    """The layout of the named sequences. Those of one group lie in one tree.
+    """The layout of the sequences `rows`. Those of one group lie in one tree.
 
-    reads: the hidden state that an entry takes: the one "before" its token, which predicts it (a
-    policy) or is worth something before it (a critic), or the one "at" it (a reward model's last
-    token). Every sequence in `rows` must have a token; a first token that has to be predicted is a
-    ValueError, since nothing is before it.
+    reads: the hidden state that an entry reads. "before": that of the previous token, which
+    predicts it (policy) or whose value is estimated (critic). "at": that of the token itself (a
+    reward model's last token). No sequence in `rows` may be empty. With "before", loss on a first
+    token is a ValueError.
     """
     groups: dict[int, list[int]] = {}
     for row in rows.tolist():

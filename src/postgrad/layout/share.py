@@ -1,4 +1,4 @@
-"""An update's sequences dealt to replicas by tokens: a pure function, the same on every rank."""
+"""Divides an update's sequences over replicas by tokens: a pure function, equal on every rank."""
 
 import heapq
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ def share(
 ) -> list[NDArray[np.int64]]:
     """`rows` in `parts` shares of about equally many computed tokens, each in the order of `rows`.
 
-    Groups stay together, for their common prefix is computed once. One that is larger than a fair
-    share is cut between its sequences, unless `whole_groups` (pairs, group losses). A share may be
-    empty. Two shares differ by at most the largest piece.
+    Groups stay together, so that a common prefix is computed once. A group that is larger than a
+    fair share is cut between its sequences, unless `whole_groups` (pairs, group losses). A share
+    may be empty. Two shares differ by at most the tokens of the largest piece.
     """
     if parts == 1:
         return [rows]
@@ -44,15 +44,15 @@ def share(
     place = {row: number for number, row in enumerate(rows.tolist())}
     return [
         np.array(
-            sorted((row for i in of_one for row in pieces[i]), key=place.__getitem__), np.int64
+            sorted((row for i in numbers for row in pieces[i]), key=place.__getitem__), np.int64
         )
-        for of_one in deal(costs, parts)
+        for numbers in deal(costs, parts)
     ]
 
 
 def deal(costs: Sequence[int], parts: int) -> list[list[int]]:
-    """Numbers of `costs` in `parts` lists whose sums are about equal: the largest first, each to
-    the list that has least (Graham 1969), the first of equals. Sums differ by at most max(costs).
+    """Indices of `costs` in `parts` lists of about equal sums: the largest cost first, each to the
+    list with the least sum so far (Graham 1969). Sums differ by at most max(costs).
     """
     dealt: list[list[int]] = [[] for _ in range(parts)]
     heap = [(0, part) for part in range(parts)]
@@ -64,5 +64,5 @@ def deal(costs: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def _cut(members: list[int], pieces: int) -> list[list[int]]:
-    """Runs of nearly equally many sequences."""
+    """`members` in `pieces` consecutive lists of nearly equal lengths."""
     return [part.tolist() for part in np.array_split(np.array(members, np.int64), pieces)]

@@ -1,8 +1,8 @@
-"""Trees of segments: what several sequences have in common stands once.
+"""Trees of segments, in which a common prefix of several sequences is held once.
 
 The prompt of n responses, the shared opening of a chosen and a rejected answer, the history of an
-agent's branches: all are common prefixes, so one rule finds them, a radix tree over token ids.
-Packing trees for training follows the idea of Tree Training (arXiv:2511.00413).
+agent's branches are all common prefixes: a radix tree over token ids finds them. Packing trees for
+training follows the idea of Tree Training (arXiv:2511.00413).
 """
 
 from collections.abc import Sequence
@@ -12,32 +12,25 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-MIN_SHARED = 8  # a shorter common stretch costs more in extra segments than it saves
+MIN_SHARED = 8  # tokens; sharing a shorter prefix costs more in extra segments than it saves
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of tokens of one sequence: `tokens[begin:end]` of sequence `owner`, under `parent`.
+    """A run of tokens: `tokens[begin:end]` of sequence `owner`."""
 
-    `parent` is the number of the segment before it on the path, -1 for a root. `begin` is also the
-    position of its first token.
-    """
-
-    owner: int
-    begin: int
+    owner: int  # a sequence that has these tokens
+    begin: int  # also the position of the first token
     end: int
-    parent: int
+    parent: int  # number of the segment before it on the path; -1 for a root
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Segments in depth-first order (a parent stands before its children, a subtree in one run).
+    """The segments of a group of sequences."""
 
-    paths: for each sequence the segments that spell it, root first.
-    """
-
-    segments: tuple[Segment, ...]
-    paths: tuple[tuple[int, ...], ...]
+    segments: tuple[Segment, ...]  # depth-first: a parent before its children, a subtree in one run
+    paths: tuple[tuple[int, ...], ...]  # for each sequence the numbers of its segments, root first
 
     @property
     def n_tokens(self) -> int:
@@ -53,7 +46,9 @@ def common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
 
 
 def grow(sequences: Sequence[NDArray[np.int32]], min_shared: int = MIN_SHARED) -> Tree:
-    """The tree of a group of non-empty sequences; stretches under `min_shared` are not shared."""
+    """The tree of a group of non-empty sequences. Common stretches of fewer than `min_shared`
+    tokens are not shared.
+    """
     order = sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">u4").tobytes())
     lcp = [0] + [common_prefix(sequences[a], sequences[b]) for a, b in pairwise(order)]
     segments: list[Segment] = []

@@ -17,13 +17,13 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, weights: Mapping[str, Tensor]) -> None:
-        """After an update has moved `weights`."""
+        """Moves the average towards `weights`, which an update has just changed."""
         for name, average in self.weights.items():
             average.lerp_(weights[name], 1.0 - self.decay)
 
     @torch.no_grad()
     def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Go on from a checkpoint. Names or shapes of another model are RunErrors."""
+        """Takes over the average of a checkpoint. Other names or shapes are a RunError."""
         if {n: w.shape for n, w in saved.items()} != {n: w.shape for n, w in self.weights.items()}:
             raise RunError("the checkpoint's moving average is of another model")
         for name, average in self.weights.items():

@@ -18,9 +18,9 @@ from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.cut import cut
 from postgrad.layout.keys import row_keys
-from postgrad.layout.layout import Layout, Reads, lay_out, nothing
+from postgrad.layout.layout import Layout, ReadPosition, empty_layout, lay_out
 from postgrad.layout.share import share
-from postgrad.learner.context import Run, SharedAttention, require_heads
+from postgrad.learner.context import RankRows, SharedAttention, require_heads
 from postgrad.learner.tensor import cut_matrices, require_matrices
 from postgrad.models import head
 from postgrad.models.adapters import Adapter
@@ -35,15 +35,15 @@ Out = TypeVar("Out")
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one forward/backward may hold: computed tokens, sequences, or both."""
+    """Limits of one forward/backward pass on one replica; None: no limit."""
 
-    max_tokens: int | None = None
+    max_tokens: int | None = None  # tokens that are computed, a shared prefix counted once
     max_sequences: int | None = None
 
 
 class PackedForward(nn.Module):
-    """Body and head in one forward: under sharding, whatever uses a weight has to run inside the
-    wrapped module.
+    """Body and head in one forward: FSDP2 gathers weights in the wrapped module's forward, so all
+    that uses a weight has to run inside it.
     """
 
     def __init__(self, lm: nn.Module) -> None:
@@ -58,7 +58,7 @@ class PackedForward(nn.Module):
         context: AttentionContext,
         read: Callable[[nn.Module, Tensor], Out],
     ) -> Out:
-        """What `read` makes of the model and the hidden states [E, hidden] of the loss entries."""
+        """The result of read(lm, hidden states [E, hidden] of the loss entries)."""
         hidden = hidden_states(self.lm, token_ids, positions, context)
         return read(self.lm, hidden.index_select(0, hidden_row))
 
@@ -68,10 +68,10 @@ class Backbone:
 
     `lm` is a transformers model loaded with our attention, on `device`: a causal one, or a body
     with a `score` head. `attention` is the recipe's choice: "sdpa", "flex", or "auto" (flex on
-    CUDA). adapter: what lies on `lm`, whose own weights are frozen then.
+    CUDA). adapter: the adapter on `lm`, whose own weights are frozen then.
 
-    On several ranks (`divide`) every rank is given the same sequences, runs its share of them, and
-    knows the results of all.
+    On several ranks (`divide`) every rank gets the same sequences, runs its share of them, and
+    has the results of all afterwards.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class Backbone:
         self._flex = attention == "flex" or (attention == "auto" and device.type == "cuda")
 
     def divide(self, ranks: Ranks, stage: Stage, *, offload: bool = False) -> None:
-        """Works on `ranks` from now on, with weights divided as their grid and `stage` say, and
-        held in the host's memory where they are put off (`offload`). Before any optimizer looks at
-        the weights, and after an adapter was put on.
+        """From now on runs on `ranks`, with weights divided as their grid and `stage` say. offload:
+        divided weights are held in the host's memory. To be called after an adapter was added and
+        before an optimizer takes the weights.
         """
         self.ranks = ranks
         lm: Any = self.lm
@@ -112,17 +112,17 @@ class Backbone:
         sequences: Sequences,
         rows: NDArray[np.int64],
         *,
-        reads: Reads = "before",
+        reads: ReadPosition = "before",
         whole_groups: bool = False,
     ) -> Iterator[Layout]:
-        """`rows` cut to fit and laid out, one layout for each forward. On several ranks this rank's
-        share of them, and as many as the rank with most has: `nothing` where there is none left.
+        """`rows` cut into micro-batches, one layout for each forward. On several ranks this rank's
+        share of them, filled up with empty layouts to the number of the rank with most.
         """
         ranks = self.ranks
-        mine = share(sequences, rows, ranks.replicas, whole_groups=whole_groups)[ranks.replica]
+        shares = share(sequences, rows, ranks.replicas, whole_groups=whole_groups)
         runs = cut(
             sequences,
-            mine,
+            shares[ranks.replica],
             max_tokens=self.micro.max_tokens,
             max_sequences=self.micro.max_sequences,
             whole_groups=whole_groups,
@@ -130,7 +130,7 @@ class Backbone:
         return self._layouts(sequences, runs, ranks.most(len(runs)), reads)
 
     def _layouts(
-        self, sequences: Sequences, runs: list[NDArray[np.int64]], count: int, reads: Reads
+        self, sequences: Sequences, runs: list[NDArray[np.int64]], count: int, reads: ReadPosition
     ) -> Iterator[Layout]:
         for number in range(count):
             if self.sharding is not None:
@@ -138,22 +138,22 @@ class Backbone:
             if number < len(runs):
                 yield lay_out(sequences, runs[number], reads=reads)
             else:
-                yield nothing()
+                yield empty_layout()
 
-    def let_go(self) -> None:
-        """Once weights have moved, or nothing runs for a while."""
+    def free_gathered(self) -> None:
+        """Drops gathered copies of divided weights: after an update, or before a long pause."""
         if self.sharding is not None:
-            self.sharding.let_go()
+            self.sharding.free_gathered()
 
     def logprobs(
         self, layout: Layout, temperature: float, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Logprobs [E] of a layout's loss entries, and their entropies if asked, float32."""
-        run = self._own(layout)
-        targets = layout.target if run is None else run.targets(layout)
-        found, entropy = self._run(
+        rank_rows = self._rows_of_rank(layout)
+        targets = layout.target if rank_rows is None else rank_rows.targets(layout)
+        token_logprobs, entropy = self._run(
             layout,
-            run,
+            rank_rows,
             partial(
                 head.target_logprobs,
                 targets=torch.from_numpy(targets).to(self.device),
@@ -161,44 +161,50 @@ class Backbone:
                 with_entropy=with_entropy,
             ),
         )
-        if run is not None:
-            found = run.outputs(found, layout, self.ranks)
-            entropy = None if entropy is None else run.outputs(entropy, layout, self.ranks)
-        return found, entropy
+        if rank_rows is not None:
+            token_logprobs = rank_rows.outputs(token_logprobs, layout, self.ranks)
+            entropy = None if entropy is None else rank_rows.outputs(entropy, layout, self.ranks)
+        return token_logprobs, entropy
 
     def scores(self, layout: Layout) -> Tensor:
-        """What the score head says at a layout's loss entries: [E] float32."""
-        run = self._own(layout)
-        found = self._run(layout, run, head.scores)
-        return found if run is None else run.outputs(found, layout, self.ranks)
+        """The score head's outputs at a layout's loss entries: [E] float32."""
+        rank_rows = self._rows_of_rank(layout)
+        scores = self._run(layout, rank_rows, head.scores)
+        return scores if rank_rows is None else rank_rows.outputs(scores, layout, self.ranks)
 
     def as_base(self) -> AbstractContextManager[None]:
-        """The frozen weights under the adapter act, bit for bit: a reference beside its policy, a
-        reward model beside its critic, on one copy.
+        """Inside, the adapter is off and the frozen weights give their own bits: a reference beside
+        its policy, or a reward model beside its critic, on one copy of the weights.
         """
         return nullcontext() if self.adapter is None else self.adapter.disabled()
 
     def dropping(self, layout: Layout, update: int) -> AbstractContextManager[None]:
-        """The adapter's dropout acts on this layout, forward and backward; see Adapter.dropping."""
+        """Inside, the adapter's dropout acts on this layout, forward and backward. update: the
+        number of the update, of which masks are drawn; see Adapter.dropping.
+        """
         if self.adapter is None or not self.adapter.settings.dropout:
             return nullcontext()
         keys = row_keys(layout.token_ids, layout.positions, layout.segment_start, layout.parent)
-        if (run := self._own(layout)) is not None:
-            keys = keys[run.inner]
+        if (rank_rows := self._rows_of_rank(layout)) is not None:
+            keys = keys[rank_rows.inner]
         return self.adapter.dropping(torch.from_numpy(keys).to(self.device), update)
 
-    def _own(self, layout: Layout) -> Run | None:
-        """This rank's rows, where several have one layout; else None."""
-        return Run.of(layout, self.ranks) if self.ranks.grid.sharers > 1 else None
+    def _rows_of_rank(self, layout: Layout) -> RankRows | None:
+        """This rank's rows of a layout, where several ranks share it; else None."""
+        return RankRows.of(layout, self.ranks) if self.ranks.grid.sharers > 1 else None
 
     def _run(
-        self, layout: Layout, run: Run | None, read: Callable[[nn.Module, Tensor], Out]
+        self, layout: Layout, rank_rows: RankRows | None, read: Callable[[nn.Module, Tensor], Out]
     ) -> Out:
         require_embedded(self.lm, layout.token_ids)
         arrays = layout.token_ids, layout.positions, layout.hidden_row
         context = self._context(layout)
-        if run is not None:
-            arrays = layout.token_ids[run.rows], layout.positions[run.inner], run.hidden_row
+        if rank_rows is not None:
+            arrays = (
+                layout.token_ids[rank_rows.rows],
+                layout.positions[rank_rows.inner],
+                rank_rows.hidden_row,
+            )
             context = SharedAttention(context, layout.n_tokens, self.ranks)
         tensors = (torch.from_numpy(array).to(self.device) for array in arrays)
         return self._forward(*tensors, context, read)
@@ -214,15 +220,17 @@ class Backbone:
 
     @torch.no_grad()
     def column(
-        self, sequences: Sequences, read: Callable[[Layout], Tensor], reads: Reads = "before"
+        self, sequences: Sequences, read: Callable[[Layout], Tensor], reads: ReadPosition = "before"
     ) -> Ragged:
-        """What `read` says at every loss token, float32; zeros at other tokens."""
+        """The outputs [E] that `read` gives for each layout, as a column over all tokens: float32,
+        zeros at tokens without loss.
+        """
         values = np.zeros(len(sequences.tokens.values), np.float32)
-        known = np.zeros(len(values), np.bool_)
+        computed = np.zeros(len(values), np.bool_)
         for layout in self.micro_batches(sequences, np.arange(len(sequences)), reads=reads):
-            found = read(layout)
+            outputs = read(layout)
             if layout.n_sequences:
-                values[layout.column] = found.cpu().numpy()
-                known[layout.column] = True
-        self.let_go()
-        return sequences.tokens.like(self.ranks.merged(values, known)[0])
+                values[layout.column] = outputs.cpu().numpy()
+                computed[layout.column] = True
+        self.free_gathered()
+        return sequences.tokens.like(self.ranks.merged(values, computed)[0])

@@ -1,4 +1,4 @@
-"""An update's columns on the device, and what of them lies at a layout's loss entries."""
+"""An update's columns on the device, and their values at a layout's loss entries."""
 
 from collections.abc import Mapping
 from typing import TypedDict
@@ -13,7 +13,7 @@ from postgrad.learner.update import Update
 
 
 class Entries(TypedDict):
-    """What LossInputs and ScoreInputs have in common."""
+    """The fields that LossInputs and ScoreInputs have in common; see there."""
 
     columns: Mapping[str, Tensor]
     sequence: Tensor
@@ -23,8 +23,8 @@ class Entries(TypedDict):
 
 
 class FlatColumns:
-    """An update's columns and weights on the device, by flat token number. weights: of every
-    token in the loss of the update.
+    """An update's columns and loss weights on the device, by flat token number. weights: what every
+    token counts for in the loss of the update.
     """
 
     def __init__(self, update: Update, weights: Ragged, device: torch.device) -> None:
@@ -43,8 +43,9 @@ class FlatColumns:
     def at(self, layout: Layout) -> Entries:
         """The columns at a layout's entries, as LossInputs and ScoreInputs want them."""
         column = torch.from_numpy(layout.column).to(self._device)
+        at_entries = {name: flat.index_select(0, column) for name, flat in self._columns.items()}
         return {
-            "columns": {name: one.index_select(0, column) for name, one in self._columns.items()},
+            "columns": at_entries,
             "sequence": torch.from_numpy(layout.sequence).to(self._device),
             "n_sequences": layout.n_sequences,
             "weight": self._weight.index_select(0, column),

@@ -1,8 +1,8 @@
-"""A layout on the ranks of one replica: outside attention and MLP each has a run of its rows.
+"""A layout on the ranks of one replica: outside attention and MLP each rank has a run of its rows.
 
-Ulysses (arXiv:2309.14509): attention is left as it is, over all rows of a share of the heads. Where
-ranks share matrices too (learner/tensor.py) it finds their heads already, and the rows of all that
-share them.
+Ulysses (arXiv:2309.14509): attention runs unchanged, over all rows and a share of the heads. With
+tensor parallelism (learner/tensor.py) a rank already has a share of the heads in attention, and the
+rows of all ranks of its tensor group.
 """
 
 from dataclasses import dataclass
@@ -21,18 +21,19 @@ from postgrad.parallel.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """This rank's rows of a layout, padded so that all ranks have equally many, and the entries
-    that read them. A last entry, which counts for nothing, lets every rank use the output head.
+class RankRows:
+    """This rank's L rows of a layout, padded so that all ranks have equally many, and the e loss
+    entries that read them. One more entry, whose gradient is 0, makes every rank use the output
+    head.
     """
 
-    rows: NDArray[np.int64]  # [L] of the layout; padding repeats its first row
-    inner: NDArray[np.int64]  # [tensor_parallel * L] those inside attention and MLP
-    hidden_row: NDArray[np.int64]  # [e + 1] into `rows`
-    entries: NDArray[np.int64]  # [e] of the layout's
+    rows: NDArray[np.int64]  # [L] rows of the layout; padding repeats the layout's first row
+    inner: NDArray[np.int64]  # [tensor_parallel * L] rows of the layout inside attention and MLP
+    hidden_row: NDArray[np.int64]  # [e + 1] for each entry the index into `rows`
+    entries: NDArray[np.int64]  # [e] indices of the layout's entries
 
     @classmethod
-    def of(cls, layout: Layout, ranks: Ranks) -> "Run":
+    def of(cls, layout: Layout, ranks: Ranks) -> "RankRows":
         """Rows in equal runs, in the order of ranks."""
         each = -(-layout.n_tokens // ranks.grid.sharers)
         start, tensor = ranks.sharer * each, ranks.grid.tensor
@@ -41,22 +42,22 @@ class Run:
         first = ranks.context_rank * tensor * each
         entries = np.flatnonzero((layout.hidden_row >= start) & (layout.hidden_row < start + each))
         hidden = np.append(layout.hidden_row[entries] - start, 0)
-        own, inner = rows[start : start + each], rows[first : first + tensor * each]
-        return cls(own, inner, hidden, entries)
+        outer, inner = rows[start : start + each], rows[first : first + tensor * each]
+        return cls(outer, inner, hidden, entries)
 
     def targets(self, layout: Layout) -> NDArray[np.int64]:
-        """[e + 1] what the entries predict."""
+        """[e + 1] token ids that the entries predict; 0 for the extra entry."""
         return np.append(layout.target[self.entries], 0)
 
-    def outputs(self, mine: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
-        """[E] the outputs of all ranks from this one's [e + 1]."""
-        places = torch.from_numpy(self.entries).to(mine.device)
-        own = mine[:-1] + mine[-1] * 0.0
-        return outputs_of_all(own, places, len(layout.target), ranks.groups.replica)
+    def outputs(self, rank_outputs: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
+        """The outputs [E] of the whole layout, from this rank's [e + 1] and those of the others."""
+        places = torch.from_numpy(self.entries).to(rank_outputs.device)
+        entry_outputs = rank_outputs[:-1] + rank_outputs[-1] * 0.0
+        return outputs_of_all(entry_outputs, places, len(layout.target), ranks.groups.replica)
 
 
 class SharedAttention:
-    """The attention of a layout for ranks that have a run of its rows each, padded at the end."""
+    """The attention of a layout on ranks that each have a run of its rows, padded at the end."""
 
     def __init__(self, inner: AttentionContext, tokens: int, ranks: Ranks) -> None:
         self._inner = inner
@@ -76,28 +77,28 @@ class SharedAttention:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """AttentionContext.attend of this rank's rows."""
+        """AttentionContext.attend for this rank's rows alone."""
         if self._size > 1:
             key, value = (self._shared(each) for each in (key, value))
             query, key, value = (heads_from_rows(x, self._group) for x in (query, key, value))
         query, key, value = (x[:, : self._tokens] for x in (query, key, value))
-        found = self._inner.attend(
+        attended = self._inner.attend(
             layer, query, key, value, scale=scale, window=window, softcap=softcap
         )
-        found = torch.nn.functional.pad(found, (0, 0, 0, 0, 0, self._padding))
+        attended = torch.nn.functional.pad(attended, (0, 0, 0, 0, 0, self._padding))
         if self._size == 1:
-            return found
-        return rows_from_heads(found.transpose(0, 1), self._group).transpose(0, 1)
+            return attended
+        return rows_from_heads(attended.transpose(0, 1), self._group).transpose(0, 1)
 
     def _shared(self, x: Tensor) -> Tensor:
-        """Fewer key heads than ranks: each goes to as many ranks as read it."""
+        """Repeats key heads where there are fewer of them than ranks: one copy for each rank."""
         times = max(1, self._size // len(x))
         return x.repeat_interleave(times, 0) if times > 1 else x
 
 
 def require_heads(config: Any, size: int, tensor: int = 1) -> None:
-    """Raises UsageError where a model's heads cannot be dealt to so many ranks, of which each has
-    one of `tensor` parts of them.
+    """Raises UsageError where the heads that tensor parallelism (`tensor` parts) leaves a rank
+    cannot be divided over `size` ranks.
     """
     if size == 1:
         return

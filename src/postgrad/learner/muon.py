@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.learner.settings import LearnerSettings
-from postgrad.parallel.sharding import WHOLE, Piece
+from postgrad.parallel.sharding import WHOLE, TensorPiece
 
-Gather = Callable[[str, Tensor], tuple[Tensor, Piece]]  # by name; see MasterOptimizer
+Gather = Callable[[str, Tensor], tuple[Tensor, TensorPiece]]  # by name; see MasterOptimizer
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al., 2024: the steepest slope at zero
-SMALLEST = 1e-7  # a norm below it is taken for this one: zeros stay zeros
-ADAMW_RMS = 0.2  # of an AdamW step, in learning rates (Liu et al., 2025, section 2.2)
+SMALLEST = 1e-7  # least norm to divide by: zeros stay zeros
+ADAMW_RMS = 0.2  # root mean square of AdamW's step, in learning rates (Liu et al., 2025, sec. 2.2)
 _IN_A_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 
 
@@ -27,11 +27,12 @@ def is_hidden_matrix(name: str, weight: Tensor) -> bool:
 
 
 def orthogonalised(matrix: Tensor, steps: int) -> Tensor:
-    """About U V^T of a matrix [rows, columns] = U S V^T: singular values near 1, in its own dtype.
+    """Approximately U V^T of a matrix [rows, columns] = U S V^T, in its dtype.
 
     Newton-Schulz iteration of a quintic after division by the Frobenius norm, so that the scale of
-    `matrix` does not matter. Five steps bring what is not tiny into about [0.7, 1.2]; more do not
-    converge, which harms nobody (Jordan et al., 2024). A matrix of zeros stays one.
+    `matrix` does not matter. Five steps bring singular values that are not tiny into about
+    [0.7, 1.2]. More steps do not converge to 1, which does no harm (Jordan et al., 2024). A matrix
+    of zeros stays one.
     """
     a, b, c = COEFFICIENTS
     wide = matrix.T if matrix.size(0) > matrix.size(1) else matrix
@@ -45,11 +46,11 @@ def orthogonalised(matrix: Tensor, steps: int) -> Tensor:
 class Muon:
     """Momentum, orthogonalised (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/),
     with the decay and the step size of Liu et al., 2025 (Muon is Scalable, arXiv:2502.16982): a
-    matrix moves by 0.2 * sqrt(max(rows, columns)) * rate times what `orthogonalised` gives, about
-    as far as AdamW moves it, so that both go by one learning rate.
+    matrix moves by 0.2 * sqrt(max(rows, columns)) * rate times what `orthogonalised` gives. That is
+    about as far as AdamW would move it, so that both use one learning rate.
 
-    Own code, because torch.optim.Muon iterates in bfloat16, which makes 1 % of the step out of a
-    rounding of 1e-6 in the gradient (here 2e-6): micro-batches and ranks would change the update.
+    Not torch.optim.Muon, which iterates in bfloat16: a rounding of 1e-6 in the gradient changes its
+    step by 1% (here by 2e-6), so that micro-batches and ranks would change the update.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Muon:
         settings: LearnerSettings,
         gather: Gather | None = None,
     ) -> None:
-        """gather: the whole matrix from this rank's part; None where parts are whole."""
+        """gather: gives the whole matrix from this rank's part; None where nothing is divided."""
         self.weights = weights
         self._settings = settings
         self._gather = gather
@@ -68,8 +69,8 @@ class Muon:
     def step(self, rate: float, *, moving: bool = True) -> None:
         """One update at `rate`; every weight has a gradient.
 
-        moving: False for an update without any gradient. Momentum and weights decay as ever, but
-        what is left of the momentum is not followed: it would be a whole step, however old it is.
+        moving: False for an update without any gradient. Momentum and weights decay as always, but
+        no step is taken: orthogonalised, even a momentum that has almost decayed gives a full step.
         """
         settings = self._settings
         for name, weight in self.weights.items():

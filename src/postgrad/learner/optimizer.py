@@ -1,4 +1,4 @@
-"""Master weights and their optimizers, with state that is nothing but named tensors."""
+"""Master weights and their optimizers; all state is named tensors."""
 
 import math
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.learner.muon import Muon, is_hidden_matrix
 from postgrad.learner.settings import LearnerSettings
 from postgrad.parallel.ranks import ALONE, Ranks
-from postgrad.parallel.sharding import Piece, local, piece_of, whole
+from postgrad.parallel.sharding import TensorPiece, local, piece_of, whole_tensor
 
-UPDATES = "updates"  # the state's one tensor that belongs to no weight
+UPDATES = "updates"  # name of the only tensor of the state that belongs to no weight
 ADAMW = ("exp_avg", "exp_avg_sq")
 MUON = ("momentum_buffer",)
 
@@ -23,15 +23,15 @@ class MasterOptimizer:
     """AdamW on float32 weights, whatever the model computes in; Muon on those of `is_hidden_matrix`
     where the settings say so.
 
-    Where the model computes in float32 the master weights are the model's own. Otherwise each
-    micro-batch's gradients are added to float32 ones as they appear, and after an update the
-    model's weights are rounded from the master's: small steps are not lost to the narrow format.
+    Where the model computes in float32, the master weights are its parameters. Otherwise gradients
+    are added up in float32 as they appear in each micro-batch, and after an update the parameters
+    are rounded from the master weights, so that small steps are not lost in the narrow format.
 
-    `model` is a module or its weights by name; those that need a gradient are trained. Raises
-    UsageError where Muon is asked for and no weight is for it.
+    `model` is a module or its weights by name; those that require a gradient are trained. Raises
+    UsageError where the settings ask for Muon and there is no matrix for it.
 
-    On several ranks weights may be divided over them: then masters, gradients and state are this
-    rank's parts, `pieces` says where in the whole they lie, and all ranks step together.
+    Weights may be divided over several ranks: then masters, gradients and state are this rank's
+    parts, `pieces` says where they lie in the whole tensors, and all ranks have to step together.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class MasterOptimizer:
 
     @staticmethod
     def _master_of(working: nn.Parameter) -> nn.Parameter:
-        if isinstance(working, DTensor):  # float32 already, divided, and rounded where it computes
+        if isinstance(working, DTensor):  # float32 already; FSDP2 rounds what it gathers
             return nn.Parameter(local(working))
         if working.dtype == torch.float32:
             return working
@@ -92,9 +92,9 @@ class MasterOptimizer:
         """One update at `rate` from the gradients gathered so far; returns their norm before
         clipping. A norm that is not finite is a RunError and changes nothing.
 
-        Clipping divides all gradients alike, those of Muon's matrices too, before they enter a
-        momentum. The length of Muon's step does not depend on it; what does is how much of the
-        next twenty steps one outlier decides.
+        Clipping scales all gradients alike, those of Muon's matrices too, before they enter the
+        momentum. It does not change the length of Muon's step, but limits how much one outlier
+        decides the direction of the next twenty steps.
         """
         self._take_gradients()
         limit = self._settings.max_grad_norm or float("inf")
@@ -116,7 +116,9 @@ class MasterOptimizer:
         return norm
 
     def _take_gradients(self) -> None:
-        """The whole sum over all ranks: FSDP2 has added what it divided, the rest is added here."""
+        """Moves gradients to the master weights, summed over all ranks. FSDP2 has already summed
+        those of weights that it divides; the others are summed here.
+        """
         lacking: dict[Any, list[Tensor]] = {}
         for name, master in self.master.items():
             working, piece = self._working[name], self.pieces[name]
@@ -130,9 +132,7 @@ class MasterOptimizer:
             self._ranks.sum_(gradients, group)
 
     def _clip(self, limit: float) -> float:
-        """The norm of all gradients, over all ranks where they are divided; then they are clipped,
-        once.
-        """
+        """Clips all gradients to the norm `limit`; returns their norm before, over all ranks."""
         masters = list(self.master.values())
         if not any(piece.divided for piece in self.pieces.values()):
             return float(nn.utils.clip_grad_norm_(masters, limit))
@@ -144,9 +144,9 @@ class MasterOptimizer:
         nn.utils.clip_grads_with_norm_(masters, limit, torch.tensor(norm))
         return norm
 
-    def _gather(self, name: str, part: Tensor) -> tuple[Tensor, Piece]:
+    def _gather(self, name: str, part: Tensor) -> tuple[Tensor, TensorPiece]:
         """A divided weight's whole tensor, and where this rank's part of it lies."""
-        return whole(part, self.pieces[name], self._ranks), self.pieces[name]
+        return whole_tensor(part, self.pieces[name], self._ranks), self.pieces[name]
 
     @torch.no_grad()
     def _publish(self) -> None:
@@ -162,23 +162,26 @@ class MasterOptimizer:
         """The number of updates (int64, "updates"), and after the first one the moments: AdamW's as
         NAME.exp_avg and NAME.exp_avg_sq, Muon's as NAME.momentum_buffer.
         """
-        found = {UPDATES: torch.tensor(self.updates)}
+        tensors = {UPDATES: torch.tensor(self.updates)}
         for name, master in self.master.items() if self.updates else ():
             if self._moments[name] == MUON:
-                found[f"{name}.{MUON[0]}"] = self._muon.momentum[name]
+                tensors[f"{name}.{MUON[0]}"] = self._muon.momentum[name]
             else:
-                of = self._adamw.state[master]
-                found |= {f"{name}.{moment}": of[moment] for moment in ADAMW}
-        return found
+                moments = self._adamw.state[master]
+                tensors |= {f"{name}.{moment}": moments[moment] for moment in ADAMW}
+        return tensors
 
-    def parts_of(self, what: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's parts of whole tensors by hub name. Those of another model are a RunError."""
-        _check(what, weights, {name: torch.Size(one.shape) for name, one in self.pieces.items()})
+    def parts_of(self, kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's parts of whole tensors by hub name. Other names or shapes are a RunError.
+        kind: what the message calls the tensors, "moving average".
+        """
+        shapes = {name: torch.Size(piece.shape) for name, piece in self.pieces.items()}
+        _check(kind, weights, shapes)
         return {name: piece.of(weights[name]) for name, piece in self.pieces.items()}
 
     def state_bytes(self) -> int:
-        """What weights() and state() will take once there were updates, of what this rank is the
-        first to hold.
+        """Bytes of weights() and state() after the first update; of parts that several ranks hold,
+        only on the first of them.
         """
         kept = [
             p.nbytes * (1 + len(self._moments[name]))
@@ -189,16 +192,16 @@ class MasterOptimizer:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-        """Go on from what weights() and state() gave. Names and shapes of another model or another
-        optimizer are RunErrors, and change nothing.
+        """Takes over what weights() and state() gave earlier. Names or shapes of another model or
+        optimizer are a RunError; nothing is changed then.
         """
         shapes = {name: torch.Size(self.pieces[name].shape) for name in self.master}
         _check("weights", weights, shapes)
         updates = _updates_of(state)
         moments = {
             f"{name}.{moment}": shapes[name]
-            for name, all_of_it in self._moments.items()
-            for moment in all_of_it
+            for name, moment_names in self._moments.items()
+            for moment in moment_names
             if updates
         }
         _check("optimizer state", state, {UPDATES: torch.Size(()), **moments})
@@ -230,16 +233,16 @@ def _updates_of(state: Mapping[str, Tensor]) -> int:
     return int(saved)
 
 
-def _check(what: str, have: Mapping[str, Tensor], want: Mapping[str, torch.Size]) -> None:
+def _check(kind: str, have: Mapping[str, Tensor], want: Mapping[str, torch.Size]) -> None:
     if have.keys() != want.keys():
         missing, unknown = sorted(want.keys() - have.keys()), sorted(have.keys() - want.keys())
         raise RunError(
-            f"the checkpoint's {what} are of another model or optimizer: missing {missing[:3]}, "
+            f"the checkpoint's {kind} are of another model or optimizer: missing {missing[:3]}, "
             f"unknown {unknown[:3]}"
         )
     for name, shape in want.items():
         if have[name].shape != shape:
             raise RunError(
-                f"{name!r} of the checkpoint's {what} has shape {tuple(have[name].shape)}, "
+                f"{name!r} of the checkpoint's {kind} has shape {tuple(have[name].shape)}, "
                 f"the model's has {tuple(shape)}"
             )

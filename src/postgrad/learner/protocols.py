@@ -11,15 +11,15 @@ from postgrad.core.records import Sequences
 from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import Update
 
-Read = Callable[[str], Mapping[str, Tensor]]  # the tensors of a checkpoint's file, by its stem
+Read = Callable[[str], Mapping[str, Tensor]]  # file stem ("policy.weights") -> its tensors
 
 
-class Reads(Protocol):
-    """A role that says how likely tokens are."""
+class LogprobRole(Protocol):
+    """A role that computes the logprobs of tokens."""
 
     @property
     def temperature(self) -> float:
-        """At which its logprobs are taken."""
+        """The sampling temperature, at which its logprobs are taken."""
         ...
 
     def logprobs(self, sequences: Sequences) -> Handle[Ragged]:
@@ -43,11 +43,11 @@ class Changes(Protocol):
         ...
 
     def state_bytes(self) -> int:
-        """What `tensors` will take once there were updates."""
+        """Bytes of `tensors` after the first update, when the optimizer has all its state."""
         ...
 
     def load(self, read: Read) -> None:
-        """Goes on from a checkpoint."""
+        """Takes over the state of a checkpoint."""
         ...
 
 
@@ -56,41 +56,41 @@ class Learns(Changes, Protocol):
 
     @property
     def name(self) -> str:
-        """What its metrics and files begin with."""
+        """The first part of its metrics' and files' names: "policy", "critic"."""
         ...
 
     @property
     def updates(self) -> int:
-        """How many it has had."""
+        """Number of optimizer steps so far."""
         ...
 
     def update(self, update: Update, algorithm: Any) -> Handle[UpdateResult]:
-        """One optimizer step."""
+        """Takes one optimizer step on the samples of `update`, with the loss of `algorithm`."""
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """What is trained, float32, by name."""
+        """The trained weights, float32, by hub name, or by PEFT's name where it is an adapter."""
         ...
 
-    def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights by hub name, an adapter's merged."""
+    def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights of the model by hub name, an adapter merged into them."""
         ...
 
 
-class PolicyRole(Reads, Learns, Protocol):
+class PolicyRole(LogprobRole, Learns, Protocol):
     """A policy that learns."""
 
     @property
     def drops(self) -> bool:
-        """True where dropout acts in updates, so that their logprobs are not those of the role."""
+        """True where updates use dropout: their logprobs differ from those of `logprobs`."""
         ...
 
-    def under_adapter(self) -> Reads | None:
-        """Its own start, as a reference; None where that is gone, without an adapter."""
+    def under_adapter(self) -> LogprobRole | None:
+        """The frozen weights under its adapter, as a reference; None without an adapter."""
         ...
 
-    def start(self) -> Reads:
-        """What it is before its first update, whether there is an adapter or not."""
+    def start(self) -> LogprobRole:
+        """The model as it was before any update. Without an adapter only valid until the first."""
         ...
 
 
@@ -102,9 +102,9 @@ class ScoringRole(Scores, Learns, Protocol):
         ...
 
 
-class Follows(Reads, Changes, Protocol):
+class Follows(LogprobRole, Changes, Protocol):
     """A reference that follows a policy."""
 
     def after_step(self, step: int, policy: PolicyRole) -> None:
-        """Once step `step` has moved the policy's weights."""
+        """Follows the policy; to be called after step number `step` has changed its weights."""
         ...

@@ -1,7 +1,8 @@
-"""Logprobs of a frozen reference: computed once before the first step, kept on disk.
+"""Logprobs of a frozen reference: computed once before the first step, cached on disk.
 
-An entry is named by the model, by what else decides bits, and by every token and mask (so by data
-and template too); it is found again by another run, and by a run that was killed while it was made.
+A file's name is a hash of the model, of settings that change the bits, and of all tokens and masks
+(and so of data and template): other runs with the same find it, and so does a run that was killed
+while it computed.
 """
 
 import hashlib
@@ -20,19 +21,20 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 
 FIELD = "logprobs"
-PART = 4096  # sequences of one file: what a kill costs at most
+PART = 4096  # sequences of one file; so many at most are lost to a kill
 Floats = NDArray[np.float32]
 
 
 class ReferenceLogprobs:
-    """What the reference says of every sequence that a run will read."""
+    """The reference's logprobs of every sequence that a run will read."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Floats] = {}
+        self._logprobs: dict[bytes, Floats] = {}
 
     def of(self, sequences: Sequences) -> Ragged:
-        """float32 over the tokens of sequences that were prepared."""
-        return sequences.tokens.like(np.concatenate([self._known[key] for key in _keys(sequences)]))
+        """Logprobs, float32 over the tokens. The sequences have to be among those prepared."""
+        columns = [self._logprobs[key] for key in _keys(sequences)]
+        return sequences.tokens.like(np.concatenate(columns))
 
     def prepare(
         self,
@@ -41,29 +43,32 @@ class ReferenceLogprobs:
         folder: Path | None,
         name: Mapping[str, Any],
     ) -> tuple[int, int]:
-        """Reads or computes what is `wanted`, once each; how many were computed and how many read.
+        """Reads or computes the logprobs of all `wanted` sequences, of equal ones once. Returns how
+        many were computed and how many read.
 
-        folder: where files are kept, None: nowhere. name: JSON values that decide bits, the model's
-        hash first. A file that cannot be read is computed again; one that cannot be written raises
-        OSError.
+        folder: where files are kept; None: nowhere. name: JSON values that decide the bits, the
+        model's hash among them. A file that cannot be read is computed again; one that cannot be
+        written raises OSError.
         """
-        made = read = 0
+        n_computed = n_read = 0
         for number, part in enumerate(_parts(wanted)):
             path = folder and folder / f"{_digest(name, part)}-{number:06d}.safetensors"
-            found = _read(path, part) if path else None
-            if found is not None:
-                read += len(part)
+            logprobs = _read(path, part) if path else None
+            if logprobs is not None:
+                n_read += len(part)
             else:
-                computed, made = compute(part), made + len(part)
+                computed, n_computed = compute(part), n_computed + len(part)
                 if path:
                     _write(path, computed)
-                found = list(computed)
-            self._known |= dict(zip(_keys(part), found, strict=True))
-        return made, read
+                logprobs = list(computed)
+            self._logprobs |= dict(zip(_keys(part), logprobs, strict=True))
+        return n_computed, n_read
 
 
 def _parts(wanted: Iterable[Sequences]) -> Iterable[Sequences]:
-    """Each sequence once, in order, in parts; groups stay together, for their common openings."""
+    """All different sequences in order, in parts of at most PART. A part comes from one element of
+    `wanted`, so that groups stay together.
+    """
     seen: set[bytes] = set()
     for sequences in wanted:
         fresh: list[int] = []
@@ -87,14 +92,14 @@ def _keys(sequences: Sequences) -> list[bytes]:
 
 
 def _digest(name: Mapping[str, Any], part: Sequences) -> str:
-    whole = hashlib.sha256(json.dumps(name, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(name, sort_keys=True).encode())
     for key in _keys(part):
-        whole.update(key)
-    return whole.hexdigest()
+        digest.update(key)
+    return digest.hexdigest()
 
 
 def _read(path: Path, part: Sequences) -> Sequence[Floats] | None:
-    """None where nothing is there, or not what was written."""
+    """The logprobs of each sequence; None where there is no such file, or a damaged one."""
     try:
         with safe_open(path, "np") as file:
             values, wanted = file.get_tensor(FIELD), (file.metadata() or {}).get("sha256")

@@ -1,4 +1,4 @@
-"""Roles on a backbone: one that scores tokens, and one that also learns."""
+"""Roles on a backbone: `Policy` computes logprobs, `Learner` is a role with an optimizer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -15,32 +15,32 @@ from postgrad.algorithms.base import Algorithm, LossInputs, LossOutput, PolicyAl
 from postgrad.core.handles import Handle, done
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.layout.layout import Layout, Reads
+from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.average import MovingAverage
 from postgrad.learner.backbone import Backbone
 from postgrad.learner.columns import FlatColumns
 from postgrad.learner.optimizer import MasterOptimizer
-from postgrad.learner.schedule import rate
+from postgrad.learner.schedule import learning_rate
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
-from postgrad.parallel.sharding import Piece, assembled, whole
+from postgrad.parallel.sharding import TensorPiece, assembled, whole_tensor
 
 AnyAlgorithm = TypeVar("AnyAlgorithm", bound=Algorithm)
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What an update reports. outputs: float32 over the experience's flat tokens, the logprobs or
-    scores that the role had before the step; NaN where nothing was computed.
-    """
+    """What an update reports."""
 
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float]  # {"policy/loss": 0.12, "policy/grad_norm": 0.8, ...}
+    # [N] over the experience's flat tokens: the logprobs or scores before the step; NaN where none
+    # were computed.
     outputs: NDArray[np.float32]
 
 
 class Policy:
-    """Scores tokens with a backbone's weights. `temperature` is the sampling temperature, at which
-    all logprobs are taken. base: with the frozen weights under the backbone's adapter.
+    """Computes logprobs with a backbone's weights, at the sampling `temperature`. base: with the
+    frozen weights under the backbone's adapter.
     """
 
     def __init__(self, backbone: Backbone, temperature: float = 1.0, *, base: bool = False) -> None:
@@ -64,11 +64,11 @@ class Policy:
 class Learner(ABC, Generic[AnyAlgorithm]):
     """A role with an optimizer. `total_updates` is the horizon of its learning-rate schedule.
 
-    name: what its metrics and its files in a checkpoint begin with. reads: the hidden state that
-    its loss entries take, see lay_out.
+    name: the first part of its metrics' and files' names: "policy", "critic". reads: the hidden
+    state that its loss entries take, see lay_out.
     """
 
-    reads: Reads = "before"
+    reads: ReadPosition = "before"
 
     def __init__(
         self, name: str, backbone: Backbone, settings: LearnerSettings, total_updates: int
@@ -86,20 +86,20 @@ class Learner(ABC, Generic[AnyAlgorithm]):
 
     @abstractmethod
     def _weights(self, update: Update, algorithm: AnyAlgorithm) -> Ragged:
-        """What every token counts for in the update's loss, see Algorithm.entry_weights."""
+        """The weight of every token in the update's loss, see Algorithm.entry_weights."""
 
     @abstractmethod
     def _loss(
         self, layout: Layout, flat: FlatColumns, algorithm: AnyAlgorithm
     ) -> tuple[LossOutput, Tensor]:
-        """The loss of one layout, and the role's outputs [E] there."""
+        """The loss of one layout, and the role's outputs [E] at its entries."""
 
     @abstractmethod
     def _outputs(self, layout: Layout) -> Tensor:
-        """The role's outputs [E] alone."""
+        """The role's outputs [E] at the entries of a layout, without a loss."""
 
     def update(self, update: Update, algorithm: AnyAlgorithm) -> Handle[UpdateResult]:
-        """One optimizer step on `update`: its loss is the sum over micro-batches, each already
+        """Takes one optimizer step on `update`. The loss is a sum over micro-batches, each already
         divided by the denominators of the whole update.
         """
         with self.backbone.ranks.doing(f"{self.name} update {self.optimizer.updates}"):
@@ -117,20 +117,21 @@ class Learner(ABC, Generic[AnyAlgorithm]):
             reads=self.reads,
             whole_groups=algorithm.level in ("pair", "group"),
         ):
-            if not layout.n_sequences:  # others still work: zeros, and every collective
+            if not layout.n_sequences:  # other ranks still compute: take part in their collectives
                 (self._outputs(layout) * 0.0).sum().backward()
                 continue
             with self.backbone.dropping(layout, self.optimizer.updates):
-                output, found = self._loss(layout, flat, algorithm)
-                output.loss.backward()
-            for name, value in {f"{self.name}/loss": output.loss, **output.metrics}.items():
+                loss_output, entry_outputs = self._loss(layout, flat, algorithm)
+                loss_output.loss.backward()
+            terms = {f"{self.name}/loss": loss_output.loss, **loss_output.metrics}
+            for name, value in terms.items():
                 value = value.detach()
                 metrics[name] = metrics[name] + value if name in metrics else value
-            outputs[layout.column] = found.detach().cpu().numpy()
+            outputs[layout.column] = entry_outputs.detach().cpu().numpy()
             computed += layout.n_tokens
-        learning_rate = rate(self.settings, self.optimizer.updates, self.total_updates)
-        norm = self.optimizer.step(learning_rate)
-        self.backbone.let_go()
+        lr = learning_rate(self.settings, self.optimizer.updates, self.total_updates)
+        norm = self.optimizer.step(lr)
+        self.backbone.free_gathered()
         if self.average is not None:
             self.average.update(self.weights())
         ranks = self.backbone.ranks
@@ -139,60 +140,61 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         report = algorithm.report(sums)
         report |= {
             f"{self.name}/grad_norm": norm,
-            f"{self.name}/lr": learning_rate,
+            f"{self.name}/lr": lr,
             f"{self.name}/computed_tokens": int(ranks.sum(computed)) // ranks.grid.sharers,
             f"{self.name}/skipped_samples": len(update.rows) - len(update.rows_with_gradient),
         }
         return UpdateResult(report, outputs)
 
     @property
-    def pieces(self) -> Mapping[str, Piece]:
-        """Where this rank's parts of what is trained lie in the whole, by name."""
+    def pieces(self) -> Mapping[str, TensorPiece]:
+        """Where this rank's parts of the trained weights lie in the whole tensors, by name."""
         return self.optimizer.pieces
 
     @property
     def updates(self) -> int:
-        """How many this role has had."""
+        """Number of optimizer steps so far."""
         return self.optimizer.updates
 
     @property
     def drops(self) -> bool:
-        """True where dropout acts in updates, so that their logprobs are not those of the role."""
+        """True where updates use dropout: their outputs differ from those of the role."""
         adapter = self.backbone.adapter
         return adapter is not None and adapter.settings.dropout > 0
 
     def weights(self) -> dict[str, Tensor]:
-        """What is trained, float32, by hub name, or by PEFT's where it is an adapter: this rank's
-        parts.
+        """This rank's parts of the trained weights, float32, by hub name, or by PEFT's name where
+        they are an adapter.
         """
         return self.optimizer.weights()
 
-    def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights by hub name, an adapter's merged into its base one matrix at a time. All
-        ranks have to ask for all of them.
+    def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights of the model, whole, by hub name; an adapter is merged one matrix at a time.
+        All ranks have to iterate over all of them together.
         """
         adapter, optimizer = self.backbone.adapter, self.optimizer
         if adapter is not None:
             ranks = self.backbone.ranks
-            return ((name, assembled(name, one, ranks)) for name, one in adapter.hub_weights())
+            parts = adapter.hub_weights()
+            return ((name, assembled(name, tensor, ranks)) for name, tensor in parts)
         return (
-            (name, whole(part, optimizer.pieces[name], self.backbone.ranks))
+            (name, whole_tensor(part, optimizer.pieces[name], self.backbone.ranks))
             for name, part in self.weights().items()
         )
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """All state that a checkpoint has to hold, by file stem: "policy.weights"."""
-        found: dict[str, Mapping[str, Tensor]] = {
+        saved: dict[str, Mapping[str, Tensor]] = {
             f"{self.name}.weights": self.weights(),
             f"{self.name}.optimizer": self.optimizer.state(),
         }
         if self.average is not None:
-            found[f"{self.name}.ema"] = self.average.weights
-        return found
+            saved[f"{self.name}.ema"] = self.average.weights
+        return saved
 
     def state_bytes(self) -> int:
-        """What `tensors` will take once there were updates, of what this rank is the first to
-        hold.
+        """Bytes of `tensors` after the first update; of parts that several ranks hold, only on the
+        first of them.
         """
         average = 0
         if self.average is not None:
@@ -200,8 +202,8 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         return self.optimizer.state_bytes() + average
 
     def load(self, read: Callable[[str], Mapping[str, Tensor]]) -> None:
-        """Go on from a checkpoint. `read` gives the tensors of a file stem; what is missing or of
-        another model is a RunError, see MasterOptimizer.load.
+        """Takes over the state of a checkpoint. `read` gives the tensors of a file stem. Missing
+        tensors, or those of another model, are a RunError, see MasterOptimizer.load.
         """
         self.optimizer.load(read(f"{self.name}.weights"), read(f"{self.name}.optimizer"))
         if self.average is not None:
@@ -223,11 +225,11 @@ class PolicyLearner(Policy, Learner[PolicyAlgorithm]):
         Learner.__init__(self, "policy", backbone, settings, total_updates)
 
     def under_adapter(self) -> Policy | None:
-        """Its own start, as a reference; None where that is gone, without an adapter."""
+        """The frozen weights under its adapter, as a reference; None without an adapter."""
         return None if self.backbone.adapter is None else self.start()
 
     def start(self) -> Policy:
-        """What it is before its first update, and with an adapter for ever."""
+        """The model as it was before any update. Without an adapter only valid until the first."""
         return Policy(self.backbone, self.temperature, base=True)
 
     def _weights(self, update: Update, algorithm: PolicyAlgorithm) -> Ragged:

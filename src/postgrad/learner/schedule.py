@@ -9,8 +9,9 @@ from postgrad.learner.settings import LearnerSettings
 
 
 def horizon(algorithm: Algorithm, geometry: BatchGeometry) -> int | None:
-    """Updates of the policy, or of what else a job trains; None where the data has to say. Steps
-    that are the critic's alone have none, so that the rate does not end above where it should.
+    """Number of updates of the policy, or of another role that a job trains; None while the size of
+    the data is unknown. Steps that train the critic alone (critic_warmup_steps) are not counted, or
+    the policy's schedule would not reach its end.
     """
     if geometry.total_updates is None:
         return None
@@ -19,17 +20,17 @@ def horizon(algorithm: Algorithm, geometry: BatchGeometry) -> int | None:
 
 
 def warmup_updates(settings: LearnerSettings, total_updates: int) -> int:
-    """How many updates warm up: as stated, or a share of all, rounded up."""
+    """Number of warm-up updates: warmup_updates, or warmup_ratio of all, rounded up."""
     share = settings.warmup_ratio * total_updates
     return settings.warmup_updates or math.ceil(round(share, 6))  # 0.07 * 100 is 7.000000000000001
 
 
-def rate(settings: LearnerSettings, update: int, total_updates: int) -> float:
-    """The rate of `update` (from 0) out of `total_updates`.
+def learning_rate(settings: LearnerSettings, update: int, total_updates: int) -> float:
+    """The learning rate of `update` (from 0) out of `total_updates`.
 
-    Warm-up update u of W uses (u + 1) / W of the rate. After it the rate is constant, or goes down
-    from the whole rate at update W to `min_lr_ratio` of it one update after the last, so that every
-    update of the run moves the weights. Later updates stay there.
+    Warm-up update u of W uses (u + 1) / W of settings.lr. Then the rate is constant, or falls from
+    lr at update W to `min_lr_ratio` of it one update after the last, so that every update of the
+    run moves the weights. Later updates keep that rate.
     """
     warmup = warmup_updates(settings, total_updates)
     if update < warmup:

@@ -1,5 +1,5 @@
-"""Roles with a scalar head: a critic, which says what each token's state is worth, and a reward
-model, which says what a whole sequence is worth.
+"""Roles with a scalar head: a critic, which gives the value of the state before each token, and a
+reward model, which gives the score of a whole sequence.
 """
 
 from contextlib import nullcontext
@@ -10,7 +10,7 @@ from postgrad.algorithms.base import LossOutput, ScoreAlgorithm, ScoreInputs
 from postgrad.core.handles import Handle, done
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.layout.layout import Layout, Reads
+from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.backbone import Backbone
 from postgrad.learner.columns import FlatColumns
 from postgrad.learner.role import Learner
@@ -19,14 +19,14 @@ from postgrad.learner.update import Update
 
 
 class ScoreRole:
-    """Scores tokens. reads: "before" for a critic, whose value is of the state in which a token is
-    written; "at" for a reward model, which reads the token itself, a sequence's last one. base:
-    with the frozen weights, and head, under the backbone's adapter.
+    """Computes scores at loss tokens. reads: the hidden state that the head takes, "before" the
+    token for a critic, "at" it (a sequence's last one) for a reward model. base: with the frozen
+    weights and head under the backbone's adapter.
     """
 
-    def __init__(self, backbone: Backbone, reads: Reads, *, base: bool = False) -> None:
+    def __init__(self, backbone: Backbone, reads: ReadPosition, *, base: bool = False) -> None:
         self.backbone = backbone
-        self.reads: Reads = reads
+        self.reads: ReadPosition = reads
         self._base = base
 
     def scores(self, sequences: Sequences) -> Handle[Ragged]:
@@ -45,7 +45,7 @@ class ScoreLearner(ScoreRole, Learner[ScoreAlgorithm]):
         self,
         name: str,
         backbone: Backbone,
-        reads: Reads,
+        reads: ReadPosition,
         settings: LearnerSettings,
         total_updates: int,
     ) -> None:
@@ -53,7 +53,7 @@ class ScoreLearner(ScoreRole, Learner[ScoreAlgorithm]):
         Learner.__init__(self, name, backbone, settings, total_updates)
 
     def under_adapter(self) -> ScoreRole:
-        """The frozen weights under its adapter and their head, as a reward model."""
+        """The frozen weights and head under its adapter, as a reward model."""
         return ScoreRole(self.backbone, "at", base=True)
 
     def _weights(self, update: Update, algorithm: ScoreAlgorithm) -> Ragged:

@@ -1,4 +1,4 @@
-"""What a recipe says about training a role."""
+"""The recipe's settings for training a role."""
 
 from typing import Literal, Self
 
@@ -8,43 +8,41 @@ from postgrad.core.settings import Settings
 
 
 class LearnerSettings(Settings):
-    """Optimizer, schedule and where the weights of a role are trained.
+    """Optimizer, schedule, and how the weights of a role are divided over ranks.
 
-    Warm-up: update u (from 0) of W uses (u + 1) / W of the rate; then the schedule goes down to
-    min_lr_ratio, reached one update after the last. max_grad_norm 0 turns clipping off.
-
-    sharding: how state is divided over ranks (docs/distributed.md). offload: what is divided lies
-    in the host's memory, and visits the GPU to compute. shard_groups: so many groups of ranks hold
-    a whole copy each, divided within the group: one for each node, say (HSDP).
+    Warm-up: update u (from 0) of W uses (u + 1) / W of the rate; then the schedule falls to
+    min_lr_ratio, reached one update after the last.
 
     optimizer "muon": Muon for the matrices of the decoder's layers, AdamW for all else. Its steps
-    are as long as AdamW's, so that `lr` is the rate of both; `muon_lr` gives it another one, on the
-    same schedule.
+    are about as long as AdamW's, so that `lr` is the rate of both; `muon_lr` gives Muon another
+    rate, on the same schedule.
     """
 
     optimizer: Literal["adamw", "muon"] = "adamw"
-    lr: float = Field(default=1e-6, gt=0.0)
+    lr: float = Field(default=1e-6, gt=0.0)  # the rate after warm-up
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_updates: int = Field(default=0, ge=0)
+    warmup_updates: int = Field(default=0, ge=0)  # or warmup_ratio
     warmup_ratio: float = Field(default=0.0, ge=0.0, le=1.0)  # share of all updates, rounded up
     min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)  # one update after the last
     betas: tuple[float, float] = (0.9, 0.999)  # of AdamW
     eps: float = Field(default=1e-8, gt=0.0)  # of AdamW
     weight_decay: float = Field(default=0.0, ge=0.0)  # norms and biases do not decay
-    max_grad_norm: float = Field(default=1.0, ge=0.0)
+    max_grad_norm: float = Field(default=1.0, ge=0.0)  # 0: no clipping
     muon_lr: float | None = Field(default=None, gt=0.0)  # lr where left out
     muon_momentum: float = Field(default=0.95, ge=0.0, lt=1.0)
     muon_nesterov: bool = True
     muon_ns_steps: int = Field(default=5, ge=1, le=20)  # of Newton-Schulz
     ema_decay: float = Field(default=0.0, ge=0.0, lt=1.0)  # 0: no moving average of the weights
+    # How weights, gradients and optimizer state are divided over ranks (docs/distributed.md).
     sharding: Literal["none", "zero1", "zero2", "zero3"] = "none"
-    offload: bool = False
+    offload: bool = False  # hold divided state in the host's memory, copied to the GPU to compute
+    # HSDP: so many groups of ranks hold a whole copy each, divided within the group; one a node.
     shard_groups: int = Field(default=1, ge=1)
-    ranks: int = Field(default=1, ge=1)
-    tensor_parallel: int = Field(default=1, ge=1)
-    context_parallel: int = Field(default=1, ge=1)
+    ranks: int = Field(default=1, ge=1)  # processes that train
+    tensor_parallel: int = Field(default=1, ge=1)  # ranks that share each matrix
+    context_parallel: int = Field(default=1, ge=1)  # ranks that share the tokens of a sequence
     threads: int | None = Field(default=None, ge=1)  # CPU threads; chosen at start where left out
-    deterministic: bool = True
+    deterministic: bool = True  # torch's deterministic algorithms
 
     @model_validator(mode="after")
     def _one_warm_up(self) -> Self:

@@ -1,14 +1,15 @@
-"""A decoder on ranks that share its matrices: which can be, and what each of them then runs.
+"""Tensor parallelism: a decoder whose matrices are cut over the ranks of a tensor group.
 
 Megatron's tensor parallelism (arXiv:1909.08053) with its sequence parallelism (arXiv:2205.05198).
-Around attention and MLP a rank has a run of the rows, as in learner/context.py: norms, residuals,
-embeddings and the output head are computed once, not on every rank. Before each of the two blocks
-the ranks gather all rows, inside it each has some heads or inner features, and after it their
-summands are added and the rows dealt again. So every weight that is not cut has, on each rank, the
-gradient of that rank's rows or features alone: it is added over all ranks like any other.
+Outside attention and MLP a rank has a run of the rows, as in learner/context.py, so that norms,
+residuals, embeddings and the output head are computed once, not on every rank. Before each of the
+two blocks the ranks gather all rows (all-gather); inside it each has some heads or inner features;
+after it the partial sums are added and the rows divided again (reduce-scatter). So the gradient of
+a weight that is not cut covers only this rank's rows or features, and is added over all ranks like
+that of any other weight.
 
-torch's DTensor styles would not let our matrix products and norms (autograd functions of our own)
-through, nor PEFT's layers; what they add to plain tensors is these two exchanges.
+torch's DTensor styles support neither our autograd functions (products, norms) nor PEFT's layers;
+to plain tensors they would add just these two exchanges.
 """
 
 from functools import partial
@@ -31,8 +32,8 @@ REPLICATED = ("replicated_with_grad_allreduce", "sequence_parallel")
 
 
 def require_divisible(learner: LearnerSettings, path: str) -> None:
-    """Raises UsageError where the heads and matrices of the model at `path` cannot be dealt to the
-    ranks of a replica: before a weight is read.
+    """Raises UsageError, before a weight is read, where the heads and matrices of the model at
+    `path` cannot be divided over the ranks of a replica.
     """
     if learner.tensor_parallel * learner.context_parallel > 1:
         config = load_config(path)
@@ -41,9 +42,7 @@ def require_divisible(learner: LearnerSettings, path: str) -> None:
 
 
 def require_matrices(config: Any, size: int) -> None:
-    """Raises UsageError where a model's matrices cannot be cut into so many parts: before a weight
-    is read, by its config.
-    """
+    """Raises UsageError where a model of this config cannot have its matrices cut in `size`."""
     if size == 1:
         return
     where = f"learner.tensor_parallel = {size}"
@@ -53,17 +52,17 @@ def require_matrices(config: Any, size: int) -> None:
         "key heads": config.num_key_value_heads,
         "inner features (intermediate_size)": config.intermediate_size,
     }
-    for what, count in counts.items():
+    for feature, count in counts.items():
         if count % size:
             fitting = [n for n in range(1, count + 1) if not any(c % n for c in counts.values())]
             raise UsageError(
-                f"{where}: {count} {what} of this {config.model_type} model cannot be cut into "
+                f"{where}: {count} {feature} of this {config.model_type} model cannot be cut into "
                 f"{size} equal parts; what works: {', '.join(map(str, fitting))}"
             )
 
 
 def _require_plan(config: Any, where: str) -> None:
-    """transformers says of each type which matrices may be cut, and how."""
+    """Raises UsageError unless transformers' plan for the model type cuts the matrices as we do."""
     plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     cuts = {
         name.rpartition(".")[2]: style
@@ -87,8 +86,8 @@ def _require_plan(config: Any, where: str) -> None:
 
 
 def cut_matrices(lm: Any, ranks: Ranks) -> None:
-    """Leaves a model this rank's part of each matrix and of the adapters on it, and lets its blocks
-    exchange rows. Before any optimizer looks at the weights.
+    """Replaces each matrix of a model, and the adapters on it, by this rank's part, and hooks the
+    exchanges of rows into its blocks. To be called before an optimizer takes the weights.
     """
     size = ranks.grid.tensor
     if size == 1:
@@ -98,12 +97,13 @@ def cut_matrices(lm: Any, ranks: Ranks) -> None:
             continue
         length = parameter.shape[dim] // size
         part = parameter.detach().narrow(dim, ranks.tensor_rank * length, length).clone()
-        owner, _, own = name.rpartition(".")
-        setattr(lm.get_submodule(owner), own, nn.Parameter(part, parameter.requires_grad))
+        owner, _, attribute = name.rpartition(".")
+        setattr(lm.get_submodule(owner), attribute, nn.Parameter(part, parameter.requires_grad))
     for name, module in lm.named_modules():
+        cut_by_inputs = any(f".{matrix}." in name for matrix in BY_INPUTS)
         if isinstance(module, nn.Linear):
             module.out_features, module.in_features = module.weight.shape
-        elif isinstance(module, CounterDropout) and any(f".{one}." in name for one in BY_INPUTS):
+        elif isinstance(module, CounterDropout) and cut_by_inputs:
             module.cut(ranks.tensor_rank, size)
     group = ranks.groups.tensor
     for layer in lm.get_decoder().layers:
@@ -115,12 +115,12 @@ def cut_matrices(lm: Any, ranks: Ranks) -> None:
 def _all_rows(
     group: Any, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Before a block: its first argument, [1, L, hidden], becomes the rows of all."""
+    """Before a block: its first argument, this rank's rows [1, L, hidden], becomes all rows."""
     if args:
         return (rows_of_all(args[0], group), *args[1:]), named
     return args, {**named, "hidden_states": rows_of_all(named["hidden_states"], group)}
 
 
 def _own_rows(group: Any, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
-    """After a block's last matrix: the sums over ranks, of this rank's rows."""
+    """After a block's last matrix: adds the outputs of all ranks; gives this rank's rows."""
     return rows_from_sums(output, group)

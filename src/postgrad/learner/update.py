@@ -1,4 +1,4 @@
-"""An update: the samples of one optimizer step, with the denominators of the whole of it."""
+"""An update: the samples of one optimizer step, over which its denominators count."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from postgrad.core.records import Experience
 class Update:
     """Sequences `rows` of `experience`, trained on in one optimizer step.
 
-    Its denominators count all of `rows`, also those without gradient, whatever micro-batches and
-    ranks they are cut into.
+    Denominators count all of `rows`, also those without gradient, however they are cut into
+    micro-batches and divided over ranks.
     """
 
     experience: Experience
-    rows: NDArray[np.int64]
+    rows: NDArray[np.int64]  # [sequences of this update] indices into the experience
 
     @property
     def rows_with_gradient(self) -> NDArray[np.int64]:
-        """The rows that have to be computed."""
+        """The part of `rows` that can move a weight: only these are computed."""
         return self.rows[self.experience.has_gradient[self.rows]]
 
     @property
@@ -45,14 +45,14 @@ def updates(
 ) -> Iterator[Update]:
     """The updates of a step: `epochs` passes over the experience, `per_pass` updates each.
 
-    Where samples have fallen away those that are left are spread evenly: a remainder would push as
-    hard as a whole update. Fewer updates are made where they would have less than half of
-    `train_batch_size`. whole_groups: samples of a group are in one update, so that sizes are only
-    as even as groups allow; else sizes differ by one sample at most.
+    Where samples were dropped, the rest is divided evenly: a small remainder would move the weights
+    as far as a full update. There are fewer updates where each would get less than half of
+    `train_batch_size` samples. whole_groups: all samples of a group are in the same update, and
+    sizes as even as that allows; else sizes differ by at most one sample.
 
-    With one update a pass the order does not matter and is kept. Otherwise groups are shuffled
-    (drawn from seed, step and epoch) and lie together, so that their prompt is computed once. All
-    of it follows from the arguments: a step that is done again is cut in the same way.
+    With one update a pass the order is kept. Otherwise groups are shuffled (drawn from seed, step
+    and epoch) and stay together, so that their prompt is computed once. All of it follows from the
+    arguments: a step that is repeated after a resume is cut in the same way.
     """
     groups = experience.sequences.group
     _, place = np.unique(groups, return_inverse=True)
@@ -70,10 +70,10 @@ def updates(
 
 
 def even_cuts(ends: NDArray[np.int64], most: int, least: int) -> list[int]:
-    """Where to cut: [0, ..., n] with at most `most` parts, as even as can be.
+    """Cut points [0, ..., n] of at most `most` parts, as even as possible.
 
-    ends: the places where a cut may be, ascending, the last of them n. least: what the smallest
-    part has, unless there is only one.
+    ends: the places where a cut may be, ascending, the last of them n. least: size of the smallest
+    part, unless there is only one part.
     """
     n = int(ends[-1])
     for parts in range(min(most, len(ends)), 1, -1):

@@ -23,7 +23,9 @@ STEPS = 2**16  # so p is a multiple of 2**-16
 
 
 class RowMasks:
-    """What the dropout layers of one adapter share: the rows of the forward at hand, or None."""
+    """The masks that the dropout layers of one adapter share; rows: the hashed keys [T] of the rows
+    of the current forward, None while dropout is off.
+    """
 
     def __init__(self, seed: int, p: float) -> None:
         self.seed = seed
@@ -56,8 +58,8 @@ class CounterDropout(nn.Module):
         self.register_buffer("features", torch.from_numpy(hashes).to(device), persistent=False)
 
     def cut(self, part: int, parts: int) -> None:
-        """Inputs are from now on the `part`th of `parts` equal runs of the layer's. Raises
-        UsageError where a run would begin within a hash.
+        """From now on inputs are the `part`-th of `parts` equal slices of the layer's inputs.
+        Raises UsageError where a slice would begin within a hash.
         """
         if self._width % (parts * LANES):
             raise UsageError(
@@ -79,8 +81,8 @@ class CounterDropout(nn.Module):
 
     def _dropped(self, rows: Tensor, width: int) -> Tensor:
         hashes = _mix(rows[:, None] ^ self.features)
-        # [T, width] numbers from -2**15, four to a hash. Which lane is which does not matter, but
-        # has to be the same everywhere: byte orders differ, and no machine of today's is big-endian
+        # [T, width] numbers from -2**15 up, four of each hash. Their order within a hash depends on
+        # the byte order, which has to be the same on all machines
         assert sys.byteorder == "little"
         return hashes.view(torch.int16)[:, :width] < self._masks.dropped - STEPS // 2
 

@@ -1,4 +1,6 @@
-"""Adapters as PEFT's directories: written and proved, read strictly, merged into their base."""
+"""Adapters as PEFT's directories: written and checked by a reload, read strictly, merged into their
+base.
+"""
 
 import re
 from collections.abc import Mapping
@@ -28,27 +30,28 @@ from postgrad.models.settings import LoraSettings
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 HEAD_WEIGHT = f"{PREFIX}{HEAD}.weight"
 LAYER = re.compile(rf"{re.escape(PREFIX)}(.+)\.lora_([AB])\.weight")
-# Keys of PEFT's config that are read here, or that change nothing: any other one that is set asks
-# for something that is not plain LoRA, and would be left out in silence.
+# Keys of PEFT's config that are read here, and (HARMLESS) those that change nothing. Any other key
+# that is set asks for something beyond plain LoRA, which would silently be left out.
 READ = {
     "peft_type", "base_model_name_or_path", "task_type", "r", "lora_alpha", "lora_dropout",
     "target_modules", "modules_to_save", "bias", "init_lora_weights", "auto_mapping",
 }  # fmt: skip
 HARMLESS = {"peft_version", "inference_mode", "megatron_core", "qalora_group_size"}
-FRESH = (True, False, "gaussian", "orthogonal", "eva")  # others change the base's weights too
+# init_lora_weights that leave the base's weights as they are.
+FRESH = (True, False, "gaussian", "orthogonal", "eva")
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """An adapter as read: weights by PEFT's names, and the base that its config names."""
+    """An adapter as read from a directory."""
 
-    weights: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]  # by PEFT's names, see Adapter.parameters
     settings: LoraSettings
-    base: str
+    base: str  # directory or hub id of the frozen model, as adapter_config.json names it
 
     @property
     def scores(self) -> bool:
-        """True where it makes the base a critic or a reward model."""
+        """True where it has a score head: with it the base is a critic or a reward model."""
         return HEAD_WEIGHT in self.weights
 
 
@@ -75,10 +78,11 @@ def base_of(path: str | Path) -> str:
 
 
 def read_adapter(path: str | Path) -> AdapterFile:
-    """An adapter of PEFT's, from here or elsewhere. Nothing is unpickled, imported or downloaded.
+    """Reads a PEFT adapter, also one trained elsewhere. Nothing is unpickled, imported or
+    downloaded.
 
-    Raises UsageError where it is no plain LoRA of one rank, where weights are missing, misshapen or
-    no finite numbers, and for weights that are not safetensors.
+    Raises UsageError where it is not plain LoRA of one rank, where weights are missing, of a wrong
+    shape or not finite, and where they are not safetensors.
     """
     folder = Path(path)
     config = _config(folder)
@@ -118,19 +122,18 @@ def write_adapter(
     chat_template: str = "",
     card: str | None = None,
 ) -> None:
-    """Writes an adapter, `weights` by the names of Adapter.parameters, as PEFT's directory, with
-    the base's tokenizer.
+    """Writes an adapter as PEFT's directory, with the base's tokenizer.
 
-    base: the directory or hub id of the frozen model. chat_template: see export_hf. `to` is made
-    only after plain PEFT, reading it onto the base in float32, gave the same logits (or score).
-    Raises UsageError where `to` is there already, RunError where it cannot be written or the reload
-    differs: nothing is left then.
+    weights: by the names of Adapter.parameters. base: the directory or hub id of the frozen model.
+    chat_template, card: see export_hf. `to` exists only after plain PEFT has read the files onto
+    the base in float32 and given the same logits (or scores). Raises UsageError where `to` exists
+    already, RunError where it cannot be written or the reload differs; nothing is left then.
     """
     if to.exists() and not (overwrite and to.is_dir()):
         raise UsageError(f"{to} is there already: choose another --to")
     tokenizer = with_template(load_tokenizer(base), chat_template)
     save_model(
-        _Files(weights, settings, base),
+        _AdapterSaver(weights, settings, base),
         tokenizer,
         to,
         check=lambda folder: _compare(weights, settings, base, tokenizer, folder),
@@ -143,8 +146,8 @@ def write_adapter(
 def merged_state(
     base: str, weights: Mapping[str, Tensor], settings: LoraSettings
 ) -> dict[str, Tensor]:
-    """A whole model in float32 by hub name, for models/export.py: the base with the adapter merged
-    into it, one matrix at a time. RunError where the adapter is of another model.
+    """The base with the adapter merged into it, in float32 by hub name, as export_hf takes it. One
+    matrix is merged at a time. Raises RunError where the adapter is of another model.
     """
     load = load_score_model if HEAD_WEIGHT in weights else load_model
     adapter = add_adapter(load(base, dtype=torch.float32).lm, settings, seed=0)
@@ -159,8 +162,8 @@ def merged_state(
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
-    """What save_model saves as it saves a model."""
+class _AdapterSaver:
+    """An adapter with the method save_pretrained, by which save_model writes it like a model."""
 
     weights: Mapping[str, Tensor]
     settings: LoraSettings
@@ -199,7 +202,9 @@ def _compare(
     tokenizer: Any,
     written: Path,
 ) -> None:
-    """Plain transformers and PEFT from the files against the weights at hand, on one base."""
+    """Raises RunError where plain transformers and PEFT compute other logits from the written files
+    than we from `weights`, on the same base.
+    """
     import peft
 
     config = load_config(base)
@@ -214,10 +219,10 @@ def _compare(
             name, config=config, dtype=torch.float32, use_safetensors=True, **at
         )
         read: Any = peft.PeftModel.from_pretrained(lm, str(written))
-    found = read(batch).logits
+    peft_logits = read(batch).logits
     lm = read.unload()
     add_adapter(lm, settings, seed=0, name="written").load(weights)
-    difference = float((lm(batch).logits - found).abs().max())
+    difference = float((lm(batch).logits - peft_logits).abs().max())
     if not difference <= TOLERANCE:
         raise RunError(
             f"export: the adapter read back from {written} gives other logits (by {difference:.3g})"
@@ -235,8 +240,8 @@ def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
     saved, targets = config.get("modules_to_save") or [], config.get("target_modules") or []
     named = {"modules_to_save": saved, "target_modules": [] if targets == str(targets) else targets}
     for key, names in named.items():
-        if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
-            raise UsageError(f"{folder}/{CONFIG}: {key} is {names!r}; wanted is a list of names")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UsageError(f"{folder}/{CONFIG}: {key} is {names!r}; it has to be a list of names")
     foreign = [key for key, value in config.items() if value and key not in READ | HARMLESS]
     wrong = {
         "peft_type": config.get("peft_type") != "LORA",
@@ -244,48 +249,50 @@ def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
         "init_lora_weights": config.get("init_lora_weights", True) not in FRESH,
         "modules_to_save": not set(saved) <= {HEAD, "classifier"},
         # PEFT imports the module that it names
-        "auto_mapping": not _of_transformers(config.get("auto_mapping")),
+        "auto_mapping": not _is_of_transformers(config.get("auto_mapping")),
     }
-    found = [key for key in foreign if key != "revision"] + [key for key in wrong if wrong[key]]
-    if found:
+    unsupported = [key for key in foreign if key != "revision"]
+    unsupported += [key for key in wrong if wrong[key]]
+    if unsupported:
+        key = unsupported[0]
         raise UsageError(
-            f"{folder}/{CONFIG} asks for {found[0]} = {config.get(found[0])!r}, which is not plain "
-            "LoRA: merge it into its base with PEFT, and name the merged model"
+            f"{folder}/{CONFIG} asks for {key} = {config.get(key)!r}, which is not plain LoRA: "
+            "merge it into its base with PEFT, and name the merged model"
         )
 
 
-def _of_transformers(mapping: Any) -> bool:
+def _is_of_transformers(mapping: Any) -> bool:
     library = mapping.get("parent_library") if isinstance(mapping, dict) else "transformers."
     return mapping is None or str(library).startswith("transformers.")
 
 
 def _targets(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[str, ...]:
-    """As the config names them, where it has a list, without what the model has none of; a pattern
-    or "all-linear" is replaced by the layers' names.
+    """The target_modules of the config that name a layer of `weights`; where the config has a
+    pattern or "all-linear", the last parts of all layers' names.
     """
     named = config.get("target_modules")
     if not isinstance(named, list):
         return _last_names(weights)
-    layers = [f".{found[1]}" for name in weights if (found := LAYER.fullmatch(name))]
+    layers = [f".{match[1]}" for name in weights if (match := LAYER.fullmatch(name))]
     return tuple(t for t in sorted(named) if any(layer.endswith(f".{t}") for layer in layers))
 
 
 def _last_names(weights: Mapping[str, Tensor]) -> tuple[str, ...]:
-    layers = [found[1] for name in weights if (found := LAYER.fullmatch(name))]
+    layers = [match[1] for name in weights if (match := LAYER.fullmatch(name))]
     return tuple(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
 
 
 def _require_whole(weights: Mapping[str, Tensor], rank: Any, file: Path) -> None:
     """Each target has A [rank, inputs] and B [outputs, rank] of finite numbers."""
     for name, tensor in weights.items():
-        found = LAYER.fullmatch(name)
-        if not found and name != HEAD_WEIGHT:
+        match = LAYER.fullmatch(name)
+        if not match and name != HEAD_WEIGHT:
             raise UsageError(f"{file}: {name} is no weight of plain LoRA")
-        if found:
-            other = f"{PREFIX}{found[1]}.lora_{'B' if found[2] == 'A' else 'A'}.weight"
-            if other not in weights:
-                raise UsageError(f"{file}: {name} stands there without {other}")
-            if tensor.ndim != 2 or tensor.shape[0 if found[2] == "A" else 1] != rank:
+        if match:
+            partner = f"{PREFIX}{match[1]}.lora_{'B' if match[2] == 'A' else 'A'}.weight"
+            if partner not in weights:
+                raise UsageError(f"{file}: {name} stands there without {partner}")
+            if tensor.ndim != 2 or tensor.shape[0 if match[2] == "A" else 1] != rank:
                 shape = tuple(tensor.shape)
                 raise UsageError(f"{file}: {name} has shape {shape}, which is not of rank {rank}")
         if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):

@@ -21,9 +21,9 @@ from postgrad.models.adapter_dropout import CounterDropout, RowMasks
 from postgrad.models.score import in_float32
 from postgrad.models.settings import LoraSettings
 
-# Every layer of a model that holds adapters: looking for them takes longer than switching them.
+# The layers with adapters of each model: finding them takes longer than switching them.
 _adapted: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
-HEAD = "score"  # a score model's head: small and fresh, so it trains whole beside the adapter
+HEAD = "score"  # a score model's head: small and new, so it is trained whole beside the adapter
 PREFIX = "base_model.model."  # what PEFT's files put before a name
 
 
@@ -86,10 +86,10 @@ def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
         )
     for target in settings.targets:
         if not any(f".{name}".endswith(f".{target}") for name in linear):
-            known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+            available = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
             raise UsageError(
                 f"model.lora.targets: {target!r} is no linear layer of this {lm.config.model_type} "  # pyright: ignore[reportAttributeAccessIssue]
-                f"decoder, which has {known}"
+                f"decoder, which has {available}"
             )
     ends = tuple(f".{target}" for target in settings.targets) or ("",)
     return [name for name in linear if f".{name}".endswith(ends)]
@@ -105,30 +105,30 @@ class Adapter:
         self.settings = settings
         self.name = name
         self._masks = masks
-        mine = re.compile(rf"\.(lora_[AB]|modules_to_save)\.{name}\.")
-        self._own_names = {
-            PREFIX + mine.sub(_in_file, own): own
-            for own, _ in lm.named_parameters()
-            if mine.search(own)
+        pattern = re.compile(rf"\.(lora_[AB]|modules_to_save)\.{name}\.")
+        self._parameter_names = {
+            PREFIX + pattern.sub(_in_file, parameter_name): parameter_name
+            for parameter_name, _ in lm.named_parameters()
+            if pattern.search(parameter_name)
         }
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What trains, float32, by its name in PEFT's file:
+        """The trained parameters, float32, by their names in PEFT's file:
         "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
         "base_model.model.score.weight".
         """
-        parameters = dict(self.lm.named_parameters())  # looked up: sharding puts others in place
-        return {name: parameters[own] for name, own in self._own_names.items()}
+        parameters = dict(self.lm.named_parameters())  # every time: sharding replaces parameters
+        return {in_file: parameters[name] for in_file, name in self._parameter_names.items()}
 
     @property
     def nbytes(self) -> int:
-        """Of the parameters."""
+        """Bytes of all parameters, in float32."""
         return sum(parameter.nbytes for parameter in self.parameters().values())
 
     @contextmanager
     def active(self) -> Generator[None]:
-        """This adapter acts instead of the one that did. Where activations are checkpointed the
-        backward pass has to lie inside too: it runs the forward again.
+        """This adapter acts, instead of any other. With activation checkpointing the backward pass
+        has to lie inside too: it runs the forward again.
         """
         with _acts(self.lm, self.name):
             yield
@@ -140,80 +140,88 @@ class Adapter:
             yield
 
     def dropping(self, keys: Tensor, update: int) -> AbstractContextManager[None]:
-        """Dropout acts, with masks drawn from each row's key (layout/keys.py) and the update's
-        number; outside it is off. keys: [T] int64, on the model's device. Where activations are
-        checkpointed the backward pass has to lie inside too.
+        """Inside, dropout acts, with masks drawn from each row's key (layout/keys.py) and the
+        update's number. keys: [T] int64, on the model's device. With activation checkpointing the
+        backward pass has to lie inside too.
         """
         return nullcontext() if self._masks is None else self._masks.of(keys, update)
 
     @torch.no_grad()
     def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """Hub name and W + (alpha / rank) B A in float32 of every target, and of a `score` head the
-        trained copy: one matrix at a time, so that publishing holds no second model.
+        """(hub name, W + (alpha / rank) B A in float32) of every target layer, and the trained copy
+        of a `score` head. One matrix at a time, so that no second model is held in memory.
         """
-        for own, layer in self._own_layers():
+        for layer_name, layer in self._adapted_layers():
             if hasattr(layer, "lora_A"):
                 a, b = layer.lora_A[self.name].weight, layer.lora_B[self.name].weight
-                base, a, b = (_whole(one) for one in (layer.get_base_weight().float(), a, b))
-                yield f"{own}.weight", torch.addmm(base, b, a, alpha=layer.scaling[self.name])
+                matrices = layer.get_base_weight().float(), a, b
+                base, a, b = (_full_tensor(matrix) for matrix in matrices)
+                yield (
+                    f"{layer_name}.weight",
+                    torch.addmm(base, b, a, alpha=layer.scaling[self.name]),
+                )
             else:
                 for end, tensor in layer.modules_to_save[self.name].named_parameters():
-                    yield f"{own}.{end}", tensor.detach().clone()
+                    yield f"{layer_name}.{end}", tensor.detach().clone()
 
     def frozen(self) -> Iterator[tuple[str, Tensor]]:
-        """The frozen model's own weights by hub name, a tied one once, without its `score` head."""
-        ours = re.compile(r"\.(lora_[AB]|original_module|modules_to_save)\.")
-        for own, parameter in self.lm.named_parameters():
-            if not ours.search(own):
-                yield own.replace(".base_layer.", "."), parameter.detach()
+        """The frozen model's weights by hub name, without its `score` head; a tied weight once."""
+        pattern = re.compile(r"\.(lora_[AB]|original_module|modules_to_save)\.")
+        for parameter_name, parameter in self.lm.named_parameters():
+            if not pattern.search(parameter_name):
+                yield parameter_name.replace(".base_layer.", "."), parameter.detach()
 
     def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """A whole model by hub name: what is `frozen` beside the targets, then `merged`."""
-        targets = {f"{own}.weight" for own, _ in self._own_layers()}
-        yield from ((own, weight) for own, weight in self.frozen() if own not in targets)
+        """A whole model by hub name: `frozen` weights of other layers, then `merged` ones."""
+        targets = {f"{name}.weight" for name, _ in self._adapted_layers()}
+        yield from ((name, weight) for name, weight in self.frozen() if name not in targets)
         yield from self.merged()
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes weights by the names of `parameters`. Missing or unknown names and other shapes are
-        RunErrors, and change nothing.
+        """Copies weights into `parameters`, whose names they have. Missing or unknown names and
+        other shapes are RunErrors; nothing is changed then.
         """
-        own = self.parameters()
-        if weights.keys() != own.keys():
+        parameters = self.parameters()
+        if weights.keys() != parameters.keys():
             raise RunError(
                 f"the weights are of another adapter than {self.name!r}: "
-                f"missing {sorted(own.keys() - weights.keys())[:3]}, "
-                f"unknown {sorted(weights.keys() - own.keys())[:3]}"
+                f"missing {sorted(parameters.keys() - weights.keys())[:3]}, "
+                f"unknown {sorted(weights.keys() - parameters.keys())[:3]}"
             )
         for name, tensor in weights.items():
-            if tensor.shape != own[name].shape:
+            if tensor.shape != parameters[name].shape:
                 raise RunError(
                     f"{name} has shape {tuple(tensor.shape)}, adapter {self.name!r} has "
-                    f"{tuple(own[name].shape)}: is it of this model and rank?"
+                    f"{tuple(parameters[name].shape)}: is it of this model and rank?"
                 )
         for name, tensor in weights.items():
-            own[name].copy_(tensor)
+            parameters[name].copy_(tensor)
 
-    def _own_layers(self) -> Iterator[tuple[str, Any]]:
-        for own, layer in self.lm.named_modules():
+    def _adapted_layers(self) -> Iterator[tuple[str, Any]]:
+        for layer_name, layer in self.lm.named_modules():
             if self.name in _names(layer):
-                yield own, layer
+                yield layer_name, layer
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    """Of what is divided over ranks; of a matrix and its adapter both may be, or one of them."""
+def _full_tensor(tensor: Tensor) -> Tensor:
+    """A tensor that FSDP2 may have divided over ranks, whole. Of a matrix and its adapter one may
+    be divided and the other not.
+    """
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _in_file(own: re.Match[str]) -> str:
-    """PEFT's files leave out which adapter it is, and that a head is a copy."""
-    return "." if own[1] == "modules_to_save" else f".{own[1]}."
+def _in_file(match: re.Match[str]) -> str:
+    """The part of a parameter's name in PEFT's files, where the adapter's name is left out, and
+    that a head is a copy: ".lora_A.policy." -> ".lora_A.", ".modules_to_save.policy." -> ".".
+    """
+    return "." if match[1] == "modules_to_save" else f".{match[1]}."
 
 
 def _names(layer: nn.Module) -> set[str]:
-    """The adapters of a layer that PEFT made."""
-    found = getattr(layer, "lora_A", None) or getattr(layer, "modules_to_save", None)
-    return set(found) if isinstance(found, nn.ModuleDict) else set()
+    """The names of the adapters on a layer; empty where PEFT made none."""
+    adapters = getattr(layer, "lora_A", None) or getattr(layer, "modules_to_save", None)
+    return set(adapters) if isinstance(adapters, nn.ModuleDict) else set()
 
 
 def _layers(lm: nn.Module) -> list[Any]:
@@ -227,8 +235,8 @@ def _acting(layers: list[Any]) -> str | None:
 
 
 def _act(layers: list[Any], name: str | None) -> None:
-    """Lets one adapter act, or none. PEFT would freeze the others too; who trains what is not its
-    business here.
+    """Lets the adapter `name` act, or none. PEFT would also freeze the others, so what requires a
+    gradient is put back as it was.
     """
     for layer in layers:
         flags = [(parameter, parameter.requires_grad) for parameter in layer.parameters()]
@@ -255,7 +263,7 @@ def _acts(lm: nn.Module, name: str | None) -> Generator[None]:
 @torch.no_grad()
 def _give_weights(lm: nn.Module, name: str, rank: int, seed: int) -> None:
     """Kaiming-uniform A with a = sqrt(5), which is +-1 / sqrt(inputs); zero B; the head's copy."""
-    for own, layer in lm.named_modules():
+    for layer_name, layer in lm.named_modules():
         if name not in _names(layer):
             continue
         if isinstance(head := getattr(layer, "modules_to_save", None), nn.ModuleDict):
@@ -264,7 +272,7 @@ def _give_weights(lm: nn.Module, name: str, rank: int, seed: int) -> None:
         layer: Any = layer
         device = layer.get_base_layer().weight.device
         width = layer.in_features
-        drawn = seeds.uniform(seed, f"lora {name} {own}", torch.arange(rank * width).numpy())
+        drawn = seeds.uniform(seed, f"lora {name} {layer_name}", torch.arange(rank * width).numpy())
         a = torch.from_numpy((2.0 * drawn - 1.0) * width**-0.5).float().view(rank, width)
         b = torch.zeros(layer.out_features, rank)
         layer.lora_A[name].weight = nn.Parameter(a.to(device))
@@ -275,11 +283,11 @@ def _give_dropout(lm: nn.Module, name: str, p: float, seed: int) -> RowMasks | N
     if p == 0.0:
         return None
     masks = RowMasks(seed, p)
-    for own, layer in lm.named_modules():
+    for layer_name, layer in lm.named_modules():
         if name in _names(layer) and hasattr(layer, "lora_dropout"):
             layer: Any = layer
             device = layer.get_base_layer().weight.device
             layer.lora_dropout[name] = CounterDropout(
-                masks, f"{name} {own}", layer.in_features, device
+                masks, f"{name} {layer_name}", layer.in_features, device
             )
     return masks

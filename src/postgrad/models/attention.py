@@ -1,9 +1,9 @@
-"""The door between transformers' models and our attention.
+"""How transformers' models call our attention.
 
-transformers calls one registered function for every layer and hands on keyword arguments that were
-given to the forward. So the forward is given an `AttentionContext` and the function passes each
-layer's queries, keys and values to it: the learner's context attends over trees of segments, the
-rollout engine's over its key-value cache. The models themselves are untouched.
+transformers calls one registered function for every layer and passes on keyword arguments of the
+model's forward. So the forward is given an `AttentionContext`, and the registered function passes
+each layer's queries, keys and values to it: the learner's context attends over trees of segments,
+the rollout engine's over its key-value cache. The models' code is not changed.
 """
 
 from typing import Any, Protocol
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-NAME = "postgrad"
+ATTENTION_NAME = "postgrad"
 
 
 class ContextLost(Exception):
-    """A model did not hand its forward's arguments on to the attention function."""
+    """A model did not pass its forward's keyword arguments on to the attention function."""
 
 
 class AttentionContext(Protocol):
@@ -69,7 +69,7 @@ def _attention(
     return out[None], None
 
 
-AttentionInterface.register(NAME, _attention)
+AttentionInterface.register(ATTENTION_NAME, _attention)
 
 
 def attend_folded(

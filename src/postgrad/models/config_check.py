@@ -1,7 +1,7 @@
-"""What a config.json may say: numbers that are numbers, sizes that a model can have.
+"""Checks the values of a config.json: their types, and sizes that a model can have.
 
-transformers checks some of it, each type in its own way and most of it while layers are made; a
-width of 10^9 takes the machine's memory before that. Free of torch, so that plans use it too.
+transformers checks some of them, each model type in its own way and mostly while it builds layers:
+a width of 10^9 has taken the machine's memory by then. Free of torch, so that plans use it too.
 """
 
 import math
@@ -48,48 +48,48 @@ DTYPES = ("auto", "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", 
 
 
 def require_config(config: Mapping[str, Any], file: str | Path) -> None:
-    """Raises UsageError for the first key of a config.json that says what no model can have.
+    """Raises UsageError for the first key of a config.json whose value no model can have.
 
-    file: what messages call it. Keys that are not there, or null, are the type's own default.
+    file: its name in messages. Keys that are absent or null stand for the model type's default.
     """
     for key, value in config.items():
         if value is not None and (wanted := _wanted(key, value)):
-            raise UsageError(f"{file}: {key} is {_shown(value)}; wanted is {wanted}: {REMEDY}")
+            raise UsageError(f"{file}: {key} is {_shown(value)}; it has to be {wanted}: {REMEDY}")
     if not isinstance(config.get("model_type"), str):
         raise UsageError(
-            f"{file} names no model_type, or one that is no text: it is no config.json of a model; "
-            f"{REMEDY}"
+            f"{file} names no model_type, or one that is not a text: it is not the config.json of "
+            f"a model; {REMEDY}"
         )
     _require_groups(config, file)
     for key in ("rope_parameters", "rope_scaling"):
         _require_rope(config.get(key), f"{file}: {key}")
     if config.get("transformers_weights") is not None:
         raise UsageError(
-            f"{file}: transformers_weights names a file of its own for the weights, "
-            f"{_shown(config['transformers_weights'])}: call that model.safetensors, and take the "
-            "key out"
+            f"{file}: transformers_weights names another file for the weights, "
+            f"{_shown(config['transformers_weights'])}: rename it to model.safetensors, and remove "
+            "the key"
         )
 
 
 def rope_tables(value: Any) -> Iterator[Mapping[str, Any]]:
-    """The rotations of rope_parameters or rope_scaling: one, or one for each kind of layer."""
+    """The tables in rope_parameters or rope_scaling: one, or one for each kind of layer."""
     if isinstance(value, Mapping):
         inner = [each for each in value.values() if isinstance(each, Mapping)]
         yield from inner or [value]
 
 
 def _wanted(key: str, value: Any) -> str | None:
-    """What should stand there; None where it may."""
+    """What the value of a key has to be ("a number above 0"); None where `value` is allowed."""
     if key in LIMITS:
         least = 1 if key in NEVER_ZERO else 0
         several = value if isinstance(value, list) else [value]
         fits = all(_is_whole(each) and least <= each <= LIMITS[key] for each in several)
         return None if fits else f"a whole number from {least} to {LIMITS[key]}"
     rules: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
-        (POSITIVE, lambda one: _is_number(one) and one > 0, "a number above 0"),
-        (NOT_NEGATIVE, lambda one: _is_number(one) and one >= 0, "a number, 0 or more"),
-        (FLAGS, lambda one: isinstance(one, bool), "true or false"),
-        (TEXTS, lambda one: isinstance(one, str), "a text"),
+        (POSITIVE, lambda x: _is_number(x) and x > 0, "a number above 0"),
+        (NOT_NEGATIVE, lambda x: _is_number(x) and x >= 0, "a number, 0 or more"),
+        (FLAGS, lambda x: isinstance(x, bool), "true or false"),
+        (TEXTS, lambda x: isinstance(x, str), "a text"),
         (NAMES, _are_texts, "a list of texts"),
     )
     for keys, right, text in rules:
@@ -113,17 +113,18 @@ def _require_rope(value: Any, where: str) -> None:
     if value is None:
         return
     if not isinstance(value, Mapping):
-        raise UsageError(f"{where} is {_shown(value)}; wanted is an object: {REMEDY}")
+        raise UsageError(f"{where} is {_shown(value)}; it has to be an object: {REMEDY}")
     for table in rope_tables(value):
-        for key, one in table.items():
-            if key in ("rope_type", "type") and not isinstance(one, str):
-                raise UsageError(f"{where}.{key} is {_shown(one)}; wanted is a text: {REMEDY}")
+        for key, setting in table.items():
+            shown = f"{where}.{key} is {_shown(setting)}"
+            if key in ("rope_type", "type") and not isinstance(setting, str):
+                raise UsageError(f"{shown}; it has to be a text: {REMEDY}")
             number = key.endswith(("factor", "theta")) or key.startswith(("beta_", "original_max"))
             texts = key in ("short_factor", "long_factor")
-            fits = _are_numbers(one) if texts else _is_number(one) and float(one) >= 0
-            if one is not None and (number or texts) and not fits:
+            fits = _are_numbers(setting) if texts else _is_number(setting) and float(setting) >= 0
+            if setting is not None and (number or texts) and not fits:
                 wanted = "a list of numbers" if texts else "a number, 0 or more"
-                raise UsageError(f"{where}.{key} is {_shown(one)}; wanted is {wanted}: {REMEDY}")
+                raise UsageError(f"{shown}; it has to be {wanted}: {REMEDY}")
 
 
 def _is_whole(value: Any) -> bool:
@@ -141,7 +142,7 @@ def _are_numbers(value: Any) -> bool:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _shown(value: Any) -> str:

@@ -1,11 +1,11 @@
-"""A model's layers run one after the other, without gradients: for rollout.
+"""The forward pass of rollout: a model's layers one after the other, without gradients.
 
-`decoder_of` reads the weights of a model whose layers are of a known shape (Llama's, with or
-without biases, norms of queries and keys, and windows) and runs them with as few operations as
-there are: queries, keys and values are one product, so are gate and up. Their weights become views
-into one tensor, so that weights copied into the model's parameters reach them in one copy; products
-read them in an order of their own where that is faster, a copy that `forget` lets go of. Every
-other model runs through its own modules. A test holds both to the same logits.
+`decoder_of` takes a model whose layers are Llama's (with or without biases, norms of queries and
+keys, and windows) apart and runs it with few operations: queries, keys and values are one product,
+so are gate and up. The parameters of such a product become views into one tensor: weights that are
+copied into the model's parameters arrive there too. Where oneDNN multiplies faster with weights in
+an order of its own, products read a reordered copy, which `forget` drops. Every other model runs
+through its own modules. A test requires the same logits of both.
 """
 
 from collections.abc import Sequence
@@ -31,15 +31,17 @@ class Decoder(Protocol):
     def hidden_states(
         self, input_ids: Tensor, positions: Tensor, context: AttentionContext
     ) -> Tensor:
-        """models.packed.hidden_states: [T, hidden]."""
+        """The last hidden states [T, hidden] of input_ids [T] at positions [T], as the function
+        models.packed.hidden_states gives them.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """models.head.full_logits: [N, hidden] -> [N, V] float32."""
+        """[N, hidden] -> [N, V] float32, as models.head.full_logits gives them."""
         ...
 
     def forget(self) -> None:
-        """Let go of what was made of the weights: they have changed, or it takes memory."""
+        """Drops copies of the weights: because the weights have changed, or to free memory."""
         ...
 
 
@@ -52,19 +54,17 @@ class ModuleDecoder:
     def hidden_states(
         self, input_ids: Tensor, positions: Tensor, context: AttentionContext
     ) -> Tensor:
-        """Decoder.hidden_states."""
         return hidden_states(self._lm, input_ids, positions, context)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Decoder.logits."""
         return full_logits(self._lm, hidden)
 
     def forget(self) -> None:
-        """Decoder.forget: the modules read the weights themselves."""
+        """Nothing to drop: the modules read the parameters themselves."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Norm:
+class _RMSNorm:
     """Root-mean-square norm (arXiv:1910.07467) over the last dimension."""
 
     weight: Tensor
@@ -75,20 +75,20 @@ class _Norm:
 
 
 class _Linear:
-    """Linear layers of one input as one product, their outputs side by side."""
+    """Linear layers that read the same input, as one product [T, inputs] -> [T, sum of outputs]."""
 
     def __init__(self, modules: Sequence[Any]) -> None:
         self._weights: list[nn.Parameter] = [module.weight for module in modules]
         biases = [module.bias for module in modules]
         self._biases: list[nn.Parameter] | None = None if biases[0] is None else biases
-        self._read: tuple[Tensor, Tensor | None] | None = None  # what products read
+        self._read: tuple[Tensor, Tensor | None] | None = None  # weight (reordered) and bias
         self._join()
 
     def forget(self) -> None:
         self._read = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._read is None:  # a parameter may lie elsewhere since it was read last
+        if self._read is None:  # parameters may have been replaced since they were joined
             weight, bias = self._join()
             self._read = in_order(weight), bias
         return project(x, *self._read)
@@ -100,22 +100,23 @@ class _Linear:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    before_attention: _Norm
+    """One decoder layer, taken apart; query and key norms and window: None where it has none."""
+
+    before_attention: _RMSNorm
     queries_keys_values: _Linear
-    query_norm: _Norm | None
-    key_norm: _Norm | None
+    query_norm: _RMSNorm | None
+    key_norm: _RMSNorm | None
     attention_out: _Linear
-    before_mlp: _Norm
+    before_mlp: _RMSNorm
     gate_up: _Linear
     down: _Linear
-    window: int | None
-    scale: float
+    window: int | None  # tokens that a query sees at most, itself included
+    scale: float  # of query-key products
 
 
 class LayeredDecoder:
-    """A model of LLAMA_TYPES as plain products. `lm` keeps its parameters, in the same memory.
-
-    Moving or converting `lm` afterwards parts the two.
+    """A model of LLAMA_TYPES as plain products. It shares the memory of `lm`'s parameters, until
+    `lm` is moved to another device or dtype.
     """
 
     def __init__(self, lm: Any) -> None:
@@ -130,7 +131,6 @@ class LayeredDecoder:
         self._head = _Linear([lm.lm_head])
 
     def forget(self) -> None:
-        """Decoder.forget."""
         for layer in self._layers:
             for product in (
                 layer.queries_keys_values, layer.attention_out, layer.gate_up, layer.down
@@ -141,10 +141,9 @@ class LayeredDecoder:
     def hidden_states(
         self, input_ids: Tensor, positions: Tensor, context: AttentionContext
     ) -> Tensor:
-        """Decoder.hidden_states."""
         x = functional.embedding(input_ids, self._embedding)
         cosine, sine = self._rotary(x, positions[None])
-        half = self._dim // 2  # the other half says the same again
+        half = self._dim // 2  # the second half repeats the first
         angles = cosine[0, :, None, :half].contiguous(), sine[0, :, None, :half].contiguous()
         for number, layer in enumerate(self._layers):
             query, key, value = self._heads_of(layer, layer.before_attention(x), angles)
@@ -163,7 +162,6 @@ class LayeredDecoder:
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Decoder.logits."""
         return self._head(hidden).float()
 
     def _heads_of(
@@ -192,21 +190,23 @@ def _rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     return out
 
 
-def _norm(module: Any) -> _Norm:
-    return _Norm(module.weight, float(module.variance_epsilon))
+def _norm(module: Any) -> _RMSNorm:
+    return _RMSNorm(module.weight, float(module.variance_epsilon))
 
 
 @torch.no_grad()
 def _joined(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The parameters one below the other; they become views into it, or are already."""
+    """The parameters concatenated along dimension 0. They become views into the result, where they
+    are not yet.
+    """
     storage = parameters[0].untyped_storage().data_ptr()
     starts = [p.storage_offset() for p in parameters]
     ends = [start + p.numel() for start, p in zip(starts, parameters, strict=True)]
     together = all(p.untyped_storage().data_ptr() == storage for p in parameters)
     if not together or starts[1:] != ends[:-1]:
-        whole = torch.cat([p.detach() for p in parameters])
+        joined = torch.cat([p.detach() for p in parameters])
         for parameter, part in zip(
-            parameters, whole.split([len(p) for p in parameters]), strict=True
+            parameters, joined.split([len(p) for p in parameters]), strict=True
         ):
             parameter.data = part
     first = parameters[0].detach()
@@ -232,8 +232,8 @@ def _read(layer: Any, config: Any) -> _Layer:
     )
 
 
-def _is_known(lm: Any) -> bool:
-    """Whether a model is transformers' own of LLAMA_TYPES, with plain layers in every place."""
+def _has_llama_layers(lm: Any) -> bool:
+    """Whether a model is transformers' own class of LLAMA_TYPES, with plain linear layers."""
     config = lm.config
     ours = type(lm).__module__.startswith("transformers.models.")
     if not ours or config.model_type not in LLAMA_TYPES or config.hidden_act != "silu":
@@ -246,12 +246,12 @@ def _is_known(lm: Any) -> bool:
         attention, mlp = layer.self_attn, layer.mlp
         linear += [getattr(attention, name) for name in PROJECTIONS]
         linear += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-        three = {getattr(attention, name).bias is None for name in PROJECTIONS[:3]}
-        if len(three) > 1:
+        without_bias = [getattr(attention, name).bias is None for name in PROJECTIONS[:3]]
+        if any(without_bias) and not all(without_bias):
             return False
     return all(type(module) in (nn.Linear, OneDNNLinear) for module in linear)
 
 
 def decoder_of(lm: nn.Module) -> Decoder:
     """The fastest decoder of a model that was loaded with our attention."""
-    return LayeredDecoder(lm) if _is_known(lm) else ModuleDecoder(lm)
+    return LayeredDecoder(lm) if _has_llama_layers(lm) else ModuleDecoder(lm)

@@ -1,4 +1,4 @@
-"""Word embeddings whose gradient is that of the words that came, and no matrix of zeros."""
+"""Embeddings whose gradient touches only the rows of tokens that occur."""
 
 from typing import Any
 
@@ -10,17 +10,17 @@ from postgrad.models.gradients import adds_in_place, gradient_of
 
 
 class WordEmbedding(nn.Embedding):
-    """nn.Embedding. A large one adds its gradient in place, the same bits (models/gradients.py)."""
+    """nn.Embedding; a large one adds its gradient in place, with the same bits (see gradients)."""
 
     def forward(self, input: Tensor) -> Tensor:
         """input: token ids [...]; returns [..., hidden]."""
         plain = self.max_norm is None and not self.scale_grad_by_freq and not self.sparse
         if not plain or not adds_in_place(self.weight):
             return super().forward(input)
-        return _Rows.apply(input, self.weight, self.padding_idx)  # pyright: ignore[reportReturnType]
+        return _EmbeddingRows.apply(input, self.weight, self.padding_idx)  # pyright: ignore[reportReturnType]
 
 
-class _Rows(torch.autograd.Function):
+class _EmbeddingRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
         ctx.save_for_backward(ids)
@@ -35,5 +35,6 @@ class _Rows(torch.autograd.Function):
         rows = torch.ops.aten.embedding_dense_backward(gradients[0], place, len(words), -1, False)
         if ctx.padding is not None:
             rows[words == ctx.padding] = 0.0
-        gradient_of(ctx.adds_to).index_add_(0, words, rows)  # each word once: in any order the same
+        # each token id once, so that the order of additions does not matter
+        gradient_of(ctx.adds_to).index_add_(0, words, rows)
         return None, None, None

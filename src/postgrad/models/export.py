@@ -1,4 +1,4 @@
-"""Weights to a Hugging Face directory, proved by reading it with plain transformers."""
+"""Writes weights as a Hugging Face directory, and checks it by a reload with plain transformers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +28,7 @@ from postgrad.models.save import save_model
 from postgrad.models.score import MEAN, STD, RewardScale, require_padding
 
 PROBE = "The quick brown fox jumps over the lazy dog."
-TOLERANCE = 1e-5  # of the same weights in the same dtype: only a wrong file differs by more
+TOLERANCE = 1e-5  # largest difference of logits; the same weights in one dtype differ by less
 
 
 def export_hf(
@@ -44,13 +44,14 @@ def export_hf(
 ) -> None:
     """Writes config, weights (safetensors), tokenizer, chat template and generation config.
 
-    chat_template: what data.chat_template says, in place of the tokenizer's.
-
     weights: by hub name, a tied one once. base: the directory or hub id of the model that they were
     trained from. scale: of a critic or reward model, which is written as a model for sequence
-    classification with one label; None for a policy. card: the text of its model card. `to` is made
-    only after a reload gave the same logits and the same tokens. Raises UsageError where `to` is
-    there already, RunError where it cannot be written or the reload differs: nothing is left then.
+    classification with one label; None for a policy. chat_template: data.chat_template, which
+    replaces the tokenizer's; "" keeps it. card: the text of the model card.
+
+    `to` exists only after a reload has given the same logits and the same tokens. Raises UsageError
+    where `to` exists already, RunError where it cannot be written or the reload differs; nothing is
+    left then.
     """
     if to.exists() and not (overwrite and to.is_dir()):
         raise UsageError(f"{to} is there already: choose another --to")
@@ -89,22 +90,23 @@ def _score_model(
 
 @torch.no_grad()
 def _fill(lm: Any, weights: Mapping[str, Tensor]) -> None:
-    own = dict(lm.named_parameters(remove_duplicate=False))
-    unknown = [name for name in weights if name not in own]
-    shapes = [n for n, tensor in weights.items() if n in own and tensor.shape != own[n].shape]
-    filled = {own[name].data_ptr() for name in weights if name in own}
-    missing = [name for name, parameter in own.items() if parameter.data_ptr() not in filled]
+    parameters = dict(lm.named_parameters(remove_duplicate=False))
+    unknown = [name for name in weights if name not in parameters]
+    present = [name for name in weights if name in parameters]
+    shapes = [name for name in present if weights[name].shape != parameters[name].shape]
+    filled = {parameters[name].data_ptr() for name in present}
+    missing = [name for name, parameter in parameters.items() if parameter.data_ptr() not in filled]
     if unknown or missing or shapes:
         raise RunError(
             f"the weights are of another model: unknown {unknown[:3]}, missing {missing[:3]}, of "
             f"another shape {shapes[:3]}"
         )
     for name, tensor in weights.items():
-        own[name].copy_(tensor)
+        parameters[name].copy_(tensor)
 
 
 def _generation_config(base: str, tokenizer: Any) -> GenerationConfig:
-    """The base's own; without one, what generate needs to stop."""
+    """The base's generation config, else one with the end-of-sequence and padding tokens alone."""
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     return load_generation_config(base) or GenerationConfig(**ends)
 
@@ -129,7 +131,7 @@ def _compare(lm: Any, tokenizer: Any, written: Path) -> None:
 
 
 def _probe(tokenizer: Any) -> str:
-    """A prompt as the chat template writes it; plain text where the template refuses this one."""
+    """PROBE as a user's message in the chat template; PROBE itself where the template fails."""
     messages = [{"role": "user", "content": PROBE}]
     (texts,) = rendered(tokenizer, [(messages, [(1, True)])], {})
     return PROBE if isinstance(texts, Unrenderable) else texts[0]

@@ -1,8 +1,8 @@
-"""What lies in a model's directory, looked at before any library reads it.
+"""Checks the files of a model's directory before any library reads them.
 
-Only safetensors hold weights here. The library that loads a model takes whatever its index names,
-and would unpickle a file called .bin: so the index, its files and every JSON file are checked
-first. Free of torch and transformers, so that plans use it too.
+Weights are read from safetensors only. The library that loads a model reads whatever its index
+names, and would unpickle a file called .bin: so the index, its files and every JSON file are
+checked first. Free of torch and transformers, so that plans use it too.
 """
 
 import stat
@@ -15,7 +15,7 @@ from postgrad.core.untrusted import read_json
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
-# Of a tokenizer, beside tokenizer.json, which may be large and is its library's to parse.
+# Files of a tokenizer that are parsed here; tokenizer.json may be large, its library parses it.
 TOKENIZER_FILES = (TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
 SUFFIX = ".safetensors"
 FORMATS = {
@@ -35,32 +35,34 @@ CONVERT = "convert the model to safetensors (save_pretrained of transformers wri
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises UsageError for a file that is none, too large or not there,
-    and for text that is no JSON object, or one that is nested deeper than can be read.
+    """The JSON object in a file. Raises UsageError where the file is missing, too large or not a
+    regular file, and where it holds no JSON object or one nested too deep.
     """
     require_regular(file)
     try:
-        found = read_json(file)
+        value = read_json(file)
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read: {error}; mend it") from error
-    if not isinstance(found, dict):
-        kind = type(found).__name__
-        raise UsageError(f"{file} holds no object but a {kind}: a JSON object is wanted there")
-    return found
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise UsageError(f"{file} holds a {kind}; it has to hold a JSON object")
+    return value
 
 
 def require_regular(file: Path) -> None:
-    """Raises UsageError for a link to nowhere, a device, a pipe: reading might never end."""
+    """Raises UsageError for a dangling link, a device or a pipe: reading it might never end."""
     try:
         regular = stat.S_ISREG(file.stat().st_mode)
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read: {error}; put the file there") from error
     if not regular:
-        raise UsageError(f"{file} is no regular file: put the file itself there")
+        raise UsageError(f"{file} is not a regular file: put the file itself there")
 
 
 def require_tokenizer_files(folder: Path) -> None:
-    """Raises UsageError where a file of a directory's tokenizer is no JSON object, or no file."""
+    """Raises UsageError where a file of a directory's tokenizer is not a JSON object or not a
+    regular file.
+    """
     for name in TOKENIZER_FILES:
         if _is_there(folder / name):
             read_object(folder / name)
@@ -69,26 +71,26 @@ def require_tokenizer_files(folder: Path) -> None:
 
 
 def has_generation(folder: Path) -> bool:
-    """Whether a directory has a generation_config.json. Raises UsageError for one whose
-    end-of-sequence tokens are no numbers.
+    """Whether a directory has a generation_config.json. Raises UsageError where the end-of-sequence
+    tokens in it are not token ids.
     """
     file = folder / GENERATION
     if not _is_there(file):
         return False
     ends = read_object(file).get("eos_token_id")
     several = ends if isinstance(ends, list) else [0 if ends is None else ends]
-    if not all(type(one) is int and one >= 0 for one in several):
+    if not all(type(token_id) is int and token_id >= 0 for token_id in several):
         raise UsageError(
-            f"{file}: eos_token_id is {ends!r}; wanted is the number of a token, or a list of them"
+            f"{file}: eos_token_id is {ends!r}; it has to be a token id or a list of them"
         )
     return True
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a directory, as transformers would choose them.
+    """The safetensors files of a directory that transformers would read.
 
-    Raises UsageError where there are none, naming what lies there instead, and for an index that
-    names anything but safetensors files beside it.
+    Raises UsageError where there are none, naming a file of weights in another format, and where
+    the index names anything but safetensors files beside it.
     """
     if _is_there(folder / WEIGHTS):
         require_regular(folder / WEIGHTS)
@@ -102,18 +104,20 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def shard_names(index: Path) -> list[str]:
-    """The files that an index of weights names, sorted. Raises UsageError where one of them is no
-    safetensors file beside the index: nothing is unpickled, nor read from elsewhere.
+    """The files that an index of weights names, sorted. Raises UsageError where one of them is not
+    a safetensors file beside the index: nothing is unpickled or read from elsewhere.
     """
-    whole = read_object(index)
-    weights = whole.get("weight_map")
+    index_object = read_object(index)
+    weights = index_object.get("weight_map")
     if not isinstance(weights, dict) or not weights:
-        raise UsageError(f"{index}: weight_map is no object of weights and their files; mend it")
-    if not isinstance(whole.get("metadata", {}), dict):
-        raise UsageError(f"{index}: metadata is {whole['metadata']!r}; wanted is an object")
+        raise UsageError(f"{index}: weight_map is not an object of weights and their files; fix it")
+    if not isinstance(index_object.get("metadata", {}), dict):
+        raise UsageError(
+            f"{index}: metadata is {index_object['metadata']!r}; it has to be an object"
+        )
     for weight, name in weights.items():
         if not isinstance(name, str) or not name or "\0" in name:
-            raise UsageError(f"{index}: {weight} is in {name!r}, which is no name of a file")
+            raise UsageError(f"{index}: {weight} is in {name!r}, which is not a file name")
         path = PurePosixPath(name)
         if path.is_absolute() or "\\" in name or len(path.parts) != 1 or name == "..":
             raise UsageError(
@@ -121,21 +125,21 @@ def shard_names(index: Path) -> list[str]:
                 "index are read"
             )
         if path.suffix != SUFFIX:
-            what = FORMATS.get(path.suffix, "no safetensors file")
+            description = FORMATS.get(path.suffix, "no safetensors file")
             raise UsageError(
-                f"{index}: {weight} is in {name}, which is {what} and is not read: {CONVERT}"
+                f"{index}: {weight} is in {name}, which is {description} and is not read: {CONVERT}"
             )
-    if "metadata" not in whole:
+    if "metadata" not in index_object:
         raise UsageError(f'{index} has no "metadata" object; write one, it may be empty')
     return sorted(set(weights.values()))
 
 
 def _instead(folder: Path) -> str:
-    found = [file.name for file in _listed(folder) if file.suffix in FORMATS]
-    if not found:
-        return f": put the weights there; wanted are {WEIGHTS} or {INDEX}"
-    kind = FORMATS[Path(found[0]).suffix]
-    return f": {found[0]} is {kind} and is not read; {CONVERT}"
+    foreign = [file.name for file in _listed(folder) if file.suffix in FORMATS]
+    if not foreign:
+        return f": put the weights there, as {WEIGHTS} or with {INDEX}"
+    kind = FORMATS[Path(foreign[0]).suffix]
+    return f": {foreign[0]} is {kind} and is not read; {CONVERT}"
 
 
 def _listed(folder: Path) -> Iterable[Path]:
@@ -146,5 +150,5 @@ def _listed(folder: Path) -> Iterable[Path]:
 
 
 def _is_there(file: Path) -> bool:
-    """A link to nowhere is there, and a mistake."""
+    """Whether the name exists; also as a dangling link, which is reported when it is read."""
     return file.is_symlink() or file.exists()

@@ -14,10 +14,10 @@ from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout
 from postgrad.models.tree import TreeAttention
 
-# Below 128 rows torch would take its kernel for decoding where no gradient is asked for. It has no
-# form for more than 128 rows times query heads of a key head ("No choices exist for backend").
+# Below 128 rows and without gradients torch would take its decoding kernel, which fails for more
+# than 128 = rows * (query heads per key head): "No choices exist for backend".
 ONE_KERNEL = {"BACKEND": "TRITON"}
-NARROWEST = 16  # numbers of a head: torch's kernel refuses fewer ("NYI: embedding dimension ...")
+NARROWEST = 16  # width of a head: torch's kernel refuses less ("NYI: embedding dimension ...")
 
 
 @cache
@@ -69,7 +69,6 @@ class FlexAttention:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """AttentionContext.attend."""
         if min(query.shape[-1], value.shape[-1]) < NARROWEST:
             return self._narrow.attend(
                 layer, query, key, value, scale=scale, window=window, softcap=softcap

@@ -1,4 +1,4 @@
-"""Fresh small models and tokenizers: a Hugging Face directory from nothing but a recipe."""
+"""Makes small models and tokenizers from nothing but a recipe, as a Hugging Face directory."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,11 +30,11 @@ TEMPLATE = (
 def make_fresh(init: ModelInit, texts: Iterable[str], seed: int, to: Path) -> None:
     """Writes config, weights, tokenizer, chat template and generation config to `to`.
 
-    The same arguments give the same bytes. Weights are float32, drawn from `seed`; the end of a
-    turn `<|im_end|>` is the end-of-sequence token, and padding has a token of its own: with one for
-    both, heads that look for the last real token find the wrong one. A half-written model is never
-    taken for one: `to` is whole or not there. Raises UsageError where a text holds a character that
-    a "characters" tokenizer lacks, RunError where the disk does not take it.
+    The same arguments give the same bytes. Weights are float32, drawn from `seed`. The end of a
+    turn `<|im_end|>` is the end-of-sequence token, and padding has another token: with one token
+    for both, score heads that look for the last real token would find the wrong one. `to` is
+    complete or absent. Raises UsageError where a text holds a character that a "characters"
+    tokenizer lacks, RunError where the disk fails.
     """
     tokenizer = _wrapped(_tokenizer(init.tokenizer, texts), init.max_position_embeddings)
     config = _config(init, tokenizer)
@@ -71,23 +71,23 @@ def _config(init: ModelInit, tokenizer: Any) -> Any:
 
 
 def _rope(init: ModelInit) -> dict[str, Any]:
-    """Gemma 3 keeps one rotation for each kind of layer."""
+    """rope_parameters; Gemma 3 has a table for each kind of layer."""
     plain = {"rope_type": "default", "rope_theta": init.rope_theta}
     return {"full_attention": plain, "sliding_attention": plain} if init.type == "gemma3" else plain
 
 
 def _tokenizer(init: TokenizerInit, texts: Iterable[str]) -> Tokenizer:
-    made = _characters(init, texts) if init.kind == "characters" else _bpe(init, texts)
-    made.add_special_tokens([PAD, START, END])
-    made.add_tokens([AddedToken(phrase, normalized=False) for phrase in init.phrases])
-    return made
+    tokenizer = _characters(init, texts) if init.kind == "characters" else _bpe(init, texts)
+    tokenizer.add_special_tokens([PAD, START, END])
+    tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in init.phrases])
+    return tokenizer
 
 
 def _characters(init: TokenizerInit, texts: Iterable[str]) -> Tokenizer:
     """Printable ASCII and newline, one token each; phrases are added as whole tokens."""
-    known = set(PRINTABLE)
+    printable = set(PRINTABLE)
     for number, text in enumerate(texts):
-        foreign = sorted(set(text) - known)
+        foreign = sorted(set(text) - printable)
         if foreign:
             raise UsageError(
                 f"text {number} of the training data holds {foreign[0]!r}, which a tokenizer of "
@@ -96,34 +96,36 @@ def _characters(init: TokenizerInit, texts: Iterable[str]) -> Tokenizer:
             )
     vocabulary = {PAD: 0, START: 1, END: 2}
     vocabulary |= {c: i for i, c in enumerate(PRINTABLE, len(vocabulary))}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # pyright: ignore[reportAttributeAccessIssue]
-    made.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
-    return made
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
+    return tokenizer
 
 
 def _bpe(init: TokenizerInit, texts: Iterable[str]) -> Tokenizer:
     """Byte-level BPE; digits stand alone, so that numbers are read digit by digit."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
         [
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     )
-    made.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     trainer = trainers.BpeTrainer(
         vocab_size=init.vocab_size - len(init.phrases),
         special_tokens=[PAD, START, END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator(_with_roles(texts), trainer)
-    return made
+    tokenizer.train_from_iterator(_with_roles(texts), trainer)
+    return tokenizer
 
 
 def _with_roles(texts: Iterable[str]) -> Iterator[str]:
-    """The template writes these before every message: they should be few tokens."""
+    """The training texts, with the roles that the template writes before every message added often
+    enough to become few tokens.
+    """
     yield from ("system\n", "user\n", "assistant\n") * 100
     yield from texts
 

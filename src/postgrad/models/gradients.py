@@ -1,28 +1,35 @@
-"""Gradients of large weights, added where they lie.
+"""Gradients of large weights, added to `weight.grad` in place.
 
-autograd makes a gradient whole before it adds it to those of earlier micro-batches. The matrix of a
-head with 152 000 words has 0.16 to 1.2 GB, and would be held three times: the sum so far, the next
-one, and in the head, which is computed in chunks of entries, a sum of its own. So who computes the
-gradient of a weight with more than PART numbers adds it to `weight.grad`; autograd gets none.
+autograd first builds a whole gradient and then adds it to that of earlier micro-batches. The matrix
+of an output head with 152 000 tokens takes 0.16 to 1.2 GB and would be held three times: the sum so
+far, the next gradient, and the sum over the head's chunks of entries. So the backward pass of a
+weight with more than LARGE_WEIGHT numbers adds to `weight.grad` itself and gives autograd None.
 """
 
 import torch
 from torch import Tensor
 
-PART = 2**24  # numbers of a weight; what is added to a larger one is made a part at a time
+LARGE_WEIGHT = 2**24  # numbers of a weight; to the gradient of a larger one parts are added
 
 
 def adds_in_place(weight: Tensor) -> bool:
-    """Whether a weight's gradient is added in place. To be asked in the forward pass, of the weight
-    itself: what a backward pass has saved may be a copy (gradient checkpointing makes one). Hooks
-    on the gradient would not be called: the learner has some on weights that are not float32.
+    """Whether a weight's gradient is added in place.
+
+    Ask in the forward pass, about the parameter itself: the tensor that a backward pass has saved
+    may be a copy (gradient checkpointing makes one). Only for float32: hooks on the gradient are
+    not called, and the learner has hooks on weights of other dtypes.
     """
-    large = weight.dtype == torch.float32 and weight.numel() > PART
+    large = weight.dtype == torch.float32 and weight.numel() > LARGE_WEIGHT
     return large and weight.requires_grad and weight.is_leaf
 
 
 def gradient_of(weight: Tensor) -> Tensor:
-    """A weight's gradient so far, to add to."""
+    """`weight.grad`, to add to; zeros where there is none yet."""
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
     return weight.grad
+
+
+def rows_at_once(weight: Tensor) -> int:
+    """How many rows of a large weight's gradient [rows, columns] are computed and added at once."""
+    return max(1, LARGE_WEIGHT // 16 // weight.shape[1])

@@ -1,4 +1,4 @@
-"""A frozen model is named by what is in its files, not copied into checkpoints."""
+"""Hashes of a model's files: checkpoints name a frozen model by its hash and do not copy it."""
 
 import hashlib
 from collections.abc import Sequence
@@ -9,20 +9,21 @@ SUFFIXES = (WEIGHTS, ".json", ".jinja", ".model", ".txt")
 
 
 def directory_hash(path: Path, *, weights: bool = True) -> str:
-    """SHA-256 (hex) over names and contents of a model's weights, configs and tokenizer. weights:
-    False leaves those out, and the index of their files.
+    """SHA-256 (hex) over names and contents of a model's weights, configs and tokenizer.
+
+    weights: False leaves out the weights and the index of their files.
     """
-    files = [one for one in sorted(path.iterdir()) if one.is_file() and one.suffix in SUFFIXES]
+    files = [file for file in sorted(path.iterdir()) if file.is_file() and file.suffix in SUFFIXES]
     if not weights:
-        files = [one for one in files if WEIGHTS not in one.suffixes]
+        files = [file for file in files if WEIGHTS not in file.suffixes]
     return files_hash(files)
 
 
 def files_hash(files: Sequence[Path]) -> str:
     """SHA-256 (hex) over names and contents of files, in their order. Raises OSError."""
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
-        whole.update(f"{digest}  {file.name}\n".encode())
-    return whole.hexdigest()
+            file_digest = hashlib.file_digest(content, "sha256").hexdigest()
+        digest.update(f"{file_digest}  {file.name}\n".encode())
+    return digest.hexdigest()

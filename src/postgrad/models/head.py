@@ -1,9 +1,9 @@
-"""The output head: from hidden states to logits and logprobs, never the whole [T, V].
+"""The output head: from hidden states to logits and logprobs, never all of [T, V] at once.
 
 The final soft-cap and logit scaling that some models have belong to the head. Logprobs and
-entropies are computed in chunks of entries. Where there are several, each chunk's logits are
-computed again in the backward pass instead of being kept, and their gradient takes their place:
-memory is one chunk's [chunk, V], whatever the batch.
+entropies are computed in chunks of entries. With more than one chunk, logits are not kept for the
+backward pass but computed again there, and their gradient overwrites them: memory is one chunk's
+[chunk, V], whatever the batch.
 """
 
 from collections.abc import Iterator
@@ -35,17 +35,18 @@ def full_logits(lm: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def scores(lm: nn.Module, hidden: Tensor) -> Tensor:
-    """What the linear head `score` of a critic or reward model says: [N, hidden] -> [N] float32.
-
-    Only rows that are read come here: there is no [T, 1], and never a [T, V].
+    """The outputs of the linear head `score` of a critic or reward model: [N, hidden] -> [N]
+    float32, for the N rows that are read alone.
     """
     return lm.score(hidden)[:, 0]  # pyright: ignore[reportCallIssue]
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Logprobs of targets, and entropies, from logits. The backward pass takes from the logits and
-    log Z what a graph of small steps would keep in three copies of [N, V], and writes the gradient
-    over the logits: whoever made them must not have kept them, and it works once.
+    """Logprobs of targets, and entropies, from logits.
+
+    The backward pass needs only the logits and log Z, where autograd's small steps would keep three
+    copies of [N, V]. It writes the gradient over the logits: it can run only once, and no earlier
+    function may have saved the logits.
     """
 
     @staticmethod
@@ -110,7 +111,7 @@ def target_logprobs(
     temperature: float = 1.0,
     with_entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Logprobs of `targets` and, if asked, the entropy of the distribution they came from.
+    """Logprobs of `targets` and, with_entropy, the entropies of the distributions over tokens.
 
     hidden: [E, hidden], one row for each loss entry; targets: [E] int64. Both results are [E]
     float32, at logits / temperature, whatever the model's dtype.
@@ -129,7 +130,7 @@ def target_logprobs(
             part = _chunk(*inputs, temperature, with_entropy)
         parts.append(part)  # pyright: ignore[reportArgumentType]
     if not parts:
-        empty = hidden.sum() * 0.0  # an empty micro-batch still reaches every collective
+        empty = hidden.sum() * 0.0  # keeps the graph: all ranks take part in every collective
         return empty.expand(0), empty.expand(0) if with_entropy else None
     logprobs = torch.cat([logprob for logprob, _ in parts])
     return logprobs, torch.cat([entropy for _, entropy in parts]) if with_entropy else None

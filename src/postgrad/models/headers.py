@@ -1,4 +1,4 @@
-"""A model's weights as the headers of its safetensors files say, before a byte of them is read."""
+"""What the headers of safetensors files say of a model's weights, before any weight is read."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,37 +11,37 @@ from safetensors import SafetensorError, safe_open
 from postgrad.core.errors import UsageError
 from postgrad.models.files import CONFIG
 
-# Of plain weights: other dtypes are numbers of a quantised model, or of something else.
+# Dtypes of plain weights; others belong to quantised models, or to something else.
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4}
-PER_BYTE = 2  # weights in a byte, of four bits each: no format that is read holds more
-SPARE = 2**20  # weights that a score head may add
-BUFFERS = 2**30  # numbers that a model computes for itself: tables of positions, masks
+PER_BYTE = 2  # weights in one byte, at four bits each: no format that is read packs more
+SPARE = 2**20  # weights of a score head, which the files may lack
+BUFFERS = 2**30  # numbers in buffers, which no file holds: tables of positions, masks
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of one tensor; dtype: in the words of safetensors."""
+    """What a file's header says of one tensor."""
 
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # as safetensors writes it: "BF16"
     file: Path
 
     @property
     def bytes(self) -> int:
-        """What it takes on the disk, a little less where two numbers share a byte."""
+        """Its size on disk; for dtypes of unknown width one byte a number."""
         return torch.Size(self.shape).numel() * BYTES.get(self.dtype, 1)
 
 
 def read_headers(files: Iterable[Path]) -> dict[str, Header]:
-    """By name, of all tensors in some files. The library holds names, shapes, dtypes and places to
-    the size of each file. Raises UsageError for a file that is cut, or whose header lies.
+    """The headers of all tensors in `files`, by name. safetensors checks each header against the
+    file's size. Raises UsageError for a file that is truncated or whose header is wrong.
     """
     headers: dict[str, Header] = {}
     for file in files:
         try:
             with safe_open(file, "pt") as opened:
-                for name in opened.keys():  # noqa: SIM118  # it is no mapping
+                for name in opened.keys():  # noqa: SIM118  # not a mapping
                     part = opened.get_slice(name)
                     headers[name] = Header(tuple(part.get_shape()), part.get_dtype(), file)
         except (OSError, SafetensorError) as error:
@@ -52,9 +52,9 @@ def read_headers(files: Iterable[Path]) -> dict[str, Header]:
 
 
 def require_fit(lm: Any, headers: dict[str, Header], path: str) -> None:
-    """Raises UsageError where `lm`, a model on the meta device, asks for far more weights than its
-    files hold, or they hold whole numbers in their place: transformers would draw what is missing
-    at random, and take the memory for it first.
+    """Raises UsageError where `lm`, a model on the meta device, has far more weights than its files
+    hold, or they hold integers in their place. transformers would first take the memory and then
+    draw the missing weights at random.
     """
     held = sum(header.bytes for header in headers.values())
     require_room(lm, held, path)
@@ -70,14 +70,15 @@ def require_fit(lm: Any, headers: dict[str, Header], path: str) -> None:
 
 
 def require_room(lm: Any, held: int, path: str) -> None:
-    """Raises UsageError where `lm`, on the meta device, has more weights than `held` bytes can be,
-    or buffers that no model of its kind has.
+    """Raises UsageError where `lm`, on the meta device, has more weights than `held` bytes of files
+    can hold, or buffers far beyond their size.
     """
     wanted = sum(parameter.numel() for parameter in lm.parameters())
     buffers = sum(buffer.numel() for buffer in lm.buffers())
     if wanted > PER_BYTE * held + SPARE or buffers > max(BUFFERS, PER_BYTE * held):
-        what = f"{wanted:,} weights" if wanted > PER_BYTE * held + SPARE else f"{buffers:,} numbers"
+        too_many = wanted > PER_BYTE * held + SPARE
+        size = f"{wanted:,} weights" if too_many else f"{buffers:,} numbers"
         raise UsageError(
-            f"{path}/{CONFIG} describes a model of {what}, and its files hold {held:,} bytes: they "
+            f"{path}/{CONFIG} describes a model of {size}, and its files hold {held:,} bytes: they "
             "are not of one model; take the config.json that belongs to the weights"
         )

@@ -16,7 +16,7 @@ from postgrad.models.files import read_object
 from postgrad.models.settings import ModelSettings, looks_local
 from postgrad.models.shapes import ModelShape, shape_of, shape_of_init
 
-HUB_SECONDS = 2.0  # a plan is made in five
+HUB_SECONDS = 2.0  # how long the hub is waited for; a plan as a whole may take five seconds
 VARIANTS = ("instruct", "base", "chat", "it", "pt", "meta")  # parts of names that change no shape
 
 
@@ -24,9 +24,9 @@ def find_shape(source: str) -> ModelShape:
     """The shape of the model in a directory or of a hub id ("org/name@REVISION" too), without a
     weight or a tokenizer.
 
-    Known ids are read from a table (case does not matter, nor -Instruct and -Base), others from the
-    hub where it answers within two seconds. Raises UsageError where there is no config to be had,
-    and for models that are not trained here (shape_of).
+    Ids of the table of common models are looked up there (case does not matter, nor -Instruct and
+    -Base), others on the hub, where it answers within two seconds. Raises UsageError where there is
+    no config.json to be had, and for models that are not trained here (shape_of).
     """
     path, revision = split_revision(source)
     if looks_local(path):
@@ -57,14 +57,11 @@ def shape_of_model(model: ModelSettings) -> ModelShape:
     return shape_of_init(model.init)
 
 
-def known_models() -> list[str]:
-    """The hub ids in the table, in its order."""
-    return list(dict.fromkeys(row["id"] for row in _rows().values()))
-
-
 @cache
 def _rows() -> Mapping[str, Mapping[str, Any]]:
-    """The table by plain names; each row holds its first id too."""
+    """The rows of shapes.toml by `_plain` id: {"qwen/qwen3-0.6b": {"id": "Qwen/Qwen3-0.6B", ...}}.
+    A row of several ids ("also") is there for each of them; "id" is its first.
+    """
     text = files("postgrad.models").joinpath("shapes.toml").read_text("utf-8")
     table = tomllib.loads(text)
     return {
@@ -83,10 +80,10 @@ def _plain(path: str) -> str:
 def _local(folder: Path) -> Mapping[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
-        what = "is an adapter without its base" if _is_adapter(folder) else "has no config.json"
+        problem = "is an adapter without its base" if _is_adapter(folder) else "has no config.json"
         if not folder.is_dir():
-            what = "is not there"
-        raise UsageError(f"no model at {folder}: the directory {what} (model.path)")
+            problem = "is not there"
+        raise UsageError(f"no model at {folder}: the directory {problem} (model.path)")
     return _config(path)
 
 
@@ -95,9 +92,9 @@ def _is_adapter(folder: Path) -> bool:
 
 
 def _config(path: Path) -> Mapping[str, Any]:
-    found = read_object(path)
-    require_config(found, path)
-    return found
+    config = read_object(path)
+    require_config(config, path)
+    return config
 
 
 def _from_hub(path: str, revision: str | None) -> tuple[Mapping[str, Any] | None, str]:
@@ -108,8 +105,8 @@ def _from_hub(path: str, revision: str | None) -> tuple[Mapping[str, Any] | None
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    found: list[str] = []
-    why = [f"no answer in {HUB_SECONDS:g} seconds"]
+    config_files: list[str] = []
+    reasons = [f"no answer in {HUB_SECONDS:g} seconds"]
 
     def fetch() -> None:
         try:
@@ -117,16 +114,18 @@ def _from_hub(path: str, revision: str | None) -> tuple[Mapping[str, Any] | None
             get_hf_file_metadata(
                 hf_hub_url(path, "config.json", revision=revision), timeout=HUB_SECONDS
             )
-            found.append(hf_hub_download(path, "config.json", revision=revision))
+            config_files.append(hf_hub_download(path, "config.json", revision=revision))
         except Exception as error:  # noqa: BLE001  # each network client has its own
-            why[0] = str(error).strip().partition("\n")[0].rstrip(".")
+            reasons[0] = str(error).strip().partition("\n")[0].rstrip(".")
 
     try:
-        found.append(hf_hub_download(path, "config.json", revision=revision, local_files_only=True))
+        config_files.append(
+            hf_hub_download(path, "config.json", revision=revision, local_files_only=True)
+        )
     except LocalEntryNotFoundError:
         thread = threading.Thread(target=fetch, daemon=True)
         thread.start()
         thread.join(HUB_SECONDS)
     except ValueError as error:  # no hub id
-        why[0] = str(error).rstrip(".")
-    return (_config(Path(found[0])), "") if found else (None, why[0])
+        reasons[0] = str(error).rstrip(".")
+    return (_config(Path(config_files[0])), "") if config_files else (None, reasons[0])

@@ -1,8 +1,8 @@
 """Matrix products in float32 by oneDNN, on CPUs with AVX-512.
 
-torch gives float32 products to MKL. One core of an AMD EPYC (Zen 5) does 85 GFLOP/s there and 200
-in oneDNN, which ships with torch too and does the bfloat16 products anyway. An update, and a
-decoding step, is mostly such products.
+torch calls MKL for float32 products. One core of an AMD EPYC (Zen 5) reaches 85 GFLOP/s with MKL
+and 200 with oneDNN, which ships with torch too and already does the bfloat16 products. Most of the
+time of an update, and of a decoding step, goes into such products.
 """
 
 import functools
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from postgrad.models import gradients as large
 from postgrad.models.embedding import WordEmbedding
+from postgrad.models.gradients import adds_in_place, gradient_of, rows_at_once
 
-ROWS = 64  # of a product that the order of its weight is made for; others may read it too
-# oneDNN makes code for every shape and keeps it, 0.4 MB each, for the last 1024 shapes. Packed rows
-# seldom have the same shape again: a run of a 0.8M model grew by 450 MB in 130 steps and was no
-# faster for it. Read when the first product is made; who sets the variable is obeyed.
+ROWS = 64  # rows of a product for which oneDNN orders a weight; other numbers of rows work too
+# oneDNN compiles code for every shape and caches it, 0.4 MB each, for the last 1024 shapes. Packed
+# rows seldom have the same shape twice: a run of a 0.8M model grew by 450 MB in 130 steps and was
+# no faster for it. The variables are read at the first product; a value that is set already stays.
 SHAPES_KEPT = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # by oneDNN, by torch
 for variable in SHAPES_KEPT:
     os.environ.setdefault(variable, "32")
@@ -27,7 +27,7 @@ for variable in SHAPES_KEPT:
 
 @functools.cache
 def has_fast_products() -> bool:
-    """Whether this CPU is one of those, and this torch has oneDNN's linear layer."""
+    """Whether this CPU has AVX-512, and this torch oneDNN's linear layer."""
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     if not wide or not torch.backends.mkldnn.is_available():
         return False
@@ -60,8 +60,8 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class OneDNNLinear(nn.Linear):
-    """nn.Linear, forward and backward in oneDNN. What is not float32 on a CPU, or has no rows, goes
-    torch's way.
+    """nn.Linear, forward and backward in oneDNN. Inputs that are not float32 on a CPU, or are
+    empty, take torch's implementation.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -73,8 +73,9 @@ class OneDNNLinear(nn.Linear):
 
 
 def speed_up(model: nn.Module, device: torch.device) -> None:
-    """The model's plain linear layers become OneDNNLinear where that is faster, and its embeddings
-    WordEmbedding. Parameters, their names and what the layers compute stay, up to rounding.
+    """On a CPU, turns a model's plain linear layers into OneDNNLinear where that is faster, and its
+    embeddings into WordEmbedding. Parameters, their names and outputs stay the same, the outputs up
+    to rounding.
     """
     if device.type != "cpu":
         return
@@ -89,8 +90,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(rows, weight)
-        # not what is saved: gradient checkpointing gives that back as a tensor of its own
-        ctx.adds_to = weight if large.adds_in_place(weight) else None
+        # not a saved tensor: with gradient checkpointing that comes back as another tensor
+        ctx.adds_to = weight if adds_in_place(weight) else None
         return _linear(rows, weight, bias)
 
     @staticmethod
@@ -102,7 +103,7 @@ class _Product(torch.autograd.Function):
         flat, inputs = gradient.reshape(-1, weight.shape[0]), rows.reshape(-1, weight.shape[1])
         for_weight = None
         if of_weight and ctx.adds_to is not None:
-            _add_outer(large.gradient_of(ctx.adds_to), flat, inputs)
+            _add_outer(gradient_of(ctx.adds_to), flat, inputs)
         elif of_weight:
             for_weight = _outer(flat, inputs)
         return (
@@ -113,16 +114,16 @@ class _Product(torch.autograd.Function):
 
 
 def _add_outer(to: Tensor, gradient: Tensor, rows: Tensor) -> None:
-    """Adds gradient.T @ rows, a part at a time."""
-    part = max(1, large.PART // 16 // to.shape[1])
-    for start in range(0, len(to), part):
-        some = slice(start, start + part)
-        to[some] += _linear(gradient[:, some].t(), rows.t())
+    """Adds gradient.T @ rows to `to` [out, in], some of its rows at a time."""
+    count = rows_at_once(to)
+    for start in range(0, len(to), count):
+        part = slice(start, start + count)
+        to[part] += _linear(gradient[:, part].t(), rows.t())
 
 
 def _outer(gradient: Tensor, rows: Tensor) -> Tensor:
-    """gradient.T @ rows: [N, out], [N, in] -> [out, in]. oneDNN copies its first operand where that
-    is transposed: the narrower one is.
+    """gradient.T @ rows: [N, out], [N, in] -> [out, in]. oneDNN copies a transposed first operand,
+    so the narrower of the two comes first.
     """
     if gradient.shape[1] <= rows.shape[1]:
         return _linear(gradient.t(), rows.t())

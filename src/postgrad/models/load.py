@@ -1,7 +1,7 @@
-"""Models from Hugging Face directories or the hub, with our attention, without foreign code.
+"""Loads models from Hugging Face directories or the hub, with our attention, without foreign code.
 
-Every command loads through here. Files are looked at before a library reads them (models.files,
-config_check, headers), and whatever a library raises over them is one message.
+Every command loads through here. Files are checked before a library reads them (models.files,
+config_check, headers), and any error that a library raises over them becomes one UsageError.
 """
 
 import copy
@@ -26,7 +26,7 @@ from transformers.utils.hub import cached_file, cached_files
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.hub import pretrained
 from postgrad.models import files
-from postgrad.models.attention import NAME
+from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.config_check import require_config
 from postgrad.models.headers import read_headers, require_fit
 from postgrad.models.linear import speed_up
@@ -42,12 +42,12 @@ LONGEST = 400  # characters of a library's message that are shown
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A causal language model on its device, its tokenizer and its config. source: where from."""
+    """A causal language model, or a score model, on its device."""
 
     lm: nn.Module
-    tokenizer: Any
-    config: Any
-    source: str
+    tokenizer: Any  # a fast tokenizer of transformers
+    config: Any  # transformers' config, every dropout at 0
+    source: str  # directory or hub id that it was loaded from: "org/name@REVISION"
 
 
 def load_model(
@@ -60,12 +60,14 @@ def load_model(
 ) -> LoadedModel:
     """The model of a directory or hub id, computing in `dtype`, dropout off.
 
-    path: also "org/name@REVISION" (core.hub), here and in the other functions.
-    Its attention is ours: `models.packed.hidden_states` runs it over layouts. Gradient
-    checkpointing acts only in train mode, so such a model is left in it; others are in eval mode.
-    quantize: see models.quantize, for a model that an adapter is put on. Raises UsageError for a
-    path that holds no model, no tokenizer or no template, for files that are damaged or no
-    safetensors, and for a model that does not compute here what transformers computes.
+    path: also "org/name@REVISION" (core.hub), here and in the other functions. quantize: for a
+    model that gets an adapter, see loading_arguments.
+
+    The model attends with our attention, so `hidden_states` can run it over layouts. It is in eval
+    mode, with gradient checkpointing, which acts only in train mode, in that.
+
+    Raises UsageError for a path without a model or tokenizer, for files that are damaged or not
+    safetensors, and for a model whose outputs here are not those of transformers.
     """
     config = load_config(path)
     tokenizer = load_tokenizer(path)
@@ -77,8 +79,10 @@ def load_model(
 
 
 def place(lm: Any, path: str, device: torch.device | None, *, gradient_checkpointing: bool) -> None:
-    """Puts a model that was read on its device, in the mode that load_model promises."""
-    if not getattr(lm, "is_quantized", False):  # in four bits it is where it was read to
+    """Moves a model to its device, swaps in our faster layers, and sets its mode as load_model
+    says. A model of an untested type is probed there (models.probe).
+    """
+    if not getattr(lm, "is_quantized", False):  # four-bit weights were read onto the device
         lm.to(device or torch.device("cpu"))
     speed_up(lm, device or torch.device("cpu"))
     fuse_norms(lm, device or torch.device("cpu"))
@@ -100,30 +104,32 @@ def load_config(path: str) -> Any:
         both = (Path(path) / files.CONFIG).is_file()
         raise UsageError(
             f"{path} is an adapter, not a model"
-            + (" (it has a config.json too, and which is meant is not clear)" if both else "")
+            + (" (it has a config.json too: remove one of the two)" if both else "")
             + ": export the run without --adapter, which merges it into its base"
         )
     with reading(f"no model at {path}", "model.path is a directory with config.json, or a hub id"):
         file = _config_file(path)
-        said = files.read_object(file)
-        require_config(said, file)
-        if said["model_type"] not in CONFIG_MAPPING:
-            own = "; code of its own (auto_map) is never run" if "auto_map" in said else ""
+        stated = files.read_object(file)
+        require_config(stated, file)
+        if stated["model_type"] not in CONFIG_MAPPING:
+            hint = "; code of its own (auto_map) is never run" if "auto_map" in stated else ""
             raise UsageError(
-                f"no model at {path}: model type {said['model_type']} is not supported because "
-                f"transformers {transformers_version} does not have it{own}"
+                f"no model at {path}: model type {stated['model_type']} is not supported because "
+                f"transformers {transformers_version} does not have it{hint}"
             )
         name, at = pretrained(path)
         config: Any = AutoConfig.from_pretrained(name, trust_remote_code=False, **at)
     require_supported(config, path)
     for key, value in config.to_dict().items():
         if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float):
-            setattr(config, key, 0.0)  # a mask drawn from a generator could not be resumed
+            setattr(config, key, 0.0)  # its masks come from a generator, which no resume restores
     return config
 
 
 def load_tokenizer(path: str) -> Any:
-    """The tokenizer of a model, checked: an end-of-sequence token, offsets."""
+    """The tokenizer of a model. Raises UsageError where it gives no offsets or has no
+    end-of-sequence token.
+    """
     _require_directory(path, "tokenizer")
     wanted = "model.path is a directory with tokenizer.json, or a hub id"
     with reading(f"no tokenizer at {path}", wanted):
@@ -139,15 +145,34 @@ def load_tokenizer(path: str) -> Any:
         )
     if tokenizer.eos_token_id is None:
         raise UsageError(
-            f"the tokenizer at {path} has no end-of-sequence token: no answer could end; set "
+            f"the tokenizer at {path} has no end-of-sequence token: no answer could ever end; set "
             "eos_token in tokenizer_config.json"
         )
     return tokenizer
 
 
+def require_same_tokens(
+    path: str,
+    key: str,
+    policy_tokenizer: Any,
+    *,
+    remedy: str = "take a model of the same family",
+) -> None:
+    """Raises UsageError where the model at `path`, which will read the policy's token ids, has
+    another vocabulary. key: the recipe's key that names the model.
+    """
+    tokenizer = load_tokenizer(path)
+    if tokenizer.get_vocab() != policy_tokenizer.get_vocab():
+        raise UsageError(
+            f"{key}: {path} has another tokenizer than the policy ({len(tokenizer)} and "
+            f"{len(policy_tokenizer)} tokens): the policy's token ids mean other text to it; "
+            f"{remedy}"
+        )
+
+
 def load_generation_config(path: str) -> GenerationConfig | None:
-    """What generation_config.json of a model says; None where it has none. Raises UsageError for
-    one that cannot be read.
+    """The generation_config.json of a model; None where it has none. Raises UsageError where it
+    cannot be read.
     """
     with reading(f"no generation config at {path}", f"mend {files.GENERATION}, or remove it"):
         if Path(path).is_dir() and not files.has_generation(Path(path)):
@@ -162,19 +187,20 @@ def load_generation_config(path: str) -> GenerationConfig | None:
 def read_weights(
     path: str, config: Any, dtype: torch.dtype, kind: Any, more: Mapping[str, Any]
 ) -> tuple[Any, list[str]]:
-    """The model of a directory as `kind`, an Auto class, and which weights were not there. more:
-    other arguments of from_pretrained. Raises UsageError where it cannot be read or a weight has
-    another shape.
+    """The model as `kind`, an Auto class, and the names of weights that its files lack.
+
+    more: other arguments of from_pretrained. Raises UsageError where the files cannot be read or a
+    weight has another shape than its config says.
     """
     require_interface(require_readable(path, config, kind), path)
-    wanted = "wanted are a config and weights as safetensors in the layout of Hugging Face"
+    wanted = "it takes a config and weights as safetensors in the layout of Hugging Face"
     name, at = pretrained(path)
     with reading(f"the model {path} cannot be loaded", wanted):
         read: Any = kind.from_pretrained(
             name,
             config=config,
             dtype=dtype,
-            attn_implementation=NAME,
+            attn_implementation=ATTENTION_NAME,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -182,13 +208,13 @@ def read_weights(
             **at,
             **more,
         )
-    lm, found = read
-    require_whole(path, mismatched=[name for name, *_ in found["mismatched_keys"]])
-    return lm, list(found["missing_keys"])
+    lm, info = read
+    require_whole(path, mismatched=[name for name, *_ in info["mismatched_keys"]])
+    return lm, list(info["missing_keys"])
 
 
 def read_plain(path: str, kind: Any, dtype: torch.dtype) -> Any:
-    """The model of a directory as anybody's transformers reads it, with its own attention."""
+    """The model as plain transformers reads it, with transformers' own attention."""
     require_readable(path, load_config(path), kind)
     name, at = pretrained(path)
     with reading(f"the model {path} cannot be loaded", "write it again"):
@@ -196,8 +222,8 @@ def read_plain(path: str, kind: Any, dtype: torch.dtype) -> Any:
 
 
 def require_readable(path: str, config: Any, kind: Any) -> Any:
-    """The model of a directory as `skeleton` makes it. Raises UsageError, before a weight is read
-    or memory taken for one, where its files are no safetensors, or not of a model like its config.
+    """The model on the meta device (`skeleton`). Raises UsageError, before a weight is read or
+    memory taken for one, where its files are not safetensors or do not fit its config.
     """
     files.has_generation(Path(path))  # transformers reads it with the weights
     headers = read_headers(_weight_files(path))
@@ -216,8 +242,8 @@ def skeleton(config: Any, kind: Any, path: str) -> Any:
     """The model of a config as `kind`, an Auto class, on the meta device: shapes without memory.
     Raises UsageError where transformers cannot make one.
     """
-    what = f"transformers makes no model of {path}/{files.CONFIG}"
-    with reading(what, "take the config.json that belongs to the weights"), torch.device("meta"):
+    problem = f"transformers makes no model of {path}/{files.CONFIG}"
+    with reading(problem, "take the config.json that belongs to the weights"), torch.device("meta"):
         return kind.from_config(copy.deepcopy(config))
 
 
@@ -225,44 +251,44 @@ def require_whole(
     path: str, *, missing: Sequence[str] = (), mismatched: Sequence[str] = ()
 ) -> None:
     """Raises UsageError for weights that transformers would draw at random with only a warning."""
-    for what, names in {"missing": missing, "of another shape": mismatched}.items():
+    for fault, names in {"missing": missing, "of another shape": mismatched}.items():
         if names:
             raise UsageError(
-                f"the model {path} is not whole: {len(names)} weights are {what} "
+                f"the model {path} is not whole: {len(names)} weights are {fault} "
                 f"({', '.join(sorted(names)[:3])}); its config.json and its weights have to be of "
                 "one model"
             )
 
 
 @contextmanager
-def reading(what: str, remedy: str) -> Generator[None]:
-    """Whatever a library raises over others' files inside is a UsageError: what could not be read,
-    why, and what to do. A lack of memory, and our own messages, stay what they are.
+def reading(problem: str, remedy: str) -> Generator[None]:
+    """Turns any error of a library inside into a UsageError of problem, reason and remedy. Lack of
+    memory and our own errors pass unchanged.
     """
     try:
         yield
     except (PostgradError, MemoryError, torch.OutOfMemoryError):
         raise
     except RecursionError as error:
-        raise UsageError(f"{what}: its JSON is nested too deep; {remedy}") from error
+        raise UsageError(f"{problem}: its JSON is nested too deep; {remedy}") from error
     except Exception as error:
-        raise UsageError(f"{what}: {_said(error)}; {remedy}") from error
-    except BaseException as error:  # a panic of a library in Rust is no Exception
+        raise UsageError(f"{problem}: {_error_text(error)}; {remedy}") from error
+    except BaseException as error:  # a panic in a Rust library is not an Exception
         if type(error).__name__ != "PanicException":
             raise
-        raise UsageError(f"{what}: {_said(error)}; {remedy}") from error
+        raise UsageError(f"{problem}: {_error_text(error)}; {remedy}") from error
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     text = " ".join(str(error).split())
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
     plain = isinstance(error, OSError | ValueError | ImportError)
     return text if plain and text else f"{type(error).__name__}: {text}"
 
 
-def _require_directory(path: str, what: str) -> None:
+def _require_directory(path: str, kind: str) -> None:
     if looks_local(path) and not Path(path).is_dir():
-        raise UsageError(f"no {what} at {path}: there is no such directory (model.path)")
+        raise UsageError(f"no {kind} at {path}: there is no such directory (model.path)")
 
 
 def _config_file(path: str) -> Path:
@@ -285,16 +311,16 @@ def _weight_files(path: str) -> list[Path]:
     name, at = pretrained(path)
     quiet = {"_raise_exceptions_for_missing_entries": False, **at}
     with reading(f"no model at {path}", "a hub id needs the network, or files fetched before"):
-        if whole := cached_file(name, files.WEIGHTS, **quiet):
-            return [Path(whole)]
+        if single := cached_file(name, files.WEIGHTS, **quiet):
+            return [Path(single)]
         index = cached_file(name, files.INDEX, **quiet)
         if index is None:
             raise UsageError(
                 f"no model at {path}: it has neither {files.WEIGHTS} nor {files.INDEX}, and "
                 f"nothing else is read; {files.CONVERT}"
             )
-        found = cached_files(name, files.shard_names(Path(index)), **at)
-    return [Path(file) for file in found or ()]
+        shards = cached_files(name, files.shard_names(Path(index)), **at)
+    return [Path(file) for file in shards or ()]
 
 
 def _checkpoint_activations(lm: Any) -> None:

@@ -1,9 +1,9 @@
-"""Chat templates by name, for a recipe's `data.chat_template`: a name, a Jinja file or a model's
-folder with one, or the text.
+"""Chat templates for a recipe's `data.chat_template`: a name, a Jinja file, a model's folder with
+one, or the template's text.
 
-The names are those that Open-Instruct's scripts use (chat_templates/*.jinja, one each) and those of
-well-known families. They write a turn's end with the tokenizer's own eos_token where the family
-does; its other marks are plain text where the tokenizer has no tokens for them.
+The named templates lie in chat_templates/*.jinja: those of Open-Instruct's scripts and of
+well-known model families. They end a turn with the tokenizer's eos_token where the family does;
+their other marks are plain text where the tokenizer has no tokens for them.
 """
 
 from functools import cache
@@ -18,13 +18,13 @@ _FOLDER = Path(__file__).parent / "chat_templates"
 
 @cache
 def names() -> tuple[str, ...]:
-    """The shipped templates."""
+    """The names of the templates in chat_templates/, sorted: ("chatml", ...)."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.jinja")))
 
 
 def template_text(template: str) -> str:
-    """The text of what a recipe names. Raises UsageError where it is no name and no file that can
-    be read.
+    """The Jinja text that data.chat_template names. Raises UsageError where it is neither a name
+    nor a readable file.
     """
     if "{{" in template or "{%" in template:
         return template
@@ -43,7 +43,7 @@ def template_text(template: str) -> str:
 
 
 def with_template(tokenizer: Any, template: str) -> Any:
-    """A tokenizer that is written with another chat template; "": with its own."""
+    """The tokenizer, its chat template replaced by `template` unless that is ""."""
     if template:
         tokenizer.chat_template = template_text(template)
     return tokenizer

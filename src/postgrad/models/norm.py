@@ -1,7 +1,7 @@
 """Root-mean-square norms (arXiv:1910.07467) in training, on CPUs.
 
-The modules of transformers take a step of autograd for every power, mean and product, each with a
-copy of its rows. One function with a backward pass of its own keeps the rows and one number a row,
+In transformers' modules every power, mean and product is a step of autograd that keeps a copy of
+its rows. One autograd function with its own backward pass keeps the rows and one number per row,
 and takes a tenth to a half of the time.
 """
 
@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from postgrad.models.settings import LLAMA_TYPES
 
 
-class _Norm(torch.autograd.Function):
+class _FusedNorm(torch.autograd.Function):
     """weight * x / sqrt(mean(x^2) + epsilon), computed in float32 and rounded before the weight."""
 
     @staticmethod
@@ -41,8 +41,8 @@ class _Norm(torch.autograd.Function):
 
 
 class FusedRMSNorm(nn.Module):
-    """What a norm of LLAMA_TYPES becomes: its `weight` [H] and `variance_epsilon` stay. Gemma's
-    norms add one to their weight and are not among them.
+    """Takes the place of a norm of LLAMA_TYPES, with its `weight` [H] and `variance_epsilon`. Not
+    for Gemma's norms, which add 1 to their weight.
     """
 
     weight: nn.Parameter
@@ -50,12 +50,12 @@ class FusedRMSNorm(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
-        return _Norm.apply(hidden_states, self.weight, self.variance_epsilon)  # pyright: ignore[reportReturnType]
+        return _FusedNorm.apply(hidden_states, self.weight, self.variance_epsilon)  # pyright: ignore[reportReturnType]
 
 
 def fuse_norms(lm: Any, device: torch.device) -> None:
-    """The norms of a model of LLAMA_TYPES become one function each, on a CPU. Parameters, their
-    names and what the norms compute stay, up to rounding.
+    """Turns the norms of a model of LLAMA_TYPES into FusedRMSNorm, on a CPU. Parameters, their
+    names and outputs stay the same, the outputs up to rounding.
     """
     if device.type == "cpu" and lm.config.model_type in LLAMA_TYPES:
         for module in lm.modules():

@@ -13,9 +13,9 @@ def hidden_states(
 ) -> Tensor:
     """The last hidden states [T, hidden] of T packed tokens.
 
-    input_ids, positions: [T] int64. What a token attends to is the context's business; `lm` must
-    have been loaded with our attention (models.load). Where ranks share its matrices, positions are
-    those of the rows of all of them: only attention reads them.
+    input_ids, positions: [T] int64. `context` decides which tokens a token attends to; `lm` must
+    have been loaded with our attention (models.load). Where several ranks share its matrices,
+    `positions` are those of the rows of all these ranks: only attention reads them.
     """
     decoder = lm.get_decoder()  # pyright: ignore[reportCallIssue]
     out = decoder(
@@ -28,8 +28,8 @@ def hidden_states(
 
 
 def layers_of(lm: nn.Module) -> nn.ModuleList:
-    """The decoder's layers, whatever the type calls them (layers, h). Raises UsageError where it
-    has none in one list: nothing could be cut, divided or given an adapter then.
+    """The decoder's layers, whatever the model type calls them (layers, h). Raises UsageError where
+    they are not in one list: tensor parallelism, sharding and adapters need it.
     """
     decoder = lm.get_decoder()  # pyright: ignore[reportCallIssue]
     count = lm.config.num_hidden_layers  # pyright: ignore[reportAttributeAccessIssue]
@@ -43,13 +43,18 @@ def layers_of(lm: nn.Module) -> nn.ModuleList:
 
 
 def require_embedded(lm: nn.Module, token_ids: NDArray[np.integer]) -> None:
-    """Raises UsageError for a token that a model has no embedding for: its tokenizer knows more
-    tokens than the model, or is of another one. On a GPU the kernel would end the process.
+    """Raises UsageError for a token id that a model has no embedding for. On a GPU the embedding
+    kernel would abort the process instead.
     """
-    known: int = lm.config.vocab_size  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue]
-    if len(token_ids) and (int(token_ids.max()) >= known or int(token_ids.min()) < 0):
-        raise UsageError(
-            f"token id {int(token_ids.max())} has no embedding: the model has {known} "
-            "(vocab_size), and its tokenizer is of another model, or tokens were added to it "
-            "without rows for them (resize_token_embeddings)"
-        )
+    vocab_size: int = lm.config.vocab_size  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue]
+    if len(token_ids) and (int(token_ids.max()) >= vocab_size or int(token_ids.min()) < 0):
+        raise UsageError(no_embedding(int(token_ids.max()), vocab_size))
+
+
+def no_embedding(token_id: int, vocab_size: int) -> str:
+    """The message for a token id outside of a model's `vocab_size` embeddings."""
+    return (
+        f"token id {token_id} has no embedding: the model has {vocab_size} (vocab_size), and its "
+        "tokenizer is of another model, or tokens were added to it without rows for them "
+        "(resize_token_embeddings)"
+    )

@@ -1,7 +1,7 @@
-"""A model of an untested type is run once, packed and plain: the two agree, or it is refused.
+"""Runs a model of an untested type once packed and once plain, and refuses it where they differ.
 
-What a config and a model's code tell of its attention (models.supported) is not all: a mask of its
-own, a layer that attends twice, a scale in the output head. A short forward shows it.
+A config and a model's code (models.supported) do not show everything: a mask of its own, a layer
+that attends twice, a scale in the output head. A short forward does.
 """
 
 from collections.abc import Generator, Sequence
@@ -18,14 +18,15 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
-from postgrad.models.attention import NAME, AttentionContext, ContextLost
+from postgrad.models.attention import ATTENTION_NAME, AttentionContext, ContextLost
 from postgrad.models.head import full_logits
 from postgrad.models.packed import hidden_states
 from postgrad.models.supported import TESTED
 from postgrad.models.tree import TreeAttention
 
 SHARED, LENGTHS = 7, (15, 11, 13)  # tokens: two sequences of one prompt, and another
-# Of the outputs' deviation: the rounding of a few dozen layers, below what any other attention is.
+# Largest error, as a share of the outputs' standard deviation: above the rounding of a few dozen
+# layers, below the difference that any other attention makes.
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
 
 
@@ -44,58 +45,58 @@ def require_same_outputs(lm: Any, path: str) -> None:
     except (ContextLost, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        what = (
-            "its layers do not hand the forward's arguments on to their attention"
+        problem = (
+            "its layers do not pass the forward's arguments on to their attention"
             if isinstance(error, ContextLost)
             else f"a short packed forward ends with {type(error).__name__}: {error}"
         )
-        raise unsupported(lm, path, what) from error
-    if not all(bool(one.isfinite().all()) for one in plain):
+        raise unsupported(lm, path, problem) from error
+    if not all(bool(outputs.isfinite().all()) for outputs in plain):
         raise UsageError(
             f"{path} gives outputs that are no finite numbers for a short text: its weights are "
             "damaged, or too large for this dtype; try --model.dtype float32"
         )
     if not same(packed, plain, spread(plain), lm.dtype):
-        what = (
+        problem = (
             "its packed forward differs from transformers' own: its attention, or its output head, "
-            "is not what its interface says"
+            "does more than its interface says"
         )
-        raise unsupported(lm, path, what)
+        raise unsupported(lm, path, problem)
     window = _window(lm.config)
     if window is not None and window not in watched.seen:
-        what = f"its layers do not hand their sliding window of {window} on to the attention"
-        raise unsupported(lm, path, what)
+        problem = f"its layers do not pass their sliding window of {window} on to the attention"
+        raise unsupported(lm, path, problem)
 
 
 def probe_sequences(lm: Any) -> list[NDArray[np.int32]]:
     """Token ids of three short sequences, of which the first two share their opening."""
     rng = np.random.default_rng(0)
     padding = getattr(lm.config, "pad_token_id", None)
-    known = np.array([i for i in range(min(lm.config.vocab_size, 1000)) if i != padding], np.int32)
-    drawn = [rng.choice(known, length) for length in LENGTHS]
+    usual_ids = [i for i in range(min(lm.config.vocab_size, 1000)) if i != padding]
+    drawn = [rng.choice(np.array(usual_ids, np.int32), length) for length in LENGTHS]
     drawn[1][:SHARED] = drawn[0][:SHARED]
     return drawn
 
 
 @contextmanager
 def own_attention(lm: Any) -> Generator[None]:
-    """Inside, a model attends with plain operations of transformers."""
+    """Inside, the model uses transformers' own "eager" attention."""
     lm.set_attn_implementation("eager")
     try:
         yield
     finally:
-        lm.set_attn_implementation(NAME)
+        lm.set_attn_implementation(ATTENTION_NAME)
 
 
 def spread(outputs: Sequence[Tensor]) -> Tensor:
     """The standard deviation of all outputs: a fresh model's are close together, and so are their
     errors.
     """
-    return torch.cat([one.flatten() for one in outputs]).std()
+    return torch.cat([sequence_outputs.flatten() for sequence_outputs in outputs]).std()
 
 
 def same(
-    found: Sequence[Tensor], wanted: Sequence[Tensor], scale: Tensor, dtype: torch.dtype
+    outputs: Sequence[Tensor], expected: Sequence[Tensor], scale: Tensor, dtype: torch.dtype
 ) -> bool:
     """Whether outputs [N, V] of each sequence agree, as rounding in `dtype` allows. scale: the
     deviation of the model's outputs.
@@ -103,35 +104,35 @@ def same(
     The median over a sequence's tokens: a router that rounding sends to another expert changes one
     token, wrong attention nearly all.
     """
-    errors = [(one - two).abs().amax(-1).median() for one, two in zip(found, wanted, strict=True)]
+    pairs = zip(outputs, expected, strict=True)
+    errors = [(output - correct).abs().amax(-1).median() for output, correct in pairs]
     return bool(torch.stack(errors).max() <= TOLERANCE.get(dtype, 1e-3) * scale)
 
 
-def unsupported(lm: Any, path: str, what: str) -> UsageError:
-    """For a type that cannot run here because of `what`."""
+def unsupported(lm: Any, path: str, problem: str) -> UsageError:
+    """The error for a model type that cannot run here; problem: why, the end of a sentence."""
     return UsageError(
-        f"{path} is a {lm.config.model_type} model, which is not supported because {what}. "
+        f"{path} is a {lm.config.model_type} model, which is not supported because {problem}. "
         f"Tested types: {TESTED}"
     )
 
 
 class _Windows:
-    """Another context's attention; which windows layers were handed."""
+    """Passes attention on to `inner`, and notes which window sizes the layers asked for."""
 
     def __init__(self) -> None:
         self.inner: AttentionContext | None = None
         self.seen: set[int | None] = set()
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Tensor:
-        """AttentionContext.attend."""
         assert self.inner is not None
         self.seen.add(more["window"])
         return self.inner.attend(layer, query, key, value, **more)
 
 
 def _packed(lm: Any, sequences: Sequence[NDArray[np.int32]], watched: _Windows) -> list[Tensor]:
-    """[N - 1, V] of each sequence, or hidden states of a score model, from one forward, through
-    which a gradient has come back.
+    """Logits [N - 1, V] of each sequence (of a score model hidden states) from one packed forward.
+    Its backward pass is run too: that has to work as well.
     """
     layout, offsets = _laid_out(sequences)
     device = next(lm.parameters()).device
@@ -149,7 +150,7 @@ def _packed(lm: Any, sequences: Sequence[NDArray[np.int32]], watched: _Windows) 
     with torch.enable_grad(), lm.get_input_embeddings().register_forward_hook(watch):
         hidden = hidden_states(lm, ids, positions, watched).index_select(0, rows)
         out = hidden if hasattr(lm, "score") else full_logits(lm, hidden)
-        torch.autograd.grad(out.sum(), embedded)  # of the weights nothing is kept
+        torch.autograd.grad(out.sum(), embedded)  # leaves no gradient on the weights
     out = out.detach()
     order = torch.from_numpy(np.argsort(layout.column)).to(device)
     ends = (offsets - np.arange(len(offsets)))[1:-1].tolist()

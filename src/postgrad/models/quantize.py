@@ -11,16 +11,16 @@ Quantize = Literal["none", "4bit"]
 
 
 def loading_arguments(quantize: Quantize, device: torch.device) -> dict[str, Any]:
-    """What from_pretrained has to be given beside the rest; nothing for "none".
+    """More arguments of from_pretrained; {} for "none".
 
-    "4bit": NF4 with doubly quantised scales, products in bfloat16, by bitsandbytes; the heads are
-    left as they are. Raises UsageError that names what is missing for it.
+    "4bit": NF4 with doubly quantised scales, products in bfloat16, by bitsandbytes; output and
+    score heads stay unquantised. Raises UsageError without CUDA or bitsandbytes.
     """
     if quantize == "none":
         return {}
     missing = [
-        what
-        for what, there in {
+        requirement
+        for requirement, there in {
             "a CUDA device": device.type == "cuda" and torch.cuda.is_available(),
             "the package bitsandbytes": importlib.util.find_spec("bitsandbytes") is not None,
         }.items()
@@ -38,6 +38,6 @@ def loading_arguments(quantize: Quantize, device: torch.device) -> dict[str, Any
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
-        llm_int8_skip_modules=["lm_head", "score"],  # of four bits too, whatever its name says
+        llm_int8_skip_modules=["lm_head", "score"],  # acts for four bits too, despite its name
     )
     return {"quantization_config": config, "device_map": {"": device}}

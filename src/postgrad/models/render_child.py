@@ -1,15 +1,16 @@
-"""The process that renders chat templates, which are programs of others: limited memory and time.
+"""The process that renders chat templates. Templates are foreign programs: memory and time are
+limited.
 
-It is started by rendering.py as a script, imports nothing of postgrad, has nothing of the run's
-environment, and answers frames on its standard input until that ends. A frame is eight bytes of
-length and JSON:
+rendering.py starts it as a script. It imports nothing of postgrad, gets nothing of the run's
+environment, and answers frames on its standard input until that is closed. A frame is eight bytes
+of length (big-endian) and JSON:
 
     {"program": 3, "template": "...", "variables": "{...}", "rows": [[messages, wanted], ...]}
 
-template and variables (JSON in JSON) come with a program's first frame. wanted: [n, generation]
-pairs, a text each: of the first n messages, with the start of an answer or without. A row is
-answered with a byte and eight bytes of length for each text, b"T" and the text or b"E" and why
-there is none, which ends the frame.
+"template" and "variables" (JSON in JSON) come with the first frame of a program only. "wanted" is a
+list of [n, generation]: for each pair the text of the first n messages, with generation with the
+start of an answer. The reply holds for each text one byte, eight bytes of length, and content: b"T"
+and the text, or b"E" and the reason why there is none, which ends the reply.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ Message = Mapping[str, str]
 
 
 class _Generation(Extension):
-    """{% generation %} blocks, which mark answers elsewhere; here they are their text."""
+    """Renders {% generation %} blocks, which mark answers for loss masks, as their plain text."""
 
     tags = {"generation"}
 
@@ -81,20 +82,20 @@ def _check_name(name: Any) -> None:
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """Jinja as transformers sets it up for chat templates (utils/chat_template_utils.py): what a
-    template may call, what it may not change, and the spaces around its blocks.
+    """Jinja as transformers sets it up for chat templates (utils/chat_template_utils.py): sandbox,
+    functions and filters, white space around blocks.
     """
-    made = ImmutableSandboxedEnvironment(
+    jinja = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    made.filters["tojson"] = _tojson
-    made.globals |= {
+    jinja.filters["tojson"] = _tojson
+    jinja.globals |= {
         "raise_exception": _raise,
         "strftime_now": lambda format: datetime.now().strftime(format),
         "dict": _Dict(),
         "namespace": _Namespace,
     }
-    return made
+    return jinja
 
 
 def _tojson(
@@ -113,7 +114,7 @@ def _raise(message: Any) -> None:
     raise TemplateError(message)
 
 
-class Program:
+class TemplateProgram:
     """A template with the variables it is called with, compiled when it is first rendered."""
 
     def __init__(self, template: str, variables: Mapping[str, Any]) -> None:
@@ -122,7 +123,9 @@ class Program:
         self._compiled: Any = None
 
     def text(self, messages: list[Message], generation: bool) -> str:
-        """What it writes. Raises whatever a template raises."""
+        """The rendered text. generation: with the start of an answer. Raises whatever the template
+        raises.
+        """
         if self._compiled is None:
             self._compiled = environment().from_string(self._source)
         return self._compiled.render(
@@ -131,25 +134,25 @@ class Program:
 
 
 def answered(
-    program: Program, row: tuple[list[Message], list[tuple[int, bool]]], longest: int
+    program: TemplateProgram, row: tuple[list[Message], list[tuple[int, bool]]], longest: int
 ) -> tuple[bytes, bool]:
-    """The bytes that answer a row, and whether all its texts are there. longest: characters of a
-    text beside four for each of the row's own.
+    """The reply to a row, and whether it has all texts. longest: characters that a text may have,
+    beyond four times those of the row.
     """
     messages, wanted = row
-    most = longest + 4 * sum(len(one) for message in messages for one in message.values())
-    found = bytearray()
+    most = longest + 4 * sum(len(content) for message in messages for content in message.values())
+    reply = bytearray()
     for count, generation in wanted:
         try:
             text = program.text(messages[:count], generation)
             if len(text) > most:
                 raise ValueError(f"it writes {len(text)} characters, and {most} are the most")
             written = text.encode()
-        except BaseException as error:  # noqa: BLE001  a template is a program
+        except BaseException as error:  # noqa: BLE001  a template can raise anything
             why = _reason(error).encode("utf-8", "backslashreplace")
-            return bytes(found + HEAD.pack(b"E", len(why)) + why), False
-        found += HEAD.pack(b"T", len(written)) + written
-    return bytes(found), True
+            return bytes(reply + HEAD.pack(b"E", len(why)) + why), False
+        reply += HEAD.pack(b"T", len(written)) + written
+    return bytes(reply), True
 
 
 def _reason(error: BaseException) -> str:
@@ -161,12 +164,14 @@ def _reason(error: BaseException) -> str:
         return "it writes half a surrogate pair, which is no character"
     try:
         return str(error)[:LONGEST_REASON] or type(error).__name__
-    except Exception:  # noqa: BLE001  its text is made of what the template gave
+    except Exception:  # noqa: BLE001  str() runs code of the template's values
         return type(error).__name__
 
 
 def limit(memory: int) -> None:
-    """memory: bytes of address space; 0: as many as there are. No files, no other processes."""
+    """Limits this process: `memory` bytes of address space (0: no limit), no files written, no
+    other processes.
+    """
     limits = {"RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0, "RLIMIT_NPROC": 0}
     if memory:
         limits["RLIMIT_AS"] = memory
@@ -176,11 +181,11 @@ def limit(memory: int) -> None:
 
 
 def main() -> None:
-    """sys.argv: bytes of memory, seconds of a row, characters of a text."""
+    """Answers frames. sys.argv: bytes of memory, CPU seconds of a row, characters of a text."""
     memory, seconds, longest = sys.argv[1:]
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the system ends a row that takes too long
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # kills the process when a row takes too long
     limit(int(memory))
-    programs: dict[int, Program] = {}
+    programs: dict[int, TemplateProgram] = {}
     reads, writes = sys.stdin.buffer, sys.stdout.fileno()
     os.write(writes, b"R")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -188,15 +193,15 @@ def main() -> None:
         frame = orjson.loads(reads.read(int.from_bytes(head, "big")))
         if "template" in frame:
             variables = json.loads(frame["variables"])
-            programs[frame["program"]] = Program(frame["template"], variables)
+            programs[frame["program"]] = TemplateProgram(frame["template"], variables)
         for row in frame["rows"]:
             signal.setitimer(signal.ITIMER_PROF, float(seconds))
-            found, whole = answered(programs[frame["program"]], row, int(longest))
+            reply, complete = answered(programs[frame["program"]], row, int(longest))
             signal.setitimer(signal.ITIMER_PROF, 0.0)
-            view = memoryview(found)
+            view = memoryview(reply)
             while view:
                 view = view[os.write(writes, view) :]
-            if not whole:
+            if not complete:
                 break
 
 

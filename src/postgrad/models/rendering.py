@@ -1,8 +1,8 @@
-"""Chat templates rendered in a process of their own: they are programs that came with a model.
+"""Renders chat templates in a child process: templates are programs that come with a model.
 
-A template that loops, that makes a string of a gigabyte or calls itself without end is ended there
-by the system (render_child.py) and is an error of its row here. The texts are those of
-transformers' apply_chat_template.
+A template that loops, builds a string of a gigabyte or recurses without end is stopped there by the
+system (render_child.py), and is an error of its row here. The texts are those of transformers'
+apply_chat_template.
 """
 
 import atexit
@@ -26,13 +26,13 @@ from postgrad.core.errors import RunError
 from postgrad.models import render_child
 
 Message = Mapping[str, str]
-Wanted = tuple[int, bool]  # the text of so many messages, with the start of an answer or without
-Row = tuple[Sequence[Message], Sequence[Wanted]]
+Wanted = tuple[int, bool]  # (n, generation): the first n messages, with the start of an answer?
+Row = tuple[Sequence[Message], Sequence[Wanted]]  # messages, and the texts that are asked of them
 BATCH_ROWS = 256
 BATCH_CHARACTERS = 2**20
-LOOK_SECONDS = 0.2  # between two looks at what the process holds, where an answer takes longer
+LOOK_SECONDS = 0.2  # between two looks at the child's memory, while a reply is waited for
 SYSTEM_LIMITS_MEMORY = sys.platform != "darwin"  # macOS refuses RLIMIT_AS
-TAKEN = {  # by apply_chat_template itself: no variables of a template
+TAKEN = {  # parameters of apply_chat_template itself, which no variable of a template may be named
     *("conversation", "messages", "add_generation_prompt", "continue_final_message"),
     *("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
     *("return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens"),
@@ -41,38 +41,36 @@ NO_TEMPLATE = (
     'the tokenizer has no chat template: name one (data.chat_template = "chatml"), put '
     "chat_template.jinja into its folder, or take the instruction-tuned model of the family"
 )
-INHERITED = ("TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # no keys of anybody
+INHERITED = ("TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # nothing secret
 _HEAD = struct.Struct(">cQ")
 
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """Of one row: seconds of processor time and bytes of memory; characters of one text, beside
-    four for each that the row has.
-    """
+    """What rendering one row may take."""
 
-    seconds: float = 10.0
-    memory: int = 2**30
-    characters: int = 4_000_000
+    seconds: float = 10.0  # CPU time
+    memory: int = 2**30  # bytes
+    characters: int = 4_000_000  # of one text, beyond four times those of the row
 
 
 LIMITS = RenderLimits()
 
 
 class Unrenderable(Exception):
-    """A chat template that writes no text for a row; the message says why."""
+    """A chat template gives no text for a row; the message says why."""
 
 
 def _refused(why: str) -> Unrenderable:
     return Unrenderable(f"the chat template refuses it: {why}")
 
 
-class _Ended(Exception):
-    """The process ended while a row was rendered; the message says why."""
+class _ChildEnded(Exception):
+    """The child ended while a row was rendered; the message says why."""
 
 
 class RenderProcess:
-    """One child for all templates of this process; it is started again after it was ended."""
+    """One child for all templates of this process; it is restarted after it has ended."""
 
     def __init__(self, limits: RenderLimits) -> None:
         self._limits = limits
@@ -81,7 +79,7 @@ class RenderProcess:
         self._owner = 0
         self._ready = select.poll()
         self._buffer = bytearray()
-        self._numbers: dict[tuple[str, str], int] = {}  # of the programs that the child knows
+        self._numbers: dict[tuple[str, str], int] = {}  # of the programs that the child has
 
     def texts(
         self, program: tuple[str, str], rows: Sequence[Row]
@@ -91,14 +89,14 @@ class RenderProcess:
         program: a template and its variables as JSON. Raises RunError where no process starts.
         """
         with self._lock:
-            whole = False
+            complete = False
             try:
-                found = self._answers(program, rows)
-                whole = True
+                answers = self._answers(program, rows)
+                complete = True
             finally:
-                if not whole:  # what is in the pipe belongs to nobody
+                if not complete:  # the rest of a reply may still be in the pipe
                     self.stop()
-            return found
+            return answers
 
     def stop(self) -> None:
         """Ends the child, if there is one."""
@@ -123,43 +121,43 @@ class RenderProcess:
         frame["program"] = self._numbers[program]
         try:
             written = orjson.dumps(frame)
-        except orjson.JSONEncodeError as error:  # its strings are checked
+        except orjson.JSONEncodeError as error:  # a string with half a surrogate pair
             del self._numbers[program]
             return self._one_by_one(program, rows, error)
-        found: list[list[str] | Unrenderable] = []
+        answers: list[list[str] | Unrenderable] = []
         try:
             _write(child, len(written).to_bytes(8, "big") + written)
             for _, wanted in rows:
-                found.append(self._row(child, len(wanted)))
-                if isinstance(found[-1], Unrenderable):
+                answers.append(self._row(child, len(wanted)))
+                if isinstance(answers[-1], Unrenderable):
                     break
-        except _Ended as error:
+        except _ChildEnded as error:
             self.stop()
-            found.append(_refused(str(error)))
-        return found
+            answers.append(_refused(str(error)))
+        return answers
 
     def _one_by_one(
         self, program: tuple[str, str], rows: Sequence[Row], error: Exception
     ) -> list[list[str] | Unrenderable]:
-        """Rows of which one cannot be sent: all before it, and why."""
+        """The answers to rows of which one cannot be sent: up to that row, which is refused."""
         if len(rows) < 2:
-            return [_refused(f"it is no text: {error}")]
-        found: list[list[str] | Unrenderable] = []
+            return [_refused(f"a message is not text: {error}")]
+        answers: list[list[str] | Unrenderable] = []
         for row in rows:
-            found += self._answers(program, [row])
-            if isinstance(found[-1], Unrenderable):
+            answers += self._answers(program, [row])
+            if isinstance(answers[-1], Unrenderable):
                 break
-        return found
+        return answers
 
     def _row(self, child: subprocess.Popen[bytes], count: int) -> list[str] | Unrenderable:
-        found: list[str] = []
+        texts: list[str] = []
         for _ in range(count):
             kind, length = _HEAD.unpack(self._read(child, _HEAD.size))
             text = self._read(child, length).decode()
             if kind == b"E":
                 return _refused(text)
-            found.append(text)
-        return found
+            texts.append(text)
+        return texts
 
     def _read(self, child: subprocess.Popen[bytes], count: int) -> bytes:
         assert child.stdout is not None
@@ -168,14 +166,16 @@ class RenderProcess:
             self._wait(child)
             piece = os.read(descriptor, 2**20)
             if not piece:
-                raise _Ended(self._why(child.wait()))
+                raise _ChildEnded(self._why(child.wait()))
             self._buffer += piece
-        found = bytes(self._buffer[:count])
+        content = bytes(self._buffer[:count])
         del self._buffer[:count]
-        return found
+        return content
 
     def _wait(self, child: subprocess.Popen[bytes]) -> None:
-        """Until there is something to read. Looks at the memory, which not every system limits."""
+        """Waits for something to read, and kills a child that holds too much memory: not every
+        system has a limit for it.
+        """
         while not self._ready.poll(LOOK_SECONDS * 1000):
             try:
                 held = psutil.Process(child.pid).memory_info().rss
@@ -183,7 +183,7 @@ class RenderProcess:
                 continue
             if held > self._limits.memory:
                 child.kill()
-                raise _Ended(self._too_much)
+                raise _ChildEnded(self._too_much)
 
     @property
     def _too_much(self) -> str:
@@ -211,7 +211,7 @@ class RenderProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=_environment(),
-            start_new_session=True,  # Ctrl-C is for the controller
+            start_new_session=True,  # Ctrl-C goes to this process only
             bufsize=0,
         )
         assert child.stdout is not None
@@ -220,18 +220,18 @@ class RenderProcess:
         self._ready.register(child.stdout, select.POLLIN)
         try:
             self._read(child, 1)
-        except _Ended as error:
+        except _ChildEnded as error:
             assert child.stderr is not None
-            said = child.stderr.read().decode(errors="replace").strip()
+            stderr = child.stderr.read().decode(errors="replace").strip()
             raise RunError(
-                f"the process that renders chat templates did not start: {error}\n{said}"
+                f"the process that renders chat templates did not start: {error}\n{stderr}"
             ) from error
         return child
 
 
 def _environment() -> dict[str, str]:
-    """What the child has of this process's: where its modules are, and nothing that is secret."""
-    path = os.pathsep.join(str(Path(one).absolute()) for one in sys.path)
+    """The child's environment: where its modules are, and nothing secret."""
+    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
     kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
     return {**kept, "PYTHONPATH": path}
 
@@ -244,14 +244,14 @@ def _write(child: subprocess.Popen[bytes], frame: bytes) -> None:
             view = view[child.stdin.write(view) or 0 :]
     except BrokenPipeError as error:
         code = child.wait()
-        raise _Ended(f"the process that renders it was ended from outside ({code})") from error
+        raise _ChildEnded(f"the process that renders it was ended from outside ({code})") from error
 
 
 _process: RenderProcess | None = None
 
 
 def process() -> RenderProcess:
-    """The one of this process, under LIMITS."""
+    """The RenderProcess of this process, under LIMITS; started when it is first used."""
     global _process
     if _process is None:
         _process = RenderProcess(LIMITS)
@@ -260,10 +260,10 @@ def process() -> RenderProcess:
 
 
 def program_of(tokenizer: Any, variables: Mapping[str, Any]) -> tuple[str, str]:
-    """The template that a tokenizer is called with, and its variables as JSON.
+    """The template to render, and its variables as JSON.
 
-    variables: of the template, and `chat_template` in place of the tokenizer's. Raises Unrenderable
-    where there is no template or a variable is no JSON value.
+    variables: those of the recipe; "chat_template" among them replaces the tokenizer's. Raises
+    Unrenderable where there is no template or a variable is not a JSON value.
     """
     named = dict(variables)
     if tokenizer.chat_template is None and not named.get("chat_template"):
@@ -283,8 +283,8 @@ def program_of(tokenizer: Any, variables: Mapping[str, Any]) -> tuple[str, str]:
 def rendered(
     tokenizer: Any, rows: Iterable[Row], variables: Mapping[str, Any]
 ) -> Iterator[list[str] | Unrenderable]:
-    """The texts of each row in order, those of transformers' apply_chat_template; ends behind the
-    first row that has none. Rows go to the process in batches.
+    """The texts of each row in order, as transformers' apply_chat_template gives them. Ends after
+    the first row that has none. Rows are sent in batches.
     """
     try:
         program = program_of(tokenizer, variables)
@@ -292,9 +292,9 @@ def rendered(
         yield error
         return
     for batch in _batches(rows):
-        found = process().texts(program, batch)
-        yield from found
-        if isinstance(found[-1], Unrenderable):
+        answers = process().texts(program, batch)
+        yield from answers
+        if isinstance(answers[-1], Unrenderable):
             return
 
 
@@ -303,7 +303,7 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
     size = 0
     for row in rows:
         batch.append(row)
-        size += sum(len(one["content"]) for one in row[0]) * len(row[1])
+        size += sum(len(message["content"]) for message in row[0]) * len(row[1])
         if len(batch) == BATCH_ROWS or size > BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0

@@ -1,9 +1,8 @@
-"""Rotary positions whose frequencies depend on how long a sequence is: "dynamic" and "longrope".
+"""Rotary positions whose frequencies depend on the length of the sequence: "dynamic", "longrope".
 
-transformers takes the length from the largest position of a forward. Packed, that is somebody
-else's: a short sequence would be rotated by what shares its pack, and keys in a cache by the length
-that there was when they were made. Up to the model's original length nothing depends on it. So the
-original frequencies are held, and a longer sequence is refused.
+transformers takes the length from the largest position of a forward. In a packed forward that may
+be another sequence's, and keys in a cache were rotated by an earlier length. Up to the model's
+original length the frequencies are constant. So these are kept, and longer sequences are refused.
 """
 
 from functools import partial
@@ -18,8 +17,8 @@ REMEDY = "set data.max_len to that or less (--max-len of a chat)"
 
 
 def fixed_length(config: Any) -> int | None:
-    """Tokens of the longest sequence whose frequencies are the original ones; None where they are
-    the same at every length.
+    """The longest sequence, in tokens, that still has the original frequencies; None where they do
+    not depend on the length.
     """
     tables = [*rope_tables(getattr(config, "rope_parameters", None))]
     lengths = [_length(config, table) for table in tables if _moves(table.get("rope_type", ""))]
@@ -27,7 +26,7 @@ def fixed_length(config: Any) -> int | None:
 
 
 def max_positions(config: Any) -> int | None:
-    """Tokens of the longest sequence that a model can have here; None where it names no limit."""
+    """The longest sequence, in tokens, that a model takes here; None where it names no limit."""
     limits = (getattr(config, "max_position_embeddings", None), fixed_length(config))
     return min((limit for limit in limits if limit is not None), default=None)
 
@@ -40,7 +39,7 @@ def require_length(config: Any, max_len: int, path: str) -> None:
 
 
 def hold_frequencies(lm: nn.Module, path: str) -> None:
-    """The rotations of a model keep their original frequencies, and refuse later positions."""
+    """Makes a model keep its original frequencies, and refuse positions beyond `fixed_length`."""
     config: Any = lm.config
     limit = fixed_length(config)
     if limit is None:
@@ -51,7 +50,7 @@ def hold_frequencies(lm: nn.Module, path: str) -> None:
         if isinstance(kind, str) and _moves(kind):
             module.rope_type = "default"  # pyright: ignore[reportArgumentType]  # what forward asks
         elif isinstance(kind, dict) and any(map(_moves, kind.values())):
-            held = {layer: "default" if _moves(one) else one for layer, one in kind.items()}
+            held = {layer: "default" if _moves(type_) else type_ for layer, type_ in kind.items()}
             module.rope_type = held  # pyright: ignore[reportArgumentType]
         else:
             continue
@@ -59,6 +58,7 @@ def hold_frequencies(lm: nn.Module, path: str) -> None:
 
 
 def _moves(kind: str) -> bool:
+    """Whether the frequencies of a rope_type depend on the length of the sequence."""
     return "dynamic" in kind or kind == "longrope"
 
 
@@ -83,6 +83,6 @@ def _too_long(config: Any, limit: int, longest: int, path: str) -> str:
     kind = ", ".join(sorted(filter(_moves, kinds)))
     return (
         f"{path} rotates by the length of the whole sequence beyond {limit} tokens (rope_type "
-        f"{kind}), which neither packed samples nor a cache can follow; here sequences may have "
-        f"{longest}: {REMEDY}"
+        f"{kind}), which packed samples and a cache do not support; sequences may have {longest} "
+        f"tokens here: {REMEDY}"
     )

@@ -1,4 +1,4 @@
-"""A Hugging Face directory that is whole or not there."""
+"""Writes a Hugging Face directory atomically: it is complete or absent."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +23,9 @@ def save_model(
 ) -> None:
     """Writes config, weights (safetensors), generation config, tokenizer and chat template.
 
-    card: the text of its README.md.
-    check(folder) looks at what was written before it is called `to`, where nothing may lie unless
-    it is to be replaced. Raises RunError where the disk does not take it: nothing is left then.
+    check(folder) is called on the written files before they are renamed to `to`, and may raise.
+    replace: `to` may exist already. card: the text of its README.md. Raises RunError where the
+    disk fails; nothing is left then.
     """
     try:
         with whole_directory(to, replace=replace) as folder:
@@ -35,11 +35,11 @@ def save_model(
                 (folder / CARD).write_text(card, "utf-8")
             check(folder)
     except Exception as error:
-        if isinstance(error, RunError) or not _of_the_disk(error):
+        if isinstance(error, RunError) or not _is_disk_error(error):
             raise
         raise RunError(f"{to} cannot be written: {error}; make room, or choose another") from error
 
 
-def _of_the_disk(error: Exception) -> bool:
-    """Tokenizers' own exceptions are nameless, but say so."""
+def _is_disk_error(error: Exception) -> bool:
+    """Whether a write failed; the tokenizers library raises plain Exceptions with "os error"."""
     return isinstance(error, OSError | SafetensorError) or "os error" in str(error)

@@ -1,7 +1,7 @@
 """Decoders with a linear head `score` in place of the output head: critics and reward models.
 
-They are transformers' models for sequence classification with one label, so that a reward model
-made here is read by plain transformers, and the other way round.
+They are transformers' models for sequence classification with one label: plain transformers reads a
+reward model that was trained here, and the other way round.
 """
 
 import math
@@ -30,10 +30,10 @@ MEAN, STD = "reward_mean", "reward_std"  # in config.json
 
 @dataclass(frozen=True, slots=True)
 class RewardScale:
-    """Mean and standard deviation of a reward model's scores on data like its training data."""
+    """The scale of a reward model's scores on data like its training data; kept in config.json."""
 
     mean: float = 0.0
-    std: float = 1.0
+    std: float = 1.0  # standard deviation
 
 
 def load_score_model(
@@ -46,13 +46,12 @@ def load_score_model(
     fresh_head: bool = True,
     quantize: Quantize = "none",
 ) -> LoadedModel:
-    """The body of a causal model or of a reward model, with its head; see load_model.
+    """The body of a causal model or of a reward model, with a `score` head; see load_model.
 
-    The head of a causal model is drawn from `seed` with a standard deviation of
-    1 / sqrt(hidden + 1), and without a bias (Stiennon et al. 2020, arXiv:2009.01325); where
-    `fresh_head` is False its absence is a UsageError: a model that was never trained to score. The
-    head is float32 whatever the body computes in: a bfloat16 score has two digits, and differences
-    of scores are what is learned.
+    A causal model has no such head: it is drawn from `seed` with a standard deviation of
+    1 / sqrt(hidden + 1), without a bias (Stiennon et al. 2020, arXiv:2009.01325), or, where
+    `fresh_head` is False, its absence is a UsageError. The head is float32 whatever the body
+    computes in: a bfloat16 score has two digits, and differences of scores are what is learned.
     """
     config = load_config(path)
     kind = (config.architectures or [""])[0]
@@ -78,15 +77,15 @@ def load_score_model(
 
 
 def in_float32(head: nn.Module) -> None:
-    """Makes a head hold and compute float32, whatever its body gives it."""
+    """Converts a head to float32, and its input at every forward."""
     head.float().register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
 
 
 def require_padding(tokenizer: Any, path: str) -> None:
-    """Raises UsageError where padding is the end-of-sequence token, or no token.
+    """Raises UsageError where a tokenizer has no padding token, or pads with end-of-sequence.
 
-    transformers scores the last token that is no padding: with one token for both it would score
-    the one before the end, and that in silence.
+    transformers scores the last token that is not padding. Padded with end-of-sequence, it would
+    silently score the token before the end.
     """
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise UsageError(
@@ -97,7 +96,7 @@ def require_padding(tokenizer: Any, path: str) -> None:
 
 
 def scale_of(config: Any) -> RewardScale | None:
-    """What a reward model's config says of its scores; None where it says nothing."""
+    """The scale that a reward model's config states; None where it states none."""
     mean, std = getattr(config, MEAN, None), getattr(config, STD, None)
     return None if mean is None or std is None else RewardScale(float(mean), float(std))
 

@@ -1,4 +1,4 @@
-"""What a recipe says about one set of weights. Free of torch, so that plans read it quickly."""
+"""The recipe's settings of one set of weights. Free of torch, so that plans load it quickly."""
 
 import re
 from pathlib import Path
@@ -9,8 +9,8 @@ from pydantic import Field, field_validator
 from postgrad.core.hub import REVISION, at_revision, split_revision
 from postgrad.core.settings import Settings
 
-# Types whose layers are Llama's, with or without biases and norms of queries and keys: they decode
-# layer by layer, and their norms are one function on a CPU.
+# Types whose layers are Llama's, with or without biases and norms of queries and keys: rollout uses
+# LayeredDecoder, and training on a CPU FusedRMSNorm.
 LLAMA_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 ModelType = Literal["qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3"]
 
@@ -47,14 +47,14 @@ class LoraSettings(Settings):
     """A low-rank adapter: W + (alpha / rank) B A on linear layers, the rest frozen (Hu et al. 2021,
     arXiv:2106.09685).
 
-    dropout: the probability with which an input of A is zero in training. targets: the linear
-    layers by the ends of their names, as in PEFT ("q_proj", "mlp.down_proj"); none named: every one
-    of the decoder; the output head and embeddings stay as they are.
+    The output head and embeddings get no adapter.
     """
 
-    rank: int = Field(default=64, ge=1)
-    alpha: int = Field(default=64, ge=1)
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    rank: int = Field(default=64, ge=1)  # columns of B and rows of A
+    alpha: int = Field(default=64, ge=1)  # B A is multiplied by alpha / rank
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # chance that an input of A is zeroed
+    # Linear layers by the ends of their names, as in PEFT ("q_proj", "mlp.down_proj"); (): every
+    # one of the decoder.
     targets: tuple[str, ...] = ()
 
     @field_validator("targets")
@@ -62,9 +62,7 @@ class LoraSettings(Settings):
     def _are_names(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
         for target in targets:
             if not re.fullmatch(r"\w+(\.\w+)*", target, re.ASCII):
-                raise ValueError(
-                    f"{target!r} is no name of a layer; wanted are ends of names, q_proj"
-                )
+                raise ValueError(f"{target!r} is not the end of a layer's name, such as q_proj")
         twice = sorted({target for target in targets if targets.count(target) > 1})
         if twice:
             raise ValueError(f"{', '.join(twice)}: named twice")
@@ -80,7 +78,7 @@ class ModelSettings(Settings):
     arXiv:2305.14314), on CUDA.
     """
 
-    path: str | None = None  # Hugging Face directory, hub id, or "@NAME" in a pipeline
+    path: str | None = None  # Hugging Face directory, hub id, or "@NAME": a stage of a pipeline
     # Branch, tag or commit of a hub id; left out, main as it is when the run begins.
     revision: str | None = Field(default=None, pattern=REVISION)
     init: ModelInit | None = None
@@ -92,7 +90,7 @@ class ModelSettings(Settings):
 
     @property
     def source(self) -> str | None:
-        """What is loaded: the path, with the revision of a hub id."""
+        """The path to load, with the revision of a hub id: "org/name@REVISION"; None if unset."""
         return None if self.path is None else at_revision(self.path, self.revision)
 
 

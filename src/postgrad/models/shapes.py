@@ -1,7 +1,7 @@
-"""What a decoder's config alone says: how many weights, how much arithmetic, how much cache.
+"""What follows from a decoder's config alone: number of weights, arithmetic, size of the cache.
 
-Free of torch and transformers, so that a plan reads it at once. The formulas are those of the
-tested model types; a test counts the weights of the real models against them.
+Free of torch and transformers, so that a plan loads it fast. The formulas are those of the tested
+model types; a test compares them with the weights of the real models.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from postgrad.models.settings import ModelInit, ModelType
 TYPES = tuple("gemma3_text" if name == "gemma3" else name for name in get_args(ModelType))
 QK_NORM = ("qwen3", "gemma3_text")  # a norm on every head's query and on every head's key
 FOUR_NORMS = ("gemma2", "gemma3_text")  # before and after attention and feed-forward
-WINDOWED = ("mistral", "gemma2", "gemma3_text")  # the others have a window only when told
-# What a config.json may leave out, as transformers fills it in.
+WINDOWED = ("mistral", "gemma2", "gemma3_text")  # others only with use_sliding_window
+# transformers' defaults for keys that a config.json may leave out.
 KV_HEADS = {"qwen2": 32, "qwen3": 32, "mistral": 8, "gemma": 16, "gemma2": 4, "gemma3_text": 4}
 HEAD_DIM = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256}
 MULTIPLY_ADD = 2  # FLOPs
@@ -23,42 +23,39 @@ MULTIPLY_ADD = 2  # FLOPs
 
 @dataclass(frozen=True, slots=True)
 class ForwardFlops:
-    """Floating-point operations of one forward pass, a multiplication and an addition each one.
+    """Floating-point operations of one forward pass; a multiplication and an addition are two.
 
-    body: products with the weights of the decoder layers. attention: queries with keys and weights
-    with values. head: hidden states with the output matrix. Norms, rotations and activations, under
-    a hundredth of it, are left out.
+    Norms, rotations and activations, under a hundredth of it, are left out.
     """
 
-    body: float
-    attention: float
-    head: float
+    body: float  # products with the weight matrices of the decoder layers
+    attention: float  # products of queries with keys, and of attention weights with values
+    head: float  # products of hidden states with the output matrix
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """The sizes of a causal language model; names are those of Hugging Face's configs, shortened.
-
-    tied: the output head is the embedding matrix. norms: of one layer, each as wide as the hidden
-    state; qk_norm: two more, as wide as a head. sliding_window: of the layers that have one; the
-    engine and the learner keep and compute what lies outside it too, masked.
+    Example values: Qwen3-0.6B.
     """
 
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    tied: bool
-    max_positions: int | None
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    norms: int = 2
+    model_type: str  # "qwen3"
+    vocab_size: int  # rows of the embedding matrix: 151936
+    hidden_size: int  # width of the residual stream: 1024
+    intermediate_size: int  # width of an MLP: 3072
+    layers: int  # 28
+    heads: int  # of queries: 16
+    kv_heads: int  # of keys and values: 8
+    head_dim: int  # width of a head: 128
+    tied: bool  # the output head is the embedding matrix
+    max_positions: int | None  # tokens of the longest sequence: 40960; None: no limit stated
+    qkv_bias: bool = False  # biases of the query, key and value projections
+    o_bias: bool = False  # bias of attention's output projection
+    mlp_bias: bool = False  # biases of the MLP's three projections
+    qk_norm: bool = False  # norms on queries and keys, two weights [head_dim] a layer
+    norms: int = 2  # other norms of a layer, [hidden_size] each
+    # Tokens; None: no layer has a window. Learner and engine compute and keep what lies outside of
+    # it too, masked.
     sliding_window: int | None = None
 
     @property
@@ -123,12 +120,12 @@ class ModelShape:
     def flops(
         self, tokens: float, squares: float, head_tokens: float | None = None
     ) -> ForwardFlops:
-        """Of one forward pass over sequences with `tokens` tokens in all.
+        """Operations of one forward pass over sequences of `tokens` tokens in all.
 
-        squares: the sum of the sequences' squared lengths. A token attends to those before it and
-        to itself, half of its row, so attention costs two products with squares / 2 pairs:
-        2 x 2 x squares / 2 x heads x head_dim a layer. Kernels that compute the masked half too do
-        twice that. head_tokens: how many reach the output head; None: all.
+        squares: the sum of the sequences' squared lengths. A token attends to itself and those
+        before it, on average half of the sequence, so attention is two products over squares / 2
+        pairs: 2 x 2 x squares / 2 x heads x head_dim a layer. Kernels that compute the masked half
+        too take twice that. head_tokens: tokens that reach the output head; None: all.
         """
         reach = tokens if head_tokens is None else head_tokens
         return ForwardFlops(
@@ -143,10 +140,9 @@ class ModelShape:
 
 
 def shape_of(config: Mapping[str, Any], source: str = "this config") -> ModelShape:
-    """The shape of a model whose config.json says `config`. source: what messages call it.
+    """The shape of a model from the object in its config.json. source: its name in messages.
 
-    Raises UsageError for a type that is not trained here, for one whose formulas are not known, and
-    for a config without its sizes.
+    Raises UsageError for a model type without formulas here, and for a config that lacks a size.
     """
     kind = _trained_type(config, source)
     heads = _size(config, "num_attention_heads", source)
@@ -175,8 +171,8 @@ def shape_of(config: Mapping[str, Any], source: str = "this config") -> ModelSha
 def shape_of_init(init: ModelInit) -> ModelShape:
     """The shape of the fresh model that `init` makes (models.fresh).
 
-    A tokenizer of "bpe" may find fewer tokens than it may have in a small text: the vocabulary is
-    then smaller than said here.
+    A "bpe" tokenizer trained on little text may have fewer tokens than vocab_size allows: the
+    vocabulary is then smaller than this shape's.
     """
     tokenizer = init.tokenizer
     config = init.model_dump(exclude={"type", "tokenizer"}) | {
@@ -190,7 +186,7 @@ def shape_of_init(init: ModelInit) -> ModelShape:
 
 
 def _characters(init: ModelInit) -> int:
-    """Printable ASCII, the new line, three special tokens, and phrases that are none of them."""
+    """Tokens of a "characters" vocabulary: printable ASCII, new line, 3 special ones, phrases."""
     printable = {"\n", *map(chr, range(32, 127))}
     return 3 + len(printable | set(init.tokenizer.phrases))
 
@@ -198,29 +194,29 @@ def _characters(init: ModelInit) -> int:
 def _trained_type(config: Mapping[str, Any], source: str) -> str:
     kind = config.get("model_type")
     if not isinstance(kind, str):
-        raise UsageError(f"{source} names no model_type: it is no config.json of a model")
+        raise UsageError(f"{source} names no model_type: it is not the config.json of a model")
     if kind in TYPES and "text_config" not in config:
         return kind
-    what = "no plan can be made of it"
+    reason = "whose sizes cannot be computed here"
     if "text_config" in config or "vision_config" in config:
-        what = "which reads more than text: take the text model of the family"
+        reason = "which reads more than text: take the text model of the family"
     elif config.get("is_encoder_decoder"):
-        what = "an encoder with a decoder: only decoders that predict the next token are trained"
-    raise UsageError(f"{source} is a {kind} model, {what}. Known shapes: {', '.join(TYPES)}")
+        reason = "an encoder with a decoder: only decoders that predict the next token are trained"
+    raise UsageError(f"{source} is a {kind} model, {reason}. Known shapes: {', '.join(TYPES)}")
 
 
 def _size(config: Mapping[str, Any], key: str, source: str) -> int:
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UsageError(
-            f"{source}: {key} is {value!r}; wanted is a whole number, 1 or more: take the "
+            f"{source}: {key} is {value!r}; it has to be a whole number, 1 or more: take the "
             "config.json that belongs to the weights"
         )
     return value
 
 
 def _optional(config: Mapping[str, Any], key: str, default: int | None) -> int | None:
-    """A key that is not there takes the type's default; null, what transformers makes of it."""
+    """The default of the model type stands in for an absent key, not for null."""
     return config.get(key, default)
 
 

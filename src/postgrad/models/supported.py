@@ -1,8 +1,8 @@
-"""Which models can run here, as far as a config and a model's code say; models.probe runs the rest.
+"""Refuses models that cannot run here, by their config and code; models.probe finds the others.
 
 Samples are packed into one forward and attend through transformers' attention interface. A token
-mixer that bypasses it would let them see each other, and what it is handed beside queries, keys and
-values would be left out.
+mixer that bypasses the interface would let samples see each other, and ours would ignore arguments
+beside queries, keys and values.
 """
 
 import inspect
@@ -20,15 +20,15 @@ from postgrad.models.packed import layers_of
 from postgrad.models.settings import ModelType
 
 TESTED = ", ".join(get_args(ModelType))
-# Token mixers other than attention, by what their config is called or says: they keep a state along
-# the sequence that our layouts would mix up between samples.
+# Words in the names of layers that keep a state along the sequence, which samples of one layout
+# would share.
 RECURRENT_LAYERS = ("linear_attention", "mamba", "recurrent", "conv", "ssm")
 LAYER_KEYS = ("layer_types", "layers_block_type", "block_types")  # where configs say them
-# Attention that only a mask makes, and ours is given none.
+# Kinds of attention that differ only by their mask; ours gets no mask.
 MASKED_LAYERS = ("chunked_attention",)
 MIXERS = ("linear_attn", "mamba", "mixer", "ssm", "conv", "temporal_block")
-# What some types hand to the attention interface beside queries, keys and values (learned sinks,
-# chosen keys, biases). Ours would leave it out and be wrong in silence.
+# Arguments that some types pass to the attention interface beside queries, keys and values (learned
+# sinks, chosen keys, biases). Ours would silently ignore them.
 FOREIGN_ARGUMENTS = re.compile(
     r"attention_interface\((?:[^()]|\([^()]*\))*\b"
     r"(s_aux|sinks|indices|block_indices|position_bias)="
@@ -37,12 +37,14 @@ ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 
 
 def is_tested(config: Any) -> bool:
-    """True for the types that tests hold to transformers' logits, gradients and samples."""
+    """True for the types whose logits, gradients and samples tests compare with transformers'."""
     return config.model_type.removesuffix("_text") in get_args(ModelType)
 
 
 def require_supported(config: Any, path: str) -> None:
-    """Raises UsageError for a config that transformers knows and that cannot be trained here."""
+    """Raises UsageError for a config that transformers has a model for, but that cannot be trained
+    here.
+    """
     if getattr(config, "is_encoder_decoder", False):
         raise UsageError(
             f"{path} is a {config.model_type} model, an encoder with a decoder: only decoders "
@@ -54,10 +56,10 @@ def require_supported(config: Any, path: str) -> None:
             "model of the family"
         )
     kinds = [str(kind) for key in LAYER_KEYS for kind in getattr(config, key, None) or []]
-    found = [kind for kind in kinds if any(word in kind for word in RECURRENT_LAYERS)]
-    if found or not hasattr(config, "num_attention_heads"):
-        what = f"{found[0]} layers" if found else "no attention heads"
-        raise refusal(config.model_type, path, what)
+    recurrent = [kind for kind in kinds if any(word in kind for word in RECURRENT_LAYERS)]
+    if recurrent or not hasattr(config, "num_attention_heads"):
+        feature = f"{recurrent[0]} layers" if recurrent else "no attention heads"
+        raise refusal(config.model_type, path, feature)
     if masked := [kind for kind in kinds if kind in MASKED_LAYERS]:
         raise refusal(config.model_type, path, f"{masked[0]} layers")
     ahead = [key for key in ("use_bidirectional_attention",) if getattr(config, key, False) is True]
@@ -72,15 +74,15 @@ def require_supported(config: Any, path: str) -> None:
 
 
 def require_interface(lm: Any, path: str) -> None:
-    """Raises UsageError where a token mixer of a model does not look up the attention interface, or
-    hands it more than ours takes; the source says whether it does.
+    """Raises UsageError where a model's source code does not look up the attention interface, or
+    passes it arguments that ours does not take.
     """
     kind = lm.config.model_type
     decoder = getattr(lm, "get_decoder", lambda: None)()  # a score model has one too
     module = None if decoder is None else inspect.getmodule(type(decoder))
     if module is None or decoder is lm:
         raise UsageError(
-            f"{path} is a {kind} model, which is not supported because its decoder does not stand "
+            f"{path} is a {kind} model, which is not supported because its decoder is not a module "
             f"apart from its output head. Tested types: {TESTED}"
         )
     layers_of(lm)
@@ -91,8 +93,8 @@ def require_interface(lm: Any, path: str) -> None:
         if name.rpartition(".")[2] in MIXERS
     }
     if "ALL_ATTENTION_FUNCTIONS" not in source or mixers:
-        what = f"{', '.join(sorted(mixers))}" if mixers else "attention of its own"
-        raise refusal(kind, path, what)
+        feature = f"{', '.join(sorted(mixers))}" if mixers else "attention of its own"
+        raise refusal(kind, path, feature)
     if foreign := FOREIGN_ARGUMENTS.search(source):
         raise UsageError(
             f"{path} is a {kind} model, whose attention takes {foreign[1]} beside queries, keys "
@@ -100,10 +102,10 @@ def require_interface(lm: Any, path: str) -> None:
         )
 
 
-def refusal(model_type: str, path: str, what: str) -> UsageError:
-    """For a model with `what`, which our attention cannot stand for."""
+def refusal(model_type: str, path: str, feature: str) -> UsageError:
+    """The error for a model with a `feature` ("mamba layers") that bypasses our attention."""
     return UsageError(
-        f"{path} is a {model_type} model with {what}, which bypasses transformers' attention "
+        f"{path} is a {model_type} model with {feature}, which bypasses transformers' attention "
         f"interface: samples packed into one forward would see each other. Tested types: {TESTED}"
     )
 
@@ -119,7 +121,7 @@ def experts_of(config: Any) -> int:
 
 
 def _require_names(config: Any, path: str) -> None:
-    """Activations and rotations that transformers has."""
+    """Raises UsageError for an activation or a rope_type that transformers does not have."""
     for key in ACTIVATIONS:
         name = getattr(config, key, None)
         if isinstance(name, str) and name not in ACT2FN:

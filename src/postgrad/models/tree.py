@@ -9,7 +9,7 @@ from postgrad.models.attention import attend_folded
 
 
 class _DeviceBlock:
-    """One block's shape, and its masks on a device by the window that a layer has."""
+    """One block on a device: its shape (runs, queries, keys) and a mask for each window size."""
 
     def __init__(self, block: Block, device: torch.device) -> None:
         self.shape = block.query_rows.shape[0], block.query_rows.shape[1], block.key_rows.shape[1]
@@ -18,9 +18,9 @@ class _DeviceBlock:
         self._masks: dict[int | None, Tensor] = {}
 
     def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
-        """[B, 1, G * Q, K] what is added to the scores: -inf at keys that a query does not see.
+        """[B, 1, G * Q, K] added to the scores: -inf at keys that a query does not see, else 0.
 
-        Made once for all layers: of a bool mask each layer would make and keep its own.
+        Built once for all layers: from a bool mask every layer would build and keep such a one.
         """
         if window not in self._masks:
             hidden = self._key_positions > self._query_positions
@@ -35,9 +35,9 @@ class _DeviceBlock:
 class TreeAttention:
     """Attention over the blocks of a layout with scaled_dot_product_attention.
 
-    Works on every device with a backward pass; rows are gathered with index_select, whose backward
-    is deterministic (indexing with repeated rows is not, on two CPU threads). One gather serves all
-    blocks: each has a backward that clears and adds a gradient of all rows.
+    Works on every device, with gradients. Rows are gathered with index_select, whose backward is
+    deterministic (that of indexing with repeated rows is not, on two CPU threads). One gather
+    serves all blocks, because the backward of each gather clears and adds a gradient of all rows.
     """
 
     def __init__(self, plan: BlockPlan, device: torch.device) -> None:
@@ -61,7 +61,6 @@ class TreeAttention:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """AttentionContext.attend."""
         if query.device.type == "cpu" and query.dtype == torch.bfloat16:
             # torch's kernel takes up to half as long again in bfloat16 there, most of it backward.
             wide = (each.float() for each in (query, key, value))

@@ -1,4 +1,5 @@
-"""Advantages: each sample against its siblings, each token against the batch. NumPy, float64.
+"""Advantages of samples relative to their group, and of tokens relative to the batch. NumPy,
+float64.
 
 rewards: [S]; group: [S] integers, samples with the same number answer the same prompt, in any
 order. Every function returns [S]. A group whose rewards are all equal gives exactly 0, which
@@ -75,8 +76,8 @@ def _extremes(rewards: Floats, group: Ints) -> tuple[Floats, Floats]:
 
 
 def to_go(rewards: Floats, charges: Ragged, turn_rewards: Ragged) -> Floats:
-    """What follows each token: the sequence's reward, less the turn rewards before the token and
-    the charges from it on.
+    """The reward to go at each token: the sequence's reward, minus the turn rewards before the
+    token and the charges from it on.
 
     rewards: [S], turn rewards included; charges: per token, such as beta * KL. Returns [N] over the
     tokens of `charges`.

@@ -1,5 +1,5 @@
-"""How far the confidence of a reward model can be trusted. Margins: [P] score of the chosen answer
-less that of the rejected one, P pairs.
+"""Calibration of a reward model's confidence. Margins: [P] score of the chosen answer minus that of
+the rejected one, for P pairs.
 """
 
 import numpy as np
@@ -10,8 +10,8 @@ BINS = 10
 
 def calibration_error(margins: NDArray[np.float64]) -> float:
     """The expected calibration error of Bradley-Terry's confidence (Guo et al. 2017,
-    arXiv:1706.04599): in ten bins of max(p, 1 - p), p = sigmoid(margin), the distance of the mean
-    confidence from the share of right pairs, weighed by pairs. A margin of 0 is half right.
+    arXiv:1706.04599): |mean confidence - share of right pairs| in ten bins of the confidence
+    max(p, 1 - p), p = sigmoid(margin), averaged over pairs. A margin of 0 counts as half right.
     """
     p = np.exp(-np.logaddexp(0.0, -np.abs(margins)))
     right = np.where(margins == 0, 0.5, margins > 0)
@@ -23,6 +23,6 @@ def calibration_error(margins: NDArray[np.float64]) -> float:
 def margin_histogram(
     margins: NDArray[np.float64], bins: int = 2 * BINS
 ) -> tuple[list[float], list[int]]:
-    """Edges (one more than counts) and how many margins lie between them."""
+    """(edges [bins + 1], counts [bins]) of a histogram of the margins."""
     counts, edges = np.histogram(margins, bins)
     return edges.tolist(), counts.tolist()

@@ -1,8 +1,8 @@
 """Generalised advantage estimation over the tokens that the policy wrote. NumPy, float64.
 
-Columns are [N] over the tokens of `mask`, which is True where the policy wrote the token. What the
-environment wrote is no step of the policy's: the recursion goes from one policy token to the next
-and takes nothing of the tokens between, not even a value of 0.
+Columns are [N] over the tokens of `mask`, which is True where the policy wrote the token. Tokens of
+the environment are not steps: the recursion goes from one policy token to the next and skips the
+tokens between them.
 """
 
 import numpy as np
@@ -15,11 +15,11 @@ Flags = NDArray[np.bool_]
 
 
 def token_rewards(rewards: Floats, turn_rewards: Ragged, charges: Ragged, mask: Ragged) -> Ragged:
-    """What each token earned, float64: sums to rewards - charges over each sequence.
+    """The reward of each token, float64; sums to reward - charges over each sequence.
 
-    rewards: [S] with turn rewards in them; what is no turn's lies on the last policy token. Charges
-    (beta * KL) are taken where they arise. Tokens without loss earn nothing, nor does a sequence
-    that has none with.
+    rewards: [S], turn rewards included; the part that is no turn's goes to the last policy token.
+    charges: per token (beta * KL), subtracted where they arise. Tokens without loss get 0, and so
+    does a sequence without loss tokens.
     """
     here = np.flatnonzero(mask.values)
     ends = _ends(mask)
@@ -37,9 +37,9 @@ def gae(
 
         delta_t = r_t + gamma V_{t+1} - V_t,  A_t = delta_t + gamma lam A_{t+1},  returns = A + V
 
-    values: V of the state before each policy token. bootstrap: [S] sequences that did not end but
-    were cut: nobody computed a value behind their last token, so its own stands there; elsewhere
-    the value behind the last token is 0. A value or reward that is not finite is a ValueError.
+    values: V of the state before each policy token. bootstrap: [S] True for sequences that were cut
+    off: the value after their last token, which the critic did not compute, is taken to be that of
+    the last token; elsewhere it is 0. A value or reward that is not finite is a ValueError.
     """
     here = np.flatnonzero(mask.values)
     counts = mask.sums().astype(np.int64)

@@ -7,8 +7,7 @@ tokens that the policy wrote:
     k2 = d**2 / 2           biased, its gradient is that of the KL
     k3 = exp(-d) - 1 + d    unbiased, never negative
 
-They are pure expressions that serve NumPy columns (KL in the reward) and torch tensors (KL in the
-loss) alike.
+The functions work on NumPy columns (KL in the reward) and on torch tensors (KL in the loss).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Estimator = Literal["k1", "k2", "k3"]
 Array = TypeVar("Array", "NDArray[Any]", "Tensor")
 
 MAX_EXPONENT = 20.0  # exp(20) = 4.9e8: far outside any trust region, far inside float32
-MAX_STEP = 0.2  # the largest relative error that one adaptation of the coefficient answers to
+MAX_STEP = 0.2  # relative error to which one adaptation of the coefficient is clipped
 
 
 def estimate(kind: Estimator, d: Array) -> Array:

@@ -1,6 +1,6 @@
-"""Two models on the same problems: is the difference more than chance, and how large may it be.
+"""Compares two models on the same problems: tests and intervals for their difference.
 
-The problems' own difficulty cancels in the differences, which is most of the variance (Miller 2024,
+In the differences the problems' difficulty cancels, which is most of the variance (Miller 2024,
 arXiv:2411.00640). NumPy, float64.
 """
 
@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from postgrad.core.seeds import bits
 from postgrad.ops.intervals import NOTHING, Interval, Z
 
-EXACT = 16  # differences that are not zero, up to which every choice of signs is tried
-FLIPS = 99_999  # choices of signs that are drawn where there are more
-AT_ONCE = 1024  # of them
+EXACT = 16  # up to so many differences that are not zero all choices of signs are tried
+FLIPS = 99_999  # choices of signs that are drawn otherwise
+AT_ONCE = 1024  # choices of signs in one array
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
     """The two-sided p-value of McNemar's exact test.
 
-    Of the problems that one of the two models alone has right, either model has each with chance
-    1/2 where they are equally good: a binomial. 1.0 where there is none.
+    only_first, only_second: problems that this model alone solved. Where both are equally good,
+    each of these is either model's with chance 1/2: a binomial. 1.0 without such problems.
     """
     n = only_first + only_second
     tail = sum(math.comb(n, i) for i in range(min(only_first, only_second) + 1))
@@ -32,13 +32,13 @@ def mcnemar(only_first: int, only_second: int) -> float:
 def sign_flip(differences: Sequence[float], seed: int) -> float:
     """The two-sided p-value of a permutation test on the differences of each problem.
 
-    Where both models answer alike, a problem's difference has either sign with chance 1/2, and no
-    distribution need be assumed (Fisher 1935; Dror et al. 2018 for language). All signs are tried
-    for up to EXACT differences that are not zero, else FLIPS of them are drawn from `seed`, and the
-    observed one is counted among them (Phipson and Smyth 2010), so that p is never 0. For
-    differences of -1, 0 and 1 this is `mcnemar`.
+    Where both models are equally good, a problem's difference has either sign with chance 1/2; no
+    distribution is assumed (Fisher 1935; Dror et al. 2018 for language). For up to EXACT
+    differences that are not zero all choices of signs are tried. Else FLIPS of them are drawn from
+    `seed`, and the observed one is counted too (Phipson and Smyth 2010), so that p is never 0. For
+    differences of -1, 0 and 1 the result is that of `mcnemar`.
     """
-    sizes = np.abs(np.array([one for one in differences if one], np.float64))
+    sizes = np.abs(np.array([difference for difference in differences if difference], np.float64))
     observed = abs(math.fsum(differences))
     if not len(sizes):
         return 1.0
@@ -58,16 +58,16 @@ def sign_flip(differences: Sequence[float], seed: int) -> float:
 def difference_interval(differences: Sequence[float]) -> Interval:
     """The 95% interval of the mean of one difference in [-1, 1] for each problem.
 
-    Mean +- 1.96 standard errors after one problem that only the first model has right and one that
-    only the second has were added. For single answers this is Bonett and Price's interval (2012),
-    the one that Fagerland, Lydersen and Laake (2014) recommend; it has a width where all
-    differences are equal.
+    Mean +- 1.96 standard errors, after adding one problem that only the first model solved and one
+    that only the second did. For single answers this is Bonett and Price's interval (2012), which
+    Fagerland, Lydersen and Laake (2014) recommend; its width is not 0 where all differences are
+    equal.
     """
     if not len(differences):
         return NOTHING
     n = len(differences) + 2
     mean = math.fsum(differences) / n
-    variance = (math.fsum(one * one for one in differences) + 2.0) / n - mean * mean
+    variance = (math.fsum(d * d for d in differences) + 2.0) / n - mean * mean
     half = Z * math.sqrt(max(variance, 0.0) / n)
     return Interval(max(-1.0, mean - half), min(1.0, mean + half))
 

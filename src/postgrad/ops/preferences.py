@@ -19,34 +19,33 @@ LARGEST_MEAN = -1e-6  # of logprobs, where odds are taken: those of probability 
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
-    """[n] of each answer: sum of its tokens' logprobs, of logp - logp_ref (zeros without a
-    reference), number of loss tokens, at least 1.
-    """
+class AnswerSums:
+    """Sums over the loss tokens of n answers, [n] each."""
 
-    logprob: Tensor
-    log_ratio: Tensor
-    tokens: Tensor
+    logprob: Tensor  # sum of logp, nats
+    log_ratio: Tensor  # sum of logp - logp_ref, nats; zeros without a reference
+    tokens: Tensor  # number of loss tokens, at least 1
 
-    def sides(self) -> tuple[Answers, Answers]:
-        """The chosen and the rejected ones of pairs."""
+    def sides(self) -> tuple[AnswerSums, AnswerSums]:
+        """The sums of the chosen and of the rejected answers; pairs lie as chosen, rejected, ..."""
         chosen, rejected = (
-            Answers(self.logprob[side::2], self.log_ratio[side::2], self.tokens[side::2])
+            AnswerSums(self.logprob[side::2], self.log_ratio[side::2], self.tokens[side::2])
             for side in (0, 1)
         )
         return chosen, rejected
 
 
-def answers(
+def answer_sums(
     logprobs: Tensor, columns: Mapping[str, Tensor], sequence: Tensor, n_sequences: int
-) -> Answers:
-    """Token logprobs [E] and, where there is one, the column "ref_logprobs", summed by answer.
+) -> AnswerSums:
+    """Sums token logprobs [E] and, where there is one, the column "ref_logprobs" by answer.
 
-    Differences are taken by token: sums of hundreds of nats would lose them in float32.
+    logp - logp_ref is taken per token, before the sum: the difference of two sums of hundreds of
+    nats would be lost to rounding in float32.
     """
     ratio = logprobs - columns.get("ref_logprobs", logprobs)
     tokens = sequence_sums(logprobs.detach().new_ones(len(logprobs)), sequence, n_sequences)
-    return Answers(
+    return AnswerSums(
         sequence_sums(logprobs, sequence, n_sequences),
         sequence_sums(ratio, sequence, n_sequences),
         tokens.clamp(min=1),
@@ -66,7 +65,9 @@ def logistic(difference: Tensor, label_smoothing: float = 0.0) -> Tensor:
 
 
 def log_exp(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """log(1 + exp(r_rejected - r_chosen)) of a reward model's scores; `logistic` otherwise put."""
+    """log(1 + exp(r_rejected - r_chosen)) of a reward model's scores: `logistic` of their
+    difference, computed in another way.
+    """
     from torch import logaddexp
 
     return logaddexp(chosen.new_zeros(()), rejected - chosen)

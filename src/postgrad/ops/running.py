@@ -1,6 +1,7 @@
-"""Mean and deviation of what comes in batches, exact in any split (Welford 1962; Chan et al. 1979).
+"""Mean and deviation of numbers that come in batches (Welford 1962; Chan et al. 1979).
 
-Sums of squares would lose the deviation of numbers that are large beside it. NumPy, float64.
+Plain sums of squares would lose the deviation of numbers that are much larger than it. NumPy,
+float64.
 """
 
 import math
@@ -9,15 +10,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST_STD = 1e-8  # below which differences are rounding
+LEAST_STD = 1e-8  # a smaller deviation is rounding
 
 
 class Moments(NamedTuple):
-    """How many numbers, their mean, the sum of squared distances from it: JSON values."""
+    """Of a set of numbers; its fields are JSON values."""
 
-    n: int = 0
+    n: int = 0  # how many numbers
     mean: float = 0.0
-    squares: float = 0.0
+    squares: float = 0.0  # sum of squared distances from the mean
 
     @property
     def std(self) -> float:
@@ -26,11 +27,11 @@ class Moments(NamedTuple):
 
     @property
     def unit(self) -> float:
-        """What to divide by: the deviation, or 1 where there is none to speak of."""
+        """What to divide by when normalising: `std`, or 1 where that is below LEAST_STD."""
         return self.std if self.std > LEAST_STD else 1.0
 
     def merged(self, other: "Moments") -> "Moments":
-        """Of the numbers of both."""
+        """The moments of the numbers of both together."""
         n = self.n + other.n
         if self.n == 0 or other.n == 0:
             return other if self.n == 0 else self
@@ -40,7 +41,7 @@ class Moments(NamedTuple):
 
 
 def moments(values: NDArray[np.float64]) -> Moments:
-    """Of one batch. Numbers that are all equal have exactly their mean and no deviation."""
+    """The moments of one batch. Equal numbers have exactly their value as mean, and squares 0."""
     if not len(values):
         return Moments()
     mean = float(values[0] + (values - values[0]).mean())

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
     """0.5 * max((V - R)^2, (V_old + clip(V - V_old, +-c) - R)^2); without c 0.5 * (V - R)^2.
 
-    A value that left the range around the old one towards its return is pushed no further (OpenAI
+    A value that has already moved more than c towards its return gets no gradient (OpenAI
     baselines' PPO; Huang et al. 2022, "The 37 Implementation Details of PPO").
     """
     loss = (values - returns).square()
@@ -21,7 +21,7 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None)
 
 
 def value_clipped(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """True where the range stops the gradient."""
+    """True where the clip stops the gradient."""
     if clip is None:
         return values.new_zeros(len(values)).bool()
     return (_near(values, old, clip) - returns).square() > (values - returns).square()
@@ -36,7 +36,7 @@ def explained_variance(
 ) -> float:
     """1 - Var(R - V) / Var(R), from the means of R - V and R and of their squares.
 
-    1: the critic knows everything; 0: no more than a constant; below: less than one. 0 where all
+    1: values equal returns; 0: as good as a constant; negative: worse than a constant. 0 where all
     returns are equal.
     """
     spread = returns_square - returns * returns

@@ -1,8 +1,8 @@
 """Aggregation weights: what one loss token counts for in the loss of its whole update.
 
-A loss is the sum of weight * token loss over all loss entries of all micro-batches and ranks, so
-the weights carry the denominators of the WHOLE update, and accumulation, packing, sharing and rank
-count cannot change it (TRL PR#6024, open-instruct#1728 are what happens otherwise).
+A loss is the sum of weight * token loss over all loss entries of all micro-batches and ranks. The
+weights carry the denominators of the whole update, so that accumulation, packing, sharing and the
+number of ranks cannot change it (as they did in TRL PR#6024 and open-instruct#1728).
 """
 
 from typing import Literal

@@ -1,8 +1,8 @@
-"""Which way a decoder's matrices are cut for tensor parallelism, by their names.
+"""Along which dimension a decoder's matrices are cut for tensor parallelism, by their names.
 
-Megatron's way (arXiv:1909.08053): what makes heads and inner features is cut by outputs, what adds
-them up again by inputs, so that between the two no rank needs another. Adapters are cut with their
-matrix: B with its outputs, A with its inputs.
+As in Megatron (arXiv:1909.08053): matrices whose outputs are heads or inner features are cut by
+outputs, those that read them by inputs, so that ranks exchange nothing in between. Adapters are cut
+with their matrix: B with its outputs, A with its inputs.
 """
 
 import re
@@ -15,13 +15,13 @@ _MATRIX = re.compile(
 
 
 def cut_dim(name: str) -> int | None:
-    """The dimension in which the parameter of this name (the hub's, PEFT's or a module's) is cut;
-    None where every rank has all of it.
+    """The dimension along which the parameter `name` (the hub's, PEFT's or a module's) is cut; None
+    where every rank has all of it.
     """
-    found = _MATRIX.search(name)
-    if found is None:
+    match = _MATRIX.search(name)
+    if match is None:
         return None
-    matrix, adapter, kind = found.groups()
+    matrix, adapter, kind = match.groups()
     if matrix in BY_OUTPUTS:
         return None if adapter == "lora_A" else 0
     if matrix in BY_INPUTS:

@@ -1,4 +1,4 @@
-"""What a process computes with: device, threads, determinism. Chosen once, recorded, used again."""
+"""Device, threads and determinism of a process: chosen once, recorded, used again at a resume."""
 
 import os
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from postgrad.core.errors import RunError
 class Placement:
     """The choices that decide rounding: the same placement gives the same bits."""
 
-    device: str
-    threads: int
-    deterministic: bool
+    device: str  # "cpu" or "cuda"
+    threads: int  # CPU threads of torch
+    deterministic: bool  # torch's deterministic algorithms
 
     def to_json(self) -> dict[str, object]:
-        """For the run state."""
+        """JSON values for the run state."""
         return {
             "device": self.device,
             "threads": self.threads,
@@ -27,7 +27,9 @@ class Placement:
 
 
 def choose(threads: int | None, deterministic: bool) -> Placement:
-    """CUDA where there is one; as many threads as physical cores this process may use."""
+    """CUDA where there is a device; threads: as given, else one for each physical core that this
+    process may use.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     physical = psutil.cpu_count(logical=False) or 1
@@ -35,17 +37,17 @@ def choose(threads: int | None, deterministic: bool) -> Placement:
 
 
 def apply(placement: Placement) -> torch.device:
-    """Set this process up as `placement` says. Raises RunError where the device is not there."""
+    """Sets torch up in this process as `placement` says. Raises RunError without the device."""
     if placement.device == "cuda" and not torch.cuda.is_available():
         raise RunError(
             "this run was started on a CUDA device and none is here; "
             "other hardware gives other bits: allow it with --allow-change device"
         )
     torch.set_num_threads(placement.threads)
-    if placement.deterministic:  # before the first product: cuBLAS reads it where a handle is made
+    if placement.deterministic:  # before the first product: cuBLAS reads it with its first handle
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(placement.deterministic)
-    # The mode would also write NaN into every new tensor, a help for debugging: a pass over memory.
+    # That mode also fills every new tensor with NaN, for debugging: one more pass over memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     return torch.device(placement.device)
 

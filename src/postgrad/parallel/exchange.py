@@ -1,9 +1,9 @@
-"""What the ranks of one replica exchange, with gradients.
+"""Collectives between the ranks of one replica, with gradients.
 
-Ulysses (arXiv:2309.14509): outside attention a rank has a run of all rows, inside it all rows of
+Ulysses (arXiv:2309.14509): outside attention a rank has a run of the rows, inside it all rows of
 some heads. Tensor parallelism (arXiv:1909.08053, arXiv:2205.05198): outside the matrices a rank has
-a run of the rows, inside them the rows of all and some of the features. Losses are computed on
-every such rank alike, from the outputs of all.
+a run of the rows, inside them all rows and some of the features. Every rank computes the same loss,
+from the outputs of all. n: ranks of the group.
 """
 
 from typing import Any
@@ -15,30 +15,30 @@ from torch.autograd.function import once_differentiable
 
 
 def heads_from_rows(x: Tensor, group: Any) -> Tensor:
-    """[H, L, D] of this rank's L rows -> [H / n, n * L, D] of all rows, the heads of this rank."""
+    """All-to-all: this rank's L rows [H, L, D] -> all rows of this rank's heads [H / n, n L, D]."""
     return _Exchange.apply(x, group, True)  # pyright: ignore[reportReturnType]
 
 
 def rows_from_heads(x: Tensor, group: Any) -> Tensor:
-    """[H / n, n * L, D] of all rows -> [H, L, D] of this rank's rows, of all heads."""
+    """All-to-all: all rows of this rank's heads [H / n, n L, D] -> this rank's L rows [H, L, D]."""
     return _Exchange.apply(x, group, False)  # pyright: ignore[reportReturnType]
 
 
 def rows_of_all(x: Tensor, group: Any) -> Tensor:
-    """[1, L, H] of this rank's L rows -> [1, n * L, H] of all."""
-    return _Rows.apply(x, group, True)  # pyright: ignore[reportReturnType]
+    """All-gather: this rank's L rows [1, L, H] -> all rows [1, n L, H]."""
+    return _ReplicaRows.apply(x, group, True)  # pyright: ignore[reportReturnType]
 
 
 def rows_from_sums(x: Tensor, group: Any) -> Tensor:
-    """[1, n * L, H], of which every rank has a summand -> [1, L, H], sums of this rank's rows."""
-    return _Rows.apply(x, group, False)  # pyright: ignore[reportReturnType]
+    """Reduce-scatter: each rank's summand [1, n L, H] -> the sums of this rank's rows [1, L, H]."""
+    return _ReplicaRows.apply(x, group, False)  # pyright: ignore[reportReturnType]
 
 
-def outputs_of_all(mine: Tensor, places: Tensor, count: int, group: Any) -> Tensor:
-    """[count] outputs from each rank's own, [len(places)]. The gradient of what a rank gave comes
-    back to it alone: every rank computes the same loss.
+def outputs_of_all(outputs: Tensor, places: Tensor, count: int, group: Any) -> Tensor:
+    """All outputs [count] from those of each rank, which lie at its `places` [len(outputs)]. A
+    rank's gradient is that of its own outputs, not a sum: every rank computes the same loss.
     """
-    return _Assemble.apply(mine, places, count, group)  # pyright: ignore[reportReturnType]
+    return _Assemble.apply(outputs, places, count, group)  # pyright: ignore[reportReturnType]
 
 
 class _Exchange(torch.autograd.Function):
@@ -57,20 +57,20 @@ def _exchange(x: Tensor, group: Any, to_heads: bool) -> Tensor:
     size = dist.get_world_size(group)
     if to_heads:  # parts of heads go out, runs of rows come in
         sent = x.contiguous()
-        found = torch.empty_like(sent)
-        dist.all_to_all_single(found, sent, group=group)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=group)
         heads, rows, dim = x.shape
-        parts = found.view(size, heads // size, rows, dim)
+        parts = received.view(size, heads // size, rows, dim)
         return parts.transpose(0, 1).reshape(heads // size, size * rows, dim)
     heads, rows, dim = x.shape
     sent = x.view(heads, size, rows // size, dim).transpose(0, 1).contiguous()
-    found = torch.empty_like(sent)
-    dist.all_to_all_single(found, sent, group=group)
-    return found.view(size * heads, rows // size, dim)
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return received.view(size * heads, rows // size, dim)
 
 
-class _Rows(torch.autograd.Function):
-    """Each of the two is the other's gradient."""
+class _ReplicaRows(torch.autograd.Function):
+    """All-gather and reduce-scatter of rows: the backward pass of each is the other."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any, gather: bool) -> Tensor:
@@ -81,32 +81,32 @@ class _Rows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        found = _scatter(gradient, ctx.group) if ctx.gather else _gather(gradient, ctx.group)
-        return found, None, None
+        of_x = _scatter(gradient, ctx.group) if ctx.gather else _gather(gradient, ctx.group)
+        return of_x, None, None
 
 
 def _gather(x: Tensor, group: Any) -> Tensor:
-    found = x.new_empty(1, x.shape[1] * dist.get_world_size(group), x.shape[2])
-    dist.all_gather_into_tensor(found[0], x[0].contiguous(), group=group)
-    return found
+    gathered = x.new_empty(1, x.shape[1] * dist.get_world_size(group), x.shape[2])
+    dist.all_gather_into_tensor(gathered[0], x[0].contiguous(), group=group)
+    return gathered
 
 
 def _scatter(x: Tensor, group: Any) -> Tensor:
-    """Added in float32: there are few summands, and nothing else here rounds before it adds."""
+    """Reduce-scatter, added in float32 like all other sums over ranks."""
     shape = 1, x.shape[1] // dist.get_world_size(group), x.shape[2]
-    found = x.new_empty(shape, dtype=torch.float32)
-    dist.reduce_scatter_tensor(found[0], x[0].float().contiguous(), group=group)
-    return found.to(x.dtype)
+    summed = x.new_empty(shape, dtype=torch.float32)
+    dist.reduce_scatter_tensor(summed[0], x[0].float().contiguous(), group=group)
+    return summed.to(x.dtype)
 
 
 class _Assemble(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mine: Tensor, places: Tensor, count: int, group: Any) -> Tensor:
+    def forward(ctx: Any, outputs: Tensor, places: Tensor, count: int, group: Any) -> Tensor:
         ctx.save_for_backward(places)
-        found = mine.new_zeros(count)
-        found[places] = mine.detach()
-        dist.all_reduce(found, group=group)
-        return found
+        assembled = outputs.new_zeros(count)
+        assembled[places] = outputs.detach()
+        dist.all_reduce(assembled, group=group)
+        return assembled
 
     @staticmethod
     @once_differentiable

@@ -1,10 +1,10 @@
-"""How ranks are arranged: what each shares with which others.
+"""How ranks are arranged: which ranks share sequences, matrices and state.
 
     rank = ((group * replicas in a group + replica) * context + c) * tensor + t
 
-Ranks next to each other exchange most: those of one tensor group in every layer, those of one
-replica in every attention, all ranks once a micro-batch or update. A `group` holds a whole copy of
-the state, divided among its ranks (HSDP): one for each node, say.
+Neighbouring ranks exchange most: those of one tensor group in every layer, those of one replica in
+every attention, all ranks once a micro-batch or update. A `group` holds a whole copy of the state,
+divided among its ranks (HSDP), for example one group a node.
 """
 
 from dataclasses import dataclass
@@ -21,17 +21,15 @@ from postgrad.core.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """context: ranks that share the sequences of one replica. tensor: ranks that share each matrix
-    of one copy of the model. groups: whole copies of what is divided.
-    """
+    """The sizes of the arrangement; 1: nothing is shared."""
 
-    context: int = 1
-    tensor: int = 1
-    groups: int = 1
+    context: int = 1  # ranks that share the tokens of a sequence (context_parallel)
+    tensor: int = 1  # ranks that share each matrix of one copy of the model (tensor_parallel)
+    groups: int = 1  # whole copies of the divided state (shard_groups)
 
     @property
     def sharers(self) -> int:
-        """Ranks of one replica: they have one layout."""
+        """Ranks of one replica, which share a layout."""
         return self.context * self.tensor
 
     def require_ranks(self, size: int) -> None:
@@ -44,14 +42,15 @@ class Grid:
             )
 
 
-ONE = Grid()
+UNDIVIDED = Grid()
 
 
 class Groups:
-    """The process groups of one rank of a grid. None: it is alone in it.
+    """The process groups of one rank of a grid; None where the rank is alone in a group.
 
-    context: with the same rows of a matrix, other rows of the sequences. tensor: the other way
-    round. replica: both. data: those that hold the same part of each divided matrix.
+    context: ranks of the replica with the same part of each matrix and other rows of the layout.
+    tensor: those with other parts of each matrix and the same rows. replica: all of the replica.
+    data: all ranks with the same part of each matrix.
     """
 
     def __init__(self, rank: int, size: int, grid: Grid, device: str) -> None:
@@ -69,15 +68,15 @@ class Groups:
     @property
     def mesh(self) -> DeviceMesh:
         """All ranks: ([group,] shard)."""
-        return self._made()[0]
+        return self._device_meshes()[0]
 
     @property
     def data_mesh(self) -> DeviceMesh:
         """The ranks of `data`: ([group,] shard)."""
-        return self._made()[1]
+        return self._device_meshes()[1]
 
-    def _made(self) -> tuple[DeviceMesh, DeviceMesh]:
-        """Once, and by all ranks: making one is a collective."""
+    def _device_meshes(self) -> tuple[DeviceMesh, DeviceMesh]:
+        """`mesh` and `data_mesh`, created at the first call, by all ranks: that is a collective."""
         if self._meshes is None:
             places = torch.arange(self._size).view(self._grid.groups, -1, self._grid.tensor)
             by_tensor = DeviceMesh(
@@ -93,10 +92,12 @@ class Groups:
 
 
 def _group(rank: int, rows: NDArray[np.int64]) -> Any:
-    """Of `rows`, the one that has this rank. Every rank has a part in making each of them."""
+    """The process group of the row of `rows` [groups, ranks] that has this rank. All ranks have to
+    call, since every rank takes part in creating every group.
+    """
     if rows.shape[1] == 1:
         return None
     if len(rows) == 1:
         return dist.group.WORLD
-    made = [dist.new_group(row.tolist()) for row in rows]
-    return made[int(np.flatnonzero((rows == rank).any(1))[0])]
+    groups = [dist.new_group(row.tolist()) for row in rows]
+    return groups[int(np.flatnonzero((rows == rank).any(1))[0])]

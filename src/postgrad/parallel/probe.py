@@ -1,7 +1,7 @@
-"""How fast this processor multiplies: measured once at the start of a run, never at a resume.
+"""Measures how fast this processor multiplies, once at the start of a run, never at a resume.
 
-Processors with bfloat16 instructions multiply it three to ten times faster than float32, others not
-at all; and two threads on a busy machine can be slower than one. A few products say which.
+Processors with bfloat16 instructions multiply bfloat16 three to ten times faster than float32,
+others no faster; and two threads on a busy machine can be slower than one.
 """
 
 import statistics
@@ -12,20 +12,20 @@ import torch
 from torch import Tensor, nn
 
 ROWS = 512  # tokens of a small micro-batch
-ROUNDS, LEAST = 7, 3  # alternating, so that a machine that gets busy does so for all sides
-MOST_SECONDS = 0.2  # by the clock, of one question; the LEAST rounds are always made
-WIDEST = 1024  # of a larger model a part of the matrix says the same
-NARROWEST = 256  # below it the time goes into what is not a product
-CLEARLY = 1.5  # so much faster must products be, for what is not one, half of a step, is no faster
-WORTH = 0.9  # more threads are taken where they leave at most this share of the time
+ROUNDS, LEAST = 7, 3  # of all candidates in turn, so that other load hits them alike
+MOST_SECONDS = 0.2  # wall-clock time of one measurement, but at least LEAST rounds
+WIDEST = 1024  # columns that are measured; a larger matrix has the same ratio
+NARROWEST = 256  # below this hidden size most of the time is not products
+CLEARLY = 1.5  # least speed-up of products; the other half of a step gets no faster
+WORTH = 0.9  # more threads are used where they take at most this share of the time
 
 
 Multiply = Callable[[Tensor, Tensor], Tensor]  # states [N, K] and a weight [M, K]: [N, M]
 
 
 def bfloat16_pays(hidden: int, intermediate: int, multiply: Multiply) -> bool:
-    """True where `multiply`, which the run multiplies with, takes a layer of this size clearly
-    faster in bfloat16 than in float32, by CPU time of one thread.
+    """True where a layer of this size is clearly faster in bfloat16 than in float32, by CPU time of
+    one thread. multiply: the run's function for products.
     """
     if hidden < NARROWEST:
         return False
@@ -42,8 +42,8 @@ def bfloat16_pays(hidden: int, intermediate: int, multiply: Multiply) -> bool:
 
 
 def useful_threads(most: int) -> int:
-    """`most`, or 1 where one thread multiplies as fast by the clock: the machine has no cores to
-    spare now.
+    """`most`, or 1 where one thread multiplies about as fast by the clock, since other processes
+    use the machine's cores.
     """
     if most == 1:
         return 1
@@ -58,16 +58,16 @@ def useful_threads(most: int) -> int:
 
     before = torch.get_num_threads()
     try:
-        one, several = _medians([with_threads(1), with_threads(most)], time.perf_counter)
+        single, several = _medians([with_threads(1), with_threads(most)], time.perf_counter)
     finally:
         torch.set_num_threads(before)
-    return most if several <= WORTH * one else 1
+    return most if several <= WORTH * single else 1
 
 
 def _product(
     hidden: int, intermediate: int, dtype: torch.dtype, multiply: Multiply
 ) -> Callable[[], object]:
-    """Of constants: nothing is drawn from a generator."""
+    """A product of constant matrices, to be timed; nothing is drawn from a generator."""
     narrow, wide = min(hidden, WIDEST), min(intermediate, WIDEST)
     states = torch.full((ROWS, narrow), 0.5, dtype=dtype)
     weight = torch.full((wide, narrow), 0.25, dtype=dtype)
@@ -75,7 +75,7 @@ def _product(
 
 
 def _medians(works: list[Callable[[], object]], clock: Callable[[], float]) -> list[float]:
-    """Median seconds of each, in alternating rounds after one that warms up."""
+    """Median seconds of each of `works`, in alternating rounds after one to warm up."""
     for work in works:
         work()
     took: list[list[float]] = [[] for _ in works]

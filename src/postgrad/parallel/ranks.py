@@ -1,9 +1,9 @@
-"""Ranks: the processes that hold one backbone together, and what they say to each other.
+"""Ranks: the processes that hold one backbone together, and their collectives.
 
-Whoever starts the processes (Ray, a launcher, a test) hands in rank, size and an address; from then
-on the group lasts as long as the process. Alone, a process needs no group, and every collective
-gives back what it got. Sums are float32 or float64 and never averages; every rank adds in the same
-order, so all of them have the same bits afterwards.
+Whoever starts the processes (Ray, a launcher, a test) passes rank, size and an address; the group
+then lasts as long as the process. A single process needs no group, and every collective returns its
+input. Collectives add in float32 or float64 and never average; every rank adds in the same order,
+so that all have the same bits afterwards.
 """
 
 import json
@@ -20,17 +20,17 @@ from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from postgrad.core.errors import RunError
-from postgrad.parallel.grid import ONE, Grid, Groups
+from postgrad.parallel.grid import UNDIVIDED, Grid, Groups
 
 LIMIT_SECONDS = 600.0  # of one collective
 START_SECONDS = 60.0  # until all processes are there
-TOLD_SECONDS = 5.0  # to learn from the store who is missing
+STORE_SECONDS = 5.0  # for reading from the store which ranks are late
 
 
 class Ranks:
-    """This process among `size`, arranged as `grid` says; `replica` of `replicas` is this rank's,
-    in which it is number `sharer`. store: where each rank writes what it is about to do, so that
-    the others can name the one that did not come; None where there is one.
+    """This process, number `rank` of `size`, arranged as `grid` says: rank `sharer` of replica
+    `replica` out of `replicas`. store: where each rank writes what it is about to do, so that the
+    others can name a rank that is late; None in a single process.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Ranks:
         size: int = 1,
         device: str = "cpu",
         store: Any = None,
-        grid: Grid = ONE,
+        grid: Grid = UNDIVIDED,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -61,15 +61,15 @@ class Ranks:
         address: str,
         *,
         device: str = "cpu",
-        grid: Grid = ONE,
+        grid: Grid = UNDIVIDED,
         limit_seconds: float = LIMIT_SECONDS,
         start_seconds: float = START_SECONDS,
     ) -> "Ranks":
-        """Meets the other processes at `address` (HOST:PORT; rank 0 listens there).
+        """Joins the other processes at `address` (HOST:PORT; rank 0 listens there).
 
-        device: "cpu" (gloo) or "cuda" (NCCL, and gloo for what was put off to the CPUs).
-        limit_seconds: after which a collective is given up. Raises UsageError where `size` does not
-        suit the grid, RunError where the port is taken or not everybody comes within start_seconds.
+        device: "cpu" (gloo) or "cuda" (NCCL, and gloo for tensors that are offloaded to the host).
+        limit_seconds: timeout of a collective. Raises UsageError where `size` does not fit the
+        grid, RunError where the port is taken or not all ranks join within start_seconds.
         """
         grid.require_ranks(size)
         host, _, port = address.rpartition(":")
@@ -92,7 +92,7 @@ class Ranks:
         return cls(rank, size, device, store, grid)
 
     def arranged(self, grid: Grid) -> "Ranks":
-        """The same processes in another grid. All of them have to ask."""
+        """The same processes in another grid. All ranks have to call it."""
         grid.require_ranks(self.size)
         return Ranks(self.rank, self.size, self._device, self._store, grid)
 
@@ -102,21 +102,21 @@ class Ranks:
             dist.destroy_process_group()
 
     @contextmanager
-    def doing(self, what: str) -> Generator[None]:
-        """Everything inside is done by all ranks. A collective that fails there is a RunError that
-        names the ranks which did not come.
+    def doing(self, task: str) -> Generator[None]:
+        """Marks a task that all ranks do. A collective that fails inside is a RunError that names
+        the ranks that did not arrive.
         """
         if self.size == 1:
             yield
             return
         self._count += 1
-        self._store.set(f"at/{self.rank}", f"{self._count} {what}")
+        self._store.set(f"at/{self.rank}", f"{self._count} {task}")
         try:
             yield
         except RuntimeError as error:
-            if not _of_a_collective(error):
+            if not _is_collective_error(error):
                 raise
-            raise RunError(self._told(what, error)) from error
+            raise RunError(self._timeout_message(task, error)) from error
 
     def sum_(self, tensors: Iterable[Tensor], group: Any = None) -> None:
         """Adds each tensor over the ranks of a group, all of them where none is named, in place."""
@@ -133,7 +133,7 @@ class Ranks:
         return float(held)
 
     def most(self, count: int) -> int:
-        """The largest of a count."""
+        """The largest `count` of all ranks."""
         if self.size == 1:
             return count
         held = torch.tensor(count, device=self._device)
@@ -141,34 +141,36 @@ class Ranks:
         return int(held)
 
     def merged(
-        self, values: NDArray[np.float32], known: NDArray[np.bool_]
+        self, values: NDArray[np.float32], computed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """[N] values that each replica knows some of; no two know the same. What nobody knows is as
-        it was here.
+        """Values [N] of which each replica computed some, and no two the same. Returns all of them
+        and where any replica computed them; elsewhere this rank's values stay.
         """
         if self.size == 1:
-            return values, known
-        if self.sharer:  # the first of a replica speaks for it
-            known = np.zeros_like(known)
-        both = np.stack([np.where(known, values, np.float32(0.0)), known.astype(np.float32)])
+            return values, computed
+        if self.sharer:  # the first rank of a replica contributes its values
+            computed = np.zeros_like(computed)
+        both = np.stack([np.where(computed, values, np.float32(0.0)), computed.astype(np.float32)])
         held = torch.from_numpy(both).to(self._device)
         dist.all_reduce(held)
-        found, seen = held.cpu().numpy()
+        sums, seen = held.cpu().numpy()
         everywhere = seen > 0.0
-        return np.where(everywhere, found, values), everywhere
+        return np.where(everywhere, sums, values), everywhere
 
     def sums(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Sums by name over replicas, of the names that any has, added in the order of ranks."""
+        """Sums by name over replicas, added in the order of ranks. A name that a replica lacks
+        counts as 0.
+        """
         if self.size == 1:
             return dict(values)
-        found: dict[str, float] = {}
-        for one in self.gathered(dict(values))[:: self.grid.sharers]:
-            for name, value in one.items():
-                found[name] = found.get(name, 0.0) + value
-        return found
+        totals: dict[str, float] = {}
+        for rank_values in self.gathered(dict(values))[:: self.grid.sharers]:
+            for name, value in rank_values.items():
+                totals[name] = totals.get(name, 0.0) + value
+        return totals
 
     def gathered(self, value: Any) -> list[Any]:
-        """A JSON value of every rank, by rank. NaN and infinities are let through."""
+        """The JSON values of all ranks, by rank. NaN and infinities are allowed."""
         if self.size == 1:
             return [value]
         text = json.dumps(value).encode()
@@ -176,55 +178,55 @@ class Ranks:
         sizes[self.rank] = len(text)
         dist.all_reduce(sizes)
         widest = int(sizes.max())
-        mine = torch.zeros(widest, dtype=torch.uint8, device=self._device)
-        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(parts, mine)
+        padded = torch.zeros(widest, dtype=torch.uint8, device=self._device)
+        padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded)
         pairs = zip(parts, sizes.tolist(), strict=True)
         return [json.loads(part[:size].cpu().numpy().tobytes()) for part, size in pairs]
 
-    def require_same(self, what: str, value: str) -> None:
+    def require_same(self, name: str, value: str) -> None:
         """Raises RunError where `value` is not the same on all ranks."""
         values = self.gathered(value)
-        for rank, one in enumerate(values):
-            if one != values[0]:
+        for rank, theirs in enumerate(values):
+            if theirs != values[0]:
                 raise RunError(
-                    f"rank {rank} and rank 0 disagree on {what}: {one} and {values[0]}; all ranks "
-                    "have to be of one run, with the same files and packages"
+                    f"rank {rank} and rank 0 disagree on {name}: {theirs} and {values[0]}; all "
+                    "ranks have to be of one run, with the same files and packages"
                 )
 
-    def _told(self, what: str, error: RuntimeError) -> str:
-        here = f"{self._count} {what}"
+    def _timeout_message(self, task: str, error: RuntimeError) -> str:
+        here = f"{self._count} {task}"
         late = [f"rank {rank} ({at})" for rank, at in self._places() if at != here]
         missing = ", ".join(late) or "no rank, all came: one of them failed"
         return (
-            f"rank {self.rank} of {self.size} waited in vain in {what!r} (number {self._count}): "
+            f"rank {self.rank} of {self.size} waited in vain in {task!r} (number {self._count}): "
             f"missing: {missing}. torch says: {_first_line(error)}"
         )
 
     def _places(self) -> list[tuple[int, str]]:
-        """What each other rank was last about to do."""
-        found: list[tuple[int, str]] = []
+        """(rank, task that it last began) of each other rank."""
+        places: list[tuple[int, str]] = []
         with suppress(RuntimeError):
-            self._store.set_timeout(timedelta(seconds=TOLD_SECONDS))
+            self._store.set_timeout(timedelta(seconds=STORE_SECONDS))
         for rank in range(self.size):
             if rank == self.rank:
                 continue
             try:
-                found.append((rank, self._store.get(f"at/{rank}").decode()))
+                places.append((rank, self._store.get(f"at/{rank}").decode()))
             except RuntimeError:
-                found.append((rank, "cannot be asked"))
-        return found
+                places.append((rank, "cannot be asked"))
+        return places
 
 
 ALONE = Ranks()
 
 
-def _of_a_collective(error: RuntimeError) -> bool:
-    """gloo raises plain RuntimeErrors where a peer is late or gone."""
-    told = str(error)
+def _is_collective_error(error: RuntimeError) -> bool:
+    """Whether a collective failed; gloo raises plain RuntimeErrors where a peer is late or gone."""
+    message = str(error)
     return isinstance(error, dist.DistError) or any(
-        word in told for word in ("gloo", "Timed out waiting", "Connection closed by peer")
+        word in message for word in ("gloo", "Timed out waiting", "Connection closed by peer")
     )
 
 

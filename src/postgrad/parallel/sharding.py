@@ -3,15 +3,15 @@
 FSDP2 has one mechanism and no stages; each stage is a setting of its flags. Master weights are
 float32 and divided by rows (dimension 0) in every stage but "none".
 
-    stage    after forward    after backward         gradients are added over ranks
-    zero3    let go           let go                 in every micro-batch
-    zero2    kept             let go after the last  in every micro-batch
-    zero1    kept             let go after the last  after the last micro-batch
+    stage    whole weights after forward   after backward         gradients are added over ranks
+    zero3    freed                         freed                  in every micro-batch
+    zero2    kept                          freed after the last   in every micro-batch
+    zero1    kept                          freed after the last   after the last micro-batch
     none     whole on every rank, without FSDP2; the learner adds gradients before its step
 
 So with zero1 and zero2 a rank holds a whole copy of the weights from the first forward of an update
-to its last backward, and with zero1 whole float32 gradients too (docs/distributed.md). What is
-frozen under an adapter they leave whole on every rank: a part of it would lie beside a whole copy.
+to its last backward, and with zero1 whole float32 gradients too (docs/distributed.md). Weights that
+are frozen under an adapter are not divided there: a part would only add to the whole copy.
 """
 
 from collections.abc import Iterable
@@ -36,49 +36,43 @@ Stage = Literal["none", "zero1", "zero2", "zero3"]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Where a rank's part of a tensor of `shape` lies: `sizes` elements from `offsets` on, by
-    dimension; everything where they are empty.
+class TensorPiece:
+    """This rank's part of a tensor that may be divided over ranks."""
 
-    sharded: FSDP2 has it. cut: the dimension in which tensor parallelism divided it. rows: the
-    group over whose ranks FSDP2 dealt its rows. copies: so many ranks hold the same part, of which
-    this one is the `first` or not. lacks: ranks over which its gradient is still to be added.
-    """
-
-    shape: tuple[int, ...]
-    offsets: tuple[int, ...] = ()
-    sizes: tuple[int, ...] = ()
-    sharded: bool = False
-    cut: int | None = None
-    rows: Any = None
-    copies: int = 1
-    first: bool = True
-    lacks: Any = None
+    shape: tuple[int, ...]  # of the whole tensor
+    offsets: tuple[int, ...] = ()  # where the part begins, by dimension; (): the part is the whole
+    sizes: tuple[int, ...] = ()  # the part's shape
+    sharded: bool = False  # FSDP2 divides it
+    cut: int | None = None  # the dimension that tensor parallelism divides; None: none
+    rows: Any = None  # the process group over which FSDP2 divides dimension 0
+    copies: int = 1  # number of ranks that hold this same part
+    first: bool = True  # this rank is the first of them
+    lacks: Any = None  # the process group over which its gradient is still to be added; None: none
 
     @property
     def divided(self) -> bool:
-        """Other ranks hold other parts."""
+        """True where other ranks hold other parts."""
         return self.sharded or self.cut is not None
 
-    def of(self, whole: Tensor) -> Tensor:
+    def of(self, full: Tensor) -> Tensor:
         """This part of the whole tensor: a view."""
         for dim, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
-            whole = whole.narrow(dim, offset, size)
-        return whole
+            full = full.narrow(dim, offset, size)
+        return full
 
 
-WHOLE = Piece(())  # of a tensor that nobody divided
+WHOLE = TensorPiece(())  # stands for a tensor that is not divided
 
 
 class Sharding:
-    """The weights of a module, divided. Made once, before optimizers look at the parameters.
+    """Divides the weights of a module over ranks. Created once, before an optimizer takes them.
 
-    root: what is run; layers: parts of it whose weights are gathered together, in turn; alone:
-    parts that compute in float32 whatever the rest does. compute: what the rest computes in.
-    offload: what is divided lies in the host's memory and visits the device to compute.
+    root: the module that is called. layers: parts of it, each gathered at once when it runs. alone:
+    parts that compute in float32 whatever the rest does. compute: the dtype of the rest. offload:
+    divided weights lie in the host's memory and are copied to the device to compute.
 
-    Layers, whose matrices tensor parallelism may have cut, are divided over the ranks that hold the
-    same cut; all else over all ranks. In both, only within a group of the grid.
+    Layers, whose matrices tensor parallelism may have cut, are divided over the ranks with the same
+    cut; other weights over all ranks. Both only within a group of the grid.
     """
 
     def __init__(
@@ -119,7 +113,7 @@ class Sharding:
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it adds
 
     def before_micro_batch(self, last: bool) -> None:
-        """Says whether the update's last micro-batch comes now."""
+        """To be called before every micro-batch. last: it is the update's last one."""
         for module in self._modules:
             if self.stage == "zero1":
                 module.set_requires_gradient_sync(last, recurse=False)
@@ -128,49 +122,51 @@ class Sharding:
             if self._grouped:  # within a group as the stage says, between groups once
                 module.set_requires_all_reduce(last, recurse=False)
 
-    def let_go(self) -> None:
-        """Once weights have moved, or nothing will run for a while: whole copies are stale."""
+    def free_gathered(self) -> None:
+        """Frees whole copies of the weights: after an update, when they are stale, or before a long
+        pause.
+        """
         for module in self._modules:
             module.reshard()
 
 
 def _shard(module: nn.Module, **how: Any) -> None:
-    """Trained weights in a narrow format become float32, from which FSDP2 rounds copies to compute
-    with; what is frozen stays as it is. Only once they are divided: nobody holds a whole layer in
-    float32, nor the holes that such layers leave in the heap.
+    """Divides a module's weights. Trained ones in a narrow dtype become float32 (FSDP2 rounds the
+    copies to compute with); frozen ones stay. They are converted after the division, so that no
+    rank ever holds a whole layer in float32, which would also leave holes in the heap.
     """
     narrow = any(map(_narrow, module.parameters()))
     sharded: Any = fully_shard(module, **how)
     if narrow:
-        sharded._apply(lambda t: t.float() if _narrow(t) else t)  # FSDP2 looks at its parts again
+        sharded._apply(lambda t: t.float() if _narrow(t) else t)  # FSDP2 updates its own records
 
 
 def _narrow(weight: Tensor) -> bool:
-    """Trained and not float32."""
+    """Whether a weight is trained and not float32."""
     return weight.requires_grad and weight.dtype != torch.float32
 
 
 def _frozen_beside_trained(root: nn.Module) -> set[nn.Parameter]:
-    """Weights under an adapter; none of a module that is frozen as a whole."""
+    """The frozen weights under an adapter; empty where all of a module is frozen."""
     parameters = list(root.parameters())
     trained = any(p.requires_grad for p in parameters)
     return {p for p in parameters if trained and not p.requires_grad}
 
 
-def piece_of(name: str, parameter: Tensor, ranks: Ranks) -> Piece:
-    """Where this rank's part of the parameter of this name lies, which decides its cut."""
+def piece_of(name: str, parameter: Tensor, ranks: Ranks) -> TensorPiece:
+    """Where this rank's part of a parameter lies; its `name` decides how it is cut."""
     shape, offsets = list(parameter.shape), [0] * parameter.ndim
     cut = cut_dim(name) if ranks.grid.tensor > 1 else None
     if cut is not None:
         offsets[cut] = ranks.tensor_rank * shape[cut]
         shape[cut] *= ranks.grid.tensor
-    own = local(parameter).shape
+    part_shape = local(parameter).shape
     if not isinstance(parameter, DTensor):
         parts = 1 if cut is None else ranks.grid.tensor
-        return Piece(
+        return TensorPiece(
             tuple(shape),
             tuple(offsets),
-            tuple(own),
+            tuple(part_shape),
             cut=cut,
             copies=ranks.size // parts,
             first=ranks.rank < parts,
@@ -179,14 +175,14 @@ def piece_of(name: str, parameter: Tensor, ranks: Ranks) -> Piece:
     mesh = parameter.device_mesh
     every = -(-parameter.shape[0] // mesh.size(-1))  # equal chunks, the last ones short or empty
     at = min(parameter.shape[0], mesh.get_local_rank(mesh.ndim - 1) * every)
-    assert own[0] == min(every, parameter.shape[0] - at), f"{name} is not divided by rows"
+    assert part_shape[0] == min(every, parameter.shape[0] - at), f"{name} is not divided by rows"
     offsets[0] += at
     everywhere = mesh.size() == ranks.size  # also over ranks that share matrices
     alike = 1 if everywhere or cut is not None else ranks.grid.tensor
-    return Piece(
+    return TensorPiece(
         tuple(shape),
         tuple(offsets),
-        tuple(own),
+        tuple(part_shape),
         sharded=True,
         cut=cut,
         rows=mesh.get_group(mesh.ndim - 1),
@@ -197,13 +193,13 @@ def piece_of(name: str, parameter: Tensor, ranks: Ranks) -> Piece:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part, in the same memory."""
+    """This rank's part of a tensor, in the same memory, without gradient."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(part: Tensor, piece: Piece, ranks: Ranks) -> Tensor:
-    """The whole tensor from the parts of all ranks, on every rank. All ranks have to ask."""
+def whole_tensor(part: Tensor, piece: TensorPiece, ranks: Ranks) -> Tensor:
+    """The whole tensor from the parts of all ranks, on every rank. All ranks have to call it."""
     if piece.sharded:
         length = piece.shape[0] // (ranks.grid.tensor if piece.cut == 0 else 1)
         every = -(-length // dist.get_world_size(piece.rows))
@@ -214,15 +210,15 @@ def whole(part: Tensor, piece: Piece, ranks: Ranks) -> Tensor:
 
 
 def assembled(name: str, tensor: Tensor, ranks: Ranks) -> Tensor:
-    """The tensor of this hub name, or one that was computed from it and its adapter, whole. All
-    ranks have to ask.
+    """A weight `name` of the hub, or one merged from it and its adapter, whole on every rank. All
+    ranks have to call it.
     """
     part = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return _joined(part, cut_dim(name) if ranks.grid.tensor > 1 else None, ranks)
 
 
 def _joined(part: Tensor, cut: int | None, ranks: Ranks) -> Tensor:
-    """The parts of the ranks that share a matrix, in a row."""
+    """A matrix from the parts of the ranks that share it, concatenated along dimension `cut`."""
     return part if cut is None else torch.cat(_gathered(part, ranks.groups.tensor), cut)
 
 

@@ -10,7 +10,7 @@ from postgrad.models.shapes import ModelShape
 
 FLOAT32 = 4
 CHUNK = 2**24  # models.head.CHUNK_VALUES, which a test holds it to
-PART = 2**24  # models.gradients.PART, so too
+PART = 2**24  # models.gradients.LARGE_WEIGHT, the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from postgrad.core.heap import WORTH_IT
+from postgrad.core.heap import TRIM_BYTES
 from postgrad.models.settings import LLAMA_TYPES
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.hardware import Device
@@ -226,7 +226,7 @@ def _kept_back(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> 
         if role.learner is not None:
             kind = role.model.lora is not None, role.model.gradient_checkpointing
             found += int(KEPT_BACK[kind] * passes.made(role))
-    left = min(found, WORTH_IT) if isinstance(recipe, RLRecipe) else found
+    left = min(found, TRIM_BYTES) if isinstance(recipe, RLRecipe) else found
     return {"rollout": left, "score": left, "update": found, "save": left}
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from postgrad.observe.report.embed import packed, to_json, unpacked
+from helpers.made_run import unpacked
+from postgrad.observe.report.embed import packed, to_json
 
 anything = st.recursive(
     st.none()

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.made_run import made_run
-from postgrad.observe.report.embed import unpacked
+from helpers.made_run import made_run, unpacked
 from postgrad.observe.report.page import EXPORT, IMPORT, MODULES, STYLES, asset, live, report
 from postgrad.observe.report.run import RunReader
 from postgrad.observe.report.selection import Cap

@@ -19,6 +19,7 @@ from postgrad.jobs.dry_run.data import Sets
 from postgrad.jobs.dry_run.report import Check, Report
 from postgrad.jobs.dry_run.rows import special_ids
 from postgrad.models.load import load_config, load_generation_config, load_tokenizer
+from postgrad.models.packed import no_embedding
 from postgrad.models.rope import fixed_length, max_positions
 from postgrad.recipe.load import ROLES
 from postgrad.recipe.recipe import Answering, Recipe, RewardRecipe
@@ -81,12 +82,7 @@ def look_at_tokens(report: Report, recipe: Recipe, path: str, tokenizer: Any, se
         size, largest = load_config(path).vocab_size, sets.largest_id
         check.detail = f"ids up to {largest} of {size}"
         if largest >= size:
-            report.problem(
-                check,
-                f"the rows have token id {largest}, and {path} has embeddings for {size} "
-                "tokens: its tokenizer is of another model, or tokens were added to it without "
-                "rows for them (resize_token_embeddings)",
-            )
+            report.problem(check, f"rows for {path}: {no_embedding(largest, size)}")
     if not isinstance(recipe, RewardRecipe):
         with report.check("end of a turn") as check:
             _look_at_end(report, check, recipe, path, tokenizer)

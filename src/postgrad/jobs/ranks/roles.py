@@ -13,7 +13,15 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.jobs import auto_sizes, roles
 from postgrad.jobs.run import RankCalls, Run
-from postgrad.learner.protocols import Follows, Learns, PolicyRole, Read, Reads, Scores, ScoringRole
+from postgrad.learner.protocols import (
+    Follows,
+    Learns,
+    LogprobRole,
+    PolicyRole,
+    Read,
+    Scores,
+    ScoringRole,
+)
 from postgrad.learner.role import Learner, Policy, PolicyLearner, UpdateResult
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.learner.update import Update
@@ -48,7 +56,7 @@ def critic(run: Run, recipe: RLRecipe, path: str) -> ScoringRole:
     return RankedRole(run.group, "critic")
 
 
-def reference(run: Run, recipe: RLRecipe, path: str, policy: PolicyRole) -> Reads:
+def reference(run: Run, recipe: RLRecipe, path: str, policy: PolicyRole) -> LogprobRole:
     """See jobs.roles.reference."""
     if run.group is None:
         assert isinstance(policy, PolicyLearner)
@@ -152,8 +160,8 @@ class RankedRole:
         """Learns.weights."""
         return self.tensors()[f"{self._role}.weights"]
 
-    def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """Learns.whole: some at a time."""
+    def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Learns.hub_weights: some at a time."""
         first = True
         while some := self._group.call("send", self._role, first).result():
             yield from some

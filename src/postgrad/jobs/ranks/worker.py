@@ -25,7 +25,7 @@ from postgrad.learner.optimizer import UPDATES
 from postgrad.parallel import device as placing
 from postgrad.parallel.grid import Grid
 from postgrad.parallel.ranks import ALONE, Ranks
-from postgrad.parallel.sharding import WHOLE, Piece, whole
+from postgrad.parallel.sharding import WHOLE, TensorPiece, whole_tensor
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe, RLRecipe
 
@@ -118,13 +118,13 @@ class RankWorker:
     def gather(self, role: str, stem: str, name: str) -> Tensor | None:
         """One tensor, whole, on the CPU."""
         part = self._roles[role].tensors()[stem][name]
-        found = whole(part, self._piece(role, name), self._place.ranks)
+        found = whole_tensor(part, self._piece(role, name), self._place.ranks)
         return found.cpu() if self._place.ranks.rank == 0 else None
 
     def send(self, role: str, first: bool) -> list[tuple[str, Tensor]]:
         """The next of a role's whole weights by hub name, some SENT_BYTES; none: that was all."""
         if first:
-            self._sending = self._roles[role].whole()
+            self._sending = self._roles[role].hub_weights()
         found: list[tuple[str, Tensor]] = []
         held = 0
         for name, tensor in self._sending:
@@ -163,9 +163,9 @@ class RankWorker:
             full = "No space left" in str(error)
             raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
 
-    def _piece(self, role: str, name: str) -> Piece:
+    def _piece(self, role: str, name: str) -> TensorPiece:
         """Of a weight, or of a moment that is called after it."""
-        pieces: Mapping[str, Piece] = self._roles[role].pieces
+        pieces: Mapping[str, TensorPiece] = self._roles[role].pieces
         if name == UPDATES:
             return replace(WHOLE, first=self._place.ranks.rank == 0)
         return pieces[name] if name in pieces else pieces[name.rpartition(".")[0]]

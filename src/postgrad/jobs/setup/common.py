@@ -1,7 +1,6 @@
 """What several jobs need before they start."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.errors import UsageError
@@ -12,7 +11,6 @@ from postgrad.jobs import environments
 from postgrad.jobs.evaluation import Evaluator
 from postgrad.jobs.run import Run
 from postgrad.learner.protocols import Learns
-from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rewards.scorer import Scorer
@@ -46,19 +44,6 @@ def evaluator(run: Run, recipe: Answering, tokenizer: object, scorer: Scorer) ->
         environments.check_rows(recipe, prompts)
         check_answers(scorer, prompts.all())
     return found
-
-
-def require_same_tokens(path: str, role: str, tokenizer: Any) -> None:
-    """tokenizer: the policy's. Raises UsageError where the model of `role` at `path`, which reads
-    the policy's token ids, has another.
-    """
-    own = load_tokenizer(path)
-    if own.get_vocab() != tokenizer.get_vocab():
-        raise UsageError(
-            f"{role}.model.path: {path} has another tokenizer than the policy ({len(own)} and "
-            f"{len(tokenizer)} tokens): the policy's token ids mean other text to it; take a model "
-            "of the same family"
-        )
 
 
 def restore(learner: Learns, checkpoint: Checkpoint | None) -> None:

@@ -23,7 +23,7 @@ from postgrad.jobs.saving import foresee_disk
 from postgrad.jobs.setup import common, rows
 from postgrad.learner.protocols import PolicyRole
 from postgrad.learner.reference_logprobs import ReferenceLogprobs
-from postgrad.models.load import load_tokenizer
+from postgrad.models.load import load_tokenizer, require_same_tokens
 from postgrad.models.score import require_padding
 from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
 
@@ -59,7 +59,7 @@ def preference(
     evaluator = _evaluator(run, recipe, tokenizer)
     other = recipe.reference.model.source
     if algorithm.needs().reference and other is not None and other != path:
-        common.require_same_tokens(other, "reference", tokenizer)
+        require_same_tokens(other, "reference.model.path", tokenizer)
     run.count_rows(len(draws))
     policy = roles.policy(run, path)
     foresee_disk(run, policy.state_bytes())

@@ -13,7 +13,7 @@ from postgrad.jobs.rl import Parts, RLJob, Roles
 from postgrad.jobs.run import Run
 from postgrad.jobs.saving import foresee_disk
 from postgrad.jobs.setup import common, rows
-from postgrad.models.load import load_tokenizer
+from postgrad.models.load import load_tokenizer, require_same_tokens
 from postgrad.recipe.recipe import RLRecipe
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
@@ -77,7 +77,7 @@ def _check_tokens(recipe: RLRecipe, path: str, tokenizer: object) -> None:
     }
     for role, other in others.items():
         if other is not None and other != path:
-            common.require_same_tokens(other, role, tokenizer)
+            require_same_tokens(other, f"{role}.model.path", tokenizer)
 
 
 def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None) -> Roles:

@@ -29,11 +29,6 @@ def packed(value: Any) -> str:
     return base64.b64encode(gzip.compress(_dumps(value).encode(), LEVEL, mtime=0)).decode()
 
 
-def unpacked(text: str) -> Any:
-    """What `packed` got."""
-    return json.loads(gzip.decompress(base64.b64decode(text)))
-
-
 def _dumps(value: Any) -> str:
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
