@@ -37,7 +37,6 @@ class Prompt:
     row: int
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
     messages: Sequence[Mapping[str, str]] = ()
-    media: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

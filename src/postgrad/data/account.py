@@ -80,12 +80,12 @@ class RowAccount:
 
     def remarks(self) -> list[str]:
         """What a table of counts does not show: where to look, and the notes."""
-        found = [
+        fate_lines = [
             f"  {count:>7}  {MEANING[fate]}, such as {self.examples[fate]}"
             for fate, count in self.fates.items()
             if fate != "kept"
         ]
-        return [*found, *(f"  {note}" for note in self.notes)]
+        return [*fate_lines, *(f"  {note}" for note in self.notes)]
 
     def to_json(self) -> dict[str, Any]:
         """For events.jsonl."""
@@ -97,14 +97,18 @@ def table(accounts: Sequence[RowAccount]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows of one table: a line a dataset and, for several, their sum; a column for
     each fate that any row had, so that a line's counts add up to the rows that were read.
     """
-    found: list[Fate] = [fate for fate in MEANING if any(fate in one.fates for one in accounts)]
-    counts = [[one.rows, *(one.fates.get(fate, 0) for fate in found)] for one in accounts]
-    names = [one.name for one in accounts]
+    fates: list[Fate] = [
+        fate for fate in MEANING if any(fate in account.fates for account in accounts)
+    ]
+    counts = [
+        [account.rows, *(account.fates.get(fate, 0) for fate in fates)] for account in accounts
+    ]
+    names = [account.name for account in accounts]
     if len(accounts) > 1:
         counts.append([sum(column) for column in zip(*counts, strict=True)])
         names.append("together")
     lines = [[name, *map(str, line)] for name, line in zip(names, counts, strict=True)]
-    return ["dataset", "rows", *(HEADINGS[fate] for fate in found)], lines
+    return ["dataset", "rows", *(HEADINGS[fate] for fate in fates)], lines
 
 
 @dataclass(slots=True)

@@ -57,31 +57,33 @@ class TokenCache:
         key = self._key(messages, call, how)
         path = self._folder / f"{key}.safetensors"
         try:
-            found = _read(path, len(messages))
+            cached = _read(path, len(messages))
         except FileNotFoundError:
-            found = None
+            cached = None
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             notes.append(f"the cache entry {path} cannot be used: {error}; it is made again")
-            found = None
-        if found is not None:
+            cached = None
+        if cached is not None:
             notes.append("tokens from the cache (data.cache)")
-            return found
-        made = make()
+            return cached
+        columns = make()
         try:
-            _write(path, made)
+            _write(path, columns)
         except (OSError, SafetensorError) as error:
             notes.append(f"tokens are not kept for the next run: {error} (data.cache, {path})")
-        return made
+        return columns
 
     def _reads_the_clock(self, call: Mapping[str, Any]) -> bool:
         """Such a template writes another date tomorrow (Llama 3.2's does, unless it is given)."""
         return "strftime_now" in str(call.get("chat_template", self._tokenizer.chat_template))
 
     def _key(self, messages: Sequence[Sequence[Message]], call: Mapping[str, Any], how: str) -> str:
-        whole = hashlib.sha256(json.dumps([self._made_by, how, call], sort_keys=True).encode())
-        for one in messages:
-            whole.update(b"\n" + json.dumps([list(message.items()) for message in one]).encode())
-        return whole.hexdigest()
+        digest = hashlib.sha256(json.dumps([self._made_by, how, call], sort_keys=True).encode())
+        for conversation in messages:
+            digest.update(
+                b"\n" + json.dumps([list(message.items()) for message in conversation]).encode()
+            )
+        return digest.hexdigest()
 
     @cached_property
     def _made_by(self) -> list[Any]:
@@ -106,8 +108,8 @@ def cache_folder() -> Path | None:
     """$POSTGRAD_CACHE/tokens, else postgrad/tokens in the user's cache folder ($XDG_CACHE_HOME or
     ~/.cache); None where there is no home.
     """
-    if own := os.environ.get("POSTGRAD_CACHE"):
-        return Path(own) / "tokens"
+    if stated := os.environ.get("POSTGRAD_CACHE"):
+        return Path(stated) / "tokens"
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared) / "postgrad" / "tokens"
     try:
@@ -138,9 +140,9 @@ def _read(path: Path, rows: int) -> Columns:
 
 
 def _digest(tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(tensors):
         values = tensors[name]
-        whole.update(f"{name} {values.dtype} {values.shape}\n".encode())
-        whole.update(np.ascontiguousarray(values).data)
-    return whole.hexdigest()
+        digest.update(f"{name} {values.dtype} {values.shape}\n".encode())
+        digest.update(np.ascontiguousarray(values).data)
+    return digest.hexdigest()

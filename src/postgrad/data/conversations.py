@@ -69,11 +69,11 @@ def load_conversations(
     columns = _columns(settings, tokenizer, rows, messages, cache, book.notes)
     entries: list[Conversation] = []
     unrolled: list[int] = []  # training rows of each row that has several
-    found = zip(rows, messages, *(columns[name] for name in COLUMNS), strict=True)
-    for row, said, ids, mask, starts in found:
+    table = zip(rows, messages, *(columns[name] for name in COLUMNS), strict=True)
+    for row, conversation, ids, mask, starts in table:
         texts = [_fitted(row, *text, settings) for text in _texts(ids, mask, starts)]
         fate = _together([text.fate for text in texts])
-        if fate in USED and selection.repeats(said):
+        if fate in USED and selection.repeats(conversation):
             fate = "duplicate"
         book.add(fate, row)
         if fate not in USED:
@@ -182,14 +182,14 @@ def _tokenised(
 ) -> Columns:
     texts: list[Rendered] = []
     counts: list[int] = []  # texts of each row
-    found = render_conversations(
+    rendered = render_conversations(
         tokenizer,
-        ((one, 0) for one in messages),
+        ((conversation, 0) for conversation in messages),
         ends=turn_ends(tokenizer),
         turns=settings.loss_turns,
         variables=call,
     )
-    for row, each in zip(rows, found, strict=False):
+    for row, each in zip(rows, rendered, strict=False):
         if isinstance(each, Unmarkable):
             raise unmarkable(row, each) from each
         texts += each
@@ -222,12 +222,12 @@ def marked(
         tokenised = tokenise(tokenizer, texts)
     except Unencodable as error:
         raise unencodable(rows[error.place], error) from error
-    found: list[tuple[NDArray[np.int32], NDArray[np.bool_]]] = []
-    for row, one in zip(rows, tokenised, strict=True):
-        if isinstance(one, Unmarkable):
-            raise unmarkable(row, one)
-        found.append(one)
-    return found
+    tokens: list[tuple[NDArray[np.int32], NDArray[np.bool_]]] = []
+    for row, encoded in zip(rows, tokenised, strict=True):
+        if isinstance(encoded, Unmarkable):
+            raise unmarkable(row, encoded)
+        tokens.append(encoded)
+    return tokens
 
 
 def _fate(row: Row, tokens: int, settings: DataSettings) -> Fate:

@@ -45,19 +45,19 @@ def files_of(directory: Path, name: str | None, split: str) -> list[Path]:
         raise UsageError(f"{directory}: no folder {name!r} (data.name); there are: {folders}")
     data = sorted(p for p in _visible(base) if p.name.endswith(SUFFIXES))
     data += sorted(p for p in _visible(base / "data") if p.name.endswith(SUFFIXES))
-    found = [p for p in data if re.match(rf"{re.escape(split)}[-._]", p.name)]
-    found += sorted(p for p in _visible(base / split) if p.name.endswith(SUFFIXES))
+    files = [p for p in data if re.match(rf"{re.escape(split)}[-._]", p.name)]
+    files += sorted(p for p in _visible(base / split) if p.name.endswith(SUFFIXES))
     named = any(re.match(r"(train|test|validation|valid|dev)[-._]", p.name) for p in data)
-    if not found and split == "train" and not named:
-        found = data
-    if not found:
+    if not files and split == "train" and not named:
+        files = data
+    if not files:
         there = [str(p.relative_to(directory)) for p in data] or sorted(
             p.name for p in _visible(base)
         )
         raise UsageError(
             f"{base}: no data file of split {split!r} (data.split); there are: {there}"
         )
-    return found
+    return files
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -111,12 +111,12 @@ def _refuse(constant: str) -> NoReturn:
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of which no name stands twice: the last value would win without a word."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"an object has {twice[:80]!r} twice")
-    return found
+    return members
 
 
 def check_depth(value: Any) -> None:
@@ -126,11 +126,11 @@ def check_depth(value: Any) -> None:
     level = [value]
     for _ in range(DEEPEST):
         inner: list[Any] = []
-        for one in level:
-            if isinstance(one, dict):
-                inner += one.values()
-            elif isinstance(one, list):
-                inner += one
+        for node in level:
+            if isinstance(node, dict):
+                inner += node.values()
+            elif isinstance(node, list):
+                inner += node
         if not inner:
             return
         level = inner

@@ -26,16 +26,16 @@ def prepared_rows(settings: RowSettings, book: Bookkeeper | None = None) -> list
     rows = read_rows(settings)
     if book is not None:
         book.read = len(rows)
-    found: list[Row] = []
+    prepared: list[Row] = []
     for row in rows:
         if keep is not None and not _kept(keep, row, settings.filter):
             if book is not None:
                 book.add("filtered", row)
         elif change is not None:
-            found.append(_mapped(change, row, settings.map))
+            prepared.append(_mapped(change, row, settings.map))
         else:
-            found.append(row)
-    return found
+            prepared.append(row)
+    return prepared
 
 
 def _function(name: str, key: str) -> Function | None:
@@ -47,7 +47,7 @@ def _function(name: str, key: str) -> Function | None:
         raise
     except Exception as error:  # importing runs the module
         raise UsageError(
-            f"{key} {name!r}: its module cannot be imported: {_told(error)}"
+            f"{key} {name!r}: its module cannot be imported: {_described(error)}"
         ) from error
     if not callable(function):
         raise UsageError(f"{key} {name!r} is {type(function).__name__}, not a function of a row")
@@ -82,12 +82,14 @@ def _mapped(function: Function, row: Row, name: str) -> Row:
     )
 
 
-def _called(function: Function, row: Row, what: str) -> Any:
+def _called(function: Function, row: Row, title: str) -> Any:
     try:
         return function(dict(row.values))
     except Exception as error:
-        raise UsageError(f"{row.place}: {what} raised {_told(error)} at row {row.index}") from error
+        raise UsageError(
+            f"{row.place}: {title} raised {_described(error)} at row {row.index}"
+        ) from error
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

@@ -23,9 +23,9 @@ def read_hub(
 
     try:
         table: Any = datasets.load_dataset(path, name, split=split, revision=revision)
-        if (found := _commit_of(table)) is not None and _is_another(found, revision):
+        if (commit := _commit_of(table)) is not None and _is_another(commit, revision):
             # `datasets` takes the newest of its cache, whatever revision, where it gets no answer
-            table = _cached(path, name, split, str(revision), found)
+            table = _cached(path, name, split, str(revision), commit)
     except (OSError, ValueError, DatasetsError) as error:
         at = "" if revision is None else f", data.revision {revision!r}"
         raise UsageError(
@@ -39,7 +39,9 @@ def read_hub(
 
 def cached_datasets(path: str) -> list[str]:
     """Commits of a dataset of the hub whose rows `datasets` has in its cache."""
-    return sorted({one.name for one in _folder(path).glob("*/*/*") if COMMIT.fullmatch(one.name)})
+    return sorted(
+        {folder.name for folder in _folder(path).glob("*/*/*") if COMMIT.fullmatch(folder.name)}
+    )
 
 
 def dataset_commit(path: str, revision: str | None) -> str:
@@ -51,10 +53,12 @@ def dataset_commit(path: str, revision: str | None) -> str:
     try:
         return commit_of("dataset", path, revision)
     except UsageError:
-        prepared = [one for one in _folder(path).glob("*/*/*") if COMMIT.fullmatch(one.name)]
+        prepared = [
+            folder for folder in _folder(path).glob("*/*/*") if COMMIT.fullmatch(folder.name)
+        ]
         if revision is not None or not prepared:
             raise
-        return max(prepared, key=lambda one: one.stat().st_mtime).name
+        return max(prepared, key=lambda folder: folder.stat().st_mtime).name
 
 
 def _folder(path: str) -> Path:
@@ -75,8 +79,8 @@ def _commit_of(table: Any) -> str | None:
     return name if COMMIT.fullmatch(name) else None
 
 
-def _is_another(found: str, revision: str | None) -> bool:
-    return revision is not None and COMMIT.fullmatch(revision) is not None and found != revision
+def _is_another(commit: str, revision: str | None) -> bool:
+    return revision is not None and COMMIT.fullmatch(revision) is not None and commit != revision
 
 
 def _cached(path: str, name: str | None, split: str, commit: str, newest: str) -> Any:

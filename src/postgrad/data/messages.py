@@ -16,23 +16,23 @@ SHOWN = 20  # columns in a message
 def conversation_of(row: Row, settings: DataSettings) -> list[Message]:
     """Every message of a row, the answer included. Raises UsageError that names row and column."""
     if settings.messages is not None:
-        found = _chat(row, settings)
+        messages = _chat(row, settings)
     else:
         answer = _text(row, settings.answer, "data.answer", settings)
-        found = [_user(row, settings), {"role": "assistant", "content": answer}]
-    return with_system(found, settings)
+        messages = [_user(row, settings), {"role": "assistant", "content": answer}]
+    return with_system(messages, settings)
 
 
 def prompt_of(row: Row, settings: DataSettings) -> list[Message]:
     """The messages that the policy answers: up to the last one of the user."""
     if settings.messages is None:
         return with_system([_user(row, settings)], settings)
-    found = _chat(row, settings)
-    while found and found[-1]["role"] == "assistant":
-        found.pop()
-    if not found:
+    messages = _chat(row, settings)
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages:
         raise UsageError(f"{row.place}: row {row.index} has no message to answer (data.messages)")
-    return with_system(found, settings)
+    return with_system(messages, settings)
 
 
 def questions_of(messages: list[Message]) -> list[str]:
@@ -113,20 +113,23 @@ def _text(row: Row, name: str, key: str, settings: DataSettings) -> str:
 
 def chat_of(value: Any, row: Row, name: str, key: str, *, strip: bool) -> list[Message]:
     """The messages of a column's value. Raises UsageError that names row and column."""
-    known = isinstance(value, list) and all(
-        isinstance(one, dict)
-        and isinstance(one.get("role"), str)
-        and isinstance(one.get("content"), str)
-        for one in value
+    valid = isinstance(value, list) and all(
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+        for message in value
     )
-    if not known or not value:
+    if not valid or not value:
         raise UsageError(
             f"{row.place}: column {name!r} of row {row.index} is no conversation: a "
             f'list of {{"role": text, "content": text}} ({key})'
         )
     return [
-        {"role": one["role"], "content": one["content"].strip() if strip else one["content"]}
-        for one in value
+        {
+            "role": message["role"],
+            "content": message["content"].strip() if strip else message["content"],
+        }
+        for message in value
     ]
 
 

@@ -37,24 +37,24 @@ class Mixture(Generic[Drawn]):
     @property
     def accounts(self) -> list[RowAccount]:
         """Of every set, in order."""
-        return [account for one in self._sets for account in one.accounts]
+        return [account for dataset in self._sets for account in dataset.accounts]
 
     @property
     def parts(self) -> list[DrawnSet[Drawn]]:
         """The sets, in order."""
-        return [part for one in self._sets for part in one.parts]
+        return [part for dataset in self._sets for part in dataset.parts]
 
     def draw(self, ticket: int, seed: int) -> Drawn:
         """The epoch's permutation says which set's turn it is, and the how manieth."""
         place = self._order.place(ticket, integer(seed, "mixture"))
         number = int(np.searchsorted(self._starts, place, side="right")) - 1
-        own = ticket // len(self) * self._draws[number] + place - int(self._starts[number])
-        drawn = self._sets[number].draw(own, integer(seed, "mixture", number))
+        set_ticket = ticket // len(self) * self._draws[number] + place - int(self._starts[number])
+        drawn = self._sets[number].draw(set_ticket, integer(seed, "mixture", number))
         return dataclasses.replace(drawn, ticket=ticket)
 
     def all(self) -> list[Drawn]:
         """Every row of every set once."""
-        rows = [row for one in self._sets for row in one.all()]
+        rows = [row for dataset in self._sets for row in dataset.all()]
         return [dataclasses.replace(row, ticket=place) for place, row in enumerate(rows)]
 
 
@@ -62,41 +62,44 @@ def training_prompts(
     data: MixSettings, tokenizer: Any, *, max_new_tokens: int, exclude: HeldOut
 ) -> Draws[Prompt]:
     """The prompts of [data]. Raises UsageError as data.prompts does."""
-    selection, cache = together(data, tokenizer, exclude)
+    selection, cache = selection_and_cache(data, tokenizer, exclude)
     sets = [
         load_prompts(
-            one,
+            source,
             tokenizer,
-            max_prompt_tokens=one.max_len - max_new_tokens,
+            max_prompt_tokens=source.max_len - max_new_tokens,
             selection=selection,
             cache=cache,
         )
-        for one in data.sources
+        for source in data.sources
     ]
-    return mixed(data.sets, sets, data.shuffle)
+    return mixture_of(data.sets, sets, data.shuffle)
 
 
 def training_conversations(
     data: MixSettings, tokenizer: Any, *, exclude: HeldOut
 ) -> Draws[Conversation]:
     """The conversations of [data]. Raises UsageError as data.conversations does."""
-    selection, cache = together(data, tokenizer, exclude)
+    selection, cache = selection_and_cache(data, tokenizer, exclude)
     sets = [
-        load_conversations(one, tokenizer, selection=selection, cache=cache) for one in data.sources
+        load_conversations(source, tokenizer, selection=selection, cache=cache)
+        for source in data.sources
     ]
-    return mixed(data.sets, sets, data.shuffle)
+    return mixture_of(data.sets, sets, data.shuffle)
 
 
-def together(
+def selection_and_cache(
     data: Together, tokenizer: Any, exclude: HeldOut
 ) -> tuple[Selection, TokenCache | None]:
     """What all sets of a run have in common: what is left out, and where tokens are kept."""
     return Selection(exclude, data.dedup), TokenCache(tokenizer) if data.cache else None
 
 
-def mixed(shares: Sequence[Share], sets: Sequence[Draws[Drawn]], shuffle: bool) -> Draws[Drawn]:
+def mixture_of(
+    shares: Sequence[Share], sets: Sequence[Draws[Drawn]], shuffle: bool
+) -> Draws[Drawn]:
     """`sets` as one, each with its share; the only set as it is where there are no shares."""
     if not shares:
         return sets[0]
-    draws = [one.draws(len(found)) for one, found in zip(shares, sets, strict=True)]
+    draws = [share.draws(len(dataset)) for share, dataset in zip(shares, sets, strict=True)]
     return Mixture(sets, draws, shuffle)

@@ -30,8 +30,8 @@ def words(text: str) -> list[str]:
 
 def ngrams(text: str, n: int) -> Iterator[tuple[str, ...]]:
     """Every n words in a row; none of a text with fewer."""
-    found = words(text)
-    return (tuple(found[i : i + n]) for i in range(len(found) - n + 1))
+    sequence = words(text)
+    return (tuple(sequence[i : i + n]) for i in range(len(sequence) - n + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,13 @@ def held_out(sets: Iterable[DataSettings | PairSettings], ngram: int = 0) -> Hel
     """What training must leave out of evaluation sets. ngram: words in a row that a row may not
     share with a question (Brown et al. 2020, appendix C, took 13); 0: only equal questions count.
     """
-    found = frozenset(key for one in sets for key in keys(one))
+    questions = frozenset(key for dataset in sets for key in keys(dataset))
     grams = (
-        frozenset(gram for key in found for gram in ngrams(key, ngram)) if ngram else frozenset()
+        frozenset(gram for key in questions for gram in ngrams(key, ngram))
+        if ngram
+        else frozenset()
     )
-    return HeldOut(found, ngram, grams)
+    return HeldOut(questions, ngram, grams)
 
 
 def keys(settings: DataSettings | PairSettings) -> frozenset[str]:

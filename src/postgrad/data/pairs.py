@@ -11,7 +11,7 @@ from postgrad.data.answer_tokens import load_answers
 from postgrad.data.answers import labelled_of, margin_of, pair_of, rest_of
 from postgrad.data.cache import TokenCache
 from postgrad.data.draws import DrawnSet, Draws
-from postgrad.data.mixture import mixed, together
+from postgrad.data.mixture import mixture_of, selection_and_cache
 from postgrad.data.overlap import HeldOut
 from postgrad.data.pair_settings import PairMixSettings, PairSettings
 from postgrad.data.selection import Selection
@@ -71,19 +71,19 @@ def load_pairs(
     an error, as settings.on_too_long says. Raises UsageError that names the row and what is wrong
     with it.
     """
-    found, account = load_answers(settings, tokenizer, pair_of, selection, cache)
+    kept, account = load_answers(settings, tokenizer, pair_of, selection, cache)
     pairs = [
         Pair(
             place,
-            one.row.index,
+            preference.row.index,
             chosen.ids,
             rejected.ids,
             chosen.mask,
             rejected.mask,
-            margin_of(one.row, settings),
-            rest_of(one.row, settings),
+            margin_of(preference.row, settings),
+            rest_of(preference.row, settings),
         )
-        for place, (one, (chosen, rejected)) in enumerate(found)
+        for place, (preference, (chosen, rejected)) in enumerate(kept)
     ]
     return PairSet(pairs, account, settings.shuffle)
 
@@ -96,10 +96,14 @@ def load_labelled(
     cache: TokenCache | None = None,
 ) -> LabelledSet:
     """The same of labelled answers: rows with a label, and pairs."""
-    found, account = load_answers(settings, tokenizer, labelled_of, selection, cache)
+    kept, account = load_answers(settings, tokenizer, labelled_of, selection, cache)
     answers = [
-        (one.row.index, tokens, one.desirable if not one.is_pair else number == 0)
-        for one, conversations in found
+        (
+            preference.row.index,
+            tokens,
+            preference.desirable if not preference.is_pair else number == 0,
+        )
+        for preference, conversations in kept
         for number, tokens in enumerate(conversations)
     ]
     labelled = [
@@ -111,19 +115,21 @@ def load_labelled(
 
 def training_pairs(settings: PairMixSettings, tokenizer: Any, *, exclude: HeldOut) -> Draws[Pair]:
     """The pairs of [data]. Raises UsageError as load_pairs does."""
-    selection, cache = together(settings, tokenizer, exclude)
+    selection, cache = selection_and_cache(settings, tokenizer, exclude)
     sets = [
-        load_pairs(one, tokenizer, selection=selection, cache=cache) for one in settings.sources
+        load_pairs(source, tokenizer, selection=selection, cache=cache)
+        for source in settings.sources
     ]
-    return mixed(settings.sets, sets, settings.shuffle)
+    return mixture_of(settings.sets, sets, settings.shuffle)
 
 
 def training_labelled(
     settings: PairMixSettings, tokenizer: Any, *, exclude: HeldOut
 ) -> Draws[Labelled]:
     """The labelled answers of [data]. Raises UsageError as load_labelled does."""
-    selection, cache = together(settings, tokenizer, exclude)
+    selection, cache = selection_and_cache(settings, tokenizer, exclude)
     sets = [
-        load_labelled(one, tokenizer, selection=selection, cache=cache) for one in settings.sources
+        load_labelled(source, tokenizer, selection=selection, cache=cache)
+        for source in settings.sources
     ]
-    return mixed(settings.sets, sets, settings.shuffle)
+    return mixture_of(settings.sets, sets, settings.shuffle)

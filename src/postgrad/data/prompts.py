@@ -70,7 +70,7 @@ def _asked(
     settings: DataSettings, selection: Selection, book: Bookkeeper
 ) -> list[tuple[Row, list[Message], str]]:
     """The rows that may be asked, each with its messages and the last of its questions."""
-    found: list[tuple[Row, list[Message], str]] = []
+    selected: list[tuple[Row, list[Message], str]] = []
     for row in prepared_rows(settings, book):
         messages = prompt_of(row, settings)
         questions = asked_in(row, messages, settings)
@@ -78,8 +78,8 @@ def _asked(
         if fate is not None:
             book.add(fate, row)
         else:
-            found.append((row, messages, questions[-1] if questions else ""))
-    return found
+            selected.append((row, messages, questions[-1] if questions else ""))
+    return selected
 
 
 def _tokens(
@@ -93,8 +93,8 @@ def _tokens(
     call = template_call(settings)
 
     def make() -> Columns:
-        found = prompts(tokenizer, (messages for _, messages, _ in asked), variables=call)
-        texts = [_text(row, text) for (row, *_), text in zip(asked, found, strict=False)]
+        rendered = prompts(tokenizer, (messages for _, messages, _ in asked), variables=call)
+        texts = [_text(row, text) for (row, *_), text in zip(asked, rendered, strict=False)]
         try:
             ids = encode(tokenizer, texts)["input_ids"] if texts else []
         except Unencodable as error:

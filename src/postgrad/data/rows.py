@@ -42,10 +42,10 @@ def read_rows(settings: RowSettings) -> list[Row]:
     if start is None and stop is None:
         kept = list(itertools.islice(rows, settings.limit))
     else:
-        whole = list(rows)
-        n = len(whole)
-        kept = whole[_bound(start, n) : _bound(stop, n)][: settings.limit]
-        if whole and not kept:
+        unsliced = list(rows)
+        n = len(unsliced)
+        kept = unsliced[_bound(start, n) : _bound(stop, n)][: settings.limit]
+        if unsliced and not kept:
             raise UsageError(
                 f"data.split {settings.split!r} of {settings.path} leaves no row of {n}"
             )
@@ -101,8 +101,8 @@ def _bound(text: str | None, n: int) -> int | None:
 def _local(path: str) -> Path | None:
     """The file or folder of that name; None where there is none."""
     try:
-        found = Path(path).expanduser()
-        return found if found.exists() else None
+        local = Path(path).expanduser()
+        return local if local.exists() else None
     except (OSError, RuntimeError):  # a name that no file can have, a home of nobody
         return None
 

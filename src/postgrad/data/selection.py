@@ -19,13 +19,13 @@ class Selection:
     dedup: Literal["none", "exact", "normalised"] = "none"
     _seen: set[bytes] = field(default_factory=set)
 
-    def left_out(self, asked: Sequence[str], said: Sequence[str]) -> Fate | None:
+    def left_out(self, asked: Sequence[str], texts: Sequence[str]) -> Fate | None:
         """Why a row must not be trained on. asked: its questions, without a template's words; said:
         all texts of it that may share words with a held-out question.
         """
         if self.held_out.has(asked):
             return "excluded"
-        return "contaminated" if self.held_out.shares_words(said) else None
+        return "contaminated" if self.held_out.shares_words(texts) else None
 
     def repeats(self, messages: Sequence[Message]) -> bool:
         """True where a row before had the same messages, in this set or in one before it.
@@ -35,8 +35,10 @@ class Selection:
         if self.dedup == "none":
             return False
         text = question_key if self.dedup == "normalised" else str
-        said = json.dumps([[one["role"], text(one["content"])] for one in messages])
-        key = hashlib.sha256(said.encode()).digest()
+        serialised = json.dumps(
+            [[message["role"], text(message["content"])] for message in messages]
+        )
+        key = hashlib.sha256(serialised.encode()).digest()
         if key in self._seen:
             return True
         self._seen.add(key)

@@ -89,8 +89,8 @@ def template_call(settings: RowSettings) -> dict[str, Any]:
     """
     if not settings.chat_template:
         return settings.chat_template_kwargs
-    own = template_text(settings.chat_template)
-    return {**settings.chat_template_kwargs, "chat_template": own}
+    template = template_text(settings.chat_template)
+    return {**settings.chat_template_kwargs, "chat_template": template}
 
 
 def turn_ends(tokenizer: Any) -> re.Pattern[str]:
@@ -99,7 +99,7 @@ def turn_ends(tokenizer: Any) -> re.Pattern[str]:
     Llama 3's <|eot_id|> and Gemma 3's <end_of_turn> are no named ones (eos, pad, ...): they are
     found among the added tokens. Without any special token nothing is found.
     """
-    added = [str(one) for one in tokenizer.added_tokens_decoder.values() if one.special]
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     marks = {mark for mark in (*tokenizer.all_special_tokens, *added) if mark}
     longest_first = sorted(marks, key=lambda mark: (-len(mark), mark))
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
@@ -116,22 +116,22 @@ def render_conversation(
     """The text of a conversation and where its assistant wrote. Raises Unmarkable as
     render_conversations says, and where its turns are not written one after the other.
     """
-    (found,) = render_conversations(
+    (texts,) = render_conversations(
         tokenizer, [(messages, 0)], ends=ends, turns=turns, variables=variables
     )
-    return whole(found)
+    return single_text(texts)
 
 
-def whole(found: Sequence[Rendered] | Unmarkable) -> Rendered:
+def single_text(texts: Sequence[Rendered] | Unmarkable) -> Rendered:
     """The one text of a conversation. Raises Unmarkable where it has several, or none."""
-    if isinstance(found, Unmarkable):
-        raise found
-    if len(found) > 1:
+    if isinstance(texts, Unmarkable):
+        raise texts
+    if len(texts) > 1:
         raise Unmarkable(
             "the chat template writes an answer in another way when more messages follow, so "
             "that the answers are not of one text"
         )
-    return found[0]
+    return texts[0]
 
 
 def render_conversations(
@@ -156,8 +156,10 @@ def render_conversations(
 
     def rows() -> Iterator[Row]:
         for messages, first in conversations:
-            said = [i for i, one in enumerate(messages) if one["role"] == "assistant"]
-            answers = [i for i in said if i >= first]
+            assistant_turns = [
+                i for i, message in enumerate(messages) if message["role"] == "assistant"
+            ]
+            answers = [i for i in assistant_turns if i >= first]
             answers = answers[-1:] if turns == "last" else answers
             asked.append((messages, answers))
             wanted = [(len(messages), False)]
@@ -195,8 +197,8 @@ def _marked(
         prompt = others.pop(0)
         upto = text if i == len(messages) - 1 else others.pop(0)
         each.append(Rendered(upto, (_span(messages[i], i, upto, prompt, ends),), prompt))
-    if all(text.startswith(one.text[: one.spans[0][1]]) for one in each):
-        return [Rendered(text, tuple(one.spans[0] for one in each), each[0].prompt)]
+    if all(text.startswith(rendering.text[: rendering.spans[0][1]]) for rendering in each):
+        return [Rendered(text, tuple(rendering.spans[0] for rendering in each), each[0].prompt)]
     return each
 
 
@@ -242,24 +244,24 @@ def tokenise(
     """
     if not conversations:
         return []
-    texts = [one.text for one in conversations]
+    texts = [conversation.text for conversation in conversations]
     encoded = encode(tokenizer, texts, return_offsets_mapping=True)
-    prompts = encode(tokenizer, [one.prompt for one in conversations])
-    found: list[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable] = []
-    for number, one in enumerate(conversations):
+    prompts = encode(tokenizer, [conversation.prompt for conversation in conversations])
+    tokenised: list[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable] = []
+    for number, conversation in enumerate(conversations):
         ids = np.array(encoded["input_ids"][number], np.int32)
         offsets = np.array(encoded["offset_mapping"][number], np.int64).reshape(-1, 2)
         mask = np.zeros(len(ids), np.bool_)
-        for start, end in one.spans:
+        for start, end in conversation.spans:
             mask |= (offsets[:, 0] >= start) & (offsets[:, 1] <= end) & (offsets[:, 1] > start)
-        problem = _problem(tokenizer, one, ids, mask, prompts["input_ids"][number])
-        found.append((ids, mask) if problem is None else Unmarkable(problem))
-    return found
+        problem = _problem(tokenizer, conversation, ids, mask, prompts["input_ids"][number])
+        tokenised.append((ids, mask) if problem is None else Unmarkable(problem))
+    return tokenised
 
 
 def _problem(
     tokenizer: Any,
-    one: Rendered,
+    conversation: Rendered,
     ids: NDArray[np.int32],
     mask: NDArray[np.bool_],
     prompt: Sequence[int],
@@ -268,9 +270,9 @@ def _problem(
     if ids[:first].tolist() != list(prompt):
         return (
             "its first tokens are not those of its prompt alone: a token crosses the edge between "
-            f"prompt and answer at {one.prompt[-20:]!r} (data.strip = true may help)"
+            f"prompt and answer at {conversation.prompt[-20:]!r} (data.strip = true may help)"
         )
-    wanted = "".join(one.text[start:end] for start, end in one.spans)
+    wanted = "".join(conversation.text[start:end] for start, end in conversation.spans)
     marked = tokenizer.decode(ids[mask].tolist(), skip_special_tokens=False)
     if "".join(marked.split()) != "".join(wanted.split()):
         return f"its marked tokens say {marked[:60]!r}, the assistant wrote {wanted[:60]!r}"

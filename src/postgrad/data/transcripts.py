@@ -25,8 +25,8 @@ def turns_of(text: str, speakers: tuple[str, str]) -> list[Message]:
     _, *parts = re.split(rf"(?:\A\s*|\n\n)({names}):", text)
     roles = {speakers[0]: "user", speakers[1]: "assistant"}
     return [
-        {"role": roles[name], "content": said.strip()}
-        for name, said in zip(parts[::2], parts[1::2], strict=True)
+        {"role": roles[name], "content": content.strip()}
+        for name, content in zip(parts[::2], parts[1::2], strict=True)
     ]
 
 

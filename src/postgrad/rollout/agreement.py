@@ -12,19 +12,19 @@ AGREEMENT = {"float32": 1e-4, "bfloat16": 5e-3}
 Floats = NDArray[np.float32]
 
 
-def distance(one: Sequence[Floats], two: Sequence[Floats]) -> float:
+def distance(first: Sequence[Floats], second: Sequence[Floats]) -> float:
     """Mean difference of two lists of logprobs of the same tokens, in nats."""
-    return float(np.abs(np.concatenate(one) - np.concatenate(two)).mean())
+    return float(np.abs(np.concatenate(first) - np.concatenate(second)).mean())
 
 
-def agreed(found: Sequence[list[Floats]], dtype: str, title: str) -> list[Floats]:
+def agreed(logprobs: Sequence[list[Floats]], dtype: str, title: str) -> list[Floats]:
     """What the first of several engines said.
 
     dtype: what they compute in. title: what one of them is called.
 
     Raises RunError where another one lies too far from it to have its weights.
     """
-    first, *others = found
+    first, *others = logprobs
     for number, other in enumerate(others, 1):
         apart = distance(first, other)
         if not apart <= AGREEMENT[dtype]:  # NaN is no agreement

@@ -28,7 +28,7 @@ class Curriculum:
 
     def passes_over(self, prompt: Prompt, epoch: int, state: Mapping[str, Any]) -> bool:
         """True where this draw of a row is settled without sampling."""
-        seen = state.get("rows", {}).get(key(prompt))
+        seen = state.get("rows", {}).get(row_key(prompt))
         if seen is None:
             return False
         mean, visited = seen
@@ -50,7 +50,7 @@ class Curriculum:
             scores = judged_scores(group, self._component)
             if len(scores):
                 ticket = group.prompt.ticket
-                rows[key(group.prompt)] = [float(scores.mean()), epoch_of[ticket]]
+                rows[row_key(group.prompt)] = [float(scores.mean()), epoch_of[ticket]]
         return {**state, "rows": rows}
 
     def metrics(self, state: Mapping[str, Any]) -> dict[str, float]:
@@ -64,6 +64,6 @@ class Curriculum:
         return {f"curriculum/bin_{i}": float(bins.count(i)) for i in range(BINS)}
 
 
-def key(prompt: Prompt) -> str:
+def row_key(prompt: Prompt) -> str:
     """What a row is called in the state."""
     return f"{prompt.dataset}:{prompt.row}"

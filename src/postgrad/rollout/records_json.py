@@ -47,13 +47,13 @@ def group_to_json(
     totals, kept = _numbers(group.total), group.kept.tolist()
     lines: list[Json] = []
     for i, rollout in enumerate(group.rollouts):
-        own = columns[i] if columns else {}
+        sample_columns = columns[i] if columns else {}
         line: Json = {
             "step": step,
             "ticket": prompt.ticket,
             "sample": rollout.sample,
             **of_prompt,
-            "turns": _turns_to_json(rollout, decode, own),
+            "turns": _turns_to_json(rollout, decode, sample_columns),
             "policy_version": rollout.versions,
             "finish_reason": rollout.finish_reason,
             "text": rollout.text,
@@ -64,12 +64,10 @@ def group_to_json(
         }
         if details := {name: d[i] for name, d in group.details.items() if d[i] is not None}:
             line["details"] = details
-        if prompt.media:
-            line["media"] = list(prompt.media)
         line |= _of_environment(rollout, group.turn_weight)
         for name in ("advantages", "mask"):
-            if name in own:
-                line[name] = own[name]
+            if name in sample_columns:
+                line[name] = sample_columns[name]
         lines.append(line)
     return lines
 
@@ -84,16 +82,16 @@ def _failures(group: ScoredGroup, sample: int) -> list[Json]:
 
 def _of_environment(rollout: Rollout, turn_weight: float) -> Json:
     """What samples of one turn seldom have."""
-    found: Json = {}
+    fields: Json = {}
     if rollout.answer is not None:
-        found["last_text"] = rollout.answer
+        fields["last_text"] = rollout.answer
     if rollout.columns:
-        found["columns"] = {name: _floats(values) for name, values in rollout.columns.items()}
+        fields["columns"] = {name: _floats(values) for name, values in rollout.columns.items()}
     if rollout.counts:
-        found["counts"] = dict(rollout.counts)
+        fields["counts"] = dict(rollout.counts)
     if turn_weight:
-        found["turn_weight"] = turn_weight
-    return found
+        fields["turn_weight"] = turn_weight
+    return fields
 
 
 def _turns_to_json(rollout: Rollout, decode: Decode, columns: Columns) -> list[Json]:
@@ -111,15 +109,15 @@ def _turns_to_json(rollout: Rollout, decode: Decode, columns: Columns) -> list[J
 def _turn_to_json(turn: Turn, text: str, columns: Columns, cut: slice | None) -> Json:
     """cut: which of the response's tokens it has; None: all."""
     sampled, learned = columns.get("logprobs"), columns.get("learner_logprobs")
-    found: Json = {
+    fields: Json = {
         "author": turn.author,
         "token_ids": turn.token_ids.tolist(),
         "logprobs": _floats(turn.logprobs) if sampled is None else sampled[cut or slice(None)],
         "text": text,
     }
     if learned is not None:
-        found["learner_logprobs"] = learned[cut or slice(None)]
-    return found
+        fields["learner_logprobs"] = learned[cut or slice(None)]
+    return fields
 
 
 def group_from_lines(lines: Sequence[Mapping[str, Any]]) -> ScoredGroup:
@@ -141,7 +139,6 @@ def group_from_lines(lines: Sequence[Mapping[str, Any]]) -> ScoredGroup:
         dataset=first["dataset"],
         row=first["row"],
         metadata=first["metadata"],
-        media=tuple(first.get("media", ())),
     )
     return ScoredGroup(
         prompt=prompt,
@@ -208,7 +205,9 @@ def _floats(values: NDArray[Any]) -> list[float]:
 
 def _numbers(values: NDArray[Any]) -> list[float | None]:
     """As JSON has them: null for what is not finite."""
-    return [one if math.isfinite(one) else None for one in values.astype(np.float64).tolist()]
+    return [
+        number if math.isfinite(number) else None for number in values.astype(np.float64).tolist()
+    ]
 
 
 def _value(number: float | None) -> float:

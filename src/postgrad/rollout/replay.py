@@ -19,8 +19,8 @@ class ReplaySource:
     """
 
     def __init__(self, path: str | Path) -> None:
-        given = Path(path)
-        self._path = given / FILE if given.is_dir() else given
+        location = Path(path)
+        self._path = location / FILE if location.is_dir() else location
         if not readable(self._path):
             raise UsageError(
                 f"rollout.replay_path: no file {self._path}; give a run directory with {FILE}"

@@ -156,12 +156,12 @@ class LiveSource:
     def _metrics(
         rounds: int, groups: int, missing: int, reasons: Mapping[int, Reason]
     ) -> dict[str, float]:
-        found = {
+        counts = {
             "sampling/rounds": rounds,
             "sampling/groups": groups,
             "sampling/filtered_groups": len(reasons),
             "sampling/missing_groups": missing,
         }
         for reason in ("equal", "below", "above", "failed"):
-            found[f"sampling/filtered_{reason}"] = list(reasons.values()).count(reason)
-        return {name: float(value) for name, value in found.items()}
+            counts[f"sampling/filtered_{reason}"] = list(reasons.values()).count(reason)
+        return {name: float(value) for name, value in counts.items()}

@@ -15,10 +15,10 @@ def checked(
     A tied weight may come under either of its names. Raises RunError when one is unknown, missing
     or of another shape: a sampler with half of the new weights is worse than none.
     """
-    own = dict(lm.named_parameters(remove_duplicate=False))
-    missing = {id(parameter): name for name, parameter in own.items()}
+    parameters = dict(lm.named_parameters(remove_duplicate=False))
+    missing = {id(parameter): name for name, parameter in parameters.items()}
     for name, tensor in weights:
-        parameter = own.get(name)
+        parameter = parameters.get(name)
         if parameter is None:
             raise RunError(f"weights for the rollout engine: the model has no {name!r}")
         if parameter.shape != tensor.shape:

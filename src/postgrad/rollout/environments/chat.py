@@ -36,7 +36,7 @@ class Template:
         self._variables = variables
         self._ends = turn_ends(tokenizer)
         added: Mapping[int, Any] = tokenizer.added_tokens_decoder
-        special = {token for token, one in added.items() if one.special}
+        special = {token_id for token_id, added_token in added.items() if added_token.special}
         self._special = special | set(tokenizer.all_special_ids)
         self._after = lru_cache(maxsize=4096)(self._tokens_after)  # games say few things
 
@@ -54,12 +54,12 @@ class Template:
 
         Raises UsageError where the template refuses the messages or drops their text.
         """
-        return self._after(tuple(tuple(one.items()) for one in messages), closed)
+        return self._after(tuple(tuple(message.items()) for message in messages), closed)
 
     def _tokens_after(
         self, messages: tuple[tuple[tuple[str, str], ...], ...], closed: bool
     ) -> NDArray[np.int32]:
-        following = [dict(one) for one in messages]
+        following = [dict(message) for message in messages]
         turn: Message = {"role": "assistant", "content": _TURN}
         try:
             text = render(
@@ -70,10 +70,12 @@ class Template:
             )
         except Unmarkable as error:
             raise _refused(following, str(error)) from error
-        _, found, rest = text.partition(_TURN)
-        for content in [one["content"].strip() for one in following] if found else [_TURN]:
+        _, separator, rest = text.partition(_TURN)
+        for content in (
+            [message["content"].strip() for message in following] if separator else [_TURN]
+        ):
             escaped = json.dumps(content, ensure_ascii=False)[1:-1]  # as Llama 3 writes results
-            if not found or (content not in rest and escaped not in rest):
+            if not separator or (content not in rest and escaped not in rest):
                 raise _refused(following, f"it drops the text {content[:60]!r}")
         end = self._ends.match(rest)
         mark = end[0] if end else ""
@@ -145,8 +147,8 @@ def dialogue(
     chat = build(settings)
     more = chat.variables()
     try:
-        own = variables.get("chat_template")
-        text = tokenizer.get_chat_template(own, more.get("tools"))
+        stated = variables.get("chat_template")
+        text = tokenizer.get_chat_template(stated, more.get("tools"))
     except ValueError as error:
         raise UsageError(f"environment: the tokenizer has no chat template: {error}") from error
     chat = chat.for_template(text)
@@ -156,7 +158,7 @@ def dialogue(
 
 
 def _refused(messages: Sequence[Message], why: str) -> UsageError:
-    roles = ", ".join(dict.fromkeys(one["role"] for one in messages))
+    roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
     return UsageError(
         f"environment: the chat template cannot say a message of role {roles!r} after an "
         f"assistant's turn: {why}; take a tokenizer whose template can"

@@ -49,14 +49,14 @@ class Tool:
     def wrong(self, arguments: Mapping[str, Any]) -> str | None:
         """What is wrong with a call's arguments, or None."""
         parameters = self.schema["function"]["parameters"]
-        known: Mapping[str, Any] = parameters.get("properties", {})
+        properties: Mapping[str, Any] = parameters.get("properties", {})
         for name in parameters.get("required", ()):
             if name not in arguments:
                 return f"the argument {name!r} of {self.name} is missing"
         for name, value in arguments.items():
-            if name not in known:
-                return f"{self.name} has no argument {name!r}; it has: {', '.join(known)}"
-            wanted = known[name].get("type")
+            if name not in properties:
+                return f"{self.name} has no argument {name!r}; it has: {', '.join(properties)}"
+            wanted = properties[name].get("type")
             kinds = _TYPES.get(wanted) if isinstance(wanted, str) else None
             if kinds is None:
                 continue
@@ -112,7 +112,7 @@ class Tools(ChatEnvironment):
 
     @field_validator("tools")
     @classmethod
-    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _resolvable(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         called = [_named(name).__name__ for name in names]
         for name in called:
             if called.count(name) > 1:
@@ -131,14 +131,14 @@ class Tools(ChatEnvironment):
             python_tool.ready()  # now, and not at the first call
         if self.tool_format != "auto":
             return self
-        found = format_of(template)
-        if found is None:
+        tool_format = format_of(template)
+        if tool_format is None:
             raise UsageError(
                 "environment.tool_format: the tokenizer's chat template teaches no format of tool "
                 'calls that is known here: say tool_format = "hermes" or "llama", or take a '
                 "tokenizer whose template does"
             )
-        return self.model_copy(update={"tool_format": found})
+        return self.model_copy(update={"tool_format": tool_format})
 
     def start(self, prompt: Prompt, sample: int) -> Course:
         if self.tool_format == "auto":
@@ -158,7 +158,7 @@ class _Course:
         answers = [self._answer(call) for call in calls]
         malformed = sum(wrong for _, wrong in answers)
         return Reply(
-            messages=tuple({"role": "tool", "content": said} for said, _ in answers),
+            messages=tuple({"role": "tool", "content": content} for content, _ in answers),
             done=not calls,
             reward=malformed * self._rules.malformed_reward,
             counts={"calls": float(len(calls)), "malformed_calls": float(malformed)},

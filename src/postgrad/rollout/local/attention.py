@@ -8,7 +8,7 @@ from torch import Tensor
 from postgrad.models.attention import AttentionContext
 from postgrad.rollout.local.budget import align
 from postgrad.rollout.local.cache import KeyValueCache, LayerShape
-from postgrad.rollout.local.shared import Lanes
+from postgrad.rollout.local.shared import PromptLanes
 
 HIDDEN = (
     -1e30
@@ -59,7 +59,7 @@ class Decoding:
     scaled_dot_product_attention on CPUs.
     """
 
-    def __init__(self, cache: KeyValueCache, lanes: Lanes, places: NDArray[np.int64]) -> None:
+    def __init__(self, cache: KeyValueCache, lanes: PromptLanes, places: NDArray[np.int64]) -> None:
         device = cache.responses.keys[0].device
         self._cache = cache
         self._width = lanes.width
@@ -98,9 +98,9 @@ class Decoding:
 
         [A * heads, 1 or width * groups, old] and [N * heads, 1, new].
         """
-        known = self._bias.get((heads, groups, window, dtype))
-        if known is not None:
-            return known
+        cached = self._bias.get((heads, groups, window, dtype))
+        if cached is not None:
+            return cached
         old = torch.arange(self._old, device=self._places.device)
         new = torch.arange(self._new, device=self._places.device)
         over_prompts = (old >= self._lengths[:, None])[:, None]
@@ -111,14 +111,14 @@ class Decoding:
             last_hidden = (length + self._places - window)[self._rows].view(-1, self._width, 1)
             over_prompts = over_prompts | (old <= last_hidden)
             over_prompts = over_prompts.repeat_interleave(groups, 1)
-        made = tuple(
+        biases = tuple(
             torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
             .masked_fill_(hidden, HIDDEN)
             .repeat_interleave(heads, 0)
             for hidden in (over_prompts, over_responses[:, None])
         )
-        self._bias[heads, groups, window, dtype] = made[0], made[1]
-        return made[0], made[1]
+        self._bias[heads, groups, window, dtype] = biases[0], biases[1]
+        return biases[0], biases[1]
 
     def attend(
         self,
@@ -144,7 +144,7 @@ class Decoding:
         in_lanes = queries.index_select(0, rows_of_lanes)
         over_prompts, over_responses = self._biases(kv_heads, groups, window, query.dtype)
         stretches = len(self._lengths)
-        old, old_sum = _attend(
+        from_prompts, prompt_sum = _attend(
             in_lanes.view(stretches * kv_heads, self._width * groups, dim),
             prompts.keys[layer][:stretches, :, : self._old].flatten(0, 1),
             prompts.values[layer][:stretches, :, : self._old].flatten(0, 1),
@@ -152,7 +152,7 @@ class Decoding:
             scale,
             softcap,
         )
-        own, own_sum = _attend(
+        from_responses, response_sum = _attend(
             queries.view(rows * kv_heads, groups, dim),
             keys[:rows, :, : self._new].flatten(0, 1),
             values[:rows, :, : self._new].flatten(0, 1),
@@ -160,10 +160,16 @@ class Decoding:
             scale,
             softcap,
         )
-        old = old.view(-1, groups * value_dim).index_select(0, lanes_of_rows).view(own.shape)
-        old_sum = old_sum.view(-1, groups).index_select(0, lanes_of_rows).view(own_sum.shape)
-        share = torch.sigmoid(old_sum - own_sum).to(own.dtype)
-        return torch.lerp(own, old, share).view(rows, heads, value_dim)
+        from_prompts = (
+            from_prompts.view(-1, groups * value_dim)
+            .index_select(0, lanes_of_rows)
+            .view(from_responses.shape)
+        )
+        prompt_sum = (
+            prompt_sum.view(-1, groups).index_select(0, lanes_of_rows).view(response_sum.shape)
+        )
+        share = torch.sigmoid(prompt_sum - response_sum).to(from_responses.dtype)
+        return torch.lerp(from_responses, from_prompts, share).view(rows, heads, value_dim)
 
 
 def _attend(

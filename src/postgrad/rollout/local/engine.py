@@ -138,11 +138,11 @@ class LocalEngine:
                 rows, target = (
                     torch.from_numpy(a).to(self._device) for a in (layout.hidden_row, layout.target)
                 )
-                found, _ = target_logprobs(
+                token_logprobs, _ = target_logprobs(
                     self._lm, hidden.index_select(0, rows), target, temperature=temperature
                 )
                 values = np.zeros(tokens, np.float32)
-                values[layout.column] = found.cpu().numpy()
+                values[layout.column] = token_logprobs.cpu().numpy()
                 out += list(columns.like(values))
                 batch = []
         return out

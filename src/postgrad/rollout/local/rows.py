@@ -92,9 +92,11 @@ class Rows:
         n = self.count
         numbers = np.empty(n)
         for seed in np.unique(self.seed[:n]):
-            mine = self.seed[:n] == seed
-            counters = (c[:n][mine] for c in (self.ticket, self.sample, self.turn, self.written))
-            numbers[mine] = seeds.uniform(int(seed), "sample", *counters)
+            same_seed = self.seed[:n] == seed
+            counters = (
+                c[:n][same_seed] for c in (self.ticket, self.sample, self.turn, self.written)
+            )
+            numbers[same_seed] = seeds.uniform(int(seed), "sample", *counters)
         return numbers
 
     def append(self, tokens: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:

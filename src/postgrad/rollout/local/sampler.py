@@ -87,10 +87,12 @@ def _draw(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     stretches = weights.view(count, -1, STRETCH)
     running = running_sums(stretches.sum(-1, dtype=torch.float64))
     total = running[:, -1:]
-    found, rest = _search(running, uniform * total)
-    within = stretches.gather(1, found[..., None].expand(-1, -1, STRETCH))[:, 0]
+    stretch, rest = _search(running, uniform * total)
+    within = stretches.gather(1, stretch[..., None].expand(-1, -1, STRETCH))[:, 0]
     token, _ = _search(running_sums(within), rest)
-    token = (found * STRETCH + token).clamp_(max=vocabulary - 1)  # rows of NaN search past the end
+    token = (stretch * STRETCH + token).clamp_(
+        max=vocabulary - 1
+    )  # rows of NaN search past the end
     return token, total
 
 

@@ -26,7 +26,7 @@ def close_gaps(
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class PromptLanes:
     """The first N rows by the prompts that they read: A stretches of `width` lanes.
 
     lengths: [A] tokens of each prompt. row_of_lane: [A * width], any row where a lane is empty.
@@ -83,7 +83,7 @@ class SharedPrompts:
         self._rows[:left] = np.bincount(stretches, minlength=left)
         return to, source
 
-    def lanes(self, stretches: NDArray[np.int64], rows_computed: int) -> Lanes:
+    def lanes(self, stretches: NDArray[np.int64], rows_computed: int) -> PromptLanes:
         """The lanes of the rows that read `stretches`, of `rows_computed`; the rest are idle."""
         count = int(stretches.max()) + 1
         rows = np.bincount(stretches, minlength=count)
@@ -96,4 +96,4 @@ class SharedPrompts:
         row_of_lane = np.zeros(count * width, np.int64)
         row_of_lane[lane] = np.arange(len(stretches))
         idle = rows_computed - len(stretches)
-        return Lanes(self.length[:count], width, row_of_lane, np.pad(lane, (0, idle)))
+        return PromptLanes(self.length[:count], width, row_of_lane, np.pad(lane, (0, idle)))

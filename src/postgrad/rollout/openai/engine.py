@@ -30,7 +30,7 @@ _NO_WEIGHTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ServerReply:
     """What the server wrote. stopped: by itself, not by the limit."""
 
     text: str
@@ -56,7 +56,7 @@ class OpenAIEngine:
             breaker=Breaker(settings.retries + settings.concurrent, 0.0),
         )
         self._workers = ThreadPoolExecutor(settings.concurrent, "openai")
-        self._open: dict[Future[Reply], tuple[Request, int]] = {}
+        self._open: dict[Future[ServerReply], tuple[Request, int]] = {}
 
     def submit(self, request: Request) -> None:
         """Engine.submit; each sample is a request of its own, so that each is tried again alone."""
@@ -72,7 +72,7 @@ class OpenAIEngine:
         if not self._open:
             return []
         ended, _ = wait(self._open, return_when=FIRST_COMPLETED)
-        return [self._completion(*self._open.pop(one), one) for one in list(ended)]
+        return [self._completion(*self._open.pop(future), future) for future in list(ended)]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Raises UsageError."""
@@ -110,15 +110,15 @@ class OpenAIEngine:
             del body["max_tokens"]
         return body
 
-    def _ask(self, body: Mapping[str, Any]) -> Reply:
+    def _ask(self, body: Mapping[str, Any]) -> ServerReply:
         chat = self._settings.endpoint == "chat"
         return self._servers.ask(
             PATHS[self._settings.endpoint], body, _read_chat if chat else _read
         )
 
-    def _completion(self, request: Request, sample: int, one: Future[Reply]) -> Completion:
+    def _completion(self, request: Request, sample: int, future: Future[ServerReply]) -> Completion:
         try:
-            reply = one.result()
+            reply = future.result()
         except ServerError as error:
             self.close()
             raise RunError(
@@ -149,34 +149,37 @@ def _messages(request: Request) -> list[dict[str, str]]:
     return [dict(message) for message in request.messages]
 
 
-def _sampling(one: SamplingSettings) -> dict[str, Any]:
+def _sampling(sampling: SamplingSettings) -> dict[str, Any]:
     """In the interface's words. Raises UsageError for what it has none for."""
-    if one.top_k or one.min_p:
+    if sampling.top_k or sampling.min_p:
         raise UsageError(
             "rollout.top_k and rollout.min_p are not part of OpenAI's interface: give them in "
             "rollout.openai.extra_body, if the server knows them"
         )
-    said: dict[str, Any] = {"temperature": one.temperature, "max_tokens": one.max_new_tokens}
-    said |= {"top_p": one.top_p} if one.top_p < 1.0 else {}
-    return said | ({"stop": list(one.stop)} if one.stop else {})
+    options: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "max_tokens": sampling.max_new_tokens,
+    }
+    options |= {"top_p": sampling.top_p} if sampling.top_p < 1.0 else {}
+    return options | ({"stop": list(sampling.stop)} if sampling.stop else {})
 
 
-def _read_chat(reply: bytes) -> Reply:
+def _read_chat(reply: bytes) -> ServerReply:
     return _reply(reply, lambda choice: choice["message"]["content"])
 
 
-def _read(reply: bytes) -> Reply:
+def _read(reply: bytes) -> ServerReply:
     return _reply(reply, lambda choice: choice["text"])
 
 
-def _reply(reply: bytes, text_of: Any) -> Reply:
+def _reply(reply: bytes, text_of: Any) -> ServerReply:
     """An empty answer is one; a reply of another shape is none."""
     try:
         choice = json.loads(reply)["choices"][0]
         text, ended = text_of(choice), choice.get("finish_reason")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-        said = reply[:200].decode(errors="replace")
-        raise ServerError(f"the reply is no completion: {said!r}") from error
+        beginning = reply[:200].decode(errors="replace")
+        raise ServerError(f"the reply is no completion: {beginning!r}") from error
     if text is not None and not isinstance(text, str):
         raise ServerError(f"the reply has no text: {str(text)[:200]!r}")
-    return Reply(text or "", ended != "length")
+    return ServerReply(text or "", ended != "length")

@@ -23,7 +23,7 @@ from subprocess import PIPE
 from typing import Any, BinaryIO
 
 from postgrad.core.pipes import die_with_parent, take_pipes, write
-from postgrad.rollout.vllm.protocol import Sampled, Start, line
+from postgrad.rollout.vllm.protocol import SampledTokens, Start, line
 
 Message = dict[str, Any]
 Inbox = SimpleQueue[Message | None]  # None: the controller has gone
@@ -62,7 +62,7 @@ def _work(start: Start, inbox: Inbox, answers: BinaryIO) -> None:
         write(answers, line(message))
 
     try:
-        server = Server(start, tell)
+        server = EngineServer(start, tell)
         tell({"ready": server.facts()})
         server.run(inbox)
         server.close()
@@ -72,7 +72,7 @@ def _work(start: Start, inbox: Inbox, answers: BinaryIO) -> None:
         raise SystemExit(1) from error
 
 
-class Server:
+class EngineServer:
     """One vLLM engine and the messages to it."""
 
     def __init__(self, start: Start, tell: Callable[[Mapping[str, Any]], None]) -> None:
@@ -108,12 +108,12 @@ class Server:
         self._engine.engine_core.shutdown()
 
     def _do(self, message: Message) -> None:
-        what = message.pop("do")
-        if what == "sample":
+        action = message.pop("do")
+        if action == "sample":
             self._sample(**message)
             return
         call = message.pop("call")
-        self._tell({"done": call, "value": self._calls()[what](**message)})
+        self._tell({"done": call, "value": self._calls()[action](**message)})
 
     def _calls(self) -> dict[str, Callable[..., Any]]:
         rpc = self._engine.collective_rpc
@@ -153,7 +153,7 @@ class Server:
             if output.finished:
                 self._tell(asdict(self._sampled(output)))
 
-    def _sampled(self, output: Any) -> Sampled:
+    def _sampled(self, output: Any) -> SampledTokens:
         sample = output.outputs[0]
         if sample.finish_reason not in ("stop", "length"):
             raise RuntimeError(f"sample {output.request_id} ended with {sample.finish_reason}")
@@ -165,7 +165,7 @@ class Server:
         left = len(tokens) - sum(count for _, count in spans)
         versions = [*spans, [self._version, left]] if left else spans
         stopped = sample.finish_reason == "stop"
-        return Sampled(int(output.request_id), tokens, logprobs, stopped, versions)
+        return SampledTokens(int(output.request_id), tokens, logprobs, stopped, versions)
 
     def _score(self, sequences: list[list[int]], temperature: float) -> list[list[float]]:
         """The logprob of each token of each sequence, 0 for the first."""
@@ -176,17 +176,17 @@ class Server:
             detokenize=False,
             output_kind=_final_only(),
         )
-        found: dict[str, list[float]] = {}
+        scores: dict[str, list[float]] = {}
         with self._scored_at(temperature):
             for number, sequence in enumerate(sequences):
                 self._engine.add_request(f"score-{number}", {"prompt_token_ids": sequence}, params)
             while self._engine.has_unfinished_requests():
                 for output in self._engine.step():
                     rows = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
-                    found[output.request_id] = [
+                    scores[output.request_id] = [
                         float(row[token].logprob) if row else 0.0 for token, row in rows
                     ]
-        return [found[f"score-{number}"] for number in range(len(sequences))]
+        return [scores[f"score-{number}"] for number in range(len(sequences))]
 
     @contextmanager
     def _scored_at(self, temperature: float) -> Iterator[None]:
@@ -274,9 +274,9 @@ def _final_only() -> Any:
 
 def _written(states: Mapping[str, Any], name: str) -> int:
     """Tokens that a sample in flight has so far. vLLM adds a suffix to the names of requests."""
-    for one in states.values():
-        if one.external_req_id == name:
-            return one.detokenizer.num_output_tokens()
+    for state in states.values():
+        if state.external_req_id == name:
+            return state.detokenizer.num_output_tokens()
     return 0
 
 

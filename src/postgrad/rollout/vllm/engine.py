@@ -23,12 +23,12 @@ from postgrad.rollout.agreement import agreed
 from postgrad.rollout.engine import Completion, EngineStats, Request
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.vllm.process import Arrived, VLLMProcess
-from postgrad.rollout.vllm.protocol import Sampled
+from postgrad.rollout.vllm.protocol import SampledTokens
 from postgrad.rollout.vllm.shared import buckets, shared
 from postgrad.rollout.vllm.still import STILL_SECONDS, Stillness
 from postgrad.rollout.weights import checked
 
-LOOK = 1.0  # seconds after which processes that say nothing are looked at
+SILENT_SECONDS = 1.0  # seconds after which processes that say nothing are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class VLLMEngine:
         self._calls = 0
         self._values: dict[tuple[int, int], Any] = {}  # of calls, by process and number
         self._done: list[Completion] = []
-        self._names = {id(one): name for name, one in model.skeleton.named_parameters()}
+        self._names = {id(parameter): name for name, parameter in model.skeleton.named_parameters()}
 
     def submit(self, request: Request) -> None:
         """Engine.submit."""
@@ -131,11 +131,11 @@ class VLLMEngine:
             raise RunError("vLLM scores tokens only while no samples are in flight")
         self._wake()
         asked = [np.asarray(sequence).tolist() for sequence in sequences]
-        found = [
+        logprobs = [
             [np.array(row, np.float32) for row in value]
             for value in self._call("score", sequences=asked, temperature=temperature)
         ]
-        return agreed(found, str(self._model.dtype).removeprefix("torch."), "vLLM engine")
+        return agreed(logprobs, str(self._model.dtype).removeprefix("torch."), "vLLM engine")
 
     @property
     def busy(self) -> bool:
@@ -180,12 +180,12 @@ class VLLMEngine:
             self._call("wake")
             self._asleep = False
 
-    def _call(self, what: str, **arguments: Any) -> list[Any]:
+    def _call(self, action: str, **arguments: Any) -> list[Any]:
         """What every process answers, all at work at once."""
         self._calls += 1
         number = self._calls
         for process in self._processes:
-            process.send({"do": what, "call": number, **arguments})
+            process.send({"do": action, "call": number, **arguments})
         places = [(process.number, number) for process in self._processes]
         while any(place not in self._values for place in places):
             self._receive()
@@ -194,7 +194,7 @@ class VLLMEngine:
     def _receive(self) -> None:
         """One message, or a look at the processes where none comes."""
         try:
-            arrived = self._inbox.get(timeout=LOOK)
+            arrived = self._inbox.get(timeout=SILENT_SECONDS)
         except Empty:
             for process in self._processes:
                 if not process.alive:
@@ -210,9 +210,9 @@ class VLLMEngine:
         elif "done" in message:
             self._values[(process.number, message["done"])] = message["value"]
         else:
-            self._done.append(self._completion(Sampled(**message)))
+            self._done.append(self._completion(SampledTokens(**message)))
 
-    def _completion(self, sampled: Sampled) -> Completion:
+    def _completion(self, sampled: SampledTokens) -> Completion:
         request, sample = self._open.pop(sampled.key)
         logprobs = np.array(sampled.logprobs, np.float32)
         if not np.isfinite(logprobs).all():
@@ -233,15 +233,15 @@ class VLLMEngine:
             text=self._model.tokenizer.decode(sampled.tokens, skip_special_tokens=True),
         )
 
-    def _sampling(self, one: SamplingSettings) -> dict[str, Any]:
+    def _sampling(self, sampling: SamplingSettings) -> dict[str, Any]:
         """vLLM's SamplingParams."""
         return {
-            "temperature": one.temperature,
-            "top_p": one.top_p,
-            "top_k": one.top_k,
-            "min_p": one.min_p,
-            "stop": list(one.stop),
-            "max_tokens": one.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "stop": list(sampling.stop),
+            "max_tokens": sampling.max_new_tokens,
             "stop_token_ids": list(self._model.eos),
         }
 

@@ -31,7 +31,7 @@ TIDY = 2.0  # seconds in which its children do so when it is gone
 WORKERS_ERROR = re.compile(
     r"^\(.*?\) ERROR [^]]*\] ((?:[\w.]*(?:Error|Exception): |Worker proc ).*)$", re.MULTILINE
 )
-_LOOK = 20.0  # seconds in which an interpreter says whether it has vLLM
+_IMPORT_SECONDS = 20.0  # seconds in which an interpreter says whether it has vLLM
 # Of the controller's own environment.
 _KEPT_OUT = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *SHAPES_KEPT)
 _ENVIRONMENT = {
@@ -48,7 +48,7 @@ _ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessOptions:
     """Where a process runs. devices: CUDA devices that it sees, None on CPUs; threads: of a CPU."""
 
     python: str
@@ -76,12 +76,12 @@ def interpreter(stated: str | None) -> str:
         )
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     try:
-        found = subprocess.run(
-            [python, "-I", "-c", look], capture_output=True, timeout=_LOOK, check=False
+        ended = subprocess.run(
+            [python, "-I", "-c", look], capture_output=True, timeout=_IMPORT_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{where} = {python} is no Python that starts: {error}") from error
-    if found.returncode:
+    if ended.returncode:
         raise UsageError(f"{where} = {python} has no package vllm: install it there (docs/vllm.md)")
     return python
 
@@ -90,20 +90,20 @@ class VLLMProcess:
     """Started at once; what it says arrives in `inbox`, which several processes may share."""
 
     def __init__(
-        self, number: int, place: Place, start: Start, inbox: "SimpleQueue[Arrived]"
+        self, number: int, options: ProcessOptions, start: Start, inbox: "SimpleQueue[Arrived]"
     ) -> None:
         self.number = number
-        self._log = place.log
+        self._log = options.log
         # The file at which its workers meet: vLLM removes it only where they end by themselves.
         self._own = TemporaryDirectory(prefix="postgrad-vllm-", ignore_cleanup_errors=True)
-        with place.log.open("ab") as log:
+        with options.log.open("ab") as log:
             self._begins = log.tell()
             self._process = subprocess.Popen(
-                [place.python, str(ENTRY)],
+                [options.python, str(ENTRY)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(place),
+                env=_environment(options),
                 start_new_session=True,  # Ctrl-C is for the controller; its workers die with it
                 bufsize=0,
             )
@@ -133,12 +133,12 @@ class VLLMProcess:
         """Whether it runs; one that left its workers behind does not."""
         return self._process.poll() is None
 
-    def error(self, what: str) -> RunError:
+    def error(self, problem: str) -> RunError:
         """What ends a run: what happened, the first error of a worker, and the end of the log."""
-        first = WORKERS_ERROR.search(self._said())
-        told = f"; the first error of its workers: {first[1]}" if first else ""
+        first = WORKERS_ERROR.search(self._log_text())
+        cause = f"; the first error of its workers: {first[1]}" if first else ""
         return RunError(
-            f"vLLM engine {self.number} {what}{told}. The end of {self._log}:\n{self.tail()}"
+            f"vLLM engine {self.number} {problem}{cause}. The end of {self._log}:\n{self.tail()}"
         )
 
     def died(self) -> RunError:
@@ -150,10 +150,10 @@ class VLLMProcess:
 
     def tail(self) -> str:
         """The last lines of its log."""
-        said = self._said()
-        return said if len(said) <= TAIL else said[-TAIL:].partition("\n")[2] or said[-TAIL:]
+        log = self._log_text()
+        return log if len(log) <= TAIL else log[-TAIL:].partition("\n")[2] or log[-TAIL:]
 
-    def _said(self) -> str:
+    def _log_text(self) -> str:
         """Its log, without what engines of an earlier start of the run wrote."""
         with self._log.open("rb") as log:
             log.seek(self._begins)
@@ -183,12 +183,12 @@ class VLLMProcess:
         self.kill()
 
 
-def _environment(place: Place) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if name not in _KEPT_OUT}
-    own |= _ENVIRONMENT
-    if place.devices is None:
-        return own | {"OMP_NUM_THREADS": str(place.threads)}
-    return own | {"CUDA_VISIBLE_DEVICES": ",".join(place.devices)}
+def _environment(options: ProcessOptions) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name not in _KEPT_OUT}
+    environment |= _ENVIRONMENT
+    if options.devices is None:
+        return environment | {"OMP_NUM_THREADS": str(options.threads)}
+    return environment | {"CUDA_VISIBLE_DEVICES": ",".join(options.devices)}
 
 
 def _lives(group: int) -> bool:

@@ -2,7 +2,7 @@
 
     controller -> process                                     process -> controller
     Start, once                                               {"ready": {...}} or {"failed": text}
-    {"do": "sample", "keys", "seeds", "prompt", "sampling"}   Sampled, one for each key
+    {"do": "sample", "keys", "seeds", "prompt", "sampling"}   SampledTokens, one for each key
     {"do": what, "call": number, ...}                         {"done": number, "value": ...}
 
 Both sides import this file: it must not need more than the standard library, since vLLM lives in
@@ -41,7 +41,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledTokens:
     """One sample as vLLM wrote it. versions: [[policy version, tokens], ...] in order."""
 
     key: int

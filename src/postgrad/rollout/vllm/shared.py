@@ -23,7 +23,7 @@ def buckets(
 ) -> Iterator[dict[str, Tensor]]:
     """Whole weights in `dtype` on the CPU, each copied, in portions of `size` bytes."""
     copied = (
-        (name, one.detach().to("cpu", dtype, copy=True).contiguous()) for name, one in weights
+        (name, weight.detach().to("cpu", dtype, copy=True).contiguous()) for name, weight in weights
     )
     return (dict(some) for some in portions(copied, size))
 

@@ -27,7 +27,7 @@ from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.stops import eos_token_ids
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.vllm.engine import Model, VLLMEngine
-from postgrad.rollout.vllm.process import Arrived, Place, VLLMProcess, interpreter
+from postgrad.rollout.vllm.process import Arrived, ProcessOptions, VLLMProcess, interpreter
 from postgrad.rollout.vllm.protocol import Start
 
 BLOCK = 128  # places of a block of vLLM's cache on CPUs: a sequence fills its last one in part
@@ -73,14 +73,14 @@ def start(
     Raises UsageError where the environment or the devices are not there, and RunError with the end
     of the log where vLLM does not start.
     """
-    one = settings.vllm
-    python = interpreter(one.python)
+    vllm = settings.vllm
+    python = interpreter(vllm.python)
     cpu = device.type == "cpu"
-    if cpu and one.sleep:
+    if cpu and vllm.sleep:
         raise UsageError("rollout.vllm.sleep: vLLM cannot sleep on a CPU; leave it out")
-    devices = None if cpu else _devices(one.engines, one.tensor_parallel)
+    devices = None if cpu else _devices(vllm.engines, vllm.tensor_parallel)
     shares = devices is not None and any(_learners_device() in few for few in devices)
-    what = _told(path, settings, model, sizes, cpu=cpu, shares=shares)
+    message = _start_message(path, settings, model, sizes, cpu=cpu, shares=shares)
     inbox: SimpleQueue[Arrived] = SimpleQueue()
     with ExitStack() as started:
         if logs is None:
@@ -88,18 +88,18 @@ def start(
             started.callback(shutil.rmtree, logs)
         logs.mkdir(exist_ok=True)
         processes: list[VLLMProcess] = []
-        for number in range(one.engines):
-            own = devices[number] if devices is not None else None
-            place = Place(python, threads, own, _log(logs, number))
-            processes.append(VLLMProcess(number, place, what, inbox))
+        for number in range(vllm.engines):
+            visible = devices[number] if devices is not None else None
+            options = ProcessOptions(python, threads, visible, _log(logs, number))
+            processes.append(VLLMProcess(number, options, message, inbox))
             started.callback(processes[-1].close)
-        engine = VLLMEngine(processes, inbox, model, sleeps=what.sleep)
-        engine.ready(one.start_seconds)
+        engine = VLLMEngine(processes, inbox, model, sleeps=message.sleep)
+        engine.ready(vllm.start_seconds)
         engine.on_close(started.pop_all())
     return engine
 
 
-def _told(
+def _start_message(
     path: str,
     settings: RolloutSettings,
     model: Model,
@@ -109,7 +109,7 @@ def _told(
     shares: bool,
 ) -> Start:
     """What every process is told. shares: some device of theirs is the learner's too."""
-    one = settings.vllm
+    vllm = settings.vllm
     name, revision = split_revision(path)
     return Start(
         model=str(Path(path).resolve()) if Path(path).is_dir() else name,
@@ -118,10 +118,10 @@ def _told(
         max_len=model.max_len,
         slots=sizes.slots,
         cache_bytes=_cache_bytes(path, settings, model.dtype, sizes, cpu=cpu),
-        tensor_parallel=one.tensor_parallel,
-        memory_fraction=one.memory_fraction,
-        eager=cpu if one.eager is None else one.eager,
-        sleep=shares if one.sleep is None else one.sleep,
+        tensor_parallel=vllm.tensor_parallel,
+        memory_fraction=vllm.memory_fraction,
+        eager=cpu if vllm.eager is None else vllm.eager,
+        sleep=shares if vllm.sleep is None else vllm.sleep,
         whole_prompts=cpu,
     )
 
@@ -149,8 +149,8 @@ def _devices(engines: int, tensor_parallel: int) -> list[tuple[str, ...]]:
     """The CUDA devices of each engine, from the last one on: the learner has the first. With too
     few for that they share. Raises UsageError where one engine has too few.
     """
-    stated = os.environ.get("CUDA_VISIBLE_DEVICES")
-    there = stated.split(",") if stated else [str(i) for i in range(torch.cuda.device_count())]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    there = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
     if tensor_parallel > len(there):
         raise UsageError(
             f"rollout.vllm.tensor_parallel = {tensor_parallel}: this machine has {len(there)} GPUs"
@@ -168,5 +168,5 @@ def _devices(engines: int, tensor_parallel: int) -> list[tuple[str, ...]]:
 
 
 def _learners_device() -> str:
-    stated = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return stated.split(",")[0] if stated else "0"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",")[0] if visible else "0"

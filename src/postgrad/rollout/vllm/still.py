@@ -36,13 +36,13 @@ class Stillness:
 
 def _spent(pids: Iterable[int]) -> dict[int, float] | None:
     """Seconds of processors by process; None where one is at work now."""
-    found: dict[int, float] = {}
+    spent: dict[int, float] = {}
     for pid in pids:
         with suppress(psutil.NoSuchProcess):  # it has ended, which its pipe says
             leader = psutil.Process(pid)
-            for one in (leader, *leader.children(recursive=True)):
+            for process in (leader, *leader.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):
-                    if one.status() not in _WAITS:
+                    if process.status() not in _WAITS:
                         return None
-                    found[one.pid] = sum(one.cpu_times()[:2])
-    return found
+                    spent[process.pid] = sum(process.cpu_times()[:2])
+    return spent

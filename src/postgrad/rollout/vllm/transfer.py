@@ -80,11 +80,11 @@ def pack_tied_heads(model: torch.nn.Module) -> None:
     a head that is tied to the embedding, so that vLLM 0.32 leaves its copy as it was first loaded
     (the sampler then goes on with the old head): it is packed again from the new embedding.
     """
-    heads = [one for one in model.modules() if isinstance(one, ParallelLMHead)]
+    heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
     for head in heads:
         method: Any = head.quant_method
-        others = (one for one in model.modules() if one is not head)
-        if any(getattr(one, "weight", None) is head.weight for one in others):
+        others = (module for module in model.modules() if module is not head)
+        if any(getattr(module, "weight", None) is head.weight for module in others):
             method.process_weights_after_loading(head)
 
 
