@@ -1,4 +1,4 @@
-"""Tokens of preferences, and which rows of a dataset give any."""
+"""Preference rows as tokens: reading, filtering, rendering and cutting to data.max_len."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -33,13 +33,13 @@ Read = Callable[[Row, PairSettings], PreferenceRow]
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """One conversation. ids: [T] int32; mask: [T] True at the answer's tokens."""
+    """One conversation of T tokens."""
 
-    ids: NDArray[np.int32]
-    mask: NDArray[np.bool_]
+    ids: NDArray[np.int32]  # [T] token ids
+    mask: NDArray[np.bool_]  # [T] True at the answer's tokens
 
     def cut(self, limit: int) -> "Tokens":
-        """Its first `limit` tokens."""
+        """The conversation's first `limit` tokens."""
         return Tokens(self.ids[:limit], self.mask[:limit])
 
 
@@ -50,9 +50,10 @@ def load_answers(
     selection: Selection | None,
     cache: TokenCache | None,
 ) -> tuple[list[tuple[PreferenceRow, list[Tokens]]], RowAccount]:
-    """The rows that are kept, each with its conversations' tokens, and where every row went.
+    """The rows that are kept, each with the tokens of its conversations, and the account of all.
 
-    Raises UsageError that names the first row that cannot be read or marked.
+    read: pair_of or labelled_of. Raises UsageError that names the first row that cannot be read,
+    or whose answer tokens the chat template cannot mark.
     """
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
@@ -78,7 +79,7 @@ def load_answers(
 def _selected(
     settings: PairSettings, read: Read, selection: Selection, book: Bookkeeper
 ) -> list[PreferenceRow]:
-    """The rows that may be trained on."""
+    """The rows that may be tokenised; the others are counted in `book` with their fates."""
     selected: list[PreferenceRow] = []
     shapes: Counter[str] = Counter()
     inside = 0
@@ -98,7 +99,7 @@ def _selected(
 
 
 def _before_tokens(preference: PreferenceRow, selection: Selection) -> Fate | None:
-    """Why a row is not tokenised."""
+    """Why a row is left out before it is tokenised, or None where it is not."""
     if preference.equal:
         return "equal"
     if preference.empty:
@@ -116,7 +117,7 @@ def _columns(
     cache: TokenCache | None,
     notes: list[str],
 ) -> Columns:
-    """token_ids and loss_mask of each conversation of each row, one after the other."""
+    """Columns token_ids and loss_mask: an entry for each conversation, row after row."""
     call = template_call(settings)
     conversations = [
         (preference.row, messages, preference.first)
@@ -156,12 +157,16 @@ def _columns(
 
 
 def _ended(ids: NDArray[np.int32], mask: NDArray[np.bool_]) -> Tokens:
-    """Without what the template writes after the last answer: a rollout ends there too."""
+    """The tokens up to the end of the last answer: a rollout ends there too, so what the template
+    writes behind it is dropped.
+    """
     return Tokens(ids, mask).cut(int(np.flatnonzero(mask)[-1]) + 1 if mask.any() else 0)
 
 
 def _fate(row: Row, tokens: Sequence[Tokens], settings: PairSettings) -> Fate:
-    """What becomes of a row's tokens; whether a cut leaves enough is asked after it."""
+    """The fate of a tokenised row. For "truncated" the caller checks that the cut leaves an answer.
+    Raises UsageError where it is too long and data.on_too_long = "error".
+    """
     if len(tokens) == 2 and np.array_equal(tokens[0].ids, tokens[1].ids):
         return "equal"  # texts that the chat template writes alike
     longest = max(len(conversation.ids) for conversation in tokens)
@@ -176,13 +181,17 @@ def _fate(row: Row, tokens: Sequence[Tokens], settings: PairSettings) -> Fate:
 
 
 def _teaches(tokens: Sequence[Tokens]) -> bool:
-    """Every answer has a token that something predicts, and a pair's two are not the same."""
+    """Whether there is anything to learn: every answer has a token with a token before it that
+    predicts it, and the two of a pair differ.
+    """
     same = len(tokens) == 2 and np.array_equal(tokens[0].ids, tokens[1].ids)
     return not same and all(conversation.mask[1:].any() for conversation in tokens)
 
 
 def _compared_messages(preference: PreferenceRow) -> list[Message]:
-    """What two rows that are one have in common."""
+    """The messages that data.dedup compares: the label, then all conversations with marks between
+    them.
+    """
     label = "" if preference.is_pair else str(preference.desirable)
     first, *others = preference.conversations
     parted = [[{"role": "or", "content": ""}, *other] for other in others]

@@ -1,5 +1,5 @@
-"""A row of preferences as conversations: two answers of which one is preferred, or one answer with
-a label. What shape a row has is found from the row itself.
+"""Preference rows as conversations: two answers of which one is preferred, or one answer with a
+label. The row's own columns and values decide which shape it has (docs/data.md lists them).
 """
 
 from dataclasses import dataclass
@@ -17,30 +17,27 @@ LARGEST = 3e38  # a margin is a float32 in the loss
 
 @dataclass(frozen=True, slots=True)
 class PreferenceRow:
-    """conversations: the chosen and the rejected one, or one that has a label. first: the message
-    from which on the assistant's turns are the answer; in a pair, the first that differs.
-    shape: how the row was read, for the account.
-    """
+    """A row of preferences: a pair of conversations, or one with a label."""
 
     row: Row
-    shape: str
-    conversations: tuple[list[Message], ...]
-    first: int
-    desirable: bool = True
+    shape: str  # how the row was read, for the account: "pairs of whole conversations"
+    conversations: tuple[list[Message], ...]  # (chosen, rejected), or (labelled,)
+    first: int  # index of the message where answers begin; in a pair the first that differs
+    desirable: bool = True  # the label; True for pairs, where nothing reads it
 
     @property
     def is_pair(self) -> bool:
-        """Two conversations, not one with a label."""
+        """Whether there are two conversations, not one with a label."""
         return len(self.conversations) == 2
 
     @property
     def equal(self) -> bool:
-        """True for a pair that says the same twice."""
+        """Whether the two conversations of a pair are the same."""
         return self.is_pair and self.conversations[0] == self.conversations[1]
 
     @property
     def empty(self) -> bool:
-        """True where a conversation does not end with an answer, or an answer in it is empty."""
+        """Whether a conversation ends without an answer, or an answer in it is blank."""
         return any(
             conversation[-1]["role"] != "assistant"
             or any(
@@ -52,12 +49,16 @@ class PreferenceRow:
 
     @property
     def complete(self) -> bool:
-        """False for a pair of which one conversation is the beginning of the other."""
+        """Whether every conversation has a message at `first`: not so in a pair of which one
+        conversation is only the beginning of the other.
+        """
         return all(self.first < len(conversation) for conversation in self.conversations)
 
     @property
     def parts_inside_a_turn(self) -> bool:
-        """True for a pair whose first two texts that differ begin alike."""
+        """Whether the first two messages of a pair that differ begin with the same character: they
+        part in the middle of a turn.
+        """
         if not self.is_pair or not self.complete:
             return False
         chosen, rejected = (messages[self.first]["content"] for messages in self.conversations)
@@ -65,8 +66,9 @@ class PreferenceRow:
 
     @property
     def question(self) -> list[str]:
-        """All that the user said before the answer; none where that is nothing. The last message
-        alone would be "go on" in conversations that have nothing else in common.
+        """All texts of the user before the answer, joined into one question; [] if there are none.
+
+        The last message alone would not do: it may be "go on" in unrelated conversations.
         """
         before = self.conversations[0][: self.first]
         texts = [turn["content"] for turn in before if turn["role"] == "user"]
@@ -74,8 +76,8 @@ class PreferenceRow:
 
     @property
     def messages(self) -> list[Message]:
-        """Everything that is said, once: the messages of the first conversation, then how the other
-        one goes on.
+        """Every message once: the first conversation, then the other one's messages from `first`
+        on.
         """
         first, *others = self.conversations
         return [*first, *(turn for conversation in others for turn in conversation[self.first :])]
@@ -123,7 +125,10 @@ def labelled_of(row: Row, settings: PairSettings) -> PreferenceRow:
 
 
 def margin_of(row: Row, settings: PairSettings) -> float:
-    """How much better chosen is; 0 where no column says it."""
+    """How much better the chosen answer is, from column data.margin; 0 where none is named.
+
+    Raises UsageError where the value is no number, or none that a float32 holds.
+    """
     if not settings.margin:
         return 0.0
     value = column(row, settings.margin, "data.margin")
@@ -137,7 +142,7 @@ def margin_of(row: Row, settings: PairSettings) -> float:
 
 
 def rest_of(row: Row, settings: PairSettings) -> dict[str, Any]:
-    """The columns that a pair is not made of, such as the subset of RewardBench."""
+    """The columns that are neither answers, margin nor prompt, such as RewardBench's `subset`."""
     prompt = DEFAULT_PROMPT if settings.prompt is None else settings.prompt
     read = {settings.chosen, settings.rejected, settings.margin, prompt}
     return {name: value for name, value in row.values.items() if name not in read}
@@ -146,9 +151,10 @@ def rest_of(row: Row, settings: PairSettings) -> dict[str, Any]:
 def _conversations(
     row: Row, settings: PairSettings, columns: dict[str, str]
 ) -> tuple[str, list[list[Message]], int | None]:
-    """(shape, the conversation of each column, messages before the answers where they are apart).
+    """(shape, the conversation of each column, how many messages come before the answers). The last
+    is None where a column holds whole conversations, prompt included.
 
-    columns: name -> the recipe's key.
+    columns: column name -> recipe key, {"good": "data.chosen"}.
     """
     values = {name: column(row, name, key) for name, key in columns.items()}
     if all(isinstance(value, str) for value in values.values()):
@@ -214,7 +220,9 @@ def _of_messages(
 
 
 def _prompt(row: Row, settings: PairSettings) -> tuple[list[Message], str, bool] | None:
-    """(what is answered, its column, whether it is a transcript); None where no column has it."""
+    """(messages that are answered, name of their column, whether it held a transcript); None where
+    the row has no such column.
+    """
     name = settings.prompt
     if name is None and DEFAULT_PROMPT in row.values:
         name = DEFAULT_PROMPT

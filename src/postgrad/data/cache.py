@@ -1,7 +1,7 @@
-"""Tokens of a dataset, kept for the next run under a hash of everything that they depend on.
+"""A cache of tokenised datasets on disk, keyed by a hash of everything that the tokens depend on.
 
-Rows are always read, filtered and mapped anew: that is a hundredth of the time, and so the hash can
-be of the messages themselves. A changed file, function or dataset on the hub gives another hash.
+Rows are read, filtered and mapped again in every run, which takes a hundredth of the time. So the
+hash covers the messages themselves: a changed file, function or hub dataset gives another hash.
 """
 
 import hashlib
@@ -24,15 +24,15 @@ from postgrad.data import templates
 from postgrad.data.messages import Message
 from postgrad.models import render_child, rendering
 
-SMALLEST = 1000  # rows; fewer are tokenised about as fast as a file is found, read and hashed
+SMALLEST = 1000  # rows; fewer are tokenised about as fast as a cache entry is read and hashed
 Columns = Mapping[str, Ragged]  # token_ids: int32; loss_mask, starts: bool
 
 
 class TokenCache:
-    """The entries that one tokenizer made. An entry is one file, written whole or not at all."""
+    """Cached columns of one tokenizer. An entry is one safetensors file, replaced atomically."""
 
     def __init__(self, tokenizer: Any, folder: Path | None = None) -> None:
-        """folder: `cache_folder()` where none is given."""
+        """folder: where entries lie; None: `cache_folder()`."""
         self._tokenizer = tokenizer
         self._folder = folder or cache_folder()
 
@@ -44,10 +44,11 @@ class TokenCache:
         make: Callable[[], Columns],
         notes: list[str],
     ) -> Columns:
-        """What `make` returns, from the cache where it is there: the same bits.
+        """The columns that `make` computes, bit for bit, from the cache where they are there.
 
-        call: templates.template_call; how: what else decides the tokens, in a word. An entry that
-        is damaged is made again, one that cannot be written is not kept: `notes` say so.
+        messages: one conversation an entry, part of the key. call: from templates.template_call,
+        part of the key. how: whatever else decides the tokens, as text. notes: gets a line where an
+        entry was used, was damaged and made again, or could not be written.
         """
         if len(messages) < SMALLEST or self._reads_the_clock(call):
             return make()
@@ -74,7 +75,9 @@ class TokenCache:
         return columns
 
     def _reads_the_clock(self, call: Mapping[str, Any]) -> bool:
-        """Such a template writes another date tomorrow (Llama 3.2's does, unless it is given)."""
+        """Whether the chat template writes today's date, as Llama 3.2's does where none is given:
+        such tokens are not cached.
+        """
         return "strftime_now" in str(call.get("chat_template", self._tokenizer.chat_template))
 
     def _key(self, messages: Sequence[Sequence[Message]], call: Mapping[str, Any], how: str) -> str:
@@ -87,7 +90,9 @@ class TokenCache:
 
     @cached_property
     def _made_by(self) -> list[Any]:
-        """The tokenizer with its template, and the code: ours by its text, others by version."""
+        """What made the tokens, for the key: the tokenizer with its template, our code as a hash of
+        its text, and the versions of other libraries.
+        """
         tokenizer = self._tokenizer
         code = hashlib.sha256()
         for module in (templates, rendering, render_child):
@@ -126,7 +131,7 @@ def _write(path: Path, columns: Columns) -> None:
 
 
 def _read(path: Path, rows: int) -> Columns:
-    """Raises ValueError where the content is not what was written."""
+    """The columns of an entry of `rows` rows. Raises ValueError where its hash or size is wrong."""
     with safe_open(path, "np") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         wanted = (file.metadata() or {}).get("sha256")
