@@ -1,4 +1,4 @@
-"""Rows of JSON-lines and Parquet files, each with the place it came from."""
+"""Rows of JSON-lines and Parquet files, each with the place that messages name."""
 
 import gzip
 import json
@@ -86,8 +86,8 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Values]]:
 def _object(line: bytes, place: str, *, first: bool) -> Values:
     if len(line) > LONGEST_LINE:
         raise UsageError(
-            f"{place}: the line has more than {LONGEST_LINE >> 20} MiB: a row is no longer; is the "
-            "file of JSON lines, and whole?"
+            f"{place}: the line has more than {LONGEST_LINE >> 20} MiB, the most that a row may "
+            "have; is this a complete file of JSON lines?"
         )
     try:
         text = line.decode("utf-8-sig" if first else "utf-8")
@@ -110,7 +110,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of which no name stands twice: the last value would win without a word."""
+    """A JSON object. Raises ValueError for a repeated name, whose last value would win silently."""
     members = dict(pairs)
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]
@@ -120,8 +120,8 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_depth(value: Any) -> None:
-    """Raises ValueError where lists and objects are nested deeper than what writes them again can
-    (orjson 254, json 1000 less the depth of the call).
+    """Raises ValueError where lists and objects are nested deeper than DEEPEST: the writers of run
+    files have limits too (orjson 254, json 1000 less the depth of the call).
     """
     level = [value]
     for _ in range(DEEPEST):
@@ -156,7 +156,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Values]]:
         raise
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"{path}: not a Parquet file that can be read: {error}") from error
-    except Exception as error:  # dates, zones and text that Python has none of raise what they like
+    except Exception as error:  # dates or text that Python cannot hold raise errors of any type
         raise UsageError(
             f"{path}: rows from {row} on hold a value that cannot be read: {error!r}; leave the "
             "column out of the file, or write it as text"
@@ -164,8 +164,8 @@ def _parquet(path: Path) -> Iterator[tuple[str, Values]]:
 
 
 def holds_bytes(kind: Any) -> bool:
-    """Whether an Arrow type has images, sounds or other bytes: no verifier reads them and they are
-    not JSON.
+    """Whether an Arrow type holds bytes (images, sounds): they are not JSON and no verifier reads
+    them, so such columns are left out.
     """
     import pyarrow as pa
 
@@ -186,5 +186,5 @@ def plain(value: Any) -> Any:
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, float) and not math.isfinite(value):
-        return None  # not a number, as pandas writes what is missing; JSON has none
+        return None  # NaN is how pandas writes a missing value; JSON has no NaN
     return str(value) if isinstance(value, Decimal | timedelta) else value

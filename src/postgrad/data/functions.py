@@ -16,10 +16,10 @@ Function = Callable[[dict[str, Any]], Any]
 
 
 def prepared_rows(settings: RowSettings, book: Bookkeeper | None = None) -> list[Row]:
-    """The rows that data.filter keeps, each as data.map returns it. book: told of the others.
+    """The rows that data.filter keeps, each as data.map returns it. book: counts the filtered ones.
 
-    Both functions get a dict of their own. Raises UsageError that names row and function where one
-    raises, or returns what is no bool or no row of JSON values.
+    Both functions get a copy of the row as a dict. Raises UsageError that names row and function
+    where one raises, or returns what is no bool or no row of JSON values.
     """
     keep = _function(settings.filter, "data.filter")
     change = _function(settings.map, "data.map")
@@ -65,7 +65,7 @@ def _kept(function: Function, row: Row, name: str) -> bool:
 
 
 def _mapped(function: Function, row: Row, name: str) -> Row:
-    """Through JSON, so that what follows sees the values that a file could have had."""
+    """The row that data.map returns, passed through JSON so that its values are those of a file."""
     value = _called(function, row, f"data.map {name!r}")
     problem = "a row is a dict" if not isinstance(value, dict) else None
     if problem is None and not all(isinstance(key, str) for key in value):

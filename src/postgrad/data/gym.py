@@ -1,8 +1,8 @@
 """Rows made by reasoning-gym: procedural problems with answers and their own scorers.
 
-Some tasks walk through sets, so that the order of hashes decides their problems (word_ladder,
-ransom_note, polynomial_multiplication and others): all are made in a process whose order is fixed,
-`python -m postgrad.data.gym`, as it is in the workers that score them.
+Some tasks iterate over sets, so the order of hashes decides their problems (word_ladder,
+ransom_note, polynomial_multiplication and others). All are made in a process with a fixed hash
+seed, `python -m postgrad.data.gym`; the workers that score them have the same seed.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from postgrad.core.seeds import integer
 from postgrad.data.files import Values
 
 PREFIX = "reasoning-gym:"
-KEPT = 4  # tasks: a run reads its sets again and again, and to make one takes seconds
+KEPT = 4  # tasks in memory: a run reads its sets several times, and making one takes seconds
 _cached_entries: dict[str, list[Values]] = {}
 
 
@@ -49,7 +49,7 @@ def read_gym(
 
 
 def _ask(request: str) -> list[Values]:
-    """The entries, made in a process of its own."""
+    """The entries of a request, made in a separate process. Raises UsageError where it refuses."""
     ended = subprocess.run(
         [sys.executable, "-m", "postgrad.data.gym"],
         input=request,
@@ -68,7 +68,7 @@ def _ask(request: str) -> list[Values]:
 
 
 def main() -> None:
-    """Standard input: a request; standard output: its entries, or why there are none."""
+    """Reads a request from standard input; writes {"entries": [...]} or {"refused": reason}."""
     task, parameters, arguments = json.loads(sys.stdin.read())
     output, sys.stdout = sys.stdout, sys.stderr  # what the library prints is no answer
     try:

@@ -38,15 +38,15 @@ def read_hub(
 
 
 def cached_datasets(path: str) -> list[str]:
-    """Commits of a dataset of the hub whose rows `datasets` has in its cache."""
+    """The commits of a hub dataset whose rows are in the cache of `datasets`."""
     return sorted(
         {folder.name for folder in _folder(path).glob("*/*/*") if COMMIT.fullmatch(folder.name)}
     )
 
 
 def dataset_commit(path: str, revision: str | None) -> str:
-    """core.hub.commit_of of a dataset; where neither hub nor its cache know main, the commit whose
-    rows `datasets` has prepared last. Raises UsageError where there is none.
+    """The commit that `revision` names. Where neither the hub nor its cache knows main, it is the
+    commit whose rows `datasets` prepared last. Raises UsageError where there is none.
     """
     if revision in cached_datasets(path):
         return str(revision)
@@ -73,7 +73,7 @@ def _folder(path: str) -> Path:
 
 
 def _commit_of(table: Any) -> str | None:
-    """The commit whose rows a table has, by the folder of its files; None where that says none."""
+    """The commit of a table's rows: the name of its cache folder, None if that is no commit."""
     files = table.cache_files
     name = Path(files[0]["filename"]).parent.name if files else ""
     return name if COMMIT.fullmatch(name) else None
@@ -84,7 +84,10 @@ def _is_another(commit: str, revision: str | None) -> bool:
 
 
 def _cached(path: str, name: str | None, split: str, commit: str, newest: str) -> Any:
-    """The rows of a commit that is in the cache and not the newest there. Raises ValueError."""
+    """The rows of a cached commit that is not the newest in the cache.
+
+    Raises ValueError where the cache does not have it exactly once.
+    """
     from datasets.packaged_modules.cache.cache import Cache
 
     there = sorted(_folder(path).glob(f"{name or '*'}/*/{commit}"))

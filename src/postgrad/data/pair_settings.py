@@ -1,4 +1,4 @@
-"""What a recipe says about a dataset of preferences."""
+"""The recipe's settings of a dataset of preferences."""
 
 from typing import Self
 

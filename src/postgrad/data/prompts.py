@@ -1,4 +1,4 @@
-"""Prompts by ticket: what the policy reads, with the reference answer."""
+"""Prompts by ticket: the tokens that the policy reads, with the reference answer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from postgrad.data.templates import Unencodable, Unmarkable, encode, prompts, te
 
 
 class PromptSet(DrawnSet[Prompt]):
-    """The prompts of a dataset that fit."""
+    """The prompts of a dataset that leave room for a response."""
 
 
 def load_prompts(
@@ -31,7 +31,8 @@ def load_prompts(
     selection: Selection | None = None,
     cache: TokenCache | None = None,
 ) -> PromptSet:
-    """Reads, renders and tokenises a dataset. selection: what the run leaves out of all its sets.
+    """Reads, renders and tokenises a dataset. selection: held-out questions and duplicates, shared
+    by all sets of the run.
 
     A prompt over `max_prompt_tokens` is dropped, cut to its last tokens, or an error, as
     settings.on_too_long says. Raises UsageError that names row and column of what is wrong, and
@@ -69,7 +70,7 @@ def load_prompts(
 def _asked(
     settings: DataSettings, selection: Selection, book: Bookkeeper
 ) -> list[tuple[Row, list[Message], str]]:
-    """The rows that may be asked, each with its messages and the last of its questions."""
+    """(row, messages, last question) of each row that may be sampled from."""
     selected: list[tuple[Row, list[Message], str]] = []
     for row in prepared_rows(settings, book):
         messages = prompt_of(row, settings)
@@ -127,14 +128,16 @@ def _text(row: Row, text: str | Unmarkable) -> str:
 
 
 def _rest(row: Row, settings: DataSettings) -> dict[str, Any]:
-    """What else a verifier may want of a row; where a template has several columns, those too."""
+    """The columns that verifiers get as metadata: all but question, answer and messages; those of
+    a template with several columns are kept.
+    """
     asked = {name for _, name in template_parts(settings.template)} - {None} or {settings.prompt}
     read = {settings.answer, settings.messages, *(asked if len(asked) == 1 else ())}
     return {key: value for key, value in row.values.items() if key not in read}
 
 
 def unencodable(row: Row, error: Unencodable) -> UsageError:
-    """What is told of a row whose text the tokenizer cannot write."""
+    """The error for a row with a character that the tokenizer cannot encode."""
     return UsageError(
         f"{row.place}: row {row.index} has a character that the tokenizer lacks ({error}); mend "
         'the row, or take a tokenizer that knows every text (model.init.tokenizer.kind = "bpe")'

@@ -1,7 +1,7 @@
-"""Chat templates: text once, token ids once, and which tokens the assistant wrote.
+"""Chat templates: conversations as text and token ids, and which tokens the assistant wrote.
 
-Loss masks come from token offsets, so templates need no {% generation %} marks; what a template
-cannot show is refused rather than guessed.
+Loss masks come from the offsets of tokens in the text, so templates need no {% generation %} marks.
+Where a mask cannot be told from the text, the conversation is refused: nothing is guessed.
 """
 
 import re
@@ -48,19 +48,17 @@ def encode(tokenizer: Any, texts: Sequence[str], **more: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation as text. spans: [start, end) characters that bear loss. prompt: what the
-    policy reads before the first of them.
-    """
+    """A conversation as the chat template writes it."""
 
     text: str
-    spans: tuple[tuple[int, int], ...]
-    prompt: str
+    spans: tuple[tuple[int, int], ...]  # [start, end) in characters, of what bears loss
+    prompt: str  # what the policy reads before the first span, the generation prompt included
 
 
 def render(
     tokenizer: Any, messages: Sequence[Message], *, generation: bool, variables: Mapping[str, Any]
 ) -> str:
-    """Messages as the template writes them; `generation`: with the start of an answer.
+    """Messages as the template writes them; `generation`: with the generation prompt at the end.
 
     Raises Unmarkable where the template refuses them.
     """
@@ -84,8 +82,8 @@ def prompts(
 
 
 def template_call(settings: RowSettings) -> dict[str, Any]:
-    """What the template is called with beside messages: the dataset's variables, and its own
-    template where it has one. Raises UsageError where that is a file that cannot be read.
+    """The variables of the template's call: those of data.chat_template_kwargs, and the dataset's
+    own `chat_template` where it has one. Raises UsageError where that file cannot be read.
     """
     if not settings.chat_template:
         return settings.chat_template_kwargs
@@ -94,10 +92,10 @@ def template_call(settings: RowSettings) -> dict[str, Any]:
 
 
 def turn_ends(tokenizer: Any) -> re.Pattern[str]:
-    """Finds the special tokens, one of which ends a turn.
+    """A pattern of all special tokens, one of which ends a turn.
 
-    Llama 3's <|eot_id|> and Gemma 3's <end_of_turn> are no named ones (eos, pad, ...): they are
-    found among the added tokens. Without any special token nothing is found.
+    Llama 3's <|eot_id|> and Gemma 3's <end_of_turn> are not among the named ones (eos, pad, ...),
+    only among the added tokens. Without any special token the pattern matches nothing.
     """
     added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     marks = {mark for mark in (*tokenizer.all_special_tokens, *added) if mark}
@@ -113,8 +111,8 @@ def render_conversation(
     turns: Literal["all", "last"],
     variables: Mapping[str, Any],
 ) -> Rendered:
-    """The text of a conversation and where its assistant wrote. Raises Unmarkable as
-    render_conversations says, and where its turns are not written one after the other.
+    """The text of a conversation and its spans. Raises Unmarkable for the reasons that
+    render_conversations gives, and where the conversation is not a single text.
     """
     (texts,) = render_conversations(
         tokenizer, [(messages, 0)], ends=ends, turns=turns, variables=variables
@@ -123,7 +121,7 @@ def render_conversation(
 
 
 def single_text(texts: Sequence[Rendered] | Unmarkable) -> Rendered:
-    """The one text of a conversation. Raises Unmarkable where it has several, or none."""
+    """The only text of a conversation. Raises Unmarkable where it has several, or none."""
     if isinstance(texts, Unmarkable):
         raise texts
     if len(texts) > 1:
@@ -142,15 +140,19 @@ def render_conversations(
     turns: Literal["all", "last"],
     variables: Mapping[str, Any],
 ) -> Iterator[list[Rendered] | Unmarkable]:
-    """The texts of each conversation and where its assistant wrote in message `first` or later,
-    as (messages, first); ends behind the first conversation that cannot be marked.
+    """The texts of each conversation, with spans at what the assistant wrote.
 
-    A span is what follows the generation prompt, up to the token that ends the turn (the first of
-    `ends` after the content). A conversation is one text. Where the template writes an answer in
-    another way once more messages follow, as Qwen3's takes earlier thoughts away, it is one text
-    for each answer, as the policy reads and writes it at that turn. Unmarkable: the template drops
-    content, or does not begin an answer as its generation prompt does: what RL samples from would
-    not be what SFT trained on.
+    conversations: (messages, first): only messages from index `first` on get spans. turns: "last"
+    marks the last answer alone. ends: turn_ends(tokenizer).
+
+    A span begins behind the generation prompt and ends with the token that ends the turn (the first
+    of `ends` after the content). A conversation is one text, but where the template writes an
+    answer differently once more messages follow (Qwen3 drops earlier thoughts) it is one text for
+    each answer, as the policy reads and writes it at that turn.
+
+    Yields Unmarkable, and stops, at the first conversation whose content the template drops, or
+    where an answer does not begin with its generation prompt: RL would sample from another text
+    than SFT trains on.
     """
     asked: deque[tuple[Sequence[Message], Sequence[int]]] = deque()
 
@@ -184,8 +186,8 @@ def render_conversations(
 def _marked(
     messages: Sequence[Message], answers: Sequence[int], texts: list[str], ends: re.Pattern[str]
 ) -> list[Rendered]:
-    """A conversation as one text, or as one for each answer. texts: as render_conversations asks
-    for them.
+    """A conversation as one text, or as one for each answer. texts: the renderings in the order of
+    render_conversations' `rows`: the whole, then prompt and text of each answer.
     """
     if not answers:
         raise Unmarkable("there is no message of the assistant")
@@ -205,7 +207,10 @@ def _marked(
 def _span(
     message: Message, i: int, upto: str, prompt: str, ends: re.Pattern[str]
 ) -> tuple[int, int]:
-    """Where message i is in the text that ends with it."""
+    """[start, end) of message i in `upto`, the text that ends with it; prompt: the text before it.
+
+    Raises Unmarkable where it cannot be told.
+    """
     if not prompt:
         raise Unmarkable(f"the chat template writes nothing before message {i}")
     if not upto.startswith(prompt):
@@ -222,8 +227,8 @@ def _span(
 
 
 def _begin(content: str, upto: str, prompt: str) -> int:
-    """Where the content begins in `upto`: behind the prompt, or with what both have, as where
-    generation prompt and answer begin with <think>; -1: nowhere.
+    """Where the content begins in `upto`: behind the prompt, or inside its end where the two
+    overlap (generation prompt and answer may both have <think>); -1: nowhere.
     """
     place = upto.find(content, len(prompt))
     shared = range(1, min(len(content), len(prompt), LONGEST_SHARED) + 1) if place < 0 else ()
@@ -236,7 +241,7 @@ def _begin(content: str, upto: str, prompt: str) -> int:
 def tokenise(
     tokenizer: Any, conversations: Sequence[Rendered]
 ) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable]:
-    """Token ids and loss mask of each conversation, or why it cannot be marked.
+    """(token ids [T], loss mask [T]) of each conversation, or why it cannot be marked.
 
     Checked token by token: none may straddle the edge of a span, the tokens before the first span
     are those of the prompt alone, and the marked tokens decode to the span's text. Raises

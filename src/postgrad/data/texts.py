@@ -11,8 +11,8 @@ from postgrad.data.settings import DataSettings
 
 
 def dataset_texts(settings: DataSettings | PairSettings) -> Iterator[str]:
-    """Every message of every row, in order: what two answers have in common once, questions alone
-    where rows have no answer.
+    """The text of every message of every row, in order. The common beginning of a pair comes once;
+    rows without an answer give their question.
     """
     for row in prepared_rows(settings):
         for message in _messages_of(row, settings):
