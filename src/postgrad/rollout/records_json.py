@@ -81,7 +81,7 @@ def _failures(group: ScoredGroup, sample: int) -> list[Json]:
 
 
 def _of_environment(rollout: Rollout, turn_weight: float) -> Json:
-    """What samples of one turn seldom have."""
+    """The keys that samples of a single turn seldom have."""
     fields: Json = {}
     if rollout.answer is not None:
         fields["last_text"] = rollout.answer
@@ -107,7 +107,7 @@ def _turns_to_json(rollout: Rollout, decode: Decode, columns: Columns) -> list[J
 
 
 def _turn_to_json(turn: Turn, text: str, columns: Columns, cut: slice | None) -> Json:
-    """cut: which of the response's tokens it has; None: all."""
+    """columns: values of all response tokens; cut: those of this turn among them; None: all."""
     sampled, learned = columns.get("logprobs"), columns.get("learner_logprobs")
     fields: Json = {
         "author": turn.author,
@@ -189,8 +189,8 @@ def _rollout(line: Mapping[str, Any]) -> Rollout:
 
 
 def nine_digits(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Float32 values as decimals of nine digits, which name them exactly; 0 and what is not finite
-    stay. (One in ten may end in more: where the power of ten is no exact double.)
+    """Float32 values rounded to nine significant digits, which identify them exactly; 0, infinities
+    and NaN stay. (One in ten may print with more: where the power of ten is no exact double.)
     """
     exact = values.astype(np.float64)
     with np.errstate(divide="ignore"):
@@ -204,7 +204,7 @@ def _floats(values: NDArray[Any]) -> list[float]:
 
 
 def _numbers(values: NDArray[Any]) -> list[float | None]:
-    """As JSON has them: null for what is not finite."""
+    """Values for JSON, with None for NaN and infinities."""
     return [
         number if math.isfinite(number) else None for number in values.astype(np.float64).tolist()
     ]

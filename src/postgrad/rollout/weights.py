@@ -1,4 +1,4 @@
-"""Weights on their way to an engine, by their Hugging Face names."""
+"""Weights for an engine, by their Hugging Face names: checked, and cut into portions."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,7 +10,7 @@ from postgrad.core.errors import RunError
 def checked(
     lm: nn.Module, weights: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
-    """Each weight with its name and the parameter of `lm` that it is for.
+    """(name, parameter of `lm`, new weight) for each of `weights`.
 
     A tied weight may come under either of its names. Raises RunError when one is unknown, missing
     or of another shape: a sampler with half of the new weights is worse than none.
@@ -38,7 +38,7 @@ def checked(
 def portions(
     weights: Iterable[tuple[str, Tensor]], size: int
 ) -> Iterator[list[tuple[str, Tensor]]]:
-    """Whole weights in their order, together up to `size` bytes if they fit, at least one."""
+    """`weights` in their order, in lists of up to `size` bytes, each of at least one weight."""
     some: list[tuple[str, Tensor]] = []
     held = 0
     for name, weight in weights:

@@ -1,4 +1,4 @@
-"""Tool calls as models write them: what a turn's text asks for, or what is wrong with it.
+"""Tool calls as models write them, parsed from the text of a turn.
 
 hermes: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them in a turn, as
 Qwen 2.5, Qwen 3 and Hermes do. llama: the whole turn is {"name": ..., "parameters": {...}}, as
@@ -15,21 +15,21 @@ ToolFormat = Literal["hermes", "llama"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool by name, with arguments by name."""
+    """A call of a tool."""
 
-    name: str
+    name: str  # of the tool
     arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """What was meant as a call and is none; the reason is for the model."""
+    """Text that was meant as a call and is none."""
 
-    reason: str
+    reason: str  # shown to the model
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """The format that a chat template teaches; None where it is none that is known here."""
+    """The format of tool calls in a chat template's text; None where it has none of these two."""
     json_key = r'\\?"{}\\?":'  # GLM and Qwen 3.5 have the same mark around another format
     if "<tool_call>" in template and re.search(json_key.format("arguments"), template):
         return "hermes"
@@ -39,7 +39,7 @@ def format_of(template: str) -> ToolFormat | None:
 
 
 def calls_in(text: str, style: ToolFormat) -> list[Call | Malformed]:
-    """The calls of a turn in order; [] where it is an answer. What was only thought is no call."""
+    """The calls of a turn in order; [] where it is an answer. Text up to </think> is ignored."""
     reply = text.rpartition("</think>")[2]
     return _hermes(reply) if style == "hermes" else _llama(reply)
 

@@ -46,7 +46,7 @@ class _Game:
         self._low, self._high, self._secret = (int(row[name]) for name in _COLUMNS)
 
     def step(self, text: str) -> Reply:
-        """Course.step."""
+        """The reply to a guess: "higher", "lower" or "invalid" with the range that is left."""
         answer = text.strip()
         if not re.fullmatch(r"[0-9]{1,9}", answer) or not self._low <= int(answer) <= self._high:
             return self._say("invalid", malformed=1.0)

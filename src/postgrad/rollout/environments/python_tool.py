@@ -14,7 +14,7 @@ STOPPED = {
 
 
 def ready() -> None:
-    """Raises UsageError where this machine has no sandbox to run programs in."""
+    """Checks that this machine can run programs in a sandbox. Raises UsageError if not."""
     shared()
 
 

@@ -1,4 +1,4 @@
-"""Environments by the name a recipe uses; your own is "package.module:Class"."""
+"""Environments by their names in recipes; one of yours is "package.module:Class"."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ ENVIRONMENTS = {
 
 
 def build(settings: EnvironmentSettings) -> ChatEnvironment:
-    """The environment that `settings` names. UsageError for an unknown name, key or value."""
+    """The environment that `settings` name. Raises UsageError for an unknown name, key or value."""
     kind = resolve(settings.type, ENVIRONMENTS, "environment")
     if not (isinstance(kind, type) and issubclass(kind, ChatEnvironment)):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What a recipe says about its environment."""
+"""The recipe's settings of an environment."""
 
 from typing import Any
 
@@ -22,5 +22,5 @@ class EnvironmentSettings(Settings):
 
     @property
     def extra_settings(self) -> dict[str, Any]:
-        """The keys that belong to the environment itself."""
+        """The keys that are not declared here: the environment's own settings."""
         return dict(self.model_extra or {})

@@ -36,18 +36,18 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function with the JSON schema that the chat template shows to the model."""
+    """A Python function that a model may call."""
 
     function: Callable[..., Any]
-    schema: Mapping[str, Any]
+    schema: Mapping[str, Any]  # JSON schema that the chat template shows to the model
 
     @property
     def name(self) -> str:
-        """What a call says."""
+        """The name that calls use: the function's own."""
         return self.schema["function"]["name"]
 
     def wrong(self, arguments: Mapping[str, Any]) -> str | None:
-        """What is wrong with a call's arguments, or None."""
+        """What is wrong with the arguments of a call, as text for the model; None if they fit."""
         parameters = self.schema["function"]["parameters"]
         properties: Mapping[str, Any] = parameters.get("properties", {})
         for name in parameters.get("required", ()):
@@ -153,7 +153,7 @@ class _Course:
         self._tools = {tool.name: tool for tool in map(load_tool, rules.tools)}
 
     def step(self, text: str) -> Reply:
-        """Course.step."""
+        """The results of the turn's calls as messages; a turn without calls ends the episode."""
         calls = calls_in(text, self._style)
         answers = [self._answer(call) for call in calls]
         malformed = sum(wrong for _, wrong in answers)
@@ -165,7 +165,7 @@ class _Course:
         )
 
     def _answer(self, call: Call | Malformed) -> tuple[str, bool]:
-        """What the model is told, and whether the call is to blame."""
+        """(text for the model, whether the call counts as malformed). RunError where a tool fails."""
         wrong = call.reason if isinstance(call, Malformed) else self._wrong(call)
         if isinstance(call, Malformed) or wrong is not None:
             return f"Error: {wrong}", True
