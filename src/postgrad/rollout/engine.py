@@ -60,7 +60,7 @@ class EngineStats:
     prompt_tokens: int = 0
     response_tokens: int = 0
     decode_steps: int = 0
-    decode_slots: int = 0  # slots summed over decode steps; response_tokens / it: how full they are
+    decode_slots: int = 0  # of all decode steps together: what response_tokens fill
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 

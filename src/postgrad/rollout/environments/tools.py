@@ -165,7 +165,7 @@ class _Course:
         )
 
     def _answer(self, call: Call | Malformed) -> tuple[str, bool]:
-        """(text for the model, whether the call counts as malformed). RunError where a tool fails."""
+        """(text for the model, whether the call counts as malformed). RunError if a tool fails."""
         wrong = call.reason if isinstance(call, Malformed) else self._wrong(call)
         if isinstance(call, Malformed) or wrong is not None:
             return f"Error: {wrong}", True

@@ -1,4 +1,6 @@
-"""The engine's two attention contexts: prompts that fill the cache, and one token a row over it."""
+"""The engine's two attention contexts: `Recording` keeps the keys and values of prompts for the
+cache, `Decoding` computes one token for each row over it.
+"""
 
 import numpy as np
 import torch
@@ -10,13 +12,12 @@ from postgrad.rollout.local.budget import align
 from postgrad.rollout.local.cache import KeyValueCache, LayerShape
 from postgrad.rollout.local.shared import PromptLanes
 
-HIDDEN = (
-    -1e30
-)  # not -inf: a window may hide all of a prompt, and then its share has to be 0, not NaN
+# Not -inf: a window may hide all of a prompt, and then its share has to be 0, not NaN.
+HIDDEN = -1e30
 
 
 class Recording:
-    """Another context's attention, with every layer's keys and values kept: [KV, T, D] each."""
+    """Another context's attention that also keeps keys and values: [KV, T, D] for each layer."""
 
     def __init__(self, inner: AttentionContext) -> None:
         self._inner = inner
@@ -25,7 +26,7 @@ class Recording:
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
-        """What each layer stored."""
+        """The shape of what each layer stored for a token."""
         pairs = zip(self.keys, self.values, strict=True)
         return tuple(LayerShape(k.shape[0], k.shape[2], v.shape[2]) for k, v in pairs)
 
@@ -40,7 +41,9 @@ class Recording:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """AttentionContext.attend. Copies: views would hold a layer's queries, keys and values."""
+        """The inner context's attention. It keeps copies: views would hold the whole projection,
+        queries included.
+        """
         self.keys.append(key.contiguous())
         self.values.append(value.contiguous())
         return self._inner.attend(
@@ -50,9 +53,9 @@ class Recording:
 
 class Decoding:
     """One new token for each of the first N rows of the cache, over its prompt and its response.
-    Idle rows are among them: each sees its own token, and its answer is nobody's.
+    Idle rows are among them: each sees its own token, and nothing reads its result.
 
-    places: [N] where the new token lies in its row's response. Grouped queries are extra query rows
+    Grouped queries are extra query rows
     of their key head, and so are the rows that share a prompt: each key is read once for all of
     them. Prompt and response have a softmax each; the two are merged by their sums. Rows and heads
     are one batch of matrix products: with few queries a row that is up to twice as fast as
@@ -60,10 +63,11 @@ class Decoding:
     """
 
     def __init__(self, cache: KeyValueCache, lanes: PromptLanes, places: NDArray[np.int64]) -> None:
+        """places: [N] index of the new token in its row's response."""
         device = cache.responses.keys[0].device
         self._cache = cache
         self._width = lanes.width
-        # Places of responses and prompts that any row attends to, and the few up to a known shape.
+        # Places of responses and prompts that any row attends to, rounded up to a repeated shape.
         self._new = min(align(int(places.max()) + 1), cache.responses.places)
         self._old = min(align(int(lanes.lengths.max())), cache.prompts.places)
         self._places, self._lengths, self._rows, self._lanes = (
@@ -74,10 +78,11 @@ class Decoding:
         self._bias: dict[tuple[int, int, int | None, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def _indices(self, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        """With key heads as part of each row: new places, rows of lanes, lanes of rows.
+        """Indices for `heads` key heads, each head counted as a row: (new places, rows of lanes,
+        lanes of rows).
 
-        [N * heads] in a layer's responses seen as [slots * heads * places]; [A * heads * width];
-        [N * heads].
+        New places: [N * heads] into a layer's responses viewed as [slots * heads * places]. Rows of
+        lanes: [A * heads * width]. Lanes of rows: [N * heads].
         """
         if heads not in self._index:
             head = torch.arange(heads, device=self._places.device)
@@ -94,7 +99,8 @@ class Decoding:
     def _biases(
         self, heads: int, groups: int, window: int | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """What is added to scores over prompts and over responses: 0 where a row looks.
+        """The masks that are added to scores over prompts and over responses: 0 where a row may
+        attend, HIDDEN elsewhere.
 
         [A * heads, 1 or width * groups, old] and [N * heads, 1, new].
         """
@@ -131,7 +137,10 @@ class Decoding:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """AttentionContext.attend: query [H, N, D], key and value [KV, N, D]; returns [N, H, D]."""
+        """query [H, N, D], key [KV, N, D], value [KV, N, Dv]; returns [N, H, Dv].
+
+        Stores the new keys and values in the cache first.
+        """
         heads, rows, dim = query.shape
         kv_heads, value_dim = value.shape[0], value.shape[2]
         groups = heads // kv_heads
@@ -175,13 +184,14 @@ class Decoding:
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """query: [B, Q, D], key: [B, K, D]. Returns [B, Q, Dv], and log of the sum of exp(scores).
+    """query: [B, Q, D], key: [B, K, D], value: [B, K, Dv]. Returns [B, Q, Dv], and [B, Q, 1] the
+    log of the sum of exp(scores).
 
     The sum comes from the softmax: its largest weight is exp(largest score) / sum.
     """
     if key.device.type == "cpu" and key.dtype == torch.bfloat16:
-        # A part of each stretch is not one piece of memory, and oneDNN takes no other: the product
-        # would run three times as long through a plain kernel.
+        # A part of each stretch is not contiguous, and oneDNN takes nothing else: the product would
+        # take three times as long in a plain kernel.
         key = key.contiguous()
     if softcap is None:
         scores = torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale)

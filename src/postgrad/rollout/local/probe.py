@@ -1,4 +1,4 @@
-"""What the engine samples from a model of an untested type is held to transformers' own forward."""
+"""A check of the engine on models of untested types: its logprobs against transformers' own."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,8 @@ SAMPLES = (0, 1)  # of each prompt: they share it in the cache
 
 @torch.no_grad()
 def require_same_samples(engine: "LocalEngine", lm: Any) -> None:
-    """lm: what `engine` samples from. Raises UsageError where the logprobs of a few samples are not
-    what transformers says of the same tokens, with its own attention and without a cache.
+    """Samples a few tokens. Raises UsageError where their logprobs are not those of transformers
+    with its own attention and without a cache. lm: the model that `engine` samples from.
     """
     prompts = [sequence[:6] for sequence in probe_sequences(lm)]
     path = str(lm.config.name_or_path or "the model")
@@ -52,7 +52,7 @@ def require_same_samples(engine: "LocalEngine", lm: Any) -> None:
 
 
 def _logits(lm: Any, prompt: Any, completion: Completion) -> torch.Tensor:
-    """[tokens, V] that transformers gives before each token of a sample."""
+    """[tokens, V] float32: transformers' logits for each token of a completion."""
     ids = np.concatenate([prompt, completion.token_ids]).astype(np.int64)
     device = next(lm.parameters()).device
     out = lm(input_ids=torch.from_numpy(ids)[None].to(device), use_cache=False).logits[0]

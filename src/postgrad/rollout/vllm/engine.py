@@ -1,8 +1,8 @@
-"""The engine over one or several vLLM processes.
+"""A rollout engine over one or several vLLM processes.
 
-A group of samples goes to one process, by its ticket, so that its prompt is computed once. What is
-drawn depends on a seed made from (seed, ticket, sample, turn), on the weights and on the tokens;
-not on what shares the batch, up to rounding.
+All samples of a ticket go to one process, so that their prompt is computed once. The tokens drawn
+depend on a seed made from (seed, ticket, sample, turn), on the weights and on the prefix, and, up
+to rounding, not on the rest of the batch.
 """
 
 import time
@@ -28,24 +28,22 @@ from postgrad.rollout.vllm.shared import buckets, shared
 from postgrad.rollout.vllm.still import STILL_SECONDS, Stillness
 from postgrad.rollout.weights import checked
 
-SILENT_SECONDS = 1.0  # seconds after which processes that say nothing are looked at
+SILENT_SECONDS = 1.0  # without a message, after which the processes are checked
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What the engine knows of the model beside its weights. skeleton: on the meta device."""
+    """A model without its weights, as the controller needs it."""
 
-    skeleton: nn.Module
+    skeleton: nn.Module  # on the meta device: names and shapes of the parameters
     tokenizer: Any
-    eos: tuple[int, ...]
-    dtype: torch.dtype
-    max_len: int
+    eos: tuple[int, ...]  # token ids that end a response
+    dtype: torch.dtype  # what the engine computes in
+    max_len: int  # tokens of the longest sequence, prompt and response
 
 
 class VLLMEngine:
-    """rollout.engine.Engine; `sleeps`: its devices are the learner's too, and are left to it
-    between samplings.
-    """
+    """The Engine protocol over vLLM processes, whose messages arrive in one inbox."""
 
     def __init__(
         self,
@@ -55,6 +53,7 @@ class VLLMEngine:
         *,
         sleeps: bool = False,
     ) -> None:
+        """sleeps: whether `rest` frees the devices, because the learner shares them."""
         self.stats = EngineStats()
         self._processes = processes
         self._inbox = inbox
@@ -62,7 +61,7 @@ class VLLMEngine:
         self._sleeps = sleeps
         self._asleep = False
         self._ending = ExitStack()
-        self._open: dict[int, tuple[Request, int]] = {}  # by key: the request, and the sample
+        self._open: dict[int, tuple[Request, int]] = {}  # by key: the request and its sample
         self._keys = 0
         self._calls = 0
         self._values: dict[tuple[int, int], Any] = {}  # of calls, by process and number
@@ -70,7 +69,7 @@ class VLLMEngine:
         self._names = {id(parameter): name for name, parameter in model.skeleton.named_parameters()}
 
     def submit(self, request: Request) -> None:
-        """Engine.submit."""
+        """Send a request to the process of its ticket, waking the processes if they sleep."""
         prompt, new = len(request.token_ids), request.sampling.max_new_tokens
         if prompt + new > self._model.max_len:
             raise UsageError(
@@ -98,7 +97,7 @@ class VLLMEngine:
         self.stats.prompt_tokens += prompt
 
     def completed(self) -> list[Completion]:
-        """Engine.completed."""
+        """Wait for at least one completion, then take all that have arrived."""
         began = time.perf_counter()
         while self._open and not self._done:
             self._receive()
@@ -109,7 +108,7 @@ class VLLMEngine:
         return done
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Engine.load_weights; keys and values of samples in flight are computed again."""
+        """Replace all weights; keys and values of samples in flight are computed again."""
         self._wake()
         named = (
             (self._names[id(parameter)], tensor)  # a tied weight by the name that vLLM reads
@@ -124,8 +123,8 @@ class VLLMEngine:
     def logprobs(
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
     ) -> list[NDArray[np.float32]]:
-        """Engine.logprobs, which every process computes: one that has other weights than the first
-        is an error.
+        """[T] nats for each sequence. Every process computes them; raises RunError where one does
+        not agree with the first, or while samples are in flight.
         """
         if self.busy:
             raise RunError("vLLM scores tokens only while no samples are in flight")
@@ -143,22 +142,22 @@ class VLLMEngine:
         return bool(self._open)
 
     def rest(self) -> None:
-        """Engine.rest."""
+        """Free the devices' memory, where the learner shares them, until the next request."""
         if self._sleeps and not self._asleep:
             self._call("sleep")
             self._asleep = True
 
     def on_close(self, stack: ExitStack) -> None:
-        """What ends the processes."""
+        """Sets the stack that `close` unwinds: it ends the processes and removes temporary logs."""
         self._ending = stack
 
     def close(self) -> None:
-        """End the processes."""
+        """Ends all processes; the engine cannot be used afterwards."""
         self._ending.close()
 
     def ready(self, seconds: float) -> list[dict[str, Any]]:
-        """What each process says of itself once it can sample. Raises RunError where one cannot,
-        or has not said so in time, or where those that have not said so hang.
+        """Wait until every process can sample; returns the facts that each reports. Raises RunError
+        where one fails, is not ready after `seconds`, or where all that are not ready hang.
         """
         late, stillness = time.monotonic() + seconds, Stillness()
         while slow := [p for p in self._processes if (p.number, -1) not in self._values]:
@@ -181,7 +180,7 @@ class VLLMEngine:
             self._asleep = False
 
     def _call(self, action: str, **arguments: Any) -> list[Any]:
-        """What every process answers, all at work at once."""
+        """Call `action` in all processes at once. Returns the value of each."""
         self._calls += 1
         number = self._calls
         for process in self._processes:
@@ -192,7 +191,7 @@ class VLLMEngine:
         return [self._values.pop(place) for place in places]
 
     def _receive(self) -> None:
-        """One message, or a look at the processes where none comes."""
+        """Handle one message, or check that the processes live where none comes."""
         try:
             arrived = self._inbox.get(timeout=SILENT_SECONDS)
         except Empty:
@@ -234,7 +233,7 @@ class VLLMEngine:
         )
 
     def _sampling(self, sampling: SamplingSettings) -> dict[str, Any]:
-        """vLLM's SamplingParams."""
+        """Sampling settings as keyword arguments of vLLM's SamplingParams."""
         return {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,

@@ -1,4 +1,4 @@
-"""From a recipe to vLLM engines that can sample."""
+"""Starts vLLM engines as a recipe says."""
 
 import os
 import shutil
@@ -30,11 +30,13 @@ from postgrad.rollout.vllm.engine import Model, VLLMEngine
 from postgrad.rollout.vllm.process import Arrived, ProcessOptions, VLLMProcess, interpreter
 from postgrad.rollout.vllm.protocol import Start
 
-BLOCK = 128  # places of a block of vLLM's cache on CPUs: a sequence fills its last one in part
+BLOCK = (
+    128  # token places of a block of vLLM's cache on CPUs; a sequence's last block is partly empty
+)
 
 
 def read_model(path: str, dtype: torch.dtype, max_len: int) -> Model:
-    """Everything of the model but its weights. Raises UsageError as load_model does."""
+    """The model without its weights. Raises UsageError as load_model does."""
     config, tokenizer = load_config(path), load_tokenizer(path)
     require_readable(path, config, AutoModelForCausalLM)  # vLLM would unpickle
     meta = skeleton(config, AutoModelForCausalLM, path)
@@ -47,7 +49,7 @@ def read_model(path: str, dtype: torch.dtype, max_len: int) -> Model:
 def sizes_of(
     path: str, settings: RolloutSettings, dtype: torch.dtype, *, sequences: int, max_len: int
 ) -> EngineSizes:
-    """Of each engine. On a GPU the cache is what vLLM finds room for, unless it is stated."""
+    """The sizes of each engine. On a GPU vLLM sizes the cache, unless the recipe states it."""
     return choose_sizes(
         settings,
         sequences=-(-sequences // settings.vllm.engines),
@@ -68,9 +70,9 @@ def start(
     logs: Path | None,
 ) -> VLLMEngine:
     """Engines that can sample, with the weights of `path`. logs: the directory of their logs, made
-    where it is not there; None: one of their own, which goes with them.
+    if it is missing; None: a temporary one, removed when the engine closes.
 
-    Raises UsageError where the environment or the devices are not there, and RunError with the end
+    Raises UsageError where vLLM's environment or the devices are missing, and RunError with the end
     of the log where vLLM does not start.
     """
     vllm = settings.vllm
@@ -108,7 +110,7 @@ def _start_message(
     cpu: bool,
     shares: bool,
 ) -> Start:
-    """What every process is told. shares: some device of theirs is the learner's too."""
+    """The first message to every process. shares: whether the learner uses one of their devices."""
     vllm = settings.vllm
     name, revision = split_revision(path)
     return Start(
@@ -138,7 +140,7 @@ def _token_bytes(path: str, dtype: torch.dtype) -> int:
 def _cache_bytes(
     path: str, settings: RolloutSettings, dtype: torch.dtype, sizes: EngineSizes, *, cpu: bool
 ) -> int | None:
-    """On one rank. A CPU's engine would take most of the machine's memory if it were not told."""
+    """Cache bytes on one rank; None: vLLM decides. On a CPU it would take most of the memory."""
     if not cpu and settings.cache_tokens is None:
         return None
     places = sizes.cache_tokens + (sizes.slots + 1) * BLOCK
@@ -146,8 +148,8 @@ def _cache_bytes(
 
 
 def _devices(engines: int, tensor_parallel: int) -> list[tuple[str, ...]]:
-    """The CUDA devices of each engine, from the last one on: the learner has the first. With too
-    few for that they share. Raises UsageError where one engine has too few.
+    """The CUDA devices of each engine, from the last one backwards: the learner has the first, and
+    shares it where there are too few. Raises UsageError where the engines need more than there are.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     there = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
