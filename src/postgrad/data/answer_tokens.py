@@ -65,7 +65,7 @@ def load_answers(
         tokens = [Tokens(*next(encoded)) for _ in preference.conversations]
         fate = _fate(preference.row, tokens, settings)
         if fate == "truncated":
-            tokens = [each.cut(settings.max_len) for each in tokens]
+            tokens = [conversation.cut(settings.max_len) for conversation in tokens]
             if not _teaches(tokens):
                 fate = "no_loss"
         if fate in ("kept", "truncated") and selection.repeats(_compared_messages(preference)):

@@ -141,7 +141,7 @@ def margin_of(row: Row, settings: PairSettings) -> float:
     return float(value)
 
 
-def rest_of(row: Row, settings: PairSettings) -> dict[str, Any]:
+def metadata_of(row: Row, settings: PairSettings) -> dict[str, Any]:
     """The columns that are neither answers, margin nor prompt, such as RewardBench's `subset`."""
     prompt = DEFAULT_PROMPT if settings.prompt is None else settings.prompt
     read = {settings.chosen, settings.rejected, settings.margin, prompt}
@@ -168,8 +168,8 @@ def _conversations(
             f"both of a pair are the same ({', '.join(columns.values())})"
         )
     conversations = [with_system(messages, settings) for messages in chats]
-    more = len(conversations[0]) - len(chats[0])
-    return shape, conversations, None if before is None else before + more
+    added = len(conversations[0]) - len(chats[0])
+    return shape, conversations, None if before is None else before + added
 
 
 def _of_texts(

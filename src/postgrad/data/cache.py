@@ -134,8 +134,8 @@ def _read(path: Path, rows: int) -> Columns:
     """The columns of an entry of `rows` rows. Raises ValueError where its hash or size is wrong."""
     with safe_open(path, "np") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        wanted = (file.metadata() or {}).get("sha256")
-    if _digest(tensors) != wanted:
+        recorded = (file.metadata() or {}).get("sha256")
+    if _digest(tensors) != recorded:
         raise ValueError("its content has another hash than when it was written")
     lengths = tensors.pop("lengths")
     if len(lengths) != rows:

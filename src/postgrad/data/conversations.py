@@ -187,11 +187,11 @@ def _tokenised(
         turns=settings.loss_turns,
         variables=call,
     )
-    for row, each in zip(rows, rendered, strict=False):
-        if isinstance(each, Unmarkable):
-            raise unmarkable(row, each) from each
-        texts += each
-        counts.append(len(each))
+    for row, row_texts in zip(rows, rendered, strict=False):
+        if isinstance(row_texts, Unmarkable):
+            raise unmarkable(row, row_texts) from row_texts
+        texts += row_texts
+        counts.append(len(row_texts))
     sources = [row for row, n in zip(rows, counts, strict=True) for _ in range(n)]
     return _in_rows(marked(tokenizer, sources, texts), counts)
 

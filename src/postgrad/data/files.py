@@ -51,11 +51,11 @@ def files_of(directory: Path, name: str | None, split: str) -> list[Path]:
     if not files and split == "train" and not named:
         files = data
     if not files:
-        there = [str(p.relative_to(directory)) for p in data] or sorted(
+        present = [str(p.relative_to(directory)) for p in data] or sorted(
             p.name for p in _visible(base)
         )
         raise UsageError(
-            f"{base}: no data file of split {split!r} (data.split); there are: {there}"
+            f"{base}: no data file of split {split!r} (data.split); there are: {present}"
         )
     return files
 

@@ -28,7 +28,7 @@ def prepared_rows(settings: RowSettings, book: Bookkeeper | None = None) -> list
         book.read = len(rows)
     prepared: list[Row] = []
     for row in rows:
-        if keep is not None and not _kept(keep, row, settings.filter):
+        if keep is not None and not _keeps(keep, row, settings.filter):
             if book is not None:
                 book.add("filtered", row)
         elif change is not None:
@@ -54,8 +54,8 @@ def _function(name: str, key: str) -> Function | None:
     return function
 
 
-def _kept(function: Function, row: Row, name: str) -> bool:
-    value = _called(function, row, f"data.filter {name!r}")
+def _keeps(function: Function, row: Row, name: str) -> bool:
+    value = _call(function, row, f"data.filter {name!r}")
     if not isinstance(value, bool | np.bool_):
         raise UsageError(
             f"{row.place}: data.filter {name!r} returned {shown(value)} for row {row.index}; "
@@ -66,7 +66,7 @@ def _kept(function: Function, row: Row, name: str) -> bool:
 
 def _mapped(function: Function, row: Row, name: str) -> Row:
     """The row that data.map returns, passed through JSON so that its values are those of a file."""
-    value = _called(function, row, f"data.map {name!r}")
+    value = _call(function, row, f"data.map {name!r}")
     problem = "a row is a dict" if not isinstance(value, dict) else None
     if problem is None and not all(isinstance(key, str) for key in value):
         problem = "columns are called by text"
@@ -82,7 +82,7 @@ def _mapped(function: Function, row: Row, name: str) -> Row:
     )
 
 
-def _called(function: Function, row: Row, title: str) -> Any:
+def _call(function: Function, row: Row, title: str) -> Any:
     try:
         return function(dict(row.values))
     except Exception as error:

@@ -90,12 +90,12 @@ def _cached(path: str, name: str | None, split: str, commit: str, newest: str) -
     """
     from datasets.packaged_modules.cache.cache import Cache
 
-    there = sorted(_folder(path).glob(f"{name or '*'}/*/{commit}"))
-    if len(there) != 1:
+    folders = sorted(_folder(path).glob(f"{name or '*'}/*/{commit}"))
+    if len(folders) != 1:
         raise ValueError(
             f"the hub cannot be reached, and the cache has commit {newest} of it, not {commit}"
         )
-    subset, version, _ = there[0].parts[-3:]
+    subset, version, _ = folders[0].parts[-3:]
     builder: Any = Cache(
         dataset_name=path.rpartition("/")[2],
         repo_id=path,

@@ -78,8 +78,8 @@ def column(row: Row, name: str, key: str) -> Any:
     """
     if name not in row.values:
         close = nearest(name, row.values)
-        more = ", ..." if len(row.values) > SHOWN else ""
-        columns = ", ".join(itertools.islice(row.values, SHOWN)) + more
+        ellipsis = ", ..." if len(row.values) > SHOWN else ""
+        columns = ", ".join(itertools.islice(row.values, SHOWN)) + ellipsis
         hint = f"did you mean {close!r}?" if close else f"its columns: {columns[:1000]}"
         raise UsageError(f"{row.place}: row {row.index} has no column {name!r} ({key}); {hint}")
     return row.values[name]

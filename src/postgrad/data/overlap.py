@@ -73,11 +73,11 @@ def keys(settings: DataSettings | PairSettings) -> frozenset[str]:
     return frozenset(
         question_key(question)
         for row in prepared_rows(settings)
-        for question in _asked(row, settings)
+        for question in _questions(row, settings)
     )
 
 
-def _asked(row: Row, settings: DataSettings | PairSettings) -> list[str]:
+def _questions(row: Row, settings: DataSettings | PairSettings) -> list[str]:
     if isinstance(settings, PairSettings):
         return labelled_of(row, settings).question
     return asked_in(row, prompt_of(row, settings), settings)

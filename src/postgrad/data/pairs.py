@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.data.answer_tokens import load_answers
-from postgrad.data.answers import labelled_of, margin_of, pair_of, rest_of
+from postgrad.data.answers import labelled_of, margin_of, metadata_of, pair_of
 from postgrad.data.cache import TokenCache
 from postgrad.data.draws import DrawnSet, Draws
 from postgrad.data.mixture import mixture_of, selection_and_cache
@@ -80,7 +80,7 @@ def load_pairs(
             chosen.mask,
             rejected.mask,
             margin_of(preference.row, settings),
-            rest_of(preference.row, settings),
+            metadata_of(preference.row, settings),
         )
         for place, (preference, (chosen, rejected)) in enumerate(kept)
     ]

@@ -42,10 +42,10 @@ def load_prompts(
         raise _no_room(settings)
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
-    asked = _asked(settings, selection, book)
-    tokens = _tokens(settings, tokenizer, asked, cache, book.notes)
+    selected = _selected(settings, selection, book)
+    tokens = _tokens(settings, tokenizer, selected, cache, book.notes)
     entries: list[Prompt] = []
-    for (row, messages, question), ids in zip(asked, tokens, strict=True):
+    for (row, messages, question), ids in zip(selected, tokens, strict=True):
         fate = _fate(row, len(ids), max_prompt_tokens, settings)
         if fate != "too_long" and selection.repeats(messages):
             fate = "duplicate"
@@ -59,7 +59,7 @@ def load_prompts(
                     answer_of(row, settings),
                     book.name,
                     row.index,
-                    _rest(row, settings),
+                    _metadata(row, settings),
                     messages,
                 )
             )
@@ -67,7 +67,7 @@ def load_prompts(
     return PromptSet(entries, account, settings.shuffle)
 
 
-def _asked(
+def _selected(
     settings: DataSettings, selection: Selection, book: Bookkeeper
 ) -> list[tuple[Row, list[Message], str]]:
     """(row, messages, last question) of each row that may be sampled from."""
@@ -86,7 +86,7 @@ def _asked(
 def _tokens(
     settings: DataSettings,
     tokenizer: Any,
-    asked: Sequence[tuple[Row, list[Message], str]],
+    selected: Sequence[tuple[Row, list[Message], str]],
     cache: TokenCache | None,
     notes: list[str],
 ) -> Ragged:
@@ -94,17 +94,17 @@ def _tokens(
     call = template_call(settings)
 
     def make() -> Columns:
-        rendered = prompts(tokenizer, (messages for _, messages, _ in asked), variables=call)
-        texts = [_text(row, text) for (row, *_), text in zip(asked, rendered, strict=False)]
+        rendered = prompts(tokenizer, (messages for _, messages, _ in selected), variables=call)
+        texts = [_text(row, text) for (row, *_), text in zip(selected, rendered, strict=False)]
         try:
             ids = encode(tokenizer, texts)["input_ids"] if texts else []
         except Unencodable as error:
-            raise unencodable(asked[error.place][0], error) from error
+            raise unencodable(selected[error.place][0], error) from error
         return {"token_ids": Ragged.of(ids, np.int32)}
 
     if cache is None:
         return make()["token_ids"]
-    messages = [messages for _, messages, _ in asked]
+    messages = [messages for _, messages, _ in selected]
     return cache.columns(messages, call, "prompts", make, notes)["token_ids"]
 
 
@@ -127,12 +127,18 @@ def _text(row: Row, text: str | Unmarkable) -> str:
     return text
 
 
-def _rest(row: Row, settings: DataSettings) -> dict[str, Any]:
+def _metadata(row: Row, settings: DataSettings) -> dict[str, Any]:
     """The columns that verifiers get as metadata: all but question, answer and messages; those of
     a template with several columns are kept.
     """
-    asked = {name for _, name in template_parts(settings.template)} - {None} or {settings.prompt}
-    read = {settings.answer, settings.messages, *(asked if len(asked) == 1 else ())}
+    question_columns = {name for _, name in template_parts(settings.template)} - {None} or {
+        settings.prompt
+    }
+    read = {
+        settings.answer,
+        settings.messages,
+        *(question_columns if len(question_columns) == 1 else ()),
+    }
     return {key: value for key, value in row.values.items() if key not in read}
 
 

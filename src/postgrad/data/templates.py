@@ -33,10 +33,10 @@ class Unencodable(Exception):
         self.place = place
 
 
-def encode(tokenizer: Any, texts: Sequence[str], **more: Any) -> Any:
+def encode(tokenizer: Any, texts: Sequence[str], **options: Any) -> Any:
     """The tokenizer's ids of texts that a template wrote: no special tokens are added."""
     try:
-        return tokenizer(list(texts), add_special_tokens=False, **more)
+        return tokenizer(list(texts), add_special_tokens=False, **options)
     except Exception as error:  # tokenizers raise nothing narrower
         for place, text in enumerate(texts):
             try:
@@ -154,7 +154,7 @@ def render_conversations(
     where an answer does not begin with its generation prompt: RL would sample from another text
     than SFT trains on.
     """
-    asked: deque[tuple[Sequence[Message], Sequence[int]]] = deque()
+    pending: deque[tuple[Sequence[Message], Sequence[int]]] = deque()
 
     def rows() -> Iterator[Row]:
         for messages, first in conversations:
@@ -163,16 +163,16 @@ def render_conversations(
             ]
             answers = [i for i in assistant_turns if i >= first]
             answers = answers[-1:] if turns == "last" else answers
-            asked.append((messages, answers))
-            wanted = [(len(messages), False)]
+            pending.append((messages, answers))
+            prefixes = [(len(messages), False)]
             for i in (i for i in answers if i):
-                wanted.append((i, True))
+                prefixes.append((i, True))
                 if i < len(messages) - 1:  # the last message needs no rendering of its own
-                    wanted.append((i + 1, False))
-            yield messages, wanted
+                    prefixes.append((i + 1, False))
+            yield messages, prefixes
 
     for texts in rendered(tokenizer, rows(), variables):
-        messages, answers = asked.popleft()
+        messages, answers = pending.popleft()
         if isinstance(texts, Unrenderable):
             yield Unmarkable(str(texts))
             return
@@ -191,49 +191,57 @@ def _marked(
     """
     if not answers:
         raise Unmarkable("there is no message of the assistant")
-    text, *others = texts
-    each: list[Rendered] = []
+    text, *renderings = texts
+    answer_texts: list[Rendered] = []
     for i in answers:
         if i == 0:
             raise Unmarkable("it begins with the assistant: there is nothing that it answers")
-        prompt = others.pop(0)
-        upto = text if i == len(messages) - 1 else others.pop(0)
-        each.append(Rendered(upto, (_span(messages[i], i, upto, prompt, ends),), prompt))
-    if all(text.startswith(rendering.text[: rendering.spans[0][1]]) for rendering in each):
-        return [Rendered(text, tuple(rendering.spans[0] for rendering in each), each[0].prompt)]
-    return each
+        prompt = renderings.pop(0)
+        turn_text = text if i == len(messages) - 1 else renderings.pop(0)
+        answer_texts.append(
+            Rendered(turn_text, (_span(messages[i], i, turn_text, prompt, ends),), prompt)
+        )
+    if all(text.startswith(rendering.text[: rendering.spans[0][1]]) for rendering in answer_texts):
+        return [
+            Rendered(
+                text,
+                tuple(rendering.spans[0] for rendering in answer_texts),
+                answer_texts[0].prompt,
+            )
+        ]
+    return answer_texts
 
 
 def _span(
-    message: Message, i: int, upto: str, prompt: str, ends: re.Pattern[str]
+    message: Message, i: int, turn_text: str, prompt: str, ends: re.Pattern[str]
 ) -> tuple[int, int]:
-    """[start, end) of message i in `upto`, the text that ends with it; prompt: the text before it.
+    """[start, end) of message i in `turn_text`, which ends with it; prompt: the text before it.
 
     Raises Unmarkable where it cannot be told.
     """
     if not prompt:
         raise Unmarkable(f"the chat template writes nothing before message {i}")
-    if not upto.startswith(prompt):
+    if not turn_text.startswith(prompt):
         raise Unmarkable(
             f"the chat template does not begin message {i} with its generation prompt "
             f"{prompt[-40:]!r}"
         )
     content = message["content"].strip()
-    place = _begin(content, upto, prompt)
+    place = _begin(content, turn_text, prompt)
     if place < 0:
         raise Unmarkable(f"the chat template drops text of message {i}: {content[:60]!r}")
-    end = ends.search(upto, place + len(content))
-    return len(prompt), end.end() if end else len(upto)
+    end = ends.search(turn_text, place + len(content))
+    return len(prompt), end.end() if end else len(turn_text)
 
 
-def _begin(content: str, upto: str, prompt: str) -> int:
-    """Where the content begins in `upto`: behind the prompt, or inside its end where the two
+def _begin(content: str, turn_text: str, prompt: str) -> int:
+    """Where the content begins in `turn_text`: behind the prompt, or inside its end where the two
     overlap (generation prompt and answer may both have <think>); -1: nowhere.
     """
-    place = upto.find(content, len(prompt))
+    place = turn_text.find(content, len(prompt))
     shared = range(1, min(len(content), len(prompt), LONGEST_SHARED) + 1) if place < 0 else ()
     for count in shared:
-        if upto.startswith(content, len(prompt) - count):
+        if turn_text.startswith(content, len(prompt) - count):
             return len(prompt) - count
     return place
 
@@ -277,8 +285,8 @@ def _problem(
             "its first tokens are not those of its prompt alone: a token crosses the edge between "
             f"prompt and answer at {conversation.prompt[-20:]!r} (data.strip = true may help)"
         )
-    wanted = "".join(conversation.text[start:end] for start, end in conversation.spans)
+    expected = "".join(conversation.text[start:end] for start, end in conversation.spans)
     marked = tokenizer.decode(ids[mask].tolist(), skip_special_tokens=False)
-    if "".join(marked.split()) != "".join(wanted.split()):
-        return f"its marked tokens say {marked[:60]!r}, the assistant wrote {wanted[:60]!r}"
+    if "".join(marked.split()) != "".join(expected.split()):
+        return f"its marked tokens say {marked[:60]!r}, the assistant wrote {expected[:60]!r}"
     return None

@@ -160,9 +160,9 @@ def group_from_lines(lines: Sequence[Mapping[str, Any]]) -> ScoredGroup:
 
 
 def _details(lines: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
-    noted: list[Mapping[str, Any]] = [line.get("details", {}) for line in lines]
-    names = [name for name in lines[0]["rewards"] if any(name in notes for notes in noted)]
-    return {name: tuple(notes.get(name) for notes in noted) for name in names}
+    details: list[Mapping[str, Any]] = [line.get("details", {}) for line in lines]
+    names = [name for name in lines[0]["rewards"] if any(name in notes for notes in details)]
+    return {name: tuple(notes.get(name) for notes in details) for name in names}
 
 
 def _rollout(line: Mapping[str, Any]) -> Rollout:

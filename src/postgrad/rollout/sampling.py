@@ -62,28 +62,28 @@ def sample_groups(
         engine.submit(
             Request(prompt.ticket, samples, prompt.token_ids, *drawn, messages=prompt.messages)
         )
-    left = dict.fromkeys(open_samples, drawing.samples)
+    samples_left = dict.fromkeys(open_samples, drawing.samples)
     scored: dict[int, ScoredGroup] = {}
     while completions := engine.completed():
         ended = 0
         for completion in completions:
             group = open_samples[completion.ticket]
-            following = group[completion.sample].take(completion)
-            if following is not None:
-                engine.submit(following)
+            next_request = group[completion.sample].take(completion)
+            if next_request is not None:
+                engine.submit(next_request)
                 continue
             ended += 1
-            left[completion.ticket] -= 1
-            if not left[completion.ticket]:
+            samples_left[completion.ticket] -= 1
+            if not samples_left[completion.ticket]:
                 rollouts = [sample.rollout(tokenizer) for sample in group]
                 scorer.submit(group[0].prompt, rollouts)
         scored |= {group.prompt.ticket: group for group in scorer.completed(wait=False)}
         on_done(ended)
     while len(scored) < len(prompts):
-        late = scorer.completed(wait=True)
-        if not late:
+        ended_groups = scorer.completed(wait=True)
+        if not ended_groups:
             raise RunError(f"{len(prompts) - len(scored)} groups never came back from the scorer")
-        scored |= {group.prompt.ticket: group for group in late}
+        scored |= {group.prompt.ticket: group for group in ended_groups}
     return [scored[prompt.ticket] for prompt in prompts]
 
 

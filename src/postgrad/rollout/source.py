@@ -121,13 +121,13 @@ class LiveSource:
                 "to learn from: end the run here, or change retire_at or revisit_epochs"
             )
         epochs = {group.prompt.ticket: self._epoch(group.prompt.ticket) for group in groups}
-        following = self._curriculum.after(groups, epochs, state)
+        next_state = self._curriculum.after(groups, epochs, state)
         metrics = self._metrics(rounds, len(groups), missing, reasons) if dynamic else {}
         if self._curriculum.active:
             metrics |= {"curriculum/passed_over": float(len(passed))}
-            metrics |= self._curriculum.metrics(following)
+            metrics |= self._curriculum.metrics(next_state)
         settled = cursor.settle([*(group.prompt.ticket for group in groups), *passed])
-        return Sampled(groups, settled, reasons, following, metrics)
+        return Sampled(groups, settled, reasons, next_state, metrics)
 
     def _tickets(self, cursor: Cursor, state: State, passed: list[int]) -> Iterator[Prompt]:
         """The prompts of open tickets. Those that the curriculum skips are added to `passed`; ends

@@ -39,13 +39,13 @@ def portions(
     weights: Iterable[tuple[str, Tensor]], size: int
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """`weights` in their order, in lists of up to `size` bytes, each of at least one weight."""
-    some: list[tuple[str, Tensor]] = []
+    portion: list[tuple[str, Tensor]] = []
     held = 0
     for name, weight in weights:
-        if some and held + weight.nbytes > size:
-            yield some
-            some, held = [], 0
-        some.append((name, weight))
+        if portion and held + weight.nbytes > size:
+            yield portion
+            portion, held = [], 0
+        portion.append((name, weight))
         held += weight.nbytes
-    if some:
-        yield some
+    if portion:
+        yield portion

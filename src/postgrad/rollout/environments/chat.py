@@ -60,24 +60,24 @@ class Template:
     def _tokens_after(
         self, messages: tuple[tuple[tuple[str, str], ...], ...], closed: bool
     ) -> NDArray[np.int32]:
-        following = [dict(message) for message in messages]
+        replies = [dict(message) for message in messages]
         turn: Message = {"role": "assistant", "content": _TURN}
         try:
             text = render(
                 self._tokenizer,
-                [_QUESTION, turn, *following],
+                [_QUESTION, turn, *replies],
                 generation=True,
                 variables=self._variables,
             )
         except Unmarkable as error:
-            raise _refused(following, str(error)) from error
+            raise _refused(replies, str(error)) from error
         _, separator, rest = text.partition(_TURN)
         for content in (
-            [message["content"].strip() for message in following] if separator else [_TURN]
+            [message["content"].strip() for message in replies] if separator else [_TURN]
         ):
             escaped = json.dumps(content, ensure_ascii=False)[1:-1]  # as Llama 3 writes results
             if not separator or (content not in rest and escaped not in rest):
-                raise _refused(following, f"it drops the text {content[:60]!r}")
+                raise _refused(replies, f"it drops the text {content[:60]!r}")
         end = self._ends.match(rest)
         mark = end[0] if end else ""
         try:
@@ -86,7 +86,7 @@ class Template:
             # Tokenised behind the end mark: some tokenizers encode the begin of a text differently.
             return self._ids(rest)[len(self._ids(mark)) :]
         except Unencodable as error:
-            raise _refused(following, f"the tokenizer cannot write it: {error}") from error
+            raise _refused(replies, f"the tokenizer cannot write it: {error}") from error
 
     def _ids(self, text: str) -> NDArray[np.int32]:
         return np.array(encode(self._tokenizer, [text])["input_ids"][0], np.int32)
@@ -146,14 +146,14 @@ def dialogue(
     Raises UsageError where the chat template cannot write the environment's messages.
     """
     chat = build(settings)
-    more = chat.variables()
+    chat_variables = chat.variables()
     try:
         stated = variables.get("chat_template")
-        text = tokenizer.get_chat_template(stated, more.get("tools"))
+        text = tokenizer.get_chat_template(stated, chat_variables.get("tools"))
     except ValueError as error:
         raise UsageError(f"environment: the tokenizer has no chat template: {error}") from error
     chat = chat.for_template(text)
-    template = Template(tokenizer, {**variables, **more})
+    template = Template(tokenizer, {**variables, **chat_variables})
     template.after([{"role": chat.role, "content": "0"}], closed=True)  # refused here, if at all
     return Dialogue(chat, template, settings.max_turns)
 

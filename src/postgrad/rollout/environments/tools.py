@@ -56,12 +56,12 @@ class Tool:
         for name, value in arguments.items():
             if name not in properties:
                 return f"{self.name} has no argument {name!r}; it has: {', '.join(properties)}"
-            wanted = properties[name].get("type")
-            kinds = _TYPES.get(wanted) if isinstance(wanted, str) else None
+            json_type = properties[name].get("type")
+            kinds = _TYPES.get(json_type) if isinstance(json_type, str) else None
             if kinds is None:
                 continue
-            if not isinstance(value, kinds) or isinstance(value, bool) != (wanted == "boolean"):
-                return f"the argument {name!r} of {self.name} is of type {wanted}"
+            if not isinstance(value, kinds) or isinstance(value, bool) != (json_type == "boolean"):
+                return f"the argument {name!r} of {self.name} is of type {json_type}"
         return None
 
 
@@ -113,10 +113,10 @@ class Tools(ChatEnvironment):
     @field_validator("tools")
     @classmethod
     def _resolvable(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        called = [_named(name).__name__ for name in names]
-        for name in called:
-            if called.count(name) > 1:
-                raise ValueError(f"{called.count(name)} tools are called {name!r}")
+        function_names = [_valid_function(name).__name__ for name in names]
+        for name in function_names:
+            if function_names.count(name) > 1:
+                raise ValueError(f"{function_names.count(name)} tools are called {name!r}")
         return names
 
     @property
@@ -188,7 +188,7 @@ class _Course:
         return self._tools[call.name].wrong(call.arguments)
 
 
-def _named(name: str) -> Callable[..., Any]:
+def _valid_function(name: str) -> Callable[..., Any]:
     try:
         return _function(name)
     except UsageError as error:

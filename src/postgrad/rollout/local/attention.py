@@ -102,20 +102,20 @@ class Decoding:
         """The masks that are added to scores over prompts and over responses: 0 where a row may
         attend, HIDDEN elsewhere.
 
-        [A * heads, 1 or width * groups, old] and [N * heads, 1, new].
+        [A * heads, 1 or width * groups, prompt places] and [N * heads, 1, response places].
         """
         cached = self._bias.get((heads, groups, window, dtype))
         if cached is not None:
             return cached
-        old = torch.arange(self._old, device=self._places.device)
-        new = torch.arange(self._new, device=self._places.device)
-        over_prompts = (old >= self._lengths[:, None])[:, None]
-        over_responses = new > self._places[:, None]
+        prompt_places = torch.arange(self._old, device=self._places.device)
+        response_places = torch.arange(self._new, device=self._places.device)
+        over_prompts = (prompt_places >= self._lengths[:, None])[:, None]
+        over_responses = response_places > self._places[:, None]
         if window is not None:
-            over_responses = over_responses | (new <= self._places[:, None] - window)
+            over_responses = over_responses | (response_places <= self._places[:, None] - window)
             length = self._lengths[self._lanes // self._width]
             last_hidden = (length + self._places - window)[self._rows].view(-1, self._width, 1)
-            over_prompts = over_prompts | (old <= last_hidden)
+            over_prompts = over_prompts | (prompt_places <= last_hidden)
             over_prompts = over_prompts.repeat_interleave(groups, 1)
         biases = tuple(
             torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
@@ -144,11 +144,13 @@ class Decoding:
         heads, rows, dim = query.shape
         kv_heads, value_dim = value.shape[0], value.shape[2]
         groups = heads // kv_heads
-        new, rows_of_lanes, lanes_of_rows = self._indices(kv_heads)
+        new_places, rows_of_lanes, lanes_of_rows = self._indices(kv_heads)
         prompts, responses = self._cache.prompts, self._cache.responses
         keys, values = responses.keys[layer], responses.values[layer]
-        keys.view(-1, dim).index_copy_(0, new, key.transpose(0, 1).reshape(-1, dim))
-        values.view(-1, value_dim).index_copy_(0, new, value.transpose(0, 1).reshape(-1, value_dim))
+        keys.view(-1, dim).index_copy_(0, new_places, key.transpose(0, 1).reshape(-1, dim))
+        values.view(-1, value_dim).index_copy_(
+            0, new_places, value.transpose(0, 1).reshape(-1, value_dim)
+        )
         queries = query.transpose(0, 1).reshape(rows * kv_heads, groups * dim)
         in_lanes = queries.index_select(0, rows_of_lanes)
         over_prompts, over_responses = self._biases(kv_heads, groups, window, query.dtype)

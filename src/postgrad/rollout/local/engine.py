@@ -131,7 +131,7 @@ class LocalEngine:
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
     ) -> list[NDArray[np.float32]]:
         """[T] nats for each sequence, 0 for its first token, by packed forwards of the weights."""
-        out: list[NDArray[np.float32]] = []
+        scored: list[NDArray[np.float32]] = []
         batch: list[NDArray[np.int32]] = []
         for number, sequence in enumerate(sequences):
             batch.append(np.asarray(sequence, np.int32))
@@ -147,9 +147,9 @@ class LocalEngine:
                 )
                 values = np.zeros(tokens, np.float32)
                 values[layout.column] = token_logprobs.cpu().numpy()
-                out += list(columns.like(values))
+                scored += list(columns.like(values))
                 batch = []
-        return out
+        return scored
 
     def rest(self) -> None:
         """Free the cache and the decoder's packed weights, unless samples are in progress."""

@@ -37,14 +37,14 @@ def require_same_samples(engine: "LocalEngine", lm: Any) -> None:
         raise unsupported(lm, path, problem) from error
     with own_attention(lm):
         logits = [_logits(lm, prompts[completion.ticket], completion) for completion in done]
-    wanted = [
+    expected = [
         table.log_softmax(-1).gather(
             1, torch.from_numpy(completion.token_ids.astype(np.int64))[:, None]
         )
         for completion, table in zip(done, logits, strict=True)
     ]
     sampled = [torch.from_numpy(completion.logprobs)[:, None] for completion in done]
-    if not same(sampled, wanted, spread(logits), lm.dtype):
+    if not same(sampled, expected, spread(logits), lm.dtype):
         problem = (
             "the built-in engine's samples are not drawn from what transformers gives for them"
         )
@@ -55,5 +55,5 @@ def _logits(lm: Any, prompt: Any, completion: Completion) -> torch.Tensor:
     """[tokens, V] float32: transformers' logits for each token of a completion."""
     ids = np.concatenate([prompt, completion.token_ids]).astype(np.int64)
     device = next(lm.parameters()).device
-    out = lm(input_ids=torch.from_numpy(ids)[None].to(device), use_cache=False).logits[0]
-    return out[len(prompt) - 1 : -1].float().cpu()
+    logits = lm(input_ids=torch.from_numpy(ids)[None].to(device), use_cache=False).logits[0]
+    return logits[len(prompt) - 1 : -1].float().cpu()

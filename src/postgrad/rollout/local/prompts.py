@@ -63,15 +63,15 @@ class Prefilled:
 
     def take(self, room: int) -> list[tuple[int, tuple[int, ...]]]:
         """Take up to `room` samples in order: [(number of the request, its samples), ...]."""
-        out: list[tuple[int, tuple[int, ...]]] = []
+        batches: list[tuple[int, tuple[int, ...]]] = []
         while room and not self.empty:
             samples = self.requests[self.number].sample_ids[self.taken :][:room]
-            out.append((self.number, samples))
+            batches.append((self.number, samples))
             room -= len(samples)
             self.taken += len(samples)
             if self.taken == len(self.requests[self.number].sample_ids):
                 self.number, self.taken = self.number + 1, 0
-        return out
+        return batches
 
     def waiting(self) -> list[Request]:
         """The samples without rows, as requests."""

@@ -57,5 +57,6 @@ class Stopper:
         ]
         texts = self._tokenizer.batch_decode(tails, skip_special_tokens=True)
         return [
-            any(text in tail for text in wanted) for wanted, tail in zip(stops, texts, strict=True)
+            any(text in tail for text in row_stops)
+            for row_stops, tail in zip(stops, texts, strict=True)
         ]

@@ -95,13 +95,13 @@ class OpenAIEngine:
         """The JSON body of one sample's request; keys of `extra_body` override the others."""
         settings = self._settings
         if settings.endpoint == "chat":
-            asked: dict[str, Any] = {"messages": _messages(request)}
+            prompt_fields: dict[str, Any] = {"messages": _messages(request)}
         else:
-            asked = {"prompt": self._tokenizer.decode(request.token_ids.tolist())}
+            prompt_fields = {"prompt": self._tokenizer.decode(request.token_ids.tolist())}
         counters = (request.ticket, sample, request.turn)
         body = {
             "model": self._model,
-            **asked,
+            **prompt_fields,
             **_sampling(request.sampling),
             "seed": integer(request.seed, "openai", *counters),
             **settings.extra_body,

@@ -98,10 +98,10 @@ class VLLMEngine:
 
     def completed(self) -> list[Completion]:
         """Wait for at least one completion, then take all that have arrived."""
-        began = time.perf_counter()
+        started = time.perf_counter()
         while self._open and not self._done:
             self._receive()
-        self.stats.decode_seconds += time.perf_counter() - began
+        self.stats.decode_seconds += time.perf_counter() - started
         while not self._inbox.empty():
             self._receive()
         done, self._done = self._done, []
@@ -129,10 +129,10 @@ class VLLMEngine:
         if self.busy:
             raise RunError("vLLM scores tokens only while no samples are in flight")
         self._wake()
-        asked = [np.asarray(sequence).tolist() for sequence in sequences]
+        token_lists = [np.asarray(sequence).tolist() for sequence in sequences]
         logprobs = [
             [np.array(row, np.float32) for row in value]
-            for value in self._call("score", sequences=asked, temperature=temperature)
+            for value in self._call("score", sequences=token_lists, temperature=temperature)
         ]
         return agreed(logprobs, str(self._model.dtype).removeprefix("torch."), "vLLM engine")
 
@@ -159,7 +159,7 @@ class VLLMEngine:
         """Wait until every process can sample; returns the facts that each reports. Raises RunError
         where one fails, is not ready after `seconds`, or where all that are not ready hang.
         """
-        late, stillness = time.monotonic() + seconds, Stillness()
+        deadline, stillness = time.monotonic() + seconds, Stillness()
         while slow := [p for p in self._processes if (p.number, -1) not in self._values]:
             self._receive()
             still = stillness.seconds(process.pid for process in slow)
@@ -169,7 +169,7 @@ class VLLMEngine:
                     f"hangs at its start: for {still:.0f} seconds neither it nor anything that it "
                     "started has used a processor"
                 )
-            if time.monotonic() > late:
+            if time.monotonic() > deadline:
                 slow[0].kill()
                 raise slow[0].error(f"was not ready after rollout.vllm.start_seconds = {seconds:g}")
         return [self._values.pop((process.number, -1)) for process in self._processes]

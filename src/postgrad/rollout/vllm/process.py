@@ -169,8 +169,8 @@ class VLLMProcess:
         """
         self._process.kill()
         self._process.wait()
-        late = time.monotonic() + TIDY
-        while _lives(self._process.pid) and time.monotonic() < late:
+        deadline = time.monotonic() + TIDY
+        while _lives(self._process.pid) and time.monotonic() < deadline:
             time.sleep(0.02)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

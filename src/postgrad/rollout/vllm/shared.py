@@ -25,7 +25,7 @@ def buckets(
     copied = (
         (name, weight.detach().to("cpu", dtype, copy=True).contiguous()) for name, weight in weights
     )
-    return (dict(some) for some in portions(copied, size))
+    return (dict(portion) for portion in portions(copied, size))
 
 
 @contextmanager

@@ -81,7 +81,9 @@ def start(
     if cpu and vllm.sleep:
         raise UsageError("rollout.vllm.sleep: vLLM cannot sleep on a CPU; leave it out")
     devices = None if cpu else _devices(vllm.engines, vllm.tensor_parallel)
-    shares = devices is not None and any(_learners_device() in few for few in devices)
+    shares = devices is not None and any(
+        _learners_device() in engine_devices for engine_devices in devices
+    )
     message = _start_message(path, settings, model, sizes, cpu=cpu, shares=shares)
     inbox: SimpleQueue[Arrived] = SimpleQueue()
     with ExitStack() as started:
@@ -152,18 +154,19 @@ def _devices(engines: int, tensor_parallel: int) -> list[tuple[str, ...]]:
     shares it where there are too few. Raises UsageError where the engines need more than there are.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    there = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
-    if tensor_parallel > len(there):
+    devices = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    if tensor_parallel > len(devices):
         raise UsageError(
-            f"rollout.vllm.tensor_parallel = {tensor_parallel}: this machine has {len(there)} GPUs"
+            f"rollout.vllm.tensor_parallel = {tensor_parallel}: this machine has "
+            f"{len(devices)} GPUs"
         )
-    places = len(there) // tensor_parallel
+    places = len(devices) // tensor_parallel
     if engines > places:
         raise UsageError(
             f"rollout.vllm.engines = {engines} of {tensor_parallel} GPUs each: there is room for "
-            f"{places} on the {len(there)} GPUs of this machine"
+            f"{places} on the {len(devices)} GPUs of this machine"
         )
-    backwards = there[::-1]
+    backwards = devices[::-1]
     return [
         tuple(backwards[i * tensor_parallel : (i + 1) * tensor_parallel]) for i in range(engines)
     ]
