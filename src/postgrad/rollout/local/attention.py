@@ -148,9 +148,8 @@ class Decoding:
         prompts, responses = self._cache.prompts, self._cache.responses
         keys, values = responses.keys[layer], responses.values[layer]
         keys.view(-1, dim).index_copy_(0, new_places, key.transpose(0, 1).reshape(-1, dim))
-        values.view(-1, value_dim).index_copy_(
-            0, new_places, value.transpose(0, 1).reshape(-1, value_dim)
-        )
+        new_values = value.transpose(0, 1).reshape(-1, value_dim)
+        values.view(-1, value_dim).index_copy_(0, new_places, new_values)
         queries = query.transpose(0, 1).reshape(rows * kv_heads, groups * dim)
         in_lanes = queries.index_select(0, rows_of_lanes)
         over_prompts, over_responses = self._biases(kv_heads, groups, window, query.dtype)
@@ -171,16 +170,17 @@ class Decoding:
             scale,
             softcap,
         )
-        from_prompts = (
-            from_prompts.view(-1, groups * value_dim)
-            .index_select(0, lanes_of_rows)
-            .view(from_responses.shape)
-        )
-        prompt_sum = (
-            prompt_sum.view(-1, groups).index_select(0, lanes_of_rows).view(response_sum.shape)
-        )
+        from_prompts = _by_row(from_prompts, lanes_of_rows, from_responses.shape)
+        prompt_sum = _by_row(prompt_sum, lanes_of_rows, response_sum.shape)
         share = torch.sigmoid(prompt_sum - response_sum).to(from_responses.dtype)
         return torch.lerp(from_responses, from_prompts, share).view(rows, heads, value_dim)
+
+
+def _by_row(results: Tensor, lanes_of_rows: Tensor, shape: torch.Size) -> Tensor:
+    """[A * heads, width * groups, ...], the results of lanes, as those of rows: `shape`, which is
+    [N * heads, groups, ...].
+    """
+    return results.view(-1, shape[1:].numel()).index_select(0, lanes_of_rows).view(shape)
 
 
 def _attend(
