@@ -91,7 +91,7 @@ def _note(unrolled: Sequence[int]) -> str:
     """The account's note about rows that were unrolled. unrolled: training rows of each."""
     return (
         f"{len(unrolled)} rows are unrolled into {sum(unrolled)} training rows, one for each "
-        "answer: the chat template writes an answer in another way when more messages follow"
+        "answer: the chat template writes an answer differently when more messages follow"
     )
 
 

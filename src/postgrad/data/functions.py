@@ -69,7 +69,7 @@ def _mapped(function: Function, row: Row, name: str) -> Row:
     value = _call(function, row, f"data.map {name!r}")
     problem = "a row is a dict" if not isinstance(value, dict) else None
     if problem is None and not all(isinstance(key, str) for key in value):
-        problem = "columns are called by text"
+        problem = "column names are text"
     if problem is None:
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)

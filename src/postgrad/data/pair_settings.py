@@ -29,7 +29,7 @@ class PairSettings(RowSettings):
         if len(set(columns)) < len(columns):
             raise ValueError(f"two of its columns have one name: {columns}")
         if not all(speaker.strip() for speaker in self.speakers) or len(set(self.speakers)) < 2:
-            raise ValueError(f"speakers are the names of two: {list(self.speakers)}")
+            raise ValueError(f"speakers are two different names: {list(self.speakers)}")
         return self
 
 

@@ -121,8 +121,8 @@ def _text(row: Row, text: str | Unmarkable) -> str:
         raise UsageError(f"{row.place}: row {row.index}: {text}") from text
     if not text:
         raise UsageError(
-            f"{row.place}: row {row.index}: the chat template writes nothing for its prompt, and "
-            "there is no sampling from nothing; mend the row or the template"
+            f"{row.place}: row {row.index}: the chat template writes nothing for its prompt, so "
+            "there is nothing to sample from; mend the row or the template"
         )
     return text
 
@@ -146,7 +146,7 @@ def unencodable(row: Row, error: Unencodable) -> UsageError:
     """The error for a row with a character that the tokenizer cannot encode."""
     return UsageError(
         f"{row.place}: row {row.index} has a character that the tokenizer lacks ({error}); mend "
-        'the row, or take a tokenizer that knows every text (model.init.tokenizer.kind = "bpe")'
+        'the row, or take a tokenizer that encodes every text (model.init.tokenizer.kind = "bpe")'
     )
 
 

@@ -126,7 +126,7 @@ def single_text(texts: Sequence[Rendered] | Unmarkable) -> Rendered:
         raise texts
     if len(texts) > 1:
         raise Unmarkable(
-            "the chat template writes an answer in another way when more messages follow, so "
+            "the chat template writes an answer differently when more messages follow, so "
             "that the answers are not of one text"
         )
     return texts[0]
@@ -195,7 +195,7 @@ def _marked(
     answer_texts: list[Rendered] = []
     for i in answers:
         if i == 0:
-            raise Unmarkable("it begins with the assistant: there is nothing that it answers")
+            raise Unmarkable("it begins with the assistant, so it answers nothing")
         prompt = renderings.pop(0)
         turn_text = text if i == len(messages) - 1 else renderings.pop(0)
         answer_texts.append(

@@ -129,7 +129,7 @@ def group_from_lines(lines: Sequence[Mapping[str, Any]]) -> ScoredGroup:
         raise ValueError("the samples of a group have one ticket")
     lines = sorted(lines, key=lambda line: line["sample"])
     if len({line["sample"] for line in lines}) != len(lines):
-        raise ValueError(f"ticket {lines[0]['ticket']}: a sample stands there twice")
+        raise ValueError(f"ticket {lines[0]['ticket']}: two lines have the same sample number")
     first = lines[0]
     prompt = Prompt(
         ticket=first["ticket"],

@@ -72,7 +72,7 @@ class ReplaySource:
             groups = [group_from_lines(by_ticket[ticket]) for ticket in sorted(by_ticket)]
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(
-                f"{self._path}: step {step}, from line {first_line}: not samples of ours: {error!r}"
+                f"{self._path}: step {step}, from line {first_line}: not valid samples: {error!r}"
             ) from error
         reasons = {
             ticket: lines[0]["filtered"]

@@ -31,7 +31,7 @@ def checked(
     if missing:
         names = ", ".join(sorted(missing.values())[:3])
         raise RunError(
-            f"weights for the rollout engine: {len(missing)} did not come, such as {names}"
+            f"weights for the rollout engine: {len(missing)} are missing, such as {names}"
         )
 
 

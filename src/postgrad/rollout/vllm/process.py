@@ -83,7 +83,7 @@ def interpreter(stated: str | None) -> str:
             [python, "-I", "-c", look], capture_output=True, timeout=_IMPORT_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{where} = {python} is no Python that starts: {error}") from error
+        raise UsageError(f"{where} = {python} cannot be started as Python: {error}") from error
     if ended.returncode:
         raise UsageError(f"{where} = {python} has no package vllm: install it there (docs/vllm.md)")
     return python
