@@ -33,7 +33,7 @@ from postgrad.algorithms.bradley_terry import BradleyTerry
 from postgrad.core.records import Experience, Sequences
 from postgrad.data.pair_settings import PairSettings
 from postgrad.data.pairs import Pair, load_pairs
-from postgrad.data.texts import texts
+from postgrad.data.texts import dataset_texts
 from postgrad.jobs import roles
 from postgrad.jobs.choices import choose
 from postgrad.jobs.pairs import sequences_of
@@ -224,7 +224,7 @@ def main() -> None:
         return
     with TemporaryDirectory(prefix="pairs-") as parent:
         path = Path(parent) / "model"
-        make_fresh(INIT, texts(PairSettings(path=str(options.data))), 0, path)
+        make_fresh(INIT, dataset_texts(PairSettings(path=str(options.data))), 0, path)
         pairs = read(options.data, load_tokenizer(str(path)))
         report: dict[str, Any] = {
             "command": shlex.join([Path(sys.executable).name, *sys.argv]),

@@ -193,7 +193,7 @@ def test_weights_that_come_while_samples_are_decoded_are_named_span_by_span(
 
 
 def test_half_of_the_weights_are_refused(make_engine, other_weights):
-    with pytest.raises(RunError, match="did not come"):
+    with pytest.raises(RunError, match="are missing"):
         make_engine(2, 64).load_weights(other_weights[1:], 1)
 
 

@@ -10,7 +10,7 @@ from postgrad.data.conversations import load_conversations
 from postgrad.data.overlap import HeldOut
 from postgrad.data.selection import Selection
 from postgrad.data.settings import DataSettings
-from postgrad.data.texts import texts
+from postgrad.data.texts import dataset_texts
 
 WriteRows = Callable[..., str]
 ROWS = [
@@ -111,5 +111,5 @@ def test_only_the_last_turn_bears_loss_where_the_recipe_says_so(
 
 def test_the_texts_of_a_dataset_are_all_its_messages(write_rows: WriteRows) -> None:
     path = write_rows(ROWS[:1])
-    assert list(texts(DataSettings(path=path))) == ["a", "bc"]
-    assert list(texts(DataSettings(path=path, answer="", system="s"))) == ["s", "a"]
+    assert list(dataset_texts(DataSettings(path=path))) == ["a", "bc"]
+    assert list(dataset_texts(DataSettings(path=path, answer="", system="s"))) == ["s", "a"]

@@ -13,7 +13,7 @@ from postgrad.data.functions import prepared_rows
 from postgrad.data.overlap import keys
 from postgrad.data.prompts import load_prompts
 from postgrad.data.settings import DataSettings
-from postgrad.data.texts import texts
+from postgrad.data.texts import dataset_texts
 
 WriteRows = Callable[..., str]
 HERE = "helpers.row_functions"
@@ -54,7 +54,7 @@ def test_a_map_changes_rows_before_anything_reads_them(
     prompt = load_prompts(settings, tokenizer, max_prompt_tokens=50).all()[1]
     assert (prompt.question, prompt.row) == ("F", 2)
     assert prompt.metadata == {"shape": [1, 2]}  # as JSON has it
-    assert list(texts(settings)) == ["A", "bc", "F", "g"]
+    assert list(dataset_texts(settings)) == ["A", "bc", "F", "g"]
     assert keys(settings) == {"a", "f"}
 
 

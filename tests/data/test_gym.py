@@ -43,7 +43,7 @@ def test_a_task_is_made_once_however_often_its_rows_are_read(
         return ask(request)
 
     monkeypatch.setattr(gym, "_ask", counted)
-    monkeypatch.setattr(gym, "_made", {})
+    monkeypatch.setattr(gym, "_cached_entries", {})
     first = read_rows(settings(seed=3))
     assert read_rows(settings(seed=3)) == first
     assert len(asked) == 1
@@ -51,7 +51,7 @@ def test_a_task_is_made_once_however_often_its_rows_are_read(
     for seed in range(4, 4 + gym.KEPT):
         read_rows(settings(seed=seed))
     assert len(asked) == len(set(asked)) == gym.KEPT + 1
-    assert len(gym._made) == gym.KEPT
+    assert len(gym._cached_entries) == gym.KEPT
 
 
 @pytest.mark.parametrize("task", ["word_ladder", "polynomial_multiplication"])
@@ -61,7 +61,7 @@ def test_problems_do_not_depend_on_the_order_of_hashes(
     rows: list[Any] = []
     for order in ("1", "2"):
         monkeypatch.setenv("PYTHONHASHSEED", order)
-        monkeypatch.setattr(gym, "_made", {})
+        monkeypatch.setattr(gym, "_cached_entries", {})
         rows.append(
             [row.values for row in read_rows(DataSettings(path=f"reasoning-gym:{task}", size=3))]
         )

@@ -14,7 +14,7 @@ from postgrad.data.overlap import held_out
 from postgrad.data.pair_settings import PairSettings
 from postgrad.data.pairs import PairSet, load_pairs
 from postgrad.data.rows import read_rows
-from postgrad.data.texts import texts
+from postgrad.data.texts import dataset_texts
 from postgrad.models.fresh import make_fresh
 from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit, TokenizerInit
@@ -42,7 +42,7 @@ def bpe(path: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
         tokenizer=TokenizerInit(vocab_size=2000),
     )
     to = tmp_path_factory.mktemp("hh") / "model"
-    make_fresh(init, texts(PairSettings(path=path, limit=300)), 0, to)
+    make_fresh(init, dataset_texts(PairSettings(path=path, limit=300)), 0, to)
     return load_tokenizer(str(to))
 
 

@@ -27,8 +27,8 @@ def test_both_kinds_of_data_say_the_same_of_where_rows_are_and_of_long_ones() ->
     [
         ({"rejected": "chosen"}, "two of its columns have one name"),
         ({"prompt": "label"}, "two of its columns have one name"),
-        ({"speakers": ["A", "A"]}, "speakers are the names of two"),
-        ({"speakers": ["A", " "]}, "speakers are the names of two"),
+        ({"speakers": ["A", "A"]}, "speakers are two different names"),
+        ({"speakers": ["A", " "]}, "speakers are two different names"),
         ({"filter": "short"}, "a function is named as"),
     ],
 )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from postgrad.core.errors import UsageError
 from postgrad.data.pair_settings import PairSettings
 from postgrad.data.pairs import load_labelled, load_pairs
-from postgrad.data.texts import texts
+from postgrad.data.texts import dataset_texts
 from postgrad.models.fresh import PRINTABLE
 
 WriteRows = Callable[..., str]
@@ -197,7 +197,7 @@ def test_a_row_with_both_answers_is_a_pair_whatever_else_it_has(
     settings = PairSettings(
         path=write_rows([{**SHAPES["texts after a text"][0], "completion": "other"}])
     )
-    assert list(texts(settings)) == ["q", "good", "bad"]
+    assert list(dataset_texts(settings)) == ["q", "good", "bad"]
     assert len(load_labelled(settings, tokenizer)) == 2
     assert load_pairs(settings, tokenizer).all()[0].metadata == {"completion": "other"}
 
@@ -207,7 +207,7 @@ def test_the_texts_of_pairs_are_what_they_share_once_and_both_answers(
 ) -> None:
     rows = [SHAPES["transcripts"][0], {"prompt": "p", "completion": "c", "label": True}]
     path = write_rows(rows)
-    assert list(texts(PairSettings(path=path, system="s"))) == [
+    assert list(dataset_texts(PairSettings(path=path, system="s"))) == [
         *("s", "q", "good", "bad"),
         *("s", "p", "c"),
     ]

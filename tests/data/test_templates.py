@@ -113,7 +113,7 @@ def test_any_conversation_is_marked_exactly(texts: list[str], tokenizer: Any) ->
             "{% for m in messages %}{% if loop.last or m['role'] == 'user' %}"
             "{{ m['role'] + ':' + m['content'] + '\n' }}{% endif %}{% endfor %}"
             "{% if add_generation_prompt %}assistant:{% endif %}",
-            "writes an answer in another way when more messages follow",
+            "writes an answer differently when more messages follow",
         ),
         (
             "{% for m in messages %}{{ m['role'] + ':' + m['content'] | upper + '\n' }}{% endfor %}"
@@ -158,7 +158,7 @@ def test_a_turn_that_is_rewritten_later_can_be_left_to_the_last(
     make_tokenizer: Callable[..., Any],
 ) -> None:
     tokenizer = make_tokenizer(THINKS)
-    with pytest.raises(Unmarkable, match="in another way when more messages follow"):
+    with pytest.raises(Unmarkable, match="differently when more messages follow"):
         marked(tokenizer, CHAT)
     assert marked(tokenizer, CHAT, "last") == ["<think>\n\n</think>\n\nIt is 4.<|im_end|>"]
 

@@ -164,7 +164,7 @@ def test_a_pair_whose_answers_are_rewritten_is_refused_with_its_row(
     tokenizer = make_tokenizer(QWEN3.template, QWEN3.special)
     other = [CHAT[0], {"role": "assistant", "content": "3"}, *CHAT[2:]]
     path = write_rows([{"chosen": CHAT, "rejected": other}])
-    with pytest.raises(UsageError, match=r"row 0 .*in another way when more messages follow"):
+    with pytest.raises(UsageError, match=r"row 0 .*differently when more messages follow"):
         load_pairs(PairSettings(path=path), tokenizer)
 
 

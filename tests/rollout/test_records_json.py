@@ -126,7 +126,7 @@ def test_lines_of_two_tickets_or_twice_one_sample_are_refused():
     lines = lines_of(two_samples())
     with pytest.raises(ValueError, match="one ticket"):
         group_from_lines([lines[0], lines[1] | {"ticket": 8}])
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError, match="the same sample number"):
         group_from_lines([lines[0], lines[0]])
 
 

@@ -39,7 +39,6 @@ class Prompt:
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
     # The conversation that `token_ids` spells: ({"role": "user", "content": "2 + 2?"},).
     messages: Sequence[Mapping[str, str]] = ()
-    media: tuple[str, ...] = ()  # kept in samples.jsonl where there are any; no source has any yet
 
 
 @dataclass(frozen=True, slots=True)

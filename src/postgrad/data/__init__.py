@@ -1,1 +1,1 @@
-"""Readers, chat templates, loss masks, tickets."""
+"""Datasets: readers, chat templates, loss masks, and which row a ticket draws."""

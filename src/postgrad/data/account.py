@@ -1,4 +1,4 @@
-"""Where the rows of a dataset went: every one of them is counted once."""
+"""Accounts of rows: what became of every row of a dataset, each counted exactly once."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -55,15 +55,13 @@ LOST: tuple[Fate, ...] = (  # the others are left out on purpose
 
 @dataclass(frozen=True, slots=True)
 class RowAccount:
-    """fates: how many rows ended how; they add up to `rows`. examples: the place of the first.
-    notes: what else a person should know of how the rows were read.
-    """
+    """What became of the rows of one dataset. Raises AssertionError where `fates` miss a row."""
 
-    name: str
-    rows: int
-    fates: Mapping[Fate, int]
-    examples: Mapping[Fate, str]
-    notes: tuple[str, ...] = ()
+    name: str  # of the dataset, as dataset_name gives it
+    rows: int  # all that were read
+    fates: Mapping[Fate, int]  # rows by fate; they add up to `rows`
+    examples: Mapping[Fate, str]  # the place of the first row of each fate: "train.jsonl:7"
+    notes: tuple[str, ...] = ()  # for people: how the rows were read, whether a cache was used
 
     def __post_init__(self) -> None:
         if sum(self.fates.values()) != self.rows:
@@ -71,61 +69,67 @@ class RowAccount:
 
     @property
     def kept(self) -> int:
-        """Rows that are used, cut ones too."""
+        """How many rows are used, those that were cut included."""
         return self.fates.get("kept", 0) + self.fates.get("truncated", 0)
 
     def lines(self) -> list[str]:
-        """How many rows were kept; a line for each other fate, with the first row that had it."""
+        """The account as text: rows read and kept, then `remarks`."""
         return [f"{self.name}: {self.rows} rows, {self.kept} kept", *self.remarks()]
 
     def remarks(self) -> list[str]:
-        """What a table of counts does not show: where to look, and the notes."""
-        found = [
+        """A line for each fate but "kept", with its first row as an example, then the notes."""
+        fate_lines = [
             f"  {count:>7}  {MEANING[fate]}, such as {self.examples[fate]}"
             for fate, count in self.fates.items()
             if fate != "kept"
         ]
-        return [*found, *(f"  {note}" for note in self.notes)]
+        return [*fate_lines, *(f"  {note}" for note in self.notes)]
 
     def to_json(self) -> dict[str, Any]:
-        """For events.jsonl."""
+        """The account as an event of events.jsonl: one key a fate."""
         notes = {"notes": list(self.notes)} if self.notes else {}
         return {"dataset": self.name, "rows": self.rows, **self.fates, **notes}
 
 
 def table(accounts: Sequence[RowAccount]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of one table: a line a dataset and, for several, their sum; a column for
-    each fate that any row had, so that a line's counts add up to the rows that were read.
+    """Headings and lines of one table: a line for each dataset, with their sum last if there are
+    several; a column for each fate that occurs, so that a line's counts add up to its rows.
     """
-    found: list[Fate] = [fate for fate in MEANING if any(fate in one.fates for one in accounts)]
-    counts = [[one.rows, *(one.fates.get(fate, 0) for fate in found)] for one in accounts]
-    names = [one.name for one in accounts]
+    fates: list[Fate] = [
+        fate for fate in MEANING if any(fate in account.fates for account in accounts)
+    ]
+    counts = [
+        [account.rows, *(account.fates.get(fate, 0) for fate in fates)] for account in accounts
+    ]
+    names = [account.name for account in accounts]
     if len(accounts) > 1:
         counts.append([sum(column) for column in zip(*counts, strict=True)])
         names.append("together")
     lines = [[name, *map(str, line)] for name, line in zip(names, counts, strict=True)]
-    return ["dataset", "rows", *(HEADINGS[fate] for fate in found)], lines
+    return ["dataset", "rows", *(HEADINGS[fate] for fate in fates)], lines
 
 
 @dataclass(slots=True)
 class Bookkeeper:
-    """Counts rows while a dataset is read. read: how many there were."""
+    """Counts rows by fate while a dataset is read; `close` makes the RowAccount."""
 
-    name: str
-    read: int = 0
+    name: str  # of the dataset
+    read: int = 0  # rows before any filter
     counts: Counter[Fate] = field(default_factory=Counter)
-    examples: dict[Fate, str] = field(default_factory=dict)
+    examples: dict[Fate, str] = field(default_factory=dict)  # place of the first row of each fate
     notes: list[str] = field(default_factory=list)
 
     def add(self, fate: Fate, row: Row) -> None:
-        """One row ended so."""
+        """Counts a row under its fate; the first of each fate becomes the example."""
         self.counts[fate] += 1
         self.examples.setdefault(fate, row.place)
 
     def close(self, settings: RowSettings, limit: str) -> RowAccount:
-        """The account. Raises UsageError where nothing is left or too much was lost.
+        """The finished account. limit: the length limit in words, for messages.
 
-        limit: in words, for the message. What a recipe leaves out on purpose is not lost.
+        Raises UsageError where no row is left, or where the rows of LOST are more than
+        data.max_lost_fraction of the usable ones. Rows that the recipe leaves out on purpose (by
+        data.filter, held out, duplicates) are not lost.
         """
         rows = self.read
         fates: dict[Fate, int] = {fate: n for fate in MEANING if (n := self.counts[fate])}

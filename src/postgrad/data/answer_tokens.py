@@ -1,4 +1,4 @@
-"""Tokens of preferences, and which rows of a dataset give any."""
+"""Preference rows as tokens: reading, filtering, rendering and cutting to data.max_len."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.data.account import Bookkeeper, Fate, RowAccount
-from postgrad.data.answers import Answers
+from postgrad.data.answers import PreferenceRow
 from postgrad.data.cache import Columns, TokenCache
 from postgrad.data.conversations import marked, unmarkable
 from postgrad.data.functions import prepared_rows
@@ -23,23 +23,23 @@ from postgrad.data.templates import (
     Rendered,
     Unmarkable,
     render_conversations,
+    single_text,
     template_call,
     turn_ends,
-    whole,
 )
 
-Read = Callable[[Row, PairSettings], Answers]
+Read = Callable[[Row, PairSettings], PreferenceRow]
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """One conversation. ids: [T] int32; mask: [T] True at the answer's tokens."""
+    """One conversation of T tokens."""
 
-    ids: NDArray[np.int32]
-    mask: NDArray[np.bool_]
+    ids: NDArray[np.int32]  # [T] token ids
+    mask: NDArray[np.bool_]  # [T] True at the answer's tokens
 
     def cut(self, limit: int) -> "Tokens":
-        """Its first `limit` tokens."""
+        """The conversation's first `limit` tokens."""
         return Tokens(self.ids[:limit], self.mask[:limit])
 
 
@@ -49,113 +49,127 @@ def load_answers(
     read: Read,
     selection: Selection | None,
     cache: TokenCache | None,
-) -> tuple[list[tuple[Answers, list[Tokens]]], RowAccount]:
-    """The rows that are kept, each with its conversations' tokens, and where every row went.
+) -> tuple[list[tuple[PreferenceRow, list[Tokens]]], RowAccount]:
+    """The rows that are kept, each with the tokens of its conversations, and the account of all.
 
-    Raises UsageError that names the first row that cannot be read or marked.
+    read: pair_of or labelled_of. Raises UsageError that names the first row that cannot be read,
+    or whose answer tokens the chat template cannot mark.
     """
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
     rows = _selected(settings, read, selection, book)
     columns = _columns(settings, tokenizer, rows, cache, book.notes)
-    found = zip(columns["token_ids"], columns["loss_mask"], strict=True)
-    kept: list[tuple[Answers, list[Tokens]]] = []
-    for one in rows:
-        tokens = [Tokens(*next(found)) for _ in one.conversations]
-        fate = _fate(one.row, tokens, settings)
+    encoded = zip(columns["token_ids"], columns["loss_mask"], strict=True)
+    kept: list[tuple[PreferenceRow, list[Tokens]]] = []
+    for preference in rows:
+        tokens = [Tokens(*next(encoded)) for _ in preference.conversations]
+        fate = _fate(preference.row, tokens, settings)
         if fate == "truncated":
-            tokens = [each.cut(settings.max_len) for each in tokens]
+            tokens = [conversation.cut(settings.max_len) for conversation in tokens]
             if not _teaches(tokens):
                 fate = "no_loss"
-        if fate in ("kept", "truncated") and selection.repeats(_said(one)):
+        if fate in ("kept", "truncated") and selection.repeats(_compared_messages(preference)):
             fate = "duplicate"
         if fate in ("kept", "truncated"):
-            kept.append((one, tokens))
-        book.add(fate, one.row)
+            kept.append((preference, tokens))
+        book.add(fate, preference.row)
     return kept, book.close(settings, f"{settings.max_len} tokens of a conversation")
 
 
 def _selected(
     settings: PairSettings, read: Read, selection: Selection, book: Bookkeeper
-) -> list[Answers]:
-    """The rows that may be trained on."""
-    found: list[Answers] = []
+) -> list[PreferenceRow]:
+    """The rows that may be tokenised; the others are counted in `book` with their fates."""
+    selected: list[PreferenceRow] = []
     shapes: Counter[str] = Counter()
     inside = 0
     for row in prepared_rows(settings, book):
-        one = read(row, settings)
-        shapes[one.shape] += 1
-        inside += one.parts_inside_a_turn
-        fate = _before_tokens(one, selection)
+        preference = read(row, settings)
+        shapes[preference.shape] += 1
+        inside += preference.parts_inside_a_turn
+        fate = _before_tokens(preference, selection)
         if fate is None:
-            found.append(one)
+            selected.append(preference)
         else:
             book.add(fate, row)
     book.notes.extend(f"{count} rows are {shape}" for shape, count in shapes.items())
     if inside:
         book.notes.append(f"{inside} pairs part within a turn: the loss covers all of that turn")
-    return found
+    return selected
 
 
-def _before_tokens(one: Answers, selection: Selection) -> Fate | None:
-    """Why a row is not tokenised."""
-    if one.equal:
+def _before_tokens(preference: PreferenceRow, selection: Selection) -> Fate | None:
+    """Why a row is left out before it is tokenised, or None where it is not."""
+    if preference.equal:
         return "equal"
-    if one.empty:
+    if preference.empty:
         return "empty"
-    if not one.complete:
+    if not preference.complete:
         return "no_loss"
-    said = [turn["content"] for turn in one.messages if turn["role"] != "system"]
-    return selection.left_out(one.question, said)
+    texts = [turn["content"] for turn in preference.messages if turn["role"] != "system"]
+    return selection.left_out(preference.question, texts)
 
 
 def _columns(
     settings: PairSettings,
     tokenizer: Any,
-    rows: Sequence[Answers],
+    rows: Sequence[PreferenceRow],
     cache: TokenCache | None,
     notes: list[str],
 ) -> Columns:
-    """token_ids and loss_mask of each conversation of each row, one after the other."""
+    """Columns token_ids and loss_mask: an entry for each conversation, row after row."""
     call = template_call(settings)
-    each = [(one.row, messages, one.first) for one in rows for messages in one.conversations]
+    conversations = [
+        (preference.row, messages, preference.first)
+        for preference in rows
+        for messages in preference.conversations
+    ]
 
     def make() -> Columns:
-        found = render_conversations(
+        rendered = render_conversations(
             tokenizer,
-            [(messages, first) for _, messages, first in each],
+            [(messages, first) for _, messages, first in conversations],
             ends=turn_ends(tokenizer),
             turns="all",
             variables=call,
         )
         texts: list[Rendered] = []
-        for (row, *_), one in zip(each, found, strict=False):  # it ends at the first refusal
+        for (row, *_), rendering in zip(
+            conversations, rendered, strict=False
+        ):  # it ends at the first refusal
             try:
-                texts.append(whole(one))
+                texts.append(single_text(rendering))
             except Unmarkable as error:
                 raise unmarkable(row, error) from error
-        tokens = [_ended(*found) for found in marked(tokenizer, [row for row, *_ in each], texts)]
+        tokens = [
+            _ended(ids, mask)
+            for ids, mask in marked(tokenizer, [row for row, *_ in conversations], texts)
+        ]
         return {
-            "token_ids": Ragged.of([one.ids for one in tokens], np.int32),
-            "loss_mask": Ragged.of([one.mask for one in tokens], np.bool_),
+            "token_ids": Ragged.of([conversation.ids for conversation in tokens], np.int32),
+            "loss_mask": Ragged.of([conversation.mask for conversation in tokens], np.bool_),
         }
 
     if cache is None:
         return make()
-    how = f"answers from messages {[first for *_, first in each]}"
-    return cache.columns([messages for _, messages, _ in each], call, how, make, notes)
+    how = f"answers from messages {[first for *_, first in conversations]}"
+    return cache.columns([messages for _, messages, _ in conversations], call, how, make, notes)
 
 
 def _ended(ids: NDArray[np.int32], mask: NDArray[np.bool_]) -> Tokens:
-    """Without what the template writes after the last answer: a rollout ends there too."""
+    """The tokens up to the end of the last answer: a rollout ends there too, so what the template
+    writes behind it is dropped.
+    """
     return Tokens(ids, mask).cut(int(np.flatnonzero(mask)[-1]) + 1 if mask.any() else 0)
 
 
 def _fate(row: Row, tokens: Sequence[Tokens], settings: PairSettings) -> Fate:
-    """What becomes of a row's tokens; whether a cut leaves enough is asked after it."""
+    """The fate of a tokenised row. For "truncated" the caller checks that the cut leaves an answer.
+    Raises UsageError where it is too long and data.on_too_long = "error".
+    """
     if len(tokens) == 2 and np.array_equal(tokens[0].ids, tokens[1].ids):
         return "equal"  # texts that the chat template writes alike
-    longest = max(len(one.ids) for one in tokens)
+    longest = max(len(conversation.ids) for conversation in tokens)
     if longest <= settings.max_len:
         return "kept" if _teaches(tokens) else "no_loss"
     if settings.on_too_long == "error":
@@ -167,14 +181,18 @@ def _fate(row: Row, tokens: Sequence[Tokens], settings: PairSettings) -> Fate:
 
 
 def _teaches(tokens: Sequence[Tokens]) -> bool:
-    """Every answer has a token that something predicts, and a pair's two are not the same."""
+    """Whether there is anything to learn: every answer has a token with a token before it that
+    predicts it, and the two of a pair differ.
+    """
     same = len(tokens) == 2 and np.array_equal(tokens[0].ids, tokens[1].ids)
-    return not same and all(one.mask[1:].any() for one in tokens)
+    return not same and all(conversation.mask[1:].any() for conversation in tokens)
 
 
-def _said(one: Answers) -> list[Message]:
-    """What two rows that are one have in common."""
-    label = "" if one.is_pair else str(one.desirable)
-    first, *others = one.conversations
+def _compared_messages(preference: PreferenceRow) -> list[Message]:
+    """The messages that data.dedup compares: the label, then all conversations with marks between
+    them.
+    """
+    label = "" if preference.is_pair else str(preference.desirable)
+    first, *others = preference.conversations
     parted = [[{"role": "or", "content": ""}, *other] for other in others]
     return [{"role": "label", "content": label}, *first, *(turn for p in parted for turn in p)]

@@ -1,5 +1,5 @@
-"""A row of preferences as conversations: two answers of which one is preferred, or one answer with
-a label. What shape a row has is found from the row itself.
+"""Preference rows as conversations: two answers of which one is preferred, or one answer with a
+label. The row's own columns and values decide which shape it has (docs/data.md lists them).
 """
 
 from dataclasses import dataclass
@@ -16,88 +16,98 @@ LARGEST = 3e38  # a margin is a float32 in the loss
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
-    """conversations: the chosen and the rejected one, or one that has a label. first: the message
-    from which on the assistant's turns are the answer; in a pair, the first that differs.
-    shape: how the row was read, for the account.
-    """
+class PreferenceRow:
+    """A row of preferences: a pair of conversations, or one with a label."""
 
     row: Row
-    shape: str
-    conversations: tuple[list[Message], ...]
-    first: int
-    desirable: bool = True
+    shape: str  # how the row was read, for the account: "pairs of whole conversations"
+    conversations: tuple[list[Message], ...]  # (chosen, rejected), or (labelled,)
+    first: int  # index of the message where answers begin; in a pair the first that differs
+    desirable: bool = True  # the label; True for pairs, where nothing reads it
 
     @property
     def is_pair(self) -> bool:
-        """Two conversations, not one with a label."""
+        """Whether there are two conversations, not one with a label."""
         return len(self.conversations) == 2
 
     @property
     def equal(self) -> bool:
-        """True for a pair that says the same twice."""
+        """Whether the two conversations of a pair are the same."""
         return self.is_pair and self.conversations[0] == self.conversations[1]
 
     @property
     def empty(self) -> bool:
-        """True where a conversation does not end with an answer, or an answer in it is empty."""
+        """Whether a conversation ends without an answer, or an answer in it is blank."""
         return any(
-            one[-1]["role"] != "assistant"
+            conversation[-1]["role"] != "assistant"
             or any(
                 turn["role"] == "assistant" and not turn["content"].strip()
-                for turn in one[self.first :]
+                for turn in conversation[self.first :]
             )
-            for one in self.conversations
+            for conversation in self.conversations
         )
 
     @property
     def complete(self) -> bool:
-        """False for a pair of which one conversation is the beginning of the other."""
-        return all(self.first < len(one) for one in self.conversations)
+        """Whether every conversation has a message at `first`: not so in a pair of which one
+        conversation is only the beginning of the other.
+        """
+        return all(self.first < len(conversation) for conversation in self.conversations)
 
     @property
     def parts_inside_a_turn(self) -> bool:
-        """True for a pair whose first two texts that differ begin alike."""
+        """Whether the first two messages of a pair that differ begin with the same character: they
+        part in the middle of a turn.
+        """
         if not self.is_pair or not self.complete:
             return False
-        one, two = (messages[self.first]["content"] for messages in self.conversations)
-        return bool(one) and one[:1] == two[:1]
+        chosen, rejected = (messages[self.first]["content"] for messages in self.conversations)
+        return bool(chosen) and chosen[:1] == rejected[:1]
 
     @property
     def question(self) -> list[str]:
-        """All that the user said before the answer; none where that is nothing. The last message
-        alone would be "go on" in conversations that have nothing else in common.
+        """All texts of the user before the answer, joined into one question; [] if there are none.
+
+        The last message alone would not do: it may be "go on" in unrelated conversations.
         """
         before = self.conversations[0][: self.first]
-        said = [turn["content"] for turn in before if turn["role"] == "user"]
-        return ["\n".join(said)] if said else []
+        texts = [turn["content"] for turn in before if turn["role"] == "user"]
+        return ["\n".join(texts)] if texts else []
 
     @property
     def messages(self) -> list[Message]:
-        """Everything that is said, once: the messages of the first conversation, then how the other
-        one goes on.
+        """Every message once: the first conversation, then the other one's messages from `first`
+        on.
         """
         first, *others = self.conversations
-        return [*first, *(turn for one in others for turn in one[self.first :])]
+        return [*first, *(turn for conversation in others for turn in conversation[self.first :])]
 
 
-def pair_of(row: Row, settings: PairSettings) -> Answers:
+def pair_of(row: Row, settings: PairSettings) -> PreferenceRow:
     """A row's chosen and rejected conversation. Raises UsageError that names row and column."""
     columns = {settings.chosen: "data.chosen", settings.rejected: "data.rejected"}
     shape, (chosen, rejected), _ = _conversations(row, settings, columns)
-    parted = (i for i, (one, two) in enumerate(zip(chosen, rejected, strict=False)) if one != two)
+    parted = (
+        i
+        for i, (chosen_turn, rejected_turn) in enumerate(zip(chosen, rejected, strict=False))
+        if chosen_turn != rejected_turn
+    )
     first = next(parted, min(len(chosen), len(rejected)))
-    differing = [one[first]["role"] for one in (chosen, rejected) if first < len(one)]
+    differing = [
+        conversation[first]["role"]
+        for conversation in (chosen, rejected)
+        if first < len(conversation)
+    ]
     if len(differing) == 2 and differing != ["assistant", "assistant"]:
         raise UsageError(
             f"{row.place}: chosen and rejected of row {row.index} part at message {first}, which "
             f"is of the {differing[0]} and of the {differing[1]}: both have to answer the same "
             "messages; mend the row or leave it out (data.filter)"
         )
-    return Answers(row, f"pairs of {shape}", (chosen, rejected), first)
+    return PreferenceRow(row, f"pairs of {shape}", (chosen, rejected), first)
 
 
-def labelled_of(row: Row, settings: PairSettings) -> Answers:
+def labelled_of(row: Row, settings: PairSettings) -> PreferenceRow:
     """A row's answer with its label, or its pair. Raises UsageError that names row and column."""
     if settings.chosen in row.values or settings.completion not in row.values:
         return pair_of(row, settings)
@@ -111,11 +121,14 @@ def labelled_of(row: Row, settings: PairSettings) -> Answers:
     shape, (messages,), first = _conversations(row, settings, columns)
     if first is None:  # a whole conversation: its last message is the answer
         first = len(messages) - 1
-    return Answers(row, f"labelled {shape}", (messages,), first, bool(label))
+    return PreferenceRow(row, f"labelled {shape}", (messages,), first, bool(label))
 
 
 def margin_of(row: Row, settings: PairSettings) -> float:
-    """How much better chosen is; 0 where no column says it."""
+    """How much better the chosen answer is, from column data.margin; 0 where none is named.
+
+    Raises UsageError where the value is no number, or none that a float32 holds.
+    """
     if not settings.margin:
         return 0.0
     value = column(row, settings.margin, "data.margin")
@@ -128,8 +141,8 @@ def margin_of(row: Row, settings: PairSettings) -> float:
     return float(value)
 
 
-def rest_of(row: Row, settings: PairSettings) -> dict[str, Any]:
-    """The columns that a pair is not made of, such as the subset of RewardBench."""
+def metadata_of(row: Row, settings: PairSettings) -> dict[str, Any]:
+    """The columns that are neither answers, margin nor prompt, such as RewardBench's `subset`."""
     prompt = DEFAULT_PROMPT if settings.prompt is None else settings.prompt
     read = {settings.chosen, settings.rejected, settings.margin, prompt}
     return {name: value for name, value in row.values.items() if name not in read}
@@ -138,24 +151,25 @@ def rest_of(row: Row, settings: PairSettings) -> dict[str, Any]:
 def _conversations(
     row: Row, settings: PairSettings, columns: dict[str, str]
 ) -> tuple[str, list[list[Message]], int | None]:
-    """(shape, the conversation of each column, messages before the answers where they are apart).
+    """(shape, the conversation of each column, how many messages come before the answers). The last
+    is None where a column holds whole conversations, prompt included.
 
-    columns: name -> the recipe's key.
+    columns: column name -> recipe key, {"good": "data.chosen"}.
     """
     values = {name: column(row, name, key) for name, key in columns.items()}
     if all(isinstance(value, str) for value in values.values()):
-        shape, found, before = _of_texts(row, settings, values)
+        shape, chats, before = _of_texts(row, settings, values)
     elif all(isinstance(value, list) for value in values.values()):
-        shape, found, before = _of_messages(row, settings, values, columns)
+        shape, chats, before = _of_messages(row, settings, values, columns)
     else:
         kinds = ", ".join(f"{name!r} is {type(value).__name__}" for name, value in values.items())
         raise UsageError(
             f"{row.place}: row {row.index}: {kinds}; an answer is text or a list of messages, and "
             f"both of a pair are the same ({', '.join(columns.values())})"
         )
-    whole = [with_system(messages, settings) for messages in found]
-    more = len(whole[0]) - len(found[0])
-    return shape, whole, None if before is None else before + more
+    conversations = [with_system(messages, settings) for messages in chats]
+    added = len(conversations[0]) - len(chats[0])
+    return shape, conversations, None if before is None else before + added
 
 
 def _of_texts(
@@ -163,8 +177,8 @@ def _of_texts(
 ) -> tuple[str, list[list[Message]], int | None]:
     user, assistant = settings.speakers
     if all(is_transcript(text, settings.speakers) for text in texts.values()):
-        found = [turns_of(text, settings.speakers) for text in texts.values()]
-        return f"transcripts ({user}:, {assistant}:)", found, None
+        chats = [turns_of(text, settings.speakers) for text in texts.values()]
+        return f"transcripts ({user}:, {assistant}:)", chats, None
     prompt = _prompt(row, settings)
     if prompt is None:
         raise UsageError(
@@ -173,11 +187,11 @@ def _of_texts(
             "answers (data.prompt)"
         )
     before, name, stripped = prompt
-    found: list[list[Message]] = []
+    chats: list[list[Message]] = []
     for text in texts.values():
-        said = text.strip() if settings.strip or stripped else text
-        found.append([*before, {"role": "assistant", "content": said}])
-    return f"texts that answer {name!r}", found, len(before)
+        content = text.strip() if settings.strip or stripped else text
+        chats.append([*before, {"role": "assistant", "content": content}])
+    return f"texts that answer {name!r}", chats, len(before)
 
 
 def _of_messages(
@@ -206,7 +220,9 @@ def _of_messages(
 
 
 def _prompt(row: Row, settings: PairSettings) -> tuple[list[Message], str, bool] | None:
-    """(what is answered, its column, whether it is a transcript); None where no column has it."""
+    """(messages that are answered, name of their column, whether it held a transcript); None where
+    the row has no such column.
+    """
     name = settings.prompt
     if name is None and DEFAULT_PROMPT in row.values:
         name = DEFAULT_PROMPT
@@ -217,11 +233,11 @@ def _prompt(row: Row, settings: PairSettings) -> tuple[list[Message], str, bool]
         turns = question_of(value, settings.speakers)
         if turns is not None:
             return turns, name, True
-        said = value.strip() if settings.strip else value
-        return [{"role": "user", "content": said}], name, False
-    found = chat_of(value, row, name, "data.prompt", strip=settings.strip)
-    if found[-1]["role"] == "assistant" and not found[-1]["content"].strip():
-        found.pop()  # the place of the answer
-    if not found:
+        content = value.strip() if settings.strip else value
+        return [{"role": "user", "content": content}], name, False
+    messages = chat_of(value, row, name, "data.prompt", strip=settings.strip)
+    if messages[-1]["role"] == "assistant" and not messages[-1]["content"].strip():
+        messages.pop()  # the place of the answer
+    if not messages:
         raise UsageError(f"{row.place}: row {row.index} has no message to answer (data.prompt)")
-    return found, name, False
+    return messages, name, False

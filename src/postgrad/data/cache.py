@@ -1,7 +1,7 @@
-"""Tokens of a dataset, kept for the next run under a hash of everything that they depend on.
+"""A cache of tokenised datasets on disk, keyed by a hash of everything that the tokens depend on.
 
-Rows are always read, filtered and mapped anew: that is a hundredth of the time, and so the hash can
-be of the messages themselves. A changed file, function or dataset on the hub gives another hash.
+Rows are read, filtered and mapped again in every run, which takes a hundredth of the time. So the
+hash covers the messages themselves: a changed file, function or hub dataset gives another hash.
 """
 
 import hashlib
@@ -24,15 +24,15 @@ from postgrad.data import templates
 from postgrad.data.messages import Message
 from postgrad.models import render_child, rendering
 
-SMALLEST = 1000  # rows; fewer are tokenised about as fast as a file is found, read and hashed
+SMALLEST = 1000  # rows; fewer are tokenised about as fast as a cache entry is read and hashed
 Columns = Mapping[str, Ragged]  # token_ids: int32; loss_mask, starts: bool
 
 
 class TokenCache:
-    """The entries that one tokenizer made. An entry is one file, written whole or not at all."""
+    """Cached columns of one tokenizer. An entry is one safetensors file, replaced atomically."""
 
     def __init__(self, tokenizer: Any, folder: Path | None = None) -> None:
-        """folder: `cache_folder()` where none is given."""
+        """folder: where entries lie; None: `cache_folder()`."""
         self._tokenizer = tokenizer
         self._folder = folder or cache_folder()
 
@@ -44,10 +44,11 @@ class TokenCache:
         make: Callable[[], Columns],
         notes: list[str],
     ) -> Columns:
-        """What `make` returns, from the cache where it is there: the same bits.
+        """The columns that `make` computes, bit for bit, from the cache where they are there.
 
-        call: templates.template_call; how: what else decides the tokens, in a word. An entry that
-        is damaged is made again, one that cannot be written is not kept: `notes` say so.
+        messages: one conversation an entry, part of the key. call: from templates.template_call,
+        part of the key. how: whatever else decides the tokens, as text. notes: gets a line where an
+        entry was used, was damaged and made again, or could not be written.
         """
         if len(messages) < SMALLEST or self._reads_the_clock(call):
             return make()
@@ -57,35 +58,41 @@ class TokenCache:
         key = self._key(messages, call, how)
         path = self._folder / f"{key}.safetensors"
         try:
-            found = _read(path, len(messages))
+            cached = _read(path, len(messages))
         except FileNotFoundError:
-            found = None
+            cached = None
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             notes.append(f"the cache entry {path} cannot be used: {error}; it is made again")
-            found = None
-        if found is not None:
+            cached = None
+        if cached is not None:
             notes.append("tokens from the cache (data.cache)")
-            return found
-        made = make()
+            return cached
+        columns = make()
         try:
-            _write(path, made)
+            _write(path, columns)
         except (OSError, SafetensorError) as error:
             notes.append(f"tokens are not kept for the next run: {error} (data.cache, {path})")
-        return made
+        return columns
 
     def _reads_the_clock(self, call: Mapping[str, Any]) -> bool:
-        """Such a template writes another date tomorrow (Llama 3.2's does, unless it is given)."""
+        """Whether the chat template writes today's date, as Llama 3.2's does where none is given:
+        such tokens are not cached.
+        """
         return "strftime_now" in str(call.get("chat_template", self._tokenizer.chat_template))
 
     def _key(self, messages: Sequence[Sequence[Message]], call: Mapping[str, Any], how: str) -> str:
-        whole = hashlib.sha256(json.dumps([self._made_by, how, call], sort_keys=True).encode())
-        for one in messages:
-            whole.update(b"\n" + json.dumps([list(message.items()) for message in one]).encode())
-        return whole.hexdigest()
+        digest = hashlib.sha256(json.dumps([self._made_by, how, call], sort_keys=True).encode())
+        for conversation in messages:
+            digest.update(
+                b"\n" + json.dumps([list(message.items()) for message in conversation]).encode()
+            )
+        return digest.hexdigest()
 
     @cached_property
     def _made_by(self) -> list[Any]:
-        """The tokenizer with its template, and the code: ours by its text, others by version."""
+        """What made the tokens, for the key: the tokenizer with its template, our code as a hash of
+        its text, and the versions of other libraries.
+        """
         tokenizer = self._tokenizer
         code = hashlib.sha256()
         for module in (templates, rendering, render_child):
@@ -106,8 +113,8 @@ def cache_folder() -> Path | None:
     """$POSTGRAD_CACHE/tokens, else postgrad/tokens in the user's cache folder ($XDG_CACHE_HOME or
     ~/.cache); None where there is no home.
     """
-    if own := os.environ.get("POSTGRAD_CACHE"):
-        return Path(own) / "tokens"
+    if stated := os.environ.get("POSTGRAD_CACHE"):
+        return Path(stated) / "tokens"
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared) / "postgrad" / "tokens"
     try:
@@ -124,11 +131,11 @@ def _write(path: Path, columns: Columns) -> None:
 
 
 def _read(path: Path, rows: int) -> Columns:
-    """Raises ValueError where the content is not what was written."""
+    """The columns of an entry of `rows` rows. Raises ValueError where its hash or size is wrong."""
     with safe_open(path, "np") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        wanted = (file.metadata() or {}).get("sha256")
-    if _digest(tensors) != wanted:
+        recorded = (file.metadata() or {}).get("sha256")
+    if _digest(tensors) != recorded:
         raise ValueError("its content has another hash than when it was written")
     lengths = tensors.pop("lengths")
     if len(lengths) != rows:
@@ -138,9 +145,9 @@ def _read(path: Path, rows: int) -> Columns:
 
 
 def _digest(tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(tensors):
         values = tensors[name]
-        whole.update(f"{name} {values.dtype} {values.shape}\n".encode())
-        whole.update(np.ascontiguousarray(values).data)
-    return whole.hexdigest()
+        digest.update(f"{name} {values.dtype} {values.shape}\n".encode())
+        digest.update(np.ascontiguousarray(values).data)
+    return digest.hexdigest()

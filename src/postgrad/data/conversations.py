@@ -1,4 +1,4 @@
-"""Conversations by ticket: what SFT trains on."""
+"""Conversations by ticket: the training rows of SFT."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,20 +34,17 @@ USED: tuple[Fate, ...] = ("kept", "truncated")
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """token_ids: [T] int32; loss_mask: [T] True at what the assistant wrote and its turn's end.
+    """One training row of SFT, of T tokens."""
 
-    text: which one it is of its row's, where the row was unrolled into one for each answer.
-    """
-
-    ticket: int
-    row: int
-    token_ids: NDArray[np.int32]
-    loss_mask: NDArray[np.bool_]
-    text: int = 0
+    ticket: int  # the global number of the draw
+    row: int  # index in the dataset, from 0
+    token_ids: NDArray[np.int32]  # [T]
+    loss_mask: NDArray[np.bool_]  # [T] True at the assistant's tokens, its end-of-turn included
+    text: int = 0  # which of its row's texts, where a row was unrolled into one for each answer
 
 
 class ConversationSet(DrawnSet[Conversation]):
-    """The conversations of a dataset that fit."""
+    """The conversations of a dataset that are within data.max_len."""
 
 
 def load_conversations(
@@ -57,7 +54,8 @@ def load_conversations(
     selection: Selection | None = None,
     cache: TokenCache | None = None,
 ) -> ConversationSet:
-    """Reads, renders and tokenises a dataset. selection: what the run leaves out of all its sets.
+    """Reads, renders and tokenises a dataset. selection: held-out questions and duplicates, shared
+    by all sets of the run.
 
     A conversation over settings.max_len tokens is dropped, cut at its end, or an error, as
     settings.on_too_long says. Raises UsageError that shows the first row whose assistant tokens the
@@ -69,11 +67,11 @@ def load_conversations(
     columns = _columns(settings, tokenizer, rows, messages, cache, book.notes)
     entries: list[Conversation] = []
     unrolled: list[int] = []  # training rows of each row that has several
-    found = zip(rows, messages, *(columns[name] for name in COLUMNS), strict=True)
-    for row, said, ids, mask, starts in found:
+    table = zip(rows, messages, *(columns[name] for name in COLUMNS), strict=True)
+    for row, conversation, ids, mask, starts in table:
         texts = [_fitted(row, *text, settings) for text in _texts(ids, mask, starts)]
         fate = _together([text.fate for text in texts])
-        if fate in USED and selection.repeats(said):
+        if fate in USED and selection.repeats(conversation):
             fate = "duplicate"
         book.add(fate, row)
         if fate not in USED:
@@ -90,19 +88,19 @@ def load_conversations(
 
 
 def _note(unrolled: Sequence[int]) -> str:
-    """What is told of rows that became so many training rows each."""
+    """The account's note about rows that were unrolled. unrolled: training rows of each."""
     return (
         f"{len(unrolled)} rows are unrolled into {sum(unrolled)} training rows, one for each "
-        "answer: the chat template writes an answer in another way when more messages follow"
+        "answer: the chat template writes an answer differently when more messages follow"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """One text of a row, cut to data.max_len, and what becomes of it."""
+    """One text of a row, cut to data.max_len, and its fate."""
 
-    ids: NDArray[np.int32]
-    mask: NDArray[np.bool_]
+    ids: NDArray[np.int32]  # [T]
+    mask: NDArray[np.bool_]  # [T] True at tokens that bear loss
     fate: Fate
 
 
@@ -120,7 +118,7 @@ def _fitted(
 def _texts(
     ids: NDArray[np.int32], mask: NDArray[np.bool_], starts: NDArray[np.bool_]
 ) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
-    """The token ids and loss masks of a row's texts, which lie one after the other."""
+    """(token ids, loss mask) of each text of a row. starts: [T] True where a text begins."""
     edges = np.flatnonzero(starts)
     if len(edges) < 2:
         return [(ids, mask)]
@@ -128,7 +126,7 @@ def _texts(
 
 
 def _together(fates: Sequence[Fate]) -> Fate:
-    """The fate of a row from those of its texts: cut, where not all of it is used."""
+    """The fate of a row from the fates of its texts: "truncated" where only a part is used."""
     if not any(fate in USED for fate in fates):
         return fates[0]
     return "kept" if fates.count("kept") == len(fates) else "truncated"
@@ -137,7 +135,7 @@ def _together(fates: Sequence[Fate]) -> Fate:
 def _selected(
     settings: DataSettings, selection: Selection, book: Bookkeeper
 ) -> tuple[list[Row], list[list[Message]]]:
-    """The rows that may be trained on, and what each says."""
+    """The rows that may be trained on, and the messages of each."""
     rows: list[Row] = []
     conversations: list[list[Message]] = []
     for row in prepared_rows(settings, book):
@@ -160,7 +158,7 @@ def _columns(
     cache: TokenCache | None,
     notes: list[str],
 ) -> Columns:
-    """COLUMNS of each row: its texts one after the other; starts: True where one begins."""
+    """COLUMNS by row: the tokens of its texts joined; `starts` is True where a text begins."""
     call = template_call(settings)
 
     def make() -> Columns:
@@ -182,18 +180,18 @@ def _tokenised(
 ) -> Columns:
     texts: list[Rendered] = []
     counts: list[int] = []  # texts of each row
-    found = render_conversations(
+    rendered = render_conversations(
         tokenizer,
-        ((one, 0) for one in messages),
+        ((conversation, 0) for conversation in messages),
         ends=turn_ends(tokenizer),
         turns=settings.loss_turns,
         variables=call,
     )
-    for row, each in zip(rows, found, strict=False):
-        if isinstance(each, Unmarkable):
-            raise unmarkable(row, each) from each
-        texts += each
-        counts.append(len(each))
+    for row, row_texts in zip(rows, rendered, strict=False):
+        if isinstance(row_texts, Unmarkable):
+            raise unmarkable(row, row_texts) from row_texts
+        texts += row_texts
+        counts.append(len(row_texts))
     sources = [row for row, n in zip(rows, counts, strict=True) for _ in range(n)]
     return _in_rows(marked(tokenizer, sources, texts), counts)
 
@@ -201,7 +199,7 @@ def _tokenised(
 def _in_rows(
     tokens: Sequence[tuple[NDArray[np.int32], NDArray[np.bool_]]], counts: Sequence[int]
 ) -> Columns:
-    """Texts as columns of rows. counts: texts of each row."""
+    """(ids, mask) of texts joined into COLUMNS of rows. counts: how many texts each row has."""
     ids = Ragged.of([ids for ids, _ in tokens], np.int32)
     mask = Ragged.of([mask for _, mask in tokens], np.bool_)
     starts = np.zeros(len(ids.values), np.bool_)
@@ -214,7 +212,7 @@ def _in_rows(
 def marked(
     tokenizer: Any, rows: Sequence[Row], texts: Sequence[Rendered]
 ) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
-    """Token ids and loss mask of each text; rows: where each is from, for the errors.
+    """(token ids, loss mask) of each text; rows: the row of each text, for error messages.
 
     Raises UsageError that shows the first row whose assistant tokens cannot be marked.
     """
@@ -222,12 +220,12 @@ def marked(
         tokenised = tokenise(tokenizer, texts)
     except Unencodable as error:
         raise unencodable(rows[error.place], error) from error
-    found: list[tuple[NDArray[np.int32], NDArray[np.bool_]]] = []
-    for row, one in zip(rows, tokenised, strict=True):
-        if isinstance(one, Unmarkable):
-            raise unmarkable(row, one)
-        found.append(one)
-    return found
+    tokens: list[tuple[NDArray[np.int32], NDArray[np.bool_]]] = []
+    for row, encoded in zip(rows, tokenised, strict=True):
+        if isinstance(encoded, Unmarkable):
+            raise unmarkable(row, encoded)
+        tokens.append(encoded)
+    return tokens
 
 
 def _fate(row: Row, tokens: int, settings: DataSettings) -> Fate:
@@ -242,7 +240,7 @@ def _fate(row: Row, tokens: int, settings: DataSettings) -> Fate:
 
 
 def unmarkable(row: Row, error: Unmarkable) -> UsageError:
-    """What is told of a row whose assistant tokens cannot be marked."""
+    """The error for a row whose assistant tokens the chat template does not show."""
     return UsageError(
         f"{row.place}: the assistant's tokens of row {row.index} cannot be marked: {error}; mend "
         "the row or the tokenizer's chat template"

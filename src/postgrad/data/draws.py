@@ -1,4 +1,4 @@
-"""What a job draws from: records by ticket."""
+"""Draws: a job asks a dataset or a mixture for the record of a ticket."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,36 +23,36 @@ Drawn = TypeVar("Drawn", bound=Ticketed)
 
 
 class Draws(Protocol[Drawn]):
-    """What a job draws from: one dataset or a mixture."""
+    """One dataset or a mixture, as a job sees it."""
 
     @property
     def accounts(self) -> Sequence[RowAccount]:
-        """Where the rows of each dataset went."""
+        """The account of each dataset's rows, in order."""
         ...
 
     @property
     def parts(self) -> "Sequence[DrawnSet[Drawn]]":
-        """The datasets, one by one."""
+        """The datasets that it is made of, in order."""
         ...
 
     def __len__(self) -> int:
-        """Draws in one epoch."""
+        """How many draws one epoch has."""
         ...
 
     def draw(self, ticket: int, seed: int) -> Drawn:
-        """What a ticket stands for."""
+        """The record of a ticket. seed: of the run; it decides the order of every epoch."""
         ...
 
     def all(self) -> list[Drawn]:
-        """Every row once; its ticket is its place."""
+        """Every record once, with its position as its ticket."""
         ...
 
 
 class DrawnSet(Generic[Drawn]):
-    """The records of a dataset that fit. account: where every row went."""
+    """The kept records of one dataset, by ticket. account: what became of every row."""
 
     def __init__(self, entries: Sequence[Drawn], account: RowAccount, shuffle: bool) -> None:
-        """entries: in the order of the rows, each with its place as its ticket."""
+        """entries: in the order of the rows, each with its position as its ticket."""
         self.account = account
         self.accounts = (account,)
         self._entries = entries
@@ -60,16 +60,16 @@ class DrawnSet(Generic[Drawn]):
 
     @property
     def parts(self) -> "Sequence[DrawnSet[Drawn]]":
-        """Itself."""
+        """This dataset alone: it is no mixture."""
         return (self,)
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def draw(self, ticket: int, seed: int) -> Drawn:
-        """The record of a ticket: its place in the permutation of its epoch."""
+        """The record of a ticket, from its position in the permutation of its epoch."""
         return dataclasses.replace(self._entries[self._order.place(ticket, seed)], ticket=ticket)
 
     def all(self) -> list[Drawn]:
-        """Every record once in the order of the rows; its ticket is its place."""
+        """Every record once in the order of the rows, with its position as its ticket."""
         return list(self._entries)

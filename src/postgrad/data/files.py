@@ -1,4 +1,4 @@
-"""Rows of JSON-lines and Parquet files, each with the place it came from."""
+"""Rows of JSON-lines and Parquet files, each with the place that messages name."""
 
 import gzip
 import json
@@ -45,19 +45,19 @@ def files_of(directory: Path, name: str | None, split: str) -> list[Path]:
         raise UsageError(f"{directory}: no folder {name!r} (data.name); there are: {folders}")
     data = sorted(p for p in _visible(base) if p.name.endswith(SUFFIXES))
     data += sorted(p for p in _visible(base / "data") if p.name.endswith(SUFFIXES))
-    found = [p for p in data if re.match(rf"{re.escape(split)}[-._]", p.name)]
-    found += sorted(p for p in _visible(base / split) if p.name.endswith(SUFFIXES))
+    files = [p for p in data if re.match(rf"{re.escape(split)}[-._]", p.name)]
+    files += sorted(p for p in _visible(base / split) if p.name.endswith(SUFFIXES))
     named = any(re.match(r"(train|test|validation|valid|dev)[-._]", p.name) for p in data)
-    if not found and split == "train" and not named:
-        found = data
-    if not found:
-        there = [str(p.relative_to(directory)) for p in data] or sorted(
+    if not files and split == "train" and not named:
+        files = data
+    if not files:
+        present = [str(p.relative_to(directory)) for p in data] or sorted(
             p.name for p in _visible(base)
         )
         raise UsageError(
-            f"{base}: no data file of split {split!r} (data.split); there are: {there}"
+            f"{base}: no data file of split {split!r} (data.split); there are: {present}"
         )
-    return found
+    return files
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -86,8 +86,8 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Values]]:
 def _object(line: bytes, place: str, *, first: bool) -> Values:
     if len(line) > LONGEST_LINE:
         raise UsageError(
-            f"{place}: the line has more than {LONGEST_LINE >> 20} MiB: a row is no longer; is the "
-            "file of JSON lines, and whole?"
+            f"{place}: the line has more than {LONGEST_LINE >> 20} MiB, the most that a row may "
+            "have; is this a complete file of JSON lines?"
         )
     try:
         text = line.decode("utf-8-sig" if first else "utf-8")
@@ -110,27 +110,27 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of which no name stands twice: the last value would win without a word."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """A JSON object. Raises ValueError for a repeated name, whose last value would win silently."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"an object has {twice[:80]!r} twice")
-    return found
+    return members
 
 
 def check_depth(value: Any) -> None:
-    """Raises ValueError where lists and objects are nested deeper than what writes them again can
-    (orjson 254, json 1000 less the depth of the call).
+    """Raises ValueError where lists and objects are nested deeper than DEEPEST: the writers of run
+    files have limits too (orjson 254, json 1000 less the depth of the call).
     """
     level = [value]
     for _ in range(DEEPEST):
         inner: list[Any] = []
-        for one in level:
-            if isinstance(one, dict):
-                inner += one.values()
-            elif isinstance(one, list):
-                inner += one
+        for node in level:
+            if isinstance(node, dict):
+                inner += node.values()
+            elif isinstance(node, list):
+                inner += node
         if not inner:
             return
         level = inner
@@ -156,7 +156,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Values]]:
         raise
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"{path}: not a Parquet file that can be read: {error}") from error
-    except Exception as error:  # dates, zones and text that Python has none of raise what they like
+    except Exception as error:  # dates or text that Python cannot hold raise errors of any type
         raise UsageError(
             f"{path}: rows from {row} on hold a value that cannot be read: {error!r}; leave the "
             "column out of the file, or write it as text"
@@ -164,8 +164,8 @@ def _parquet(path: Path) -> Iterator[tuple[str, Values]]:
 
 
 def holds_bytes(kind: Any) -> bool:
-    """Whether an Arrow type has images, sounds or other bytes: no verifier reads them and they are
-    not JSON.
+    """Whether an Arrow type holds bytes (images, sounds): they are not JSON and no verifier reads
+    them, so such columns are left out.
     """
     import pyarrow as pa
 
@@ -186,5 +186,5 @@ def plain(value: Any) -> Any:
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, float) and not math.isfinite(value):
-        return None  # not a number, as pandas writes what is missing; JSON has none
+        return None  # NaN is how pandas writes a missing value; JSON has no NaN
     return str(value) if isinstance(value, Decimal | timedelta) else value

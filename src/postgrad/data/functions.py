@@ -16,26 +16,26 @@ Function = Callable[[dict[str, Any]], Any]
 
 
 def prepared_rows(settings: RowSettings, book: Bookkeeper | None = None) -> list[Row]:
-    """The rows that data.filter keeps, each as data.map returns it. book: told of the others.
+    """The rows that data.filter keeps, each as data.map returns it. book: counts the filtered ones.
 
-    Both functions get a dict of their own. Raises UsageError that names row and function where one
-    raises, or returns what is no bool or no row of JSON values.
+    Both functions get a copy of the row as a dict. Raises UsageError that names row and function
+    where one raises, or returns what is no bool or no row of JSON values.
     """
     keep = _function(settings.filter, "data.filter")
     change = _function(settings.map, "data.map")
     rows = read_rows(settings)
     if book is not None:
         book.read = len(rows)
-    found: list[Row] = []
+    prepared: list[Row] = []
     for row in rows:
-        if keep is not None and not _kept(keep, row, settings.filter):
+        if keep is not None and not _keeps(keep, row, settings.filter):
             if book is not None:
                 book.add("filtered", row)
         elif change is not None:
-            found.append(_mapped(change, row, settings.map))
+            prepared.append(_mapped(change, row, settings.map))
         else:
-            found.append(row)
-    return found
+            prepared.append(row)
+    return prepared
 
 
 def _function(name: str, key: str) -> Function | None:
@@ -47,15 +47,15 @@ def _function(name: str, key: str) -> Function | None:
         raise
     except Exception as error:  # importing runs the module
         raise UsageError(
-            f"{key} {name!r}: its module cannot be imported: {_told(error)}"
+            f"{key} {name!r}: its module cannot be imported: {_described(error)}"
         ) from error
     if not callable(function):
         raise UsageError(f"{key} {name!r} is {type(function).__name__}, not a function of a row")
     return function
 
 
-def _kept(function: Function, row: Row, name: str) -> bool:
-    value = _called(function, row, f"data.filter {name!r}")
+def _keeps(function: Function, row: Row, name: str) -> bool:
+    value = _call(function, row, f"data.filter {name!r}")
     if not isinstance(value, bool | np.bool_):
         raise UsageError(
             f"{row.place}: data.filter {name!r} returned {shown(value)} for row {row.index}; "
@@ -65,11 +65,11 @@ def _kept(function: Function, row: Row, name: str) -> bool:
 
 
 def _mapped(function: Function, row: Row, name: str) -> Row:
-    """Through JSON, so that what follows sees the values that a file could have had."""
-    value = _called(function, row, f"data.map {name!r}")
+    """The row that data.map returns, passed through JSON so that its values are those of a file."""
+    value = _call(function, row, f"data.map {name!r}")
     problem = "a row is a dict" if not isinstance(value, dict) else None
     if problem is None and not all(isinstance(key, str) for key in value):
-        problem = "columns are called by text"
+        problem = "column names are text"
     if problem is None:
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -82,12 +82,14 @@ def _mapped(function: Function, row: Row, name: str) -> Row:
     )
 
 
-def _called(function: Function, row: Row, what: str) -> Any:
+def _call(function: Function, row: Row, title: str) -> Any:
     try:
         return function(dict(row.values))
     except Exception as error:
-        raise UsageError(f"{row.place}: {what} raised {_told(error)} at row {row.index}") from error
+        raise UsageError(
+            f"{row.place}: {title} raised {_described(error)} at row {row.index}"
+        ) from error
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

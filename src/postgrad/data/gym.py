@@ -1,8 +1,8 @@
 """Rows made by reasoning-gym: procedural problems with answers and their own scorers.
 
-Some tasks walk through sets, so that the order of hashes decides their problems (word_ladder,
-ransom_note, polynomial_multiplication and others): all are made in a process whose order is fixed,
-`python -m postgrad.data.gym`, as it is in the workers that score them.
+Some tasks iterate over sets, so the order of hashes decides their problems (word_ladder,
+ransom_note, polynomial_multiplication and others). All are made in a process with a fixed hash
+seed, `python -m postgrad.data.gym`; the workers that score them have the same seed.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ from postgrad.core.seeds import integer
 from postgrad.data.files import Values
 
 PREFIX = "reasoning-gym:"
-KEPT = 4  # tasks: a run reads its sets again and again, and to make one takes seconds
-_made: dict[str, list[Values]] = {}
+KEPT = 4  # tasks in memory: a run reads its sets several times, and making one takes seconds
+_cached_entries: dict[str, list[Values]] = {}
 
 
 def read_gym(
@@ -34,22 +34,22 @@ def read_gym(
     with seed + i, so that near seeds would share problems: ours is mixed first.
     Raises UsageError for what the task does not know, refuses or cannot make.
     """
-    whole = {**parameters, "size": size, "seed": integer(seed, "reasoning-gym")}
-    request = json.dumps([task, parameters, whole], sort_keys=True, default=repr)
-    if request not in _made:
+    arguments = {**parameters, "size": size, "seed": integer(seed, "reasoning-gym")}
+    request = json.dumps([task, parameters, arguments], sort_keys=True, default=repr)
+    if request not in _cached_entries:
         entries = _ask(request)
-        while len(_made) >= KEPT:
-            del _made[next(iter(_made))]
-        _made[request] = entries
-    for index, entry in enumerate(_made[request]):
+        while len(_cached_entries) >= KEPT:
+            del _cached_entries[next(iter(_cached_entries))]
+        _cached_entries[request] = entries
+    for index, entry in enumerate(_cached_entries[request]):
         yield (
             f"{PREFIX}{task} problem {index}",
-            {**entry, "task": task, "parameters": whole, "index": index},
+            {**entry, "task": task, "parameters": arguments, "index": index},
         )
 
 
 def _ask(request: str) -> list[Values]:
-    """The entries, made in a process of its own."""
+    """The entries of a request, made in a separate process. Raises UsageError where it refuses."""
     ended = subprocess.run(
         [sys.executable, "-m", "postgrad.data.gym"],
         input=request,
@@ -68,17 +68,17 @@ def _ask(request: str) -> list[Values]:
 
 
 def main() -> None:
-    """Standard input: a request; standard output: its entries, or why there are none."""
-    task, parameters, whole = json.loads(sys.stdin.read())
+    """Reads a request from standard input; writes {"entries": [...]} or {"refused": reason}."""
+    task, parameters, arguments = json.loads(sys.stdin.read())
     output, sys.stdout = sys.stdout, sys.stderr  # what the library prints is no answer
     try:
-        answer = {"entries": _entries(task, parameters, whole)}
+        answer = {"entries": _entries(task, parameters, arguments)}
     except UsageError as error:
         answer = {"refused": str(error)}
     output.write(json.dumps(answer, default=str))
 
 
-def _entries(task: str, parameters: dict[str, Any], whole: dict[str, Any]) -> list[Values]:
+def _entries(task: str, parameters: dict[str, Any], arguments: dict[str, Any]) -> list[Values]:
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
@@ -86,21 +86,21 @@ def _entries(task: str, parameters: dict[str, Any], whole: dict[str, Any]) -> li
         close = nearest(task, DATASETS)
         hint = f"did you mean {close!r}?" if close else f"there are {len(DATASETS)} in its gallery"
         raise UsageError(f"data.path: reasoning-gym has no task {task!r}; {hint}")
-    known = {f.name for f in dataclasses.fields(DATASETS[task][1])} - {"size", "seed"}
+    accepted = {f.name for f in dataclasses.fields(DATASETS[task][1])} - {"size", "seed"}
     for key in parameters:
         if key in ("size", "seed"):
             raise UsageError(f"data.task.{key}: say data.{key} instead")
-        if key not in known:
-            hint = f"did you mean {nearest(key, known)!r}? " if nearest(key, known) else ""
+        if key not in accepted:
+            hint = f"did you mean {nearest(key, accepted)!r}? " if nearest(key, accepted) else ""
             raise UsageError(
-                f"data.task.{key}: no parameter of task {task!r}; {hint}known: {sorted(known)}"
+                f"data.task.{key}: no parameter of task {task!r}; {hint}known: {sorted(accepted)}"
             )
     try:
-        problems = reasoning_gym.create_dataset(task, **whole)
+        problems = reasoning_gym.create_dataset(task, **arguments)
     except (AssertionError, TypeError, ValueError) as error:
         raise UsageError(f"data.task: task {task!r} refuses its parameters: {error}") from error
     entries: list[Values] = []
-    for index in range(whole["size"]):
+    for index in range(arguments["size"]):
         try:
             entries.append(problems[index])
         except Exception as error:  # of the library, whatever it is

@@ -23,9 +23,9 @@ def read_hub(
 
     try:
         table: Any = datasets.load_dataset(path, name, split=split, revision=revision)
-        if (found := _commit_of(table)) is not None and _is_another(found, revision):
+        if (commit := _commit_of(table)) is not None and _is_another(commit, revision):
             # `datasets` takes the newest of its cache, whatever revision, where it gets no answer
-            table = _cached(path, name, split, str(revision), found)
+            table = _cached(path, name, split, str(revision), commit)
     except (OSError, ValueError, DatasetsError) as error:
         at = "" if revision is None else f", data.revision {revision!r}"
         raise UsageError(
@@ -38,23 +38,27 @@ def read_hub(
 
 
 def cached_datasets(path: str) -> list[str]:
-    """Commits of a dataset of the hub whose rows `datasets` has in its cache."""
-    return sorted({one.name for one in _folder(path).glob("*/*/*") if COMMIT.fullmatch(one.name)})
+    """The commits of a hub dataset whose rows are in the cache of `datasets`."""
+    return sorted(
+        {folder.name for folder in _folder(path).glob("*/*/*") if COMMIT.fullmatch(folder.name)}
+    )
 
 
 def dataset_commit(path: str, revision: str | None) -> str:
-    """core.hub.commit_of of a dataset; where neither hub nor its cache know main, the commit whose
-    rows `datasets` has prepared last. Raises UsageError where there is none.
+    """The commit that `revision` names. Where neither the hub nor its cache knows main, it is the
+    commit whose rows `datasets` prepared last. Raises UsageError where there is none.
     """
     if revision in cached_datasets(path):
         return str(revision)
     try:
         return commit_of("dataset", path, revision)
     except UsageError:
-        prepared = [one for one in _folder(path).glob("*/*/*") if COMMIT.fullmatch(one.name)]
+        prepared = [
+            folder for folder in _folder(path).glob("*/*/*") if COMMIT.fullmatch(folder.name)
+        ]
         if revision is not None or not prepared:
             raise
-        return max(prepared, key=lambda one: one.stat().st_mtime).name
+        return max(prepared, key=lambda folder: folder.stat().st_mtime).name
 
 
 def _folder(path: str) -> Path:
@@ -69,26 +73,29 @@ def _folder(path: str) -> Path:
 
 
 def _commit_of(table: Any) -> str | None:
-    """The commit whose rows a table has, by the folder of its files; None where that says none."""
+    """The commit of a table's rows: the name of its cache folder, None if that is no commit."""
     files = table.cache_files
     name = Path(files[0]["filename"]).parent.name if files else ""
     return name if COMMIT.fullmatch(name) else None
 
 
-def _is_another(found: str, revision: str | None) -> bool:
-    return revision is not None and COMMIT.fullmatch(revision) is not None and found != revision
+def _is_another(commit: str, revision: str | None) -> bool:
+    return revision is not None and COMMIT.fullmatch(revision) is not None and commit != revision
 
 
 def _cached(path: str, name: str | None, split: str, commit: str, newest: str) -> Any:
-    """The rows of a commit that is in the cache and not the newest there. Raises ValueError."""
+    """The rows of a cached commit that is not the newest in the cache.
+
+    Raises ValueError where the cache does not have it exactly once.
+    """
     from datasets.packaged_modules.cache.cache import Cache
 
-    there = sorted(_folder(path).glob(f"{name or '*'}/*/{commit}"))
-    if len(there) != 1:
+    folders = sorted(_folder(path).glob(f"{name or '*'}/*/{commit}"))
+    if len(folders) != 1:
         raise ValueError(
             f"the hub cannot be reached, and the cache has commit {newest} of it, not {commit}"
         )
-    subset, version, _ = there[0].parts[-3:]
+    subset, version, _ = folders[0].parts[-3:]
     builder: Any = Cache(
         dataset_name=path.rpartition("/")[2],
         repo_id=path,

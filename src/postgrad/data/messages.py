@@ -10,29 +10,32 @@ from postgrad.data.rows import Row
 from postgrad.data.settings import DataSettings, RowSettings, template_parts
 
 Message = dict[str, str]
-SHOWN = 20  # columns in a message
+SHOWN = 20  # columns that an error message lists
 
 
 def conversation_of(row: Row, settings: DataSettings) -> list[Message]:
     """Every message of a row, the answer included. Raises UsageError that names row and column."""
     if settings.messages is not None:
-        found = _chat(row, settings)
+        messages = _chat(row, settings)
     else:
         answer = _text(row, settings.answer, "data.answer", settings)
-        found = [_user(row, settings), {"role": "assistant", "content": answer}]
-    return with_system(found, settings)
+        messages = [_user(row, settings), {"role": "assistant", "content": answer}]
+    return with_system(messages, settings)
 
 
 def prompt_of(row: Row, settings: DataSettings) -> list[Message]:
-    """The messages that the policy answers: up to the last one of the user."""
+    """The messages that the policy answers: a row's messages without the answers at its end.
+
+    Raises UsageError where nothing is left.
+    """
     if settings.messages is None:
         return with_system([_user(row, settings)], settings)
-    found = _chat(row, settings)
-    while found and found[-1]["role"] == "assistant":
-        found.pop()
-    if not found:
+    messages = _chat(row, settings)
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages:
         raise UsageError(f"{row.place}: row {row.index} has no message to answer (data.messages)")
-    return with_system(found, settings)
+    return with_system(messages, settings)
 
 
 def questions_of(messages: list[Message]) -> list[str]:
@@ -46,9 +49,10 @@ def answers_in(messages: list[Message]) -> list[str]:
 
 
 def asked_in(row: Row, messages: list[Message], settings: DataSettings) -> list[str]:
-    """What is asked, without the words of data.template: rows are compared by it, verifiers see it.
+    """The questions of a row, without the words of data.template: rows are compared by them, and
+    verifiers get the last one.
 
-    A template with several columns asks all of them, line by line.
+    A template with several columns gives one question, a line for each column.
     """
     if not settings.template:
         return questions_of(messages)
@@ -56,8 +60,8 @@ def asked_in(row: Row, messages: list[Message], settings: DataSettings) -> list[
 
 
 def answer_of(row: Row, settings: DataSettings) -> str | None:
-    """The reference answer as text, lists and tables as JSON; None where the recipe says that there
-    is none.
+    """The reference answer as text, lists and objects as JSON; None where the recipe or the row
+    has none.
     """
     if settings.answer == "" or (settings.messages and settings.answer not in row.values):
         return None
@@ -68,11 +72,14 @@ def answer_of(row: Row, settings: DataSettings) -> str | None:
 
 
 def column(row: Row, name: str, key: str) -> Any:
-    """A row's value. Raises UsageError with the nearest column; `key` is the recipe's key."""
+    """The value of a row's column. key: the recipe's, "data.answer", for the message.
+
+    Raises UsageError with the nearest column where the row has no such column.
+    """
     if name not in row.values:
         close = nearest(name, row.values)
-        more = ", ..." if len(row.values) > SHOWN else ""
-        columns = ", ".join(itertools.islice(row.values, SHOWN)) + more
+        ellipsis = ", ..." if len(row.values) > SHOWN else ""
+        columns = ", ".join(itertools.islice(row.values, SHOWN)) + ellipsis
         hint = f"did you mean {close!r}?" if close else f"its columns: {columns[:1000]}"
         raise UsageError(f"{row.place}: row {row.index} has no column {name!r} ({key}); {hint}")
     return row.values[name]
@@ -86,7 +93,7 @@ def _user(row: Row, settings: DataSettings) -> Message:
 
 
 def _filled(row: Row, settings: DataSettings) -> list[tuple[str, str | None]]:
-    """The template's words, each with the value of the column after them."""
+    """The parts of data.template: (text, value of the column after it, or None at the end)."""
     return [
         (text, None if name is None else _value(row, name, settings))
         for text, name in template_parts(settings.template)
@@ -94,7 +101,9 @@ def _filled(row: Row, settings: DataSettings) -> list[tuple[str, str | None]]:
 
 
 def _value(row: Row, name: str, settings: DataSettings) -> str:
-    """A column of a template: text or a number."""
+    """The text of a column that data.template names. Numbers are allowed; other values raise
+    UsageError.
+    """
     value = column(row, name, "data.template")
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
@@ -112,26 +121,29 @@ def _text(row: Row, name: str, key: str, settings: DataSettings) -> str:
 
 
 def chat_of(value: Any, row: Row, name: str, key: str, *, strip: bool) -> list[Message]:
-    """The messages of a column's value. Raises UsageError that names row and column."""
-    known = isinstance(value, list) and all(
-        isinstance(one, dict)
-        and isinstance(one.get("role"), str)
-        and isinstance(one.get("content"), str)
-        for one in value
+    """A column's value as a checked conversation. Raises UsageError that names row and column."""
+    valid = isinstance(value, list) and all(
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+        for message in value
     )
-    if not known or not value:
+    if not valid or not value:
         raise UsageError(
             f"{row.place}: column {name!r} of row {row.index} is no conversation: a "
             f'list of {{"role": text, "content": text}} ({key})'
         )
     return [
-        {"role": one["role"], "content": one["content"].strip() if strip else one["content"]}
-        for one in value
+        {
+            "role": message["role"],
+            "content": message["content"].strip() if strip else message["content"],
+        }
+        for message in value
     ]
 
 
 def with_system(messages: list[Message], settings: RowSettings) -> list[Message]:
-    """With the recipe's system message, where there is one and the conversation has none."""
+    """`messages` behind the recipe's system message, if it has one and they have none."""
     if settings.system is None or (messages and messages[0]["role"] == "system"):
         return messages
     return [{"role": "system", "content": settings.system}, *messages]

@@ -1,4 +1,4 @@
-"""Several datasets as one: every epoch has a stated number of draws from each."""
+"""Mixtures: several datasets as one, with a stated number of draws from each in every epoch."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,12 +20,14 @@ from postgrad.data.settings import MixSettings, Share, Together
 
 
 class Mixture(Generic[Drawn]):
-    """draws: of each set in one epoch. Sets are interleaved by a permutation of the epoch's draws,
-    and each goes through its own rows in its own order, on through the epochs: a set with half of
-    its rows in an epoch gives the other half in the next.
+    """Several sets drawn as one, interleaved by a permutation of each epoch's draws.
+
+    Each set goes through its own rows in its own order, across epochs: a set that gives half of its
+    rows in one epoch gives the other half in the next.
     """
 
     def __init__(self, sets: Sequence[Draws[Drawn]], draws: Sequence[int], shuffle: bool) -> None:
+        """draws: how many draws of each set one epoch has."""
         self._sets = sets
         self._draws = draws
         self._starts = np.concatenate([[0], np.cumsum(draws)])
@@ -36,67 +38,77 @@ class Mixture(Generic[Drawn]):
 
     @property
     def accounts(self) -> list[RowAccount]:
-        """Of every set, in order."""
-        return [account for one in self._sets for account in one.accounts]
+        """The accounts of all sets, in order."""
+        return [account for dataset in self._sets for account in dataset.accounts]
 
     @property
     def parts(self) -> list[DrawnSet[Drawn]]:
-        """The sets, in order."""
-        return [part for one in self._sets for part in one.parts]
+        """The datasets of all sets, in order."""
+        return [part for dataset in self._sets for part in dataset.parts]
 
     def draw(self, ticket: int, seed: int) -> Drawn:
-        """The epoch's permutation says which set's turn it is, and the how manieth."""
+        """The record of a ticket: the epoch's permutation decides the set, and which draw of that
+        set this is.
+        """
         place = self._order.place(ticket, integer(seed, "mixture"))
         number = int(np.searchsorted(self._starts, place, side="right")) - 1
-        own = ticket // len(self) * self._draws[number] + place - int(self._starts[number])
-        drawn = self._sets[number].draw(own, integer(seed, "mixture", number))
+        set_ticket = ticket // len(self) * self._draws[number] + place - int(self._starts[number])
+        drawn = self._sets[number].draw(set_ticket, integer(seed, "mixture", number))
         return dataclasses.replace(drawn, ticket=ticket)
 
     def all(self) -> list[Drawn]:
-        """Every row of every set once."""
-        rows = [row for one in self._sets for row in one.all()]
+        """Every record of every set once, with its position as its ticket."""
+        rows = [row for dataset in self._sets for row in dataset.all()]
         return [dataclasses.replace(row, ticket=place) for place, row in enumerate(rows)]
 
 
 def training_prompts(
     data: MixSettings, tokenizer: Any, *, max_new_tokens: int, exclude: HeldOut
 ) -> Draws[Prompt]:
-    """The prompts of [data]. Raises UsageError as data.prompts does."""
-    selection, cache = together(data, tokenizer, exclude)
+    """The prompts of [data] by ticket. max_new_tokens: what max_len keeps free for the response.
+
+    exclude: held-out questions. Raises UsageError as load_prompts does.
+    """
+    selection, cache = selection_and_cache(data, tokenizer, exclude)
     sets = [
         load_prompts(
-            one,
+            source,
             tokenizer,
-            max_prompt_tokens=one.max_len - max_new_tokens,
+            max_prompt_tokens=source.max_len - max_new_tokens,
             selection=selection,
             cache=cache,
         )
-        for one in data.sources
+        for source in data.sources
     ]
-    return mixed(data.sets, sets, data.shuffle)
+    return mixture_of(data.sets, sets, data.shuffle)
 
 
 def training_conversations(
     data: MixSettings, tokenizer: Any, *, exclude: HeldOut
 ) -> Draws[Conversation]:
-    """The conversations of [data]. Raises UsageError as data.conversations does."""
-    selection, cache = together(data, tokenizer, exclude)
+    """The conversations of [data] by ticket. Raises UsageError as load_conversations does."""
+    selection, cache = selection_and_cache(data, tokenizer, exclude)
     sets = [
-        load_conversations(one, tokenizer, selection=selection, cache=cache) for one in data.sources
+        load_conversations(source, tokenizer, selection=selection, cache=cache)
+        for source in data.sources
     ]
-    return mixed(data.sets, sets, data.shuffle)
+    return mixture_of(data.sets, sets, data.shuffle)
 
 
-def together(
+def selection_and_cache(
     data: Together, tokenizer: Any, exclude: HeldOut
 ) -> tuple[Selection, TokenCache | None]:
-    """What all sets of a run have in common: what is left out, and where tokens are kept."""
+    """What all sets of a run share: one selection, so that duplicates are found across sets, and
+    one token cache (None: data.cache = false).
+    """
     return Selection(exclude, data.dedup), TokenCache(tokenizer) if data.cache else None
 
 
-def mixed(shares: Sequence[Share], sets: Sequence[Draws[Drawn]], shuffle: bool) -> Draws[Drawn]:
-    """`sets` as one, each with its share; the only set as it is where there are no shares."""
+def mixture_of(
+    shares: Sequence[Share], sets: Sequence[Draws[Drawn]], shuffle: bool
+) -> Draws[Drawn]:
+    """A mixture of `sets` by their shares; without shares the only set itself."""
     if not shares:
         return sets[0]
-    draws = [one.draws(len(found)) for one, found in zip(shares, sets, strict=True)]
+    draws = [share.draws(len(dataset)) for share, dataset in zip(shares, sets, strict=True)]
     return Mixture(sets, draws, shuffle)

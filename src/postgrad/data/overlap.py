@@ -1,4 +1,4 @@
-"""What is held out is never trained on: equal questions, and rows that share a run of words."""
+"""Overlap with held-out sets: questions that are equal, and rows that share a run of words."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,65 +19,65 @@ _WORD = re.compile(rf"[{_CJK}]|[^{_BETWEEN}{_CJK}]+")
 
 
 def question_key(text: str) -> str:
-    """Two questions with one key are the same problem: case and white space do not count."""
+    """A question without regard to case and white space: equal keys mean the same problem."""
     return " ".join(text.casefold().split())
 
 
 def words(text: str) -> list[str]:
-    """The words of a text; case, punctuation, and how Unicode composes letters do not count."""
+    """The words of a text, case-folded and NFKC-normalised, without punctuation."""
     return _WORD.findall(composed(text, "NFKC").casefold())
 
 
 def ngrams(text: str, n: int) -> Iterator[tuple[str, ...]]:
-    """Every n words in a row; none of a text with fewer."""
-    found = words(text)
-    return (tuple(found[i : i + n]) for i in range(len(found) - n + 1))
+    """Every run of n consecutive words; none for a text with fewer."""
+    sequence = words(text)
+    return (tuple(sequence[i : i + n]) for i in range(len(sequence) - n + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The questions of evaluation sets. questions: their keys; grams: every n words in a row of
-    any of them, where n is not 0.
-    """
+    """The questions of evaluation sets, which training leaves out."""
 
-    questions: frozenset[str] = frozenset()
-    n: int = 0
-    grams: frozenset[tuple[str, ...]] = frozenset()
+    questions: frozenset[str] = frozenset()  # as question_key gives them
+    n: int = 0  # words of a gram; 0: only equal questions count
+    grams: frozenset[tuple[str, ...]] = frozenset()  # every n consecutive words of any question
 
     def has(self, questions: Iterable[str]) -> bool:
         """True where any of the questions is held out."""
         return bool(self.questions) and any(question_key(q) in self.questions for q in questions)
 
     def shares_words(self, texts: Sequence[str]) -> bool:
-        """True where any of the texts has n words in a row that a held-out question has too."""
+        """True where a text has n consecutive words that a held-out question has too."""
         return bool(self.grams) and any(
             gram in self.grams for text in texts for gram in ngrams(text, self.n)
         )
 
 
 def held_out(sets: Iterable[DataSettings | PairSettings], ngram: int = 0) -> HeldOut:
-    """What training must leave out of evaluation sets. ngram: words in a row that a row may not
-    share with a question (Brown et al. 2020, appendix C, took 13); 0: only equal questions count.
+    """What training must leave out: the questions of evaluation sets. ngram: how many consecutive
+    words make an overlap (Brown et al. 2020, appendix C, took 13); 0: only equal questions count.
     """
-    found = frozenset(key for one in sets for key in keys(one))
+    questions = frozenset(key for dataset in sets for key in keys(dataset))
     grams = (
-        frozenset(gram for key in found for gram in ngrams(key, ngram)) if ngram else frozenset()
+        frozenset(gram for key in questions for gram in ngrams(key, ngram))
+        if ngram
+        else frozenset()
     )
-    return HeldOut(found, ngram, grams)
+    return HeldOut(questions, ngram, grams)
 
 
 def keys(settings: DataSettings | PairSettings) -> frozenset[str]:
-    """The keys of all questions of a dataset; of preferences, what the user last said before the
-    answer.
+    """The keys of all questions of a dataset; in preferences a question is all that the user said
+    before the answer.
     """
     return frozenset(
         question_key(question)
         for row in prepared_rows(settings)
-        for question in _asked(row, settings)
+        for question in _questions(row, settings)
     )
 
 
-def _asked(row: Row, settings: DataSettings | PairSettings) -> list[str]:
+def _questions(row: Row, settings: DataSettings | PairSettings) -> list[str]:
     if isinstance(settings, PairSettings):
         return labelled_of(row, settings).question
     return asked_in(row, prompt_of(row, settings), settings)

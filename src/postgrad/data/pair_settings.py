@@ -1,4 +1,4 @@
-"""What a recipe says about a dataset of preferences."""
+"""The recipe's settings of a dataset of preferences."""
 
 from typing import Self
 
@@ -25,11 +25,11 @@ class PairSettings(RowSettings):
     @model_validator(mode="after")
     def _columns_differ(self) -> Self:
         named = [self.chosen, self.rejected, self.completion, self.label, self.margin, self.prompt]
-        given = [name for name in named if name]
-        if len(set(given)) < len(given):
-            raise ValueError(f"two of its columns have one name: {given}")
+        columns = [name for name in named if name]
+        if len(set(columns)) < len(columns):
+            raise ValueError(f"two of its columns have one name: {columns}")
         if not all(speaker.strip() for speaker in self.speakers) or len(set(self.speakers)) < 2:
-            raise ValueError(f"speakers are the names of two: {list(self.speakers)}")
+            raise ValueError(f"speakers are two different names: {list(self.speakers)}")
         return self
 
 

@@ -1,4 +1,4 @@
-"""Preferences by ticket: pairs of answers, and answers with a label."""
+"""Preferences by ticket: pairs of answers (DPO and reward models), labelled answers (KTO)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.data.answer_tokens import load_answers
-from postgrad.data.answers import labelled_of, margin_of, pair_of, rest_of
+from postgrad.data.answers import labelled_of, margin_of, metadata_of, pair_of
 from postgrad.data.cache import TokenCache
 from postgrad.data.draws import DrawnSet, Draws
-from postgrad.data.mixture import mixed, together
+from postgrad.data.mixture import mixture_of, selection_and_cache
 from postgrad.data.overlap import HeldOut
 from postgrad.data.pair_settings import PairMixSettings, PairSettings
 from postgrad.data.selection import Selection
@@ -19,38 +19,37 @@ from postgrad.data.selection import Selection
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two conversations, of which the first is preferred; they end with the token that ends the
-    last answer's turn.
+    """Two conversations of which the first is preferred, of T and U tokens. Each ends with the
+    token that ends its last answer's turn.
 
-    chosen, rejected: [T] int32 token ids. chosen_mask, rejected_mask: [T] True at what the
-    assistant wrote from the first message on that differs; the tokens before it are the same in
-    both. margin: how much better chosen is, 0 where no column says it. metadata: the other columns.
+    A mask is True at the assistant's tokens from the first message on that differs; the tokens
+    before it are the same in both.
     """
 
-    ticket: int
-    row: int
-    chosen: NDArray[np.int32]
-    rejected: NDArray[np.int32]
-    chosen_mask: NDArray[np.bool_]
-    rejected_mask: NDArray[np.bool_]
-    margin: float
-    metadata: Mapping[str, Any]
+    ticket: int  # the global number of the draw
+    row: int  # index in the dataset, from 0
+    chosen: NDArray[np.int32]  # [T] token ids
+    rejected: NDArray[np.int32]  # [U] token ids
+    chosen_mask: NDArray[np.bool_]  # [T]
+    rejected_mask: NDArray[np.bool_]  # [U]
+    margin: float  # how much better chosen is, in the column's own unit; 0 without a column
+    metadata: Mapping[str, Any]  # the other columns of the row, JSON values
 
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """A conversation whose answer is desirable or not. prompt_tokens: where the answer begins."""
+    """A conversation of T tokens whose answer is desirable or not."""
 
-    ticket: int
-    row: int
-    token_ids: NDArray[np.int32]
-    loss_mask: NDArray[np.bool_]
+    ticket: int  # the global number of the draw
+    row: int  # index in the dataset, from 0
+    token_ids: NDArray[np.int32]  # [T]
+    loss_mask: NDArray[np.bool_]  # [T] True at the answer's tokens
     desirable: bool
-    prompt_tokens: int
+    prompt_tokens: int  # tokens before the answer
 
 
 class PairSet(DrawnSet[Pair]):
-    """The pairs of a dataset."""
+    """The pairs of a dataset that are within data.max_len."""
 
 
 class LabelledSet(DrawnSet[Labelled]):
@@ -64,26 +63,26 @@ def load_pairs(
     selection: Selection | None = None,
     cache: TokenCache | None = None,
 ) -> PairSet:
-    """Reads, renders and tokenises a dataset of pairs. selection: what the run leaves out of all
-    its sets.
+    """Reads, renders and tokenises a dataset of pairs. selection: held-out questions and
+    duplicates, shared by all sets of the run.
 
     Pairs with a conversation over settings.max_len tokens are dropped, cut (both at that place), or
     an error, as settings.on_too_long says. Raises UsageError that names the row and what is wrong
     with it.
     """
-    found, account = load_answers(settings, tokenizer, pair_of, selection, cache)
+    kept, account = load_answers(settings, tokenizer, pair_of, selection, cache)
     pairs = [
         Pair(
             place,
-            one.row.index,
+            preference.row.index,
             chosen.ids,
             rejected.ids,
             chosen.mask,
             rejected.mask,
-            margin_of(one.row, settings),
-            rest_of(one.row, settings),
+            margin_of(preference.row, settings),
+            metadata_of(preference.row, settings),
         )
-        for place, (one, (chosen, rejected)) in enumerate(found)
+        for place, (preference, (chosen, rejected)) in enumerate(kept)
     ]
     return PairSet(pairs, account, settings.shuffle)
 
@@ -95,11 +94,15 @@ def load_labelled(
     selection: Selection | None = None,
     cache: TokenCache | None = None,
 ) -> LabelledSet:
-    """The same of labelled answers: rows with a label, and pairs."""
-    found, account = load_answers(settings, tokenizer, labelled_of, selection, cache)
+    """load_pairs for labelled answers: rows with a label, and pairs, which give two each."""
+    kept, account = load_answers(settings, tokenizer, labelled_of, selection, cache)
     answers = [
-        (one.row.index, tokens, one.desirable if not one.is_pair else number == 0)
-        for one, conversations in found
+        (
+            preference.row.index,
+            tokens,
+            preference.desirable if not preference.is_pair else number == 0,
+        )
+        for preference, conversations in kept
         for number, tokens in enumerate(conversations)
     ]
     labelled = [
@@ -110,20 +113,22 @@ def load_labelled(
 
 
 def training_pairs(settings: PairMixSettings, tokenizer: Any, *, exclude: HeldOut) -> Draws[Pair]:
-    """The pairs of [data]. Raises UsageError as load_pairs does."""
-    selection, cache = together(settings, tokenizer, exclude)
+    """The pairs of [data] by ticket. Raises UsageError as load_pairs does."""
+    selection, cache = selection_and_cache(settings, tokenizer, exclude)
     sets = [
-        load_pairs(one, tokenizer, selection=selection, cache=cache) for one in settings.sources
+        load_pairs(source, tokenizer, selection=selection, cache=cache)
+        for source in settings.sources
     ]
-    return mixed(settings.sets, sets, settings.shuffle)
+    return mixture_of(settings.sets, sets, settings.shuffle)
 
 
 def training_labelled(
     settings: PairMixSettings, tokenizer: Any, *, exclude: HeldOut
 ) -> Draws[Labelled]:
-    """The labelled answers of [data]. Raises UsageError as load_labelled does."""
-    selection, cache = together(settings, tokenizer, exclude)
+    """The labelled answers of [data] by ticket. Raises UsageError as load_labelled does."""
+    selection, cache = selection_and_cache(settings, tokenizer, exclude)
     sets = [
-        load_labelled(one, tokenizer, selection=selection, cache=cache) for one in settings.sources
+        load_labelled(source, tokenizer, selection=selection, cache=cache)
+        for source in settings.sources
     ]
-    return mixed(settings.sets, sets, settings.shuffle)
+    return mixture_of(settings.sets, sets, settings.shuffle)

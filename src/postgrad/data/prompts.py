@@ -1,4 +1,4 @@
-"""Prompts by ticket: what the policy reads, with the reference answer."""
+"""Prompts by ticket: the tokens that the policy reads, with the reference answer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from postgrad.data.templates import Unencodable, Unmarkable, encode, prompts, te
 
 
 class PromptSet(DrawnSet[Prompt]):
-    """The prompts of a dataset that fit."""
+    """The prompts of a dataset that leave room for a response."""
 
 
 def load_prompts(
@@ -31,7 +31,8 @@ def load_prompts(
     selection: Selection | None = None,
     cache: TokenCache | None = None,
 ) -> PromptSet:
-    """Reads, renders and tokenises a dataset. selection: what the run leaves out of all its sets.
+    """Reads, renders and tokenises a dataset. selection: held-out questions and duplicates, shared
+    by all sets of the run.
 
     A prompt over `max_prompt_tokens` is dropped, cut to its last tokens, or an error, as
     settings.on_too_long says. Raises UsageError that names row and column of what is wrong, and
@@ -41,10 +42,10 @@ def load_prompts(
         raise _no_room(settings)
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
-    asked = _asked(settings, selection, book)
-    tokens = _tokens(settings, tokenizer, asked, cache, book.notes)
+    selected = _selected(settings, selection, book)
+    tokens = _tokens(settings, tokenizer, selected, cache, book.notes)
     entries: list[Prompt] = []
-    for (row, messages, question), ids in zip(asked, tokens, strict=True):
+    for (row, messages, question), ids in zip(selected, tokens, strict=True):
         fate = _fate(row, len(ids), max_prompt_tokens, settings)
         if fate != "too_long" and selection.repeats(messages):
             fate = "duplicate"
@@ -58,7 +59,7 @@ def load_prompts(
                     answer_of(row, settings),
                     book.name,
                     row.index,
-                    _rest(row, settings),
+                    _metadata(row, settings),
                     messages,
                 )
             )
@@ -66,11 +67,11 @@ def load_prompts(
     return PromptSet(entries, account, settings.shuffle)
 
 
-def _asked(
+def _selected(
     settings: DataSettings, selection: Selection, book: Bookkeeper
 ) -> list[tuple[Row, list[Message], str]]:
-    """The rows that may be asked, each with its messages and the last of its questions."""
-    found: list[tuple[Row, list[Message], str]] = []
+    """(row, messages, last question) of each row that may be sampled from."""
+    selected: list[tuple[Row, list[Message], str]] = []
     for row in prepared_rows(settings, book):
         messages = prompt_of(row, settings)
         questions = asked_in(row, messages, settings)
@@ -78,14 +79,14 @@ def _asked(
         if fate is not None:
             book.add(fate, row)
         else:
-            found.append((row, messages, questions[-1] if questions else ""))
-    return found
+            selected.append((row, messages, questions[-1] if questions else ""))
+    return selected
 
 
 def _tokens(
     settings: DataSettings,
     tokenizer: Any,
-    asked: Sequence[tuple[Row, list[Message], str]],
+    selected: Sequence[tuple[Row, list[Message], str]],
     cache: TokenCache | None,
     notes: list[str],
 ) -> Ragged:
@@ -93,17 +94,17 @@ def _tokens(
     call = template_call(settings)
 
     def make() -> Columns:
-        found = prompts(tokenizer, (messages for _, messages, _ in asked), variables=call)
-        texts = [_text(row, text) for (row, *_), text in zip(asked, found, strict=False)]
+        rendered = prompts(tokenizer, (messages for _, messages, _ in selected), variables=call)
+        texts = [_text(row, text) for (row, *_), text in zip(selected, rendered, strict=False)]
         try:
             ids = encode(tokenizer, texts)["input_ids"] if texts else []
         except Unencodable as error:
-            raise unencodable(asked[error.place][0], error) from error
+            raise unencodable(selected[error.place][0], error) from error
         return {"token_ids": Ragged.of(ids, np.int32)}
 
     if cache is None:
         return make()["token_ids"]
-    messages = [messages for _, messages, _ in asked]
+    messages = [messages for _, messages, _ in selected]
     return cache.columns(messages, call, "prompts", make, notes)["token_ids"]
 
 
@@ -120,24 +121,32 @@ def _text(row: Row, text: str | Unmarkable) -> str:
         raise UsageError(f"{row.place}: row {row.index}: {text}") from text
     if not text:
         raise UsageError(
-            f"{row.place}: row {row.index}: the chat template writes nothing for its prompt, and "
-            "there is no sampling from nothing; mend the row or the template"
+            f"{row.place}: row {row.index}: the chat template writes nothing for its prompt, so "
+            "there is nothing to sample from; mend the row or the template"
         )
     return text
 
 
-def _rest(row: Row, settings: DataSettings) -> dict[str, Any]:
-    """What else a verifier may want of a row; where a template has several columns, those too."""
-    asked = {name for _, name in template_parts(settings.template)} - {None} or {settings.prompt}
-    read = {settings.answer, settings.messages, *(asked if len(asked) == 1 else ())}
+def _metadata(row: Row, settings: DataSettings) -> dict[str, Any]:
+    """The columns that verifiers get as metadata: all but question, answer and messages; those of
+    a template with several columns are kept.
+    """
+    question_columns = {name for _, name in template_parts(settings.template)} - {None} or {
+        settings.prompt
+    }
+    read = {
+        settings.answer,
+        settings.messages,
+        *(question_columns if len(question_columns) == 1 else ()),
+    }
     return {key: value for key, value in row.values.items() if key not in read}
 
 
 def unencodable(row: Row, error: Unencodable) -> UsageError:
-    """What is told of a row whose text the tokenizer cannot write."""
+    """The error for a row with a character that the tokenizer cannot encode."""
     return UsageError(
         f"{row.place}: row {row.index} has a character that the tokenizer lacks ({error}); mend "
-        'the row, or take a tokenizer that knows every text (model.init.tokenizer.kind = "bpe")'
+        'the row, or take a tokenizer that encodes every text (model.init.tokenizer.kind = "bpe")'
     )
 
 

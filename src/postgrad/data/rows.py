@@ -1,4 +1,4 @@
-"""Rows of any dataset that a recipe can name, read once, in order, with their places."""
+"""Rows of any dataset that a recipe can name, in order, each with its place for messages."""
 
 import itertools
 import re
@@ -19,21 +19,18 @@ _SPLIT = re.compile(r"([\w.-]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: `index` counts the dataset from 0, before any slice; `place` is for people.
+    """One row of a dataset."""
 
-    `values` are JSON values by column.
-    """
-
-    index: int
-    values: Values
-    place: str
+    index: int  # from 0, counted before any slice or filter
+    values: Values  # column -> JSON value
+    place: str  # where it is, for messages: "train.jsonl:7", "openai/gsm8k train row 6"
 
 
 def read_rows(settings: RowSettings) -> list[Row]:
     """The rows that `settings` names, in the dataset's order, after the split's slice and limit.
 
-    `name` and the split's name say nothing about a single file or a reasoning-gym task; a slice
-    does. Raises UsageError for what is missing, broken or empty.
+    A single file or a reasoning-gym task ignores `name` and the split's name, but not its slice.
+    Raises UsageError for what is missing, broken or empty.
     """
     split, start, stop = parse_split(settings.split)
     rows = (
@@ -42,10 +39,10 @@ def read_rows(settings: RowSettings) -> list[Row]:
     if start is None and stop is None:
         kept = list(itertools.islice(rows, settings.limit))
     else:
-        whole = list(rows)
-        n = len(whole)
-        kept = whole[_bound(start, n) : _bound(stop, n)][: settings.limit]
-        if whole and not kept:
+        unsliced = list(rows)
+        n = len(unsliced)
+        kept = unsliced[_bound(start, n) : _bound(stop, n)][: settings.limit]
+        if unsliced and not kept:
             raise UsageError(
                 f"data.split {settings.split!r} of {settings.path} leaves no row of {n}"
             )
@@ -69,8 +66,8 @@ def on_hub(path: str) -> bool:
 
 
 def local_files(path: str, subset: str | None, split: str) -> list[Path]:
-    """The files of this machine that are read, in their order; none where the rows come from
-    elsewhere. subset: data.name.
+    """The local files of a dataset in reading order; [] where its rows are not in local files.
+    subset: data.name.
     """
     file = None if path.startswith(PREFIX) else _local(path)
     if file is None:
@@ -99,11 +96,11 @@ def _bound(text: str | None, n: int) -> int | None:
 
 
 def _local(path: str) -> Path | None:
-    """The file or folder of that name; None where there is none."""
+    """The file or folder called `path`, or None."""
     try:
-        found = Path(path).expanduser()
-        return found if found.exists() else None
-    except (OSError, RuntimeError):  # a name that no file can have, a home of nobody
+        local = Path(path).expanduser()
+        return local if local.exists() else None
+    except (OSError, RuntimeError):  # a name that no file can have; "~name" of an unknown user
         return None
 
 
@@ -129,6 +126,6 @@ def _all(files: list[Path]) -> Iterator[tuple[str, Values]]:
 
 
 def shown(value: object) -> str:
-    """A value of a row in a message: its beginning, however large it is."""
+    """A value of a row for a message: the first 80 characters of its repr."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

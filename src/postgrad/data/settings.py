@@ -1,4 +1,4 @@
-"""What a recipe says about a dataset."""
+"""The recipe's settings of a dataset, and of several as one mixture."""
 
 import re
 from string import Formatter
@@ -80,17 +80,18 @@ class DataSettings(RowSettings):
 
 
 def template_parts(template: str) -> list[tuple[str, str | None]]:
-    """(text, name of the column after it or None) one after the other. Raises ValueError for what
-    is not text with {column} in it.
+    """The parts of a template, in order: (text, name of the column after it or None).
+
+    Raises ValueError for anything but text with {column} in it.
     """
-    found: list[tuple[str, str | None]] = []
+    parts: list[tuple[str, str | None]] = []
     for text, column, form, conversion in Formatter().parse(template):
         if column == "" or form or conversion:
             raise ValueError(
                 "braces hold the name of a column, as in {question}; {{ and }} are braces"
             )
-        found.append((text, column))
-    return found
+        parts.append((text, column))
+    return parts
 
 
 class Share(Settings):

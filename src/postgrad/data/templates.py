@@ -1,7 +1,7 @@
-"""Chat templates: text once, token ids once, and which tokens the assistant wrote.
+"""Chat templates: conversations as text and token ids, and which tokens the assistant wrote.
 
-Loss masks come from token offsets, so templates need no {% generation %} marks; what a template
-cannot show is refused rather than guessed.
+Loss masks come from the offsets of tokens in the text, so templates need no {% generation %} marks.
+Where a mask cannot be told from the text, the conversation is refused: nothing is guessed.
 """
 
 import re
@@ -33,10 +33,10 @@ class Unencodable(Exception):
         self.place = place
 
 
-def encode(tokenizer: Any, texts: Sequence[str], **more: Any) -> Any:
+def encode(tokenizer: Any, texts: Sequence[str], **options: Any) -> Any:
     """The tokenizer's ids of texts that a template wrote: no special tokens are added."""
     try:
-        return tokenizer(list(texts), add_special_tokens=False, **more)
+        return tokenizer(list(texts), add_special_tokens=False, **options)
     except Exception as error:  # tokenizers raise nothing narrower
         for place, text in enumerate(texts):
             try:
@@ -48,19 +48,17 @@ def encode(tokenizer: Any, texts: Sequence[str], **more: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation as text. spans: [start, end) characters that bear loss. prompt: what the
-    policy reads before the first of them.
-    """
+    """A conversation as the chat template writes it."""
 
     text: str
-    spans: tuple[tuple[int, int], ...]
-    prompt: str
+    spans: tuple[tuple[int, int], ...]  # [start, end) in characters, of what bears loss
+    prompt: str  # what the policy reads before the first span, the generation prompt included
 
 
 def render(
     tokenizer: Any, messages: Sequence[Message], *, generation: bool, variables: Mapping[str, Any]
 ) -> str:
-    """Messages as the template writes them; `generation`: with the start of an answer.
+    """Messages as the template writes them; `generation`: with the generation prompt at the end.
 
     Raises Unmarkable where the template refuses them.
     """
@@ -84,22 +82,22 @@ def prompts(
 
 
 def template_call(settings: RowSettings) -> dict[str, Any]:
-    """What the template is called with beside messages: the dataset's variables, and its own
-    template where it has one. Raises UsageError where that is a file that cannot be read.
+    """The variables of the template's call: those of data.chat_template_kwargs, and the dataset's
+    own `chat_template` where it has one. Raises UsageError where that file cannot be read.
     """
     if not settings.chat_template:
         return settings.chat_template_kwargs
-    own = template_text(settings.chat_template)
-    return {**settings.chat_template_kwargs, "chat_template": own}
+    template = template_text(settings.chat_template)
+    return {**settings.chat_template_kwargs, "chat_template": template}
 
 
 def turn_ends(tokenizer: Any) -> re.Pattern[str]:
-    """Finds the special tokens, one of which ends a turn.
+    """A pattern of all special tokens, one of which ends a turn.
 
-    Llama 3's <|eot_id|> and Gemma 3's <end_of_turn> are no named ones (eos, pad, ...): they are
-    found among the added tokens. Without any special token nothing is found.
+    Llama 3's <|eot_id|> and Gemma 3's <end_of_turn> are not among the named ones (eos, pad, ...),
+    only among the added tokens. Without any special token the pattern matches nothing.
     """
-    added = [str(one) for one in tokenizer.added_tokens_decoder.values() if one.special]
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     marks = {mark for mark in (*tokenizer.all_special_tokens, *added) if mark}
     longest_first = sorted(marks, key=lambda mark: (-len(mark), mark))
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
@@ -113,25 +111,25 @@ def render_conversation(
     turns: Literal["all", "last"],
     variables: Mapping[str, Any],
 ) -> Rendered:
-    """The text of a conversation and where its assistant wrote. Raises Unmarkable as
-    render_conversations says, and where its turns are not written one after the other.
+    """The text of a conversation and its spans. Raises Unmarkable for the reasons that
+    render_conversations gives, and where the conversation is not a single text.
     """
-    (found,) = render_conversations(
+    (texts,) = render_conversations(
         tokenizer, [(messages, 0)], ends=ends, turns=turns, variables=variables
     )
-    return whole(found)
+    return single_text(texts)
 
 
-def whole(found: Sequence[Rendered] | Unmarkable) -> Rendered:
-    """The one text of a conversation. Raises Unmarkable where it has several, or none."""
-    if isinstance(found, Unmarkable):
-        raise found
-    if len(found) > 1:
+def single_text(texts: Sequence[Rendered] | Unmarkable) -> Rendered:
+    """The only text of a conversation. Raises Unmarkable where it has several, or none."""
+    if isinstance(texts, Unmarkable):
+        raise texts
+    if len(texts) > 1:
         raise Unmarkable(
-            "the chat template writes an answer in another way when more messages follow, so "
+            "the chat template writes an answer differently when more messages follow, so "
             "that the answers are not of one text"
         )
-    return found[0]
+    return texts[0]
 
 
 def render_conversations(
@@ -142,33 +140,39 @@ def render_conversations(
     turns: Literal["all", "last"],
     variables: Mapping[str, Any],
 ) -> Iterator[list[Rendered] | Unmarkable]:
-    """The texts of each conversation and where its assistant wrote in message `first` or later,
-    as (messages, first); ends behind the first conversation that cannot be marked.
+    """The texts of each conversation, with spans at what the assistant wrote.
 
-    A span is what follows the generation prompt, up to the token that ends the turn (the first of
-    `ends` after the content). A conversation is one text. Where the template writes an answer in
-    another way once more messages follow, as Qwen3's takes earlier thoughts away, it is one text
-    for each answer, as the policy reads and writes it at that turn. Unmarkable: the template drops
-    content, or does not begin an answer as its generation prompt does: what RL samples from would
-    not be what SFT trained on.
+    conversations: (messages, first): only messages from index `first` on get spans. turns: "last"
+    marks the last answer alone. ends: turn_ends(tokenizer).
+
+    A span begins behind the generation prompt and ends with the token that ends the turn (the first
+    of `ends` after the content). A conversation is one text, but where the template writes an
+    answer differently once more messages follow (Qwen3 drops earlier thoughts) it is one text for
+    each answer, as the policy reads and writes it at that turn.
+
+    Yields Unmarkable, and stops, at the first conversation whose content the template drops, or
+    where an answer does not begin with its generation prompt: RL would sample from another text
+    than SFT trains on.
     """
-    asked: deque[tuple[Sequence[Message], Sequence[int]]] = deque()
+    pending: deque[tuple[Sequence[Message], Sequence[int]]] = deque()
 
     def rows() -> Iterator[Row]:
         for messages, first in conversations:
-            said = [i for i, one in enumerate(messages) if one["role"] == "assistant"]
-            answers = [i for i in said if i >= first]
+            assistant_turns = [
+                i for i, message in enumerate(messages) if message["role"] == "assistant"
+            ]
+            answers = [i for i in assistant_turns if i >= first]
             answers = answers[-1:] if turns == "last" else answers
-            asked.append((messages, answers))
-            wanted = [(len(messages), False)]
+            pending.append((messages, answers))
+            prefixes = [(len(messages), False)]
             for i in (i for i in answers if i):
-                wanted.append((i, True))
+                prefixes.append((i, True))
                 if i < len(messages) - 1:  # the last message needs no rendering of its own
-                    wanted.append((i + 1, False))
-            yield messages, wanted
+                    prefixes.append((i + 1, False))
+            yield messages, prefixes
 
     for texts in rendered(tokenizer, rows(), variables):
-        messages, answers = asked.popleft()
+        messages, answers = pending.popleft()
         if isinstance(texts, Unrenderable):
             yield Unmarkable(str(texts))
             return
@@ -182,51 +186,62 @@ def render_conversations(
 def _marked(
     messages: Sequence[Message], answers: Sequence[int], texts: list[str], ends: re.Pattern[str]
 ) -> list[Rendered]:
-    """A conversation as one text, or as one for each answer. texts: as render_conversations asks
-    for them.
+    """A conversation as one text, or as one for each answer. texts: the renderings in the order of
+    render_conversations' `rows`: the whole, then prompt and text of each answer.
     """
     if not answers:
         raise Unmarkable("there is no message of the assistant")
-    text, *others = texts
-    each: list[Rendered] = []
+    text, *renderings = texts
+    answer_texts: list[Rendered] = []
     for i in answers:
         if i == 0:
-            raise Unmarkable("it begins with the assistant: there is nothing that it answers")
-        prompt = others.pop(0)
-        upto = text if i == len(messages) - 1 else others.pop(0)
-        each.append(Rendered(upto, (_span(messages[i], i, upto, prompt, ends),), prompt))
-    if all(text.startswith(one.text[: one.spans[0][1]]) for one in each):
-        return [Rendered(text, tuple(one.spans[0] for one in each), each[0].prompt)]
-    return each
+            raise Unmarkable("it begins with the assistant, so it answers nothing")
+        prompt = renderings.pop(0)
+        turn_text = text if i == len(messages) - 1 else renderings.pop(0)
+        answer_texts.append(
+            Rendered(turn_text, (_span(messages[i], i, turn_text, prompt, ends),), prompt)
+        )
+    if all(text.startswith(rendering.text[: rendering.spans[0][1]]) for rendering in answer_texts):
+        return [
+            Rendered(
+                text,
+                tuple(rendering.spans[0] for rendering in answer_texts),
+                answer_texts[0].prompt,
+            )
+        ]
+    return answer_texts
 
 
 def _span(
-    message: Message, i: int, upto: str, prompt: str, ends: re.Pattern[str]
+    message: Message, i: int, turn_text: str, prompt: str, ends: re.Pattern[str]
 ) -> tuple[int, int]:
-    """Where message i is in the text that ends with it."""
+    """[start, end) of message i in `turn_text`, which ends with it; prompt: the text before it.
+
+    Raises Unmarkable where it cannot be told.
+    """
     if not prompt:
         raise Unmarkable(f"the chat template writes nothing before message {i}")
-    if not upto.startswith(prompt):
+    if not turn_text.startswith(prompt):
         raise Unmarkable(
             f"the chat template does not begin message {i} with its generation prompt "
             f"{prompt[-40:]!r}"
         )
     content = message["content"].strip()
-    place = _begin(content, upto, prompt)
+    place = _begin(content, turn_text, prompt)
     if place < 0:
         raise Unmarkable(f"the chat template drops text of message {i}: {content[:60]!r}")
-    end = ends.search(upto, place + len(content))
-    return len(prompt), end.end() if end else len(upto)
+    end = ends.search(turn_text, place + len(content))
+    return len(prompt), end.end() if end else len(turn_text)
 
 
-def _begin(content: str, upto: str, prompt: str) -> int:
-    """Where the content begins in `upto`: behind the prompt, or with what both have, as where
-    generation prompt and answer begin with <think>; -1: nowhere.
+def _begin(content: str, turn_text: str, prompt: str) -> int:
+    """Where the content begins in `turn_text`: behind the prompt, or inside its end where the two
+    overlap (generation prompt and answer may both have <think>); -1: nowhere.
     """
-    place = upto.find(content, len(prompt))
+    place = turn_text.find(content, len(prompt))
     shared = range(1, min(len(content), len(prompt), LONGEST_SHARED) + 1) if place < 0 else ()
     for count in shared:
-        if upto.startswith(content, len(prompt) - count):
+        if turn_text.startswith(content, len(prompt) - count):
             return len(prompt) - count
     return place
 
@@ -234,7 +249,7 @@ def _begin(content: str, upto: str, prompt: str) -> int:
 def tokenise(
     tokenizer: Any, conversations: Sequence[Rendered]
 ) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable]:
-    """Token ids and loss mask of each conversation, or why it cannot be marked.
+    """(token ids [T], loss mask [T]) of each conversation, or why it cannot be marked.
 
     Checked token by token: none may straddle the edge of a span, the tokens before the first span
     are those of the prompt alone, and the marked tokens decode to the span's text. Raises
@@ -242,24 +257,24 @@ def tokenise(
     """
     if not conversations:
         return []
-    texts = [one.text for one in conversations]
+    texts = [conversation.text for conversation in conversations]
     encoded = encode(tokenizer, texts, return_offsets_mapping=True)
-    prompts = encode(tokenizer, [one.prompt for one in conversations])
-    found: list[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable] = []
-    for number, one in enumerate(conversations):
+    prompts = encode(tokenizer, [conversation.prompt for conversation in conversations])
+    tokenised: list[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable] = []
+    for number, conversation in enumerate(conversations):
         ids = np.array(encoded["input_ids"][number], np.int32)
         offsets = np.array(encoded["offset_mapping"][number], np.int64).reshape(-1, 2)
         mask = np.zeros(len(ids), np.bool_)
-        for start, end in one.spans:
+        for start, end in conversation.spans:
             mask |= (offsets[:, 0] >= start) & (offsets[:, 1] <= end) & (offsets[:, 1] > start)
-        problem = _problem(tokenizer, one, ids, mask, prompts["input_ids"][number])
-        found.append((ids, mask) if problem is None else Unmarkable(problem))
-    return found
+        problem = _problem(tokenizer, conversation, ids, mask, prompts["input_ids"][number])
+        tokenised.append((ids, mask) if problem is None else Unmarkable(problem))
+    return tokenised
 
 
 def _problem(
     tokenizer: Any,
-    one: Rendered,
+    conversation: Rendered,
     ids: NDArray[np.int32],
     mask: NDArray[np.bool_],
     prompt: Sequence[int],
@@ -268,10 +283,10 @@ def _problem(
     if ids[:first].tolist() != list(prompt):
         return (
             "its first tokens are not those of its prompt alone: a token crosses the edge between "
-            f"prompt and answer at {one.prompt[-20:]!r} (data.strip = true may help)"
+            f"prompt and answer at {conversation.prompt[-20:]!r} (data.strip = true may help)"
         )
-    wanted = "".join(one.text[start:end] for start, end in one.spans)
+    expected = "".join(conversation.text[start:end] for start, end in conversation.spans)
     marked = tokenizer.decode(ids[mask].tolist(), skip_special_tokens=False)
-    if "".join(marked.split()) != "".join(wanted.split()):
-        return f"its marked tokens say {marked[:60]!r}, the assistant wrote {wanted[:60]!r}"
+    if "".join(marked.split()) != "".join(expected.split()):
+        return f"its marked tokens say {marked[:60]!r}, the assistant wrote {expected[:60]!r}"
     return None

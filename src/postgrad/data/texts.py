@@ -10,16 +10,16 @@ from postgrad.data.rows import Row
 from postgrad.data.settings import DataSettings
 
 
-def texts(settings: DataSettings | PairSettings) -> Iterator[str]:
-    """Every message of every row, in order: what two answers have in common once, questions alone
-    where rows have no answer.
+def dataset_texts(settings: DataSettings | PairSettings) -> Iterator[str]:
+    """The text of every message of every row, in order. The common beginning of a pair comes once;
+    rows without an answer give their question.
     """
     for row in prepared_rows(settings):
-        for message in _said(row, settings):
+        for message in _messages_of(row, settings):
             yield message["content"]
 
 
-def _said(row: Row, settings: DataSettings | PairSettings) -> list[Message]:
+def _messages_of(row: Row, settings: DataSettings | PairSettings) -> list[Message]:
     if isinstance(settings, PairSettings):
         return labelled_of(row, settings).messages
     return prompt_of(row, settings) if settings.answer == "" else conversation_of(row, settings)

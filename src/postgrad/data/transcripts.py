@@ -1,4 +1,4 @@
-"""A conversation of two speakers written as one string, as Anthropic's hh-rlhf has it:
+"""Transcripts: a conversation of two speakers in one string, as Anthropic's hh-rlhf has it:
 "\\n\\nHuman: question\\n\\nAssistant: answer".
 """
 
@@ -16,7 +16,7 @@ def turns_of(text: str, speakers: tuple[str, str]) -> list[Message]:
     """The turns of a transcript: the first speaker is the user, the second the assistant.
 
     A turn begins with a speaker's name and a colon, at the beginning or after an empty line. White
-    space at both ends of a turn belongs to the transcript, not to what was said.
+    space at both ends of a turn is removed.
 
     >>> turns_of("Human: 1 + 1?\\n\\nAssistant: 2", ("Human", "Assistant"))[1]
     {'role': 'assistant', 'content': '2'}
@@ -25,14 +25,14 @@ def turns_of(text: str, speakers: tuple[str, str]) -> list[Message]:
     _, *parts = re.split(rf"(?:\A\s*|\n\n)({names}):", text)
     roles = {speakers[0]: "user", speakers[1]: "assistant"}
     return [
-        {"role": roles[name], "content": said.strip()}
-        for name, said in zip(parts[::2], parts[1::2], strict=True)
+        {"role": roles[name], "content": content.strip()}
+        for name, content in zip(parts[::2], parts[1::2], strict=True)
     ]
 
 
 def question_of(text: str, speakers: tuple[str, str]) -> list[Message] | None:
-    """The turns before an answer that is still to come: those of a transcript whose last turn is an
-    empty one of the assistant. None for any other text.
+    """The turns of a transcript before its last one, which has to be an empty turn of the
+    assistant: the answer is still to come. None for any other text.
     """
     if not is_transcript(text, speakers):
         return None

@@ -11,7 +11,7 @@ import torch
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import RunError
 from postgrad.core.seeds import integer
-from postgrad.data.texts import texts
+from postgrad.data.texts import dataset_texts
 from postgrad.jobs.choices import Choices
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.reference import MovingReference
@@ -62,7 +62,7 @@ def base_model(recipe: Recipe, init: Path) -> str:
     if not init.exists():
         make_fresh(
             recipe.model.init,
-            chain.from_iterable(map(texts, recipe.data.sources)),
+            chain.from_iterable(map(dataset_texts, recipe.data.sources)),
             integer(recipe.seed, "init"),
             init,
         )

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from postgrad.core.records import Sequences
 from postgrad.layout.cut import groups_of
-from postgrad.layout.tree import MIN_SHARED, grow
+from postgrad.layout.tree import grow
 
 
 def share(
@@ -17,7 +17,6 @@ def share(
     parts: int,
     *,
     whole_groups: bool = False,
-    min_shared: int = MIN_SHARED,
 ) -> list[NDArray[np.int64]]:
     """`rows` in `parts` shares of about equally many computed tokens, each in the order of `rows`.
 
@@ -29,7 +28,7 @@ def share(
         return [rows]
 
     def cost(members: Sequence[int]) -> int:
-        return grow([sequences.tokens.row(row) for row in members], min_shared).n_tokens
+        return grow([sequences.tokens.row(row) for row in members]).n_tokens
 
     pieces = groups_of(sequences, rows)
     costs = [cost(members) for members in pieces]

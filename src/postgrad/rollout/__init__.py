@@ -1,1 +1,1 @@
-"""The built-in rollout engine, environments and sources of samples."""
+"""Rollout engines, environments, and the sources of a step's samples."""

@@ -1,4 +1,4 @@
-"""Whether several engines say the same of the same tokens: then they have the same weights."""
+"""Agreement of engines: those with the same weights give the same tokens the same logprobs."""
 
 from collections.abc import Sequence
 
@@ -7,24 +7,23 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError
 
-# How far engines with the same weights may lie apart on the same tokens (nats, mean over a probe).
+# The most that engines with the same weights may differ: mean over a probe's tokens, in nats.
 AGREEMENT = {"float32": 1e-4, "bfloat16": 5e-3}
 Floats = NDArray[np.float32]
 
 
-def distance(one: Sequence[Floats], two: Sequence[Floats]) -> float:
-    """Mean difference of two lists of logprobs of the same tokens, in nats."""
-    return float(np.abs(np.concatenate(one) - np.concatenate(two)).mean())
+def distance(first: Sequence[Floats], second: Sequence[Floats]) -> float:
+    """Mean absolute difference of two lists of logprobs of the same tokens, in nats."""
+    return float(np.abs(np.concatenate(first) - np.concatenate(second)).mean())
 
 
-def agreed(found: Sequence[list[Floats]], dtype: str, title: str) -> list[Floats]:
-    """What the first of several engines said.
+def agreed(logprobs: Sequence[list[Floats]], dtype: str, title: str) -> list[Floats]:
+    """The logprobs of the first engine, once all others are found to agree with them.
 
-    dtype: what they compute in. title: what one of them is called.
-
-    Raises RunError where another one lies too far from it to have its weights.
+    logprobs: for each engine those of the same sequences. dtype: what they compute in. title: what
+    messages call an engine. Raises RunError where one differs by more than AGREEMENT[dtype].
     """
-    first, *others = found
+    first, *others = logprobs
     for number, other in enumerate(others, 1):
         apart = distance(first, other)
         if not apart <= AGREEMENT[dtype]:  # NaN is no agreement

@@ -1,7 +1,7 @@
-"""Rows that were too easy or too hard at their last visit are passed over for a while.
+"""A curriculum: rows that were too easy or too hard at their last visit are skipped for a while.
 
-What is known of a row is run state: the mean score of its last group and the epoch of that visit,
-so a resumed run passes over the same rows.
+Its memory of a row is run state, the mean score of its last group and the epoch of that visit, so a
+resumed run skips the same rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,21 @@ BINS = 5
 
 
 class Curriculum:
-    """Pure: state goes in and comes out. component: whose scores are read, see judged_scores."""
+    """Decides which draws are skipped. Holds no state of its own: it goes in and comes out."""
 
     def __init__(self, settings: CurriculumSettings, component: str | None) -> None:
+        """component: of the rewards, whose scores count, as judged_scores takes it."""
         self._settings = settings
         self._component = component
 
     @property
     def active(self) -> bool:
-        """True where any row can be passed over."""
+        """Whether the settings ever skip a row."""
         return self._settings.retire_at is not None or self._settings.postpone_at is not None
 
     def passes_over(self, prompt: Prompt, epoch: int, state: Mapping[str, Any]) -> bool:
-        """True where this draw of a row is settled without sampling."""
-        seen = state.get("rows", {}).get(key(prompt))
+        """Whether this draw of a row is settled without sampling."""
+        seen = state.get("rows", {}).get(row_key(prompt))
         if seen is None:
             return False
         mean, visited = seen
@@ -42,7 +43,10 @@ class Curriculum:
     def after(
         self, groups: Sequence[ScoredGroup], epoch_of: Mapping[int, int], state: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """The state after a step's groups. epoch_of: ticket -> epoch."""
+        """The state after a step's groups: {"rows": {row_key: [mean score, epoch]}}.
+
+        epoch_of: ticket -> epoch.
+        """
         if not self.active:
             return state
         rows = dict(state.get("rows", {}))
@@ -50,11 +54,11 @@ class Curriculum:
             scores = judged_scores(group, self._component)
             if len(scores):
                 ticket = group.prompt.ticket
-                rows[key(group.prompt)] = [float(scores.mean()), epoch_of[ticket]]
+                rows[row_key(group.prompt)] = [float(scores.mean()), epoch_of[ticket]]
         return {**state, "rows": rows}
 
     def metrics(self, state: Mapping[str, Any]) -> dict[str, float]:
-        """How many rows lie in each fifth of the range of mean scores seen so far."""
+        """How many rows are in each fifth of the range of mean scores so far; {} if inactive."""
         if not self.active:
             return {}
         means = [mean for mean, _ in state.get("rows", {}).values()]
@@ -64,6 +68,6 @@ class Curriculum:
         return {f"curriculum/bin_{i}": float(bins.count(i)) for i in range(BINS)}
 
 
-def key(prompt: Prompt) -> str:
-    """What a row is called in the state."""
+def row_key(prompt: Prompt) -> str:
+    """The row's key in the state, "gsm8k:17"."""
     return f"{prompt.dataset}:{prompt.row}"

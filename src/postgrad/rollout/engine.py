@@ -1,9 +1,9 @@
-"""What a rollout engine is: requests go in, completions come out as they finish.
+"""The protocol of rollout engines: requests go in, completions come out as they finish.
 
     Request (a token prefix, n samples of it) -> Engine -> Completion (one sample's next turn)
 
-Prompts, environments and rewards are not the engine's business: it continues token sequences. All
-engines are held to one suite, tests/contracts/test_engines.py.
+An engine continues token sequences; it knows nothing of environments and rewards. All engines pass
+one suite of tests, tests/contracts/test_engines.py.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,58 +22,51 @@ from postgrad.rollout.settings import SamplingSettings
 class Request:
     """Continue `token_ids` once for each of `sample_ids`.
 
-    token_ids: [P] int32, P >= 1: the prompt, and in later turns all that followed it. What is drawn
-    depends only on (seed, ticket, sample, turn, position), on the weights and on the tokens.
-    messages: what the prompt says, for engines that take no tokens; () in later turns.
+    The tokens that are drawn depend only on (seed, ticket, sample, turn, position), on the weights
+    and on `token_ids`.
     """
 
-    ticket: int
-    sample_ids: tuple[int, ...]
-    token_ids: NDArray[np.int32]
+    ticket: int  # of the prompt
+    sample_ids: tuple[int, ...]  # numbers of the prompt's samples: (0, 1, 2, 3)
+    token_ids: NDArray[np.int32]  # [P], P >= 1: the prompt and, in later turns, all turns since
     sampling: SamplingSettings
-    turn: int = 0
-    seed: int = 0
-    messages: Sequence[Mapping[str, str]] = ()
+    turn: int = 0  # the policy's, from 0
+    seed: int = 0  # of the run
+    messages: Sequence[Mapping[str, str]] = ()  # the prompt in the chat format; () in later turns
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sample's tokens, the end-of-sequence token included where it was written.
+    """One sample's next turn: R tokens, the end-of-sequence token included if it was sampled.
 
-    token_ids: [R] int32. logprobs: [R] float32 under the distribution that each token was drawn
-    from: at the sampling temperature, renormalised over what the filters left; at temperature 1 for
-    greedy sampling. versions: ((policy version, tokens), ...) in order. text: decoded, without
-    special tokens.
+    Logprobs are under the distribution that each token was drawn from: at the sampling temperature,
+    renormalised over the tokens that the filters left; at temperature 1 for greedy sampling.
     """
 
     ticket: int
     sample: int
-    turn: int
-    token_ids: NDArray[np.int32]
-    logprobs: NDArray[np.float32]
-    finish_reason: FinishReason
-    versions: tuple[tuple[int, int], ...]
-    text: str
+    turn: int  # as in the request
+    token_ids: NDArray[np.int32]  # [R]
+    logprobs: NDArray[np.float32]  # [R], in nats; NaN from a server that gives none
+    finish_reason: FinishReason  # "length": cut by max_new_tokens
+    versions: tuple[tuple[int, int], ...]  # ((policy version, tokens), ...) in order
+    text: str  # decoded, without special tokens
 
 
 @dataclass(slots=True)
 class EngineStats:
-    """Running sums since the engine was made; subtract two copies to measure a phase.
-
-    `decode_slots` adds up, over decode steps, the slots that were there: tokens over it is how full
-    the batch was.
-    """
+    """Running sums since the engine was made; subtract two copies to measure a phase."""
 
     prompt_tokens: int = 0
     response_tokens: int = 0
     decode_steps: int = 0
-    decode_slots: int = 0
+    decode_slots: int = 0  # of all decode steps together: what response_tokens fill
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 
     @property
     def response_tokens_per_second(self) -> float:
-        """Sampled tokens over the seconds spent in prefill and decode; 0 before any."""
+        """Sampled tokens per second of prefill and decode; 0 before the first."""
         seconds = self.prefill_seconds + self.decode_seconds
         return self.response_tokens / seconds if seconds else 0.0
 
@@ -84,32 +77,32 @@ class Engine(Protocol):
     stats: EngineStats
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises UsageError when it can never fit."""
+        """Queue a request. Raises UsageError where it is longer than the engine can hold."""
         ...
 
     def completed(self) -> list[Completion]:
-        """Sample on until at least one completion is there; [] when nothing was asked for."""
+        """Sample until at least one completion is there; [] where no request is open."""
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace all weights, by their Hugging Face names; later tokens carry `version`.
+        """Replace all weights, by their Hugging Face names; later tokens get `version`.
 
-        Samples in flight go on with the new weights over keys and values of the old ones, and their
-        `versions` say where. Raises RunError when a weight is missing, unknown or of another shape.
+        Samples in flight continue with the new weights, and their `versions` record where; the
+        built-in engine keeps their keys and values of the old weights. Raises RunError where a
+        weight is missing, unknown or of another shape.
         """
         ...
 
     def logprobs(
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
     ) -> list[NDArray[np.float32]]:
-        """The engine's own logprob of each token of each sequence; 0 for the first one.
-
-        What a probe after a publish compares with the learner's.
+        """The logprob of each token of each sequence under the engine's weights, in nats; 0 for the
+        first token. A probe after each publish compares them with the learner's.
         """
         ...
 
     def rest(self) -> None:
-        """Nothing will be asked for a while: give back memory that others may need."""
+        """Free memory that others may need: no request comes for a while."""
         ...
 
 

@@ -1,6 +1,6 @@
-"""What stands between an engine and a source: it answers the policy, or ends the episode.
+"""The protocol of environments: one answers each turn of the policy, or ends the episode.
 
-Questions with one answer are the trivial environment; agents and tools are others. Nothing else in
+A question with one answer is the trivial environment; games and tools are others. Nothing else in
 the loop knows the difference: an observation is a turn whose author is "environment".
 """
 
@@ -17,42 +17,40 @@ from postgrad.rollout.engine import Completion
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What came back for a response: tokens to go on from, unless the episode is done.
+    """The environment's answer to one turn of the policy."""
 
-    token_ids: [O] int32, the text that the policy reads next, template marks included. reward: for
-    this turn alone. counts: what metrics should know of this turn, such as {"calls": 1}; they are
-    summed over the episode.
-    """
-
-    token_ids: NDArray[np.int32]
-    done: bool
-    reward: float = 0.0
+    token_ids: NDArray[np.int32]  # [O] what the policy reads next, template marks included
+    done: bool  # whether the episode ends here; then token_ids are not read
+    reward: float = 0.0  # for this turn alone
+    # For metrics, {"calls": 1.0}; summed over the episode.
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class Episode(Protocol):
-    """One sample's course. It must not look at the clock: the same responses, the same course."""
+    """One sample's way through an environment. It must be deterministic: the same responses give
+    the same observations, so no clock and no random generator.
+    """
 
     def step(self, response: Completion) -> Observation:
-        """What follows the policy's newest turn."""
+        """The observation that follows the policy's newest turn."""
         ...
 
 
 class Environment(Protocol):
-    """Starts episodes; one object serves all samples."""
+    """Starts episodes. One object serves all samples, so it keeps nothing of any of them."""
 
     def reset(self, prompt: Prompt, sample: int) -> Episode:
-        """A new episode for a sample of `prompt`."""
+        """A new episode for sample number `sample` of `prompt`."""
         ...
 
 
 class SingleTurn:
-    """The trivial environment: a question, one answer, done."""
+    """The trivial environment: the episode ends with the first answer."""
 
     def reset(self, prompt: Prompt, sample: int) -> "SingleTurn":
-        """Environment.reset: there is no state."""
+        """This object itself: there is no state."""
         return self
 
     def step(self, response: Completion) -> Observation:
-        """Episode.step: every answer is the last."""
+        """An empty observation that ends the episode."""
         return Observation(np.zeros(0, np.int32), done=True)

@@ -1,4 +1,4 @@
-"""Which groups teach nothing and are replaced: dynamic sampling (DAPO, arXiv:2503.14476)."""
+"""Dynamic sampling (DAPO, arXiv:2503.14476): which groups teach nothing and are replaced."""
 
 from typing import Literal
 
@@ -12,10 +12,10 @@ Reason = Literal["equal", "below", "above", "failed"]
 
 
 def judged_scores(group: ScoredGroup, component: str | None) -> NDArray[np.float64]:
-    """What says how well a group does: the scores of `component` on its kept samples.
+    """The scores by which a group is judged: [kept samples], less those where scoring failed.
 
-    None, or a component that does not apply to the prompt: the first that does, as in evaluation.
-    "total": the shaped reward. Samples on which the component failed are left out.
+    component: a name of [[rewards]], or "total" for the shaped reward. None, or a component that
+    does not apply to the prompt: the first that does, as in evaluation.
     """
     if component == TOTAL:
         return group.total[group.kept]
@@ -27,10 +27,10 @@ def judged_scores(group: ScoredGroup, component: str | None) -> NDArray[np.float
 def reason_to_filter(
     group: ScoredGroup, settings: RolloutSettings, component: str | None
 ) -> Reason | None:
-    """Why a group is filtered, or None where it is trained on; component: see judged_scores.
+    """Why a group is filtered, or None where it is trained on; component: as of judged_scores.
 
-    "failed": fewer than two samples were kept and scored. "equal": all scores are the same. "below"
-    and "above": their mean lies outside keep_above..keep_below.
+    "failed": fewer than two samples were kept and scored. "equal": all scores are the same.
+    "below": their mean is at most keep_above. "above": it is at least keep_below.
     """
     scores = judged_scores(group, component)
     if len(scores) < min(2, len(group.rollouts)):

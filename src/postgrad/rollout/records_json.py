@@ -47,13 +47,13 @@ def group_to_json(
     totals, kept = _numbers(group.total), group.kept.tolist()
     lines: list[Json] = []
     for i, rollout in enumerate(group.rollouts):
-        own = columns[i] if columns else {}
+        sample_columns = columns[i] if columns else {}
         line: Json = {
             "step": step,
             "ticket": prompt.ticket,
             "sample": rollout.sample,
             **of_prompt,
-            "turns": _turns_to_json(rollout, decode, own),
+            "turns": _turns_to_json(rollout, decode, sample_columns),
             "policy_version": rollout.versions,
             "finish_reason": rollout.finish_reason,
             "text": rollout.text,
@@ -64,12 +64,10 @@ def group_to_json(
         }
         if details := {name: d[i] for name, d in group.details.items() if d[i] is not None}:
             line["details"] = details
-        if prompt.media:
-            line["media"] = list(prompt.media)
         line |= _of_environment(rollout, group.turn_weight)
         for name in ("advantages", "mask"):
-            if name in own:
-                line[name] = own[name]
+            if name in sample_columns:
+                line[name] = sample_columns[name]
         lines.append(line)
     return lines
 
@@ -83,17 +81,17 @@ def _failures(group: ScoredGroup, sample: int) -> list[Json]:
 
 
 def _of_environment(rollout: Rollout, turn_weight: float) -> Json:
-    """What samples of one turn seldom have."""
-    found: Json = {}
+    """The keys that samples of a single turn seldom have."""
+    fields: Json = {}
     if rollout.answer is not None:
-        found["last_text"] = rollout.answer
+        fields["last_text"] = rollout.answer
     if rollout.columns:
-        found["columns"] = {name: _floats(values) for name, values in rollout.columns.items()}
+        fields["columns"] = {name: _floats(values) for name, values in rollout.columns.items()}
     if rollout.counts:
-        found["counts"] = dict(rollout.counts)
+        fields["counts"] = dict(rollout.counts)
     if turn_weight:
-        found["turn_weight"] = turn_weight
-    return found
+        fields["turn_weight"] = turn_weight
+    return fields
 
 
 def _turns_to_json(rollout: Rollout, decode: Decode, columns: Columns) -> list[Json]:
@@ -109,17 +107,17 @@ def _turns_to_json(rollout: Rollout, decode: Decode, columns: Columns) -> list[J
 
 
 def _turn_to_json(turn: Turn, text: str, columns: Columns, cut: slice | None) -> Json:
-    """cut: which of the response's tokens it has; None: all."""
+    """columns: values of all response tokens; cut: those of this turn among them; None: all."""
     sampled, learned = columns.get("logprobs"), columns.get("learner_logprobs")
-    found: Json = {
+    fields: Json = {
         "author": turn.author,
         "token_ids": turn.token_ids.tolist(),
         "logprobs": _floats(turn.logprobs) if sampled is None else sampled[cut or slice(None)],
         "text": text,
     }
     if learned is not None:
-        found["learner_logprobs"] = learned[cut or slice(None)]
-    return found
+        fields["learner_logprobs"] = learned[cut or slice(None)]
+    return fields
 
 
 def group_from_lines(lines: Sequence[Mapping[str, Any]]) -> ScoredGroup:
@@ -131,7 +129,7 @@ def group_from_lines(lines: Sequence[Mapping[str, Any]]) -> ScoredGroup:
         raise ValueError("the samples of a group have one ticket")
     lines = sorted(lines, key=lambda line: line["sample"])
     if len({line["sample"] for line in lines}) != len(lines):
-        raise ValueError(f"ticket {lines[0]['ticket']}: a sample stands there twice")
+        raise ValueError(f"ticket {lines[0]['ticket']}: two lines have the same sample number")
     first = lines[0]
     prompt = Prompt(
         ticket=first["ticket"],
@@ -141,7 +139,6 @@ def group_from_lines(lines: Sequence[Mapping[str, Any]]) -> ScoredGroup:
         dataset=first["dataset"],
         row=first["row"],
         metadata=first["metadata"],
-        media=tuple(first.get("media", ())),
     )
     return ScoredGroup(
         prompt=prompt,
@@ -163,9 +160,9 @@ def group_from_lines(lines: Sequence[Mapping[str, Any]]) -> ScoredGroup:
 
 
 def _details(lines: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
-    noted: list[Mapping[str, Any]] = [line.get("details", {}) for line in lines]
-    names = [name for name in lines[0]["rewards"] if any(name in notes for notes in noted)]
-    return {name: tuple(notes.get(name) for notes in noted) for name in names}
+    details: list[Mapping[str, Any]] = [line.get("details", {}) for line in lines]
+    names = [name for name in lines[0]["rewards"] if any(name in notes for notes in details)]
+    return {name: tuple(notes.get(name) for notes in details) for name in names}
 
 
 def _rollout(line: Mapping[str, Any]) -> Rollout:
@@ -192,8 +189,8 @@ def _rollout(line: Mapping[str, Any]) -> Rollout:
 
 
 def nine_digits(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Float32 values as decimals of nine digits, which name them exactly; 0 and what is not finite
-    stay. (One in ten may end in more: where the power of ten is no exact double.)
+    """Float32 values rounded to nine significant digits, which identify them exactly; 0, infinities
+    and NaN stay. (One in ten may print with more: where the power of ten is no exact double.)
     """
     exact = values.astype(np.float64)
     with np.errstate(divide="ignore"):
@@ -207,8 +204,10 @@ def _floats(values: NDArray[Any]) -> list[float]:
 
 
 def _numbers(values: NDArray[Any]) -> list[float | None]:
-    """As JSON has them: null for what is not finite."""
-    return [one if math.isfinite(one) else None for one in values.astype(np.float64).tolist()]
+    """Values for JSON, with None for NaN and infinities."""
+    return [
+        number if math.isfinite(number) else None for number in values.astype(np.float64).tolist()
+    ]
 
 
 def _value(number: float | None) -> float:

@@ -1,4 +1,4 @@
-"""The samples of another run, step by step: the same groups, so that only learning differs."""
+"""Replay: another run's samples, step by step, so that two runs differ in learning only."""
 
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ FILE = "samples.jsonl"
 
 
 class ReplaySource:
-    """Reads `path`, a run directory or its samples.jsonl; only where each step lies is kept.
+    """Reads `path`, a run directory or its samples.jsonl. Only each line's offset is in memory.
 
     Raises UsageError when there is no such file, or a line is not a sample.
     """
 
     def __init__(self, path: str | Path) -> None:
-        given = Path(path)
-        self._path = given / FILE if given.is_dir() else given
+        location = Path(path)
+        self._path = location / FILE if location.is_dir() else location
         if not readable(self._path):
             raise UsageError(
                 f"rollout.replay_path: no file {self._path}; give a run directory with {FILE}"
@@ -28,7 +28,7 @@ class ReplaySource:
         self._offsets = self._index()
 
     def _index(self) -> dict[int, list[tuple[int, int]]]:
-        """step -> [(byte offset, line number), ...]."""
+        """step -> [(byte offset, line number), ...] of its samples, in the order of the file."""
         offsets: dict[int, list[tuple[int, int]]] = {}
         offset = 0
         with open_file(self._path) as file:
@@ -51,7 +51,10 @@ class ReplaySource:
         return line
 
     def next(self, step: int, cursor: Cursor, state: State) -> Sampled:
-        """Source.next: the groups of the recorded step `step`. RunError where there is none."""
+        """The groups of the recorded step `step`, with the reasons why some were filtered.
+
+        Raises RunError where there is none, UsageError where its lines are no samples.
+        """
         if step not in self._offsets:
             last = max(self._offsets)
             raise RunError(
@@ -69,7 +72,7 @@ class ReplaySource:
             groups = [group_from_lines(by_ticket[ticket]) for ticket in sorted(by_ticket)]
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(
-                f"{self._path}: step {step}, from line {first_line}: not samples of ours: {error!r}"
+                f"{self._path}: step {step}, from line {first_line}: not valid samples: {error!r}"
             ) from error
         reasons = {
             ticket: lines[0]["filtered"]

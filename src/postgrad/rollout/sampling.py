@@ -1,4 +1,4 @@
-"""Prompts to scored groups: sampling, environments and verifiers at work together."""
+"""From prompts to scored groups: sampling, environments and verifiers overlap in time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,13 +27,13 @@ class Scoring(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What is drawn for each prompt. `max_len` bounds prompt and all turns (None: no bound)."""
+    """How each prompt is sampled."""
 
-    samples: int
+    samples: int  # of each prompt
     sampling: SamplingSettings
-    seed: int
+    seed: int  # of the run
     environment: Environment = field(default_factory=SingleTurn)
-    max_len: int | None = None
+    max_len: int | None = None  # tokens of prompt and all turns together; None: no bound
 
 
 def sample_groups(
@@ -46,8 +46,9 @@ def sample_groups(
 ) -> list[ScoredGroup]:
     """The scored groups of `prompts`, in their order; their tickets must differ.
 
-    A group is scored as soon as its last sample ends, while others are still decoding. What is
-    sampled does not depend on how long scoring takes. `on_done` hears how many samples have ended.
+    A group is scored as soon as its last sample ends, while others are still decoding; the samples
+    do not depend on how long scoring takes. on_done: called with the number of newly ended samples.
+    Raises RunError where a group does not come back from the scorer.
     """
     open_samples = {
         prompt.ticket: [_Sample(prompt, i, drawing) for i in range(drawing.samples)]
@@ -61,33 +62,33 @@ def sample_groups(
         engine.submit(
             Request(prompt.ticket, samples, prompt.token_ids, *drawn, messages=prompt.messages)
         )
-    left = dict.fromkeys(open_samples, drawing.samples)
+    samples_left = dict.fromkeys(open_samples, drawing.samples)
     scored: dict[int, ScoredGroup] = {}
     while completions := engine.completed():
         ended = 0
         for completion in completions:
             group = open_samples[completion.ticket]
-            following = group[completion.sample].take(completion)
-            if following is not None:
-                engine.submit(following)
+            next_request = group[completion.sample].take(completion)
+            if next_request is not None:
+                engine.submit(next_request)
                 continue
             ended += 1
-            left[completion.ticket] -= 1
-            if not left[completion.ticket]:
+            samples_left[completion.ticket] -= 1
+            if not samples_left[completion.ticket]:
                 rollouts = [sample.rollout(tokenizer) for sample in group]
                 scorer.submit(group[0].prompt, rollouts)
         scored |= {group.prompt.ticket: group for group in scorer.completed(wait=False)}
         on_done(ended)
     while len(scored) < len(prompts):
-        late = scorer.completed(wait=True)
-        if not late:
+        ended_groups = scorer.completed(wait=True)
+        if not ended_groups:
             raise RunError(f"{len(prompts) - len(scored)} groups never came back from the scorer")
-        scored |= {group.prompt.ticket: group for group in late}
+        scored |= {group.prompt.ticket: group for group in ended_groups}
     return [scored[prompt.ticket] for prompt in prompts]
 
 
 def mean_counts(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """What environments counted, as means over the samples; {} where they counted nothing."""
+    """The counts of environments as means over the samples, 0 where a sample lacks one."""
     names = dict.fromkeys(name for rollout in rollouts for name in rollout.counts)
     return {
         name: float(np.mean([rollout.counts.get(name, 0.0) for rollout in rollouts]))
@@ -96,7 +97,7 @@ def mean_counts(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 class _Sample:
-    """One sample on its way through its environment."""
+    """A sample in progress: its turns so far and its episode."""
 
     def __init__(self, prompt: Prompt, number: int, drawing: Drawing) -> None:
         self.prompt = prompt
@@ -153,7 +154,9 @@ class _Sample:
         return sampling.model_copy(update={"max_new_tokens": min(room, sampling.max_new_tokens)})
 
     def rollout(self, tokenizer: Any) -> Rollout:
-        """The record of the ended sample; turn rewards lie on each turn's last token."""
+        """The record of the ended sample. Where any turn has a reward, the column turn_rewards has
+        it at the turn's last token, 0 elsewhere.
+        """
         tokens = np.concatenate([turn.token_ids for turn in self._turns])
         columns: dict[str, Any] = {}
         if any(self._rewards):

@@ -1,4 +1,4 @@
-"""What a recipe says about sampling."""
+"""The recipe's settings of sampling: [rollout] and the tables below it."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -121,7 +121,7 @@ class RolloutSettings(SamplingSettings):
 
     @property
     def stated_slots(self) -> int | None:
-        """slots where it is a number."""
+        """`slots` where the recipe gives a number, else None."""
         return None if self.slots == "auto" else self.slots
 
     @model_validator(mode="after")

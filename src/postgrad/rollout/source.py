@@ -1,4 +1,4 @@
-"""Where a step's scored groups come from."""
+"""Sources: where a step's scored groups come from, sampled live or replayed."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,24 +20,23 @@ State = Mapping[str, Any]  # JSON values that a source keeps between steps
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a step gets. all: every group, in ticket order; reasons: by ticket, why one is filtered,
-    settled without training. cursor and state: once the step has ended.
-    """
+    """The samples of one step."""
 
-    all: list[ScoredGroup]
-    cursor: Cursor
+    all: list[ScoredGroup]  # every group, in ticket order, filtered ones too
+    cursor: Cursor  # after the step: with the tickets of all groups settled
+    # Ticket -> why its group is filtered: it is settled without training.
     reasons: Mapping[int, Reason] = field(default_factory=dict[int, Reason])
-    state: State = field(default_factory=dict[str, Any])
+    state: State = field(default_factory=dict[str, Any])  # the source's, after the step
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def groups(self) -> list[ScoredGroup]:
-        """Those to train on."""
+        """The groups to train on: all that are not filtered."""
         return [group for group in self.all if group.prompt.ticket not in self.reasons]
 
 
 class Source(Protocol):
-    """What the loop asks for the groups of a step."""
+    """Gives the loop the groups of each step."""
 
     def next(self, step: int, cursor: Cursor, state: State) -> Sampled:
         """The groups of step `step`, from the first open tickets on."""
@@ -48,22 +47,21 @@ class Prompts(Protocol):
     """The part of data.mixture.Draws that a source needs."""
 
     def __len__(self) -> int:
-        """Draws in one epoch."""
+        """How many draws one epoch has."""
         ...
 
     def draw(self, ticket: int, seed: int) -> Prompt:
-        """The prompt of a ticket."""
+        """The prompt of a ticket in the order that `seed` decides."""
         ...
 
 
 class LiveSource:
     """Samples the first open tickets of every step with the engine's newest weights, and waits.
 
-    With `dynamic_sampling`, as many new prompts are drawn as groups were filtered, so nothing is
-    left over: every ticket that was sampled is settled, trained on or not. Nothing is kept between
-    steps but `state`: what a step returns depends on its cursor and state, the data, the weights
-    and the settings, so a resumed run draws the same groups. `max_len` bounds prompt and turns.
-    `correctness`: the component that says what is right, where `filter_on` is left out.
+    With `dynamic_sampling` every filtered group is replaced by a new prompt, so nothing is left
+    over: every ticket that was sampled is settled, trained on or not. Nothing is kept between steps
+    but `state`: a step depends on its cursor and state, the data, the weights and the settings, so
+    a resumed run draws the same groups.
     """
 
     def __init__(
@@ -82,6 +80,9 @@ class LiveSource:
         correctness: str | None = None,
         on_done: Callable[[int], None] = lambda samples: None,
     ) -> None:
+        """max_len: tokens of prompt and all turns together. correctness: the component of
+        [[rewards]] that judges groups where `filter_on` is left out. on_done: as of sample_groups.
+        """
         self._engine = engine
         self._prompts = prompts
         self._scorer = scorer
@@ -97,7 +98,7 @@ class LiveSource:
         self._on_done = on_done
 
     def next(self, step: int, cursor: Cursor, state: State) -> Sampled:
-        """Source.next. Raises RunError where the curriculum has passed over every prompt."""
+        """The groups of a step. Raises RunError where the curriculum has skipped every prompt."""
         dynamic = self._settings.dynamic_sampling
         passed: list[int] = []
         tickets = self._tickets(cursor, state, passed)
@@ -120,17 +121,17 @@ class LiveSource:
                 "to learn from: end the run here, or change retire_at or revisit_epochs"
             )
         epochs = {group.prompt.ticket: self._epoch(group.prompt.ticket) for group in groups}
-        following = self._curriculum.after(groups, epochs, state)
+        next_state = self._curriculum.after(groups, epochs, state)
         metrics = self._metrics(rounds, len(groups), missing, reasons) if dynamic else {}
         if self._curriculum.active:
             metrics |= {"curriculum/passed_over": float(len(passed))}
-            metrics |= self._curriculum.metrics(following)
+            metrics |= self._curriculum.metrics(next_state)
         settled = cursor.settle([*(group.prompt.ticket for group in groups), *passed])
-        return Sampled(groups, settled, reasons, following, metrics)
+        return Sampled(groups, settled, reasons, next_state, metrics)
 
     def _tickets(self, cursor: Cursor, state: State, passed: list[int]) -> Iterator[Prompt]:
-        """The prompts of open tickets, but for those passed over, which are added to `passed`. Ends
-        where two epochs in a row hold no other.
+        """The prompts of open tickets. Those that the curriculum skips are added to `passed`; ends
+        where it skips two whole epochs in a row.
         """
         in_a_row = 0
         for ticket in cursor.open_tickets():
@@ -156,12 +157,12 @@ class LiveSource:
     def _metrics(
         rounds: int, groups: int, missing: int, reasons: Mapping[int, Reason]
     ) -> dict[str, float]:
-        found = {
+        counts = {
             "sampling/rounds": rounds,
             "sampling/groups": groups,
             "sampling/filtered_groups": len(reasons),
             "sampling/missing_groups": missing,
         }
         for reason in ("equal", "below", "above", "failed"):
-            found[f"sampling/filtered_{reason}"] = list(reasons.values()).count(reason)
-        return {name: float(value) for name, value in found.items()}
+            counts[f"sampling/filtered_{reason}"] = list(reasons.values()).count(reason)
+        return {name: float(value) for name, value in counts.items()}

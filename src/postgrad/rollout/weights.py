@@ -1,4 +1,4 @@
-"""Weights on their way to an engine, by their Hugging Face names."""
+"""Weights for an engine, by their Hugging Face names: checked, and cut into portions."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,15 +10,15 @@ from postgrad.core.errors import RunError
 def checked(
     lm: nn.Module, weights: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
-    """Each weight with its name and the parameter of `lm` that it is for.
+    """(name, parameter of `lm`, new weight) for each of `weights`.
 
     A tied weight may come under either of its names. Raises RunError when one is unknown, missing
     or of another shape: a sampler with half of the new weights is worse than none.
     """
-    own = dict(lm.named_parameters(remove_duplicate=False))
-    missing = {id(parameter): name for name, parameter in own.items()}
+    parameters = dict(lm.named_parameters(remove_duplicate=False))
+    missing = {id(parameter): name for name, parameter in parameters.items()}
     for name, tensor in weights:
-        parameter = own.get(name)
+        parameter = parameters.get(name)
         if parameter is None:
             raise RunError(f"weights for the rollout engine: the model has no {name!r}")
         if parameter.shape != tensor.shape:
@@ -31,21 +31,21 @@ def checked(
     if missing:
         names = ", ".join(sorted(missing.values())[:3])
         raise RunError(
-            f"weights for the rollout engine: {len(missing)} did not come, such as {names}"
+            f"weights for the rollout engine: {len(missing)} are missing, such as {names}"
         )
 
 
 def portions(
     weights: Iterable[tuple[str, Tensor]], size: int
 ) -> Iterator[list[tuple[str, Tensor]]]:
-    """Whole weights in their order, together up to `size` bytes if they fit, at least one."""
-    some: list[tuple[str, Tensor]] = []
+    """`weights` in their order, in lists of up to `size` bytes, each of at least one weight."""
+    portion: list[tuple[str, Tensor]] = []
     held = 0
     for name, weight in weights:
-        if some and held + weight.nbytes > size:
-            yield some
-            some, held = [], 0
-        some.append((name, weight))
+        if portion and held + weight.nbytes > size:
+            yield portion
+            portion, held = [], 0
+        portion.append((name, weight))
         held += weight.nbytes
-    if some:
-        yield some
+    if portion:
+        yield portion

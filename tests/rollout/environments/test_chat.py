@@ -136,7 +136,7 @@ def test_a_reward_that_is_no_number_stops_the_run():
     ids=["raises", "drops turns", "drops text"],
 )
 def test_a_template_without_a_place_for_replies_is_refused_at_the_start(template, why):
-    with pytest.raises(UsageError, match=rf"cannot say a message of role 'user'.*{why}"):
+    with pytest.raises(UsageError, match=rf"cannot write a message of role 'user'.*{why}"):
         started(chat_tokenizer(template))
 
 

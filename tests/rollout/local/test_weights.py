@@ -42,7 +42,7 @@ def test_missing_unknown_and_misshapen_weights_are_named(model):
     own = model("qwen3")
     weights = dict(own.named_parameters())
     norm = weights.pop("model.norm.weight")
-    with pytest.raises(RunError, match=r"1 did not come, such as model.norm.weight"):
+    with pytest.raises(RunError, match=r"1 are missing, such as model.norm.weight"):
         take_over(own, weights.items())
     with pytest.raises(RunError, match=r"has no 'model.norm.wait'"):
         take_over(own, [("model.norm.wait", norm)])

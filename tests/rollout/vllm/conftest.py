@@ -13,7 +13,7 @@ from helpers.fake_vllm import fake_vllm
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.vllm import start
 from postgrad.rollout.vllm.engine import Model, VLLMEngine
-from postgrad.rollout.vllm.process import Arrived, Place, VLLMProcess
+from postgrad.rollout.vllm.process import Arrived, ProcessOptions, VLLMProcess
 from postgrad.rollout.vllm.protocol import Start
 
 START = Start("a model", "float32", 40, 4, 1 << 20, 1, 0.5, True, False, True)
@@ -28,8 +28,8 @@ def make_engine(tmp_path: Path) -> Iterator[Callable[..., VLLMEngine]]:
         inbox: SimpleQueue[Arrived] = SimpleQueue()
         for number, behaviour in enumerate(behaviours or ("well",)):
             log = tmp_path / f"vllm-{number}.log"
-            place = Place(fake_vllm(tmp_path, behaviour), 1, None, log)
-            made.append(VLLMProcess(number, place, START, inbox))
+            options = ProcessOptions(fake_vllm(tmp_path, behaviour), 1, None, log)
+            made.append(VLLMProcess(number, options, START, inbox))
         model = Model(small_model(), small_tokenizer(), (1,), torch.float32, START.max_len)
         return VLLMEngine(made, inbox, model, sleeps=sleeps)
 
@@ -61,8 +61,8 @@ def start_engine(model_path: str, tmp_path: Path) -> Iterator[Callable[..., VLLM
         dtype, device = torch.float32, torch.device("cpu")
         model = start.read_model(model_path, dtype, 40)
         sizes = start.sizes_of(model_path, rollout, dtype, sequences=8, max_len=40)
-        place = {"device": device, "threads": 1, "logs": tmp_path}
-        made.append(start.start(model_path, rollout, model, sizes, **place))
+        options = {"device": device, "threads": 1, "logs": tmp_path}
+        made.append(start.start(model_path, rollout, model, sizes, **options))
         return made[-1]
 
     yield make

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from postgrad.rollout.vllm import child
-from postgrad.rollout.vllm.child import Server, engine_arguments
+from postgrad.rollout.vllm.child import EngineServer, engine_arguments
 from postgrad.rollout.vllm.protocol import Start
 
 START = Start("a model", "bfloat16", 40, 4, 1 << 20, 2, 0.25, True, False, True)
@@ -89,7 +89,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Any:
     )
     monkeypatch.setattr(child, "_vllm", lambda module="": fake)
     told: list[Any] = []
-    server = Server(START, told.append)
+    server = EngineServer(START, told.append)
     return server, server._engine, told
 
 
@@ -105,7 +105,7 @@ def sample(*keys: int, most: int = 3, **more: Any) -> dict[str, Any]:
     }
 
 
-def ask(server: Server, *messages: dict[str, Any] | None) -> None:
+def ask(server: EngineServer, *messages: dict[str, Any] | None) -> None:
     """Everything at once, then the end."""
     inbox: child.Inbox = child.SimpleQueue()
     for message in (*messages, None):

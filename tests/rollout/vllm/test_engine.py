@@ -97,7 +97,7 @@ def test_weights_arrive_whole_and_are_named(make_engine, tmp_path):
 
 
 def test_half_of_the_weights_are_refused(make_engine):
-    with pytest.raises(RunError, match="1 did not come"):
+    with pytest.raises(RunError, match="1 are missing"):
         make_engine().load_weights(weights()[1:], 1)
 
 
@@ -200,7 +200,7 @@ def test_no_environment_at_all_is_told_with_its_variable(start_engine, monkeypat
     monkeypatch.delenv("POSTGRAD_VLLM_PYTHON", raising=False)
     with pytest.raises(UsageError, match="POSTGRAD_VLLM_PYTHON"):
         start_engine(python=None)
-    with pytest.raises(UsageError, match="is no Python that starts"):
+    with pytest.raises(UsageError, match="cannot be started as Python"):
         start_engine(python="/no/such/python")
 
 

@@ -79,7 +79,7 @@ def test_what_is_drawn_has_the_logprobs_that_the_built_in_engine_gives_it(
 def test_its_workers_end_with_it(engine: VLLMEngine) -> None:
     """The last of these tests: it ends the engine."""
     (process,) = engine._processes
-    leader, folder = psutil.Process(process.pid), Path(process._own.name)
+    leader, folder = psutil.Process(process.pid), Path(process._folder.name)
     workers = leader.children(recursive=True)
     assert len(workers) >= 2
     (meeting,) = folder.glob("vllm_dist_*")

@@ -1,6 +1,6 @@
-"""An environment that speaks in messages: what most people write. Free of torch and tokenizers.
+"""Environments that speak in messages: what most people write. No torch, no tokenizer.
 
-The chat template turns its messages into tokens, see chat.py.
+chat.py turns their messages into tokens with the chat template.
 """
 
 from abc import ABC, abstractmethod
@@ -15,39 +15,36 @@ from postgrad.data.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What an environment makes of one turn of the policy.
+    """The environment's reply to one turn of the policy."""
 
-    messages: in the chat format, what the policy reads next; none where `done`. reward: for this
-    turn alone. counts: what metrics should know of it, such as {"calls": 1}.
-    """
-
-    messages: tuple[Message, ...] = ()
-    done: bool = False
-    reward: float = 0.0
+    messages: tuple[Message, ...] = ()  # in the chat format, what the policy reads next
+    done: bool = False  # whether the episode ends here; then no messages are read
+    reward: float = 0.0  # for this turn alone
+    # For metrics, {"calls": 1.0}; summed over the episode.
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class Course(Protocol):
-    """One sample's way through the environment."""
+    """One sample's way through the environment: its state between turns."""
 
     def step(self, text: str) -> Reply:
-        """What follows a turn that says `text`; it is called for whole turns only."""
+        """The reply to a turn of the policy. It is not called for a turn cut by its token limit."""
         ...
 
 
 class ChatEnvironment(Settings, ABC):
-    """Starts courses. An environment *is* its settings: fields are knobs, methods are the rules.
+    """Starts courses. An environment *is* its settings: its fields are keys of [environment].
 
-    The same prompt and the same turns must always have the same course: no clock, no generator of
-    random numbers, nothing remembered from other samples.
+    It must be deterministic: the same prompt and the same turns give the same replies, so no clock,
+    no generator of random numbers, nothing remembered from other samples.
     """
 
-    role: ClassVar[str] = "user"  # of its messages, as the chat template calls it
-    special_tokens: ClassVar[bool] = False  # whether `text` of a turn has special tokens in it
+    role: ClassVar[str] = "user"  # of its messages in the chat template
+    special_tokens: ClassVar[bool] = False  # whether `text` of Course.step keeps special tokens
 
     @property
     def gives_rewards(self) -> bool:
-        """Whether turns have rewards; without, only [[rewards]] say what is right."""
+        """Whether turns have rewards; if not, only [[rewards]] score the samples."""
         return True
 
     def variables(self) -> Mapping[str, Any]:
@@ -55,15 +52,14 @@ class ChatEnvironment(Settings, ABC):
         return {}
 
     def for_template(self, template: str) -> Self:
-        """These settings with what they leave to the tokenizer's chat template filled in.
-
-        Raises UsageError where the environment cannot speak through it.
+        """The environment with the settings filled in that follow from the text of the tokenizer's
+        chat template. Raises UsageError where it cannot work with the template.
         """
         del template
         return self
 
     def check(self, prompt: Prompt) -> str | None:
-        """Why no course can start from the prompt's row, or None when one can."""
+        """Why no course can start from the prompt's row, or None where it can."""
         del prompt
         return None
 

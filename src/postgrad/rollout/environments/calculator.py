@@ -1,4 +1,4 @@
-"""Exact arithmetic on an expression that a model wrote: read as a syntax tree, never run."""
+"""Exact arithmetic on an expression that a model wrote: parsed to a syntax tree, never run."""
 
 import ast
 import operator
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 LONGEST = 200  # characters of an expression
-_BITS = 4096  # of a numerator or denominator on the way
+_BITS = 4096  # of the numerator or denominator of any intermediate result
 _DIGITS = 12  # of a decimal that does not end
 
 _BINARY: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
@@ -42,7 +42,7 @@ def calculator(expression: str) -> str:
 
 
 def written(number: Fraction) -> str:
-    """A whole number or a decimal that ends as such; else the fraction and about what it is."""
+    """A number as text: exact as an integer or a finite decimal, else "1/3 (about 0.333...)"."""
     if number.denominator == 1:
         return str(number.numerator)
     twos, fives, rest = 0, 0, number.denominator

@@ -1,4 +1,4 @@
-"""Tool calls as models write them: what a turn's text asks for, or what is wrong with it.
+"""Tool calls as models write them, parsed from the text of a turn.
 
 hermes: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them in a turn, as
 Qwen 2.5, Qwen 3 and Hermes do. llama: the whole turn is {"name": ..., "parameters": {...}}, as
@@ -15,21 +15,21 @@ ToolFormat = Literal["hermes", "llama"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool by name, with arguments by name."""
+    """A call of a tool."""
 
-    name: str
+    name: str  # of the tool
     arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """What was meant as a call and is none; the reason is for the model."""
+    """Text that was meant as a call and is none."""
 
-    reason: str
+    reason: str  # shown to the model
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """The format that a chat template teaches; None where it is none that is known here."""
+    """The format of tool calls in a chat template's text; None where it has none of these two."""
     json_key = r'\\?"{}\\?":'  # GLM and Qwen 3.5 have the same mark around another format
     if "<tool_call>" in template and re.search(json_key.format("arguments"), template):
         return "hermes"
@@ -39,39 +39,39 @@ def format_of(template: str) -> ToolFormat | None:
 
 
 def calls_in(text: str, style: ToolFormat) -> list[Call | Malformed]:
-    """The calls of a turn in order; [] where it is an answer. What was only thought is no call."""
-    said = text.rpartition("</think>")[2]
-    return _hermes(said) if style == "hermes" else _llama(said)
+    """The calls of a turn in order; [] where it is an answer. Text up to </think> is ignored."""
+    reply = text.rpartition("</think>")[2]
+    return _hermes(reply) if style == "hermes" else _llama(reply)
 
 
 def _hermes(text: str) -> list[Call | Malformed]:
-    found: list[Call | Malformed] = []
+    calls: list[Call | Malformed] = []
     for part in text.split("<tool_call>")[1:]:
         inside, closed, _ = part.partition("</tool_call>")
         if not closed:
-            found.append(Malformed("a <tool_call> is not closed with </tool_call>"))
+            calls.append(Malformed("a <tool_call> is not closed with </tool_call>"))
             continue
-        found.append(_call(inside, "arguments"))
-    return found
+        calls.append(_call(inside, "arguments"))
+    return calls
 
 
 def _llama(text: str) -> list[Call | Malformed]:
-    said = text.strip()
-    meant = said.startswith("<|python_tag|>")
-    said = said.removeprefix("<|python_tag|>").strip()
-    if not meant and not re.match(r'\{\s*"(name|type)"', said):
+    reply = text.strip()
+    marked = reply.startswith("<|python_tag|>")
+    reply = reply.removeprefix("<|python_tag|>").strip()
+    if not marked and not re.match(r'\{\s*"(name|type)"', reply):
         return []
     decoder, place = json.JSONDecoder(), 0
-    found: list[Call | Malformed] = []
-    while place < len(said):
+    calls: list[Call | Malformed] = []
+    while place < len(reply):
         try:
-            value, end = decoder.raw_decode(said, place)
+            value, end = decoder.raw_decode(reply, place)
         except (ValueError, RecursionError) as error:
-            return [*found, Malformed(f"the call is not JSON: {error}")]
-        found.append(_checked(value, "parameters"))
-        rest = re.compile(r"\s*;?\s*").match(said, end)
+            return [*calls, Malformed(f"the call is not JSON: {error}")]
+        calls.append(_checked(value, "parameters"))
+        rest = re.compile(r"\s*;?\s*").match(reply, end)
         place = rest.end() if rest else end
-    return found or [Malformed("the call is empty")]
+    return calls or [Malformed("the call is empty")]
 
 
 def _call(text: str, key: str) -> Call | Malformed:

@@ -1,7 +1,7 @@
-"""Messages of an environment as the tokens that the chat template would have the policy read.
+"""From an environment's messages to the tokens that the policy reads, by the chat template.
 
-What the policy wrote stays as it was sampled: only what comes after it is rendered, as the template
-writes it after an assistant's turn, and tokenised once.
+The policy's own tokens stay as they were sampled: only the messages after them are rendered, as the
+template writes them after an assistant's turn, and tokenised once.
 """
 
 import json
@@ -29,71 +29,74 @@ _TOKENS: NDArray[np.int32] = np.zeros(0, np.int32)
 
 
 class Template:
-    """What a chat template writes after an assistant's turn."""
+    """Renders messages as a chat template writes them after an assistant's turn."""
 
     def __init__(self, tokenizer: Any, variables: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
         self._variables = variables
         self._ends = turn_ends(tokenizer)
         added: Mapping[int, Any] = tokenizer.added_tokens_decoder
-        special = {token for token, one in added.items() if one.special}
+        special = {token_id for token_id, added_token in added.items() if added_token.special}
         self._special = special | set(tokenizer.all_special_ids)
-        self._after = lru_cache(maxsize=4096)(self._tokens_after)  # games say few things
+        self._after = lru_cache(maxsize=4096)(self._tokens_after)  # games have few replies
 
     def closed(self, token_ids: NDArray[np.int32]) -> bool:
-        """Whether the policy's turn has its end mark already; a stop string leaves it open."""
+        """Whether the policy's turn ends with a special token; after a stop string it does not."""
         return len(token_ids) > 0 and int(token_ids[-1]) in self._special
 
     def text(self, token_ids: NDArray[np.int32]) -> str:
-        """A turn with its special tokens, all but the end mark."""
+        """The text of a turn, special tokens included, but without the one that ends it."""
         ids = token_ids[:-1] if self.closed(token_ids) else token_ids
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
     def after(self, messages: Sequence[Message], *, closed: bool) -> NDArray[np.int32]:
-        """[O] int32: what the policy reads between its turn and the next one.
+        """[O] int32: the tokens between the policy's turn and its next one.
 
-        Raises UsageError where the template refuses the messages or drops their text.
+        closed: whether the turn has its end token already. Raises UsageError where the template
+        refuses the messages or drops their text.
         """
-        return self._after(tuple(tuple(one.items()) for one in messages), closed)
+        return self._after(tuple(tuple(message.items()) for message in messages), closed)
 
     def _tokens_after(
         self, messages: tuple[tuple[tuple[str, str], ...], ...], closed: bool
     ) -> NDArray[np.int32]:
-        following = [dict(one) for one in messages]
+        replies = [dict(message) for message in messages]
         turn: Message = {"role": "assistant", "content": _TURN}
         try:
             text = render(
                 self._tokenizer,
-                [_QUESTION, turn, *following],
+                [_QUESTION, turn, *replies],
                 generation=True,
                 variables=self._variables,
             )
         except Unmarkable as error:
-            raise _refused(following, str(error)) from error
-        _, found, rest = text.partition(_TURN)
-        for content in [one["content"].strip() for one in following] if found else [_TURN]:
+            raise _refused(replies, str(error)) from error
+        _, separator, rest = text.partition(_TURN)
+        for content in (
+            [message["content"].strip() for message in replies] if separator else [_TURN]
+        ):
             escaped = json.dumps(content, ensure_ascii=False)[1:-1]  # as Llama 3 writes results
-            if not found or (content not in rest and escaped not in rest):
-                raise _refused(following, f"it drops the text {content[:60]!r}")
+            if not separator or (content not in rest and escaped not in rest):
+                raise _refused(replies, f"it drops the text {content[:60]!r}")
         end = self._ends.match(rest)
         mark = end[0] if end else ""
         try:
             if not closed or not mark:
                 return self._ids(rest)
-            # Behind its mark, as the policy reads it: some tokenizers begin a text otherwise.
+            # Tokenised behind the end mark: some tokenizers encode the begin of a text differently.
             return self._ids(rest)[len(self._ids(mark)) :]
         except Unencodable as error:
-            raise _refused(following, f"the tokenizer cannot write it: {error}") from error
+            raise _refused(replies, f"the tokenizer cannot write it: {error}") from error
 
     def _ids(self, text: str) -> NDArray[np.int32]:
         return np.array(encode(self._tokenizer, [text])["input_ids"][0], np.int32)
 
 
 class Dialogue:
-    """A ChatEnvironment behind the token protocol: Environment.
+    """A ChatEnvironment as an Environment: messages outside, tokens inside.
 
-    A turn that was cut by its token limit ends the episode unheard, and so does the last of
-    `max_turns`, heard.
+    A turn that is cut by its token limit ends the episode and does not reach the environment. Turn
+    number `max_turns` reaches it and ends the episode too.
     """
 
     def __init__(self, chat: ChatEnvironment, template: Template, max_turns: int) -> None:
@@ -102,7 +105,7 @@ class Dialogue:
         self.max_turns = max_turns
 
     def reset(self, prompt: Prompt, sample: int) -> "_Episode":
-        """Environment.reset."""
+        """A new episode around a new course of the environment."""
         return _Episode(self, self.chat.start(prompt, sample))
 
 
@@ -113,7 +116,7 @@ class _Episode:
         self._turns = 0
 
     def step(self, response: Completion) -> Observation:
-        """Episode.step."""
+        """The environment's reply as tokens. Raises RunError where its reward is not finite."""
         template = self._dialogue.template
         self._turns += 1
         if response.finish_reason == "length":
@@ -138,26 +141,26 @@ class _Episode:
 def dialogue(
     settings: EnvironmentSettings, tokenizer: Any, variables: Mapping[str, Any]
 ) -> Dialogue:
-    """The environment of a recipe for a tokenizer; variables: data.templates.template_call.
+    """The environment that `settings` name, for a tokenizer. variables: of template_call.
 
-    Raises UsageError where its chat template has no place for what the environment says.
+    Raises UsageError where the chat template cannot write the environment's messages.
     """
     chat = build(settings)
-    more = chat.variables()
+    chat_variables = chat.variables()
     try:
-        own = variables.get("chat_template")
-        text = tokenizer.get_chat_template(own, more.get("tools"))
+        stated = variables.get("chat_template")
+        text = tokenizer.get_chat_template(stated, chat_variables.get("tools"))
     except ValueError as error:
         raise UsageError(f"environment: the tokenizer has no chat template: {error}") from error
     chat = chat.for_template(text)
-    template = Template(tokenizer, {**variables, **more})
+    template = Template(tokenizer, {**variables, **chat_variables})
     template.after([{"role": chat.role, "content": "0"}], closed=True)  # refused here, if at all
     return Dialogue(chat, template, settings.max_turns)
 
 
 def _refused(messages: Sequence[Message], why: str) -> UsageError:
-    roles = ", ".join(dict.fromkeys(one["role"] for one in messages))
+    roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
     return UsageError(
-        f"environment: the chat template cannot say a message of role {roles!r} after an "
+        f"environment: the chat template cannot write a message of role {roles!r} after an "
         f"assistant's turn: {why}; take a tokenizer whose template can"
     )

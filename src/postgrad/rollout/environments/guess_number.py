@@ -46,11 +46,11 @@ class _Game:
         self._low, self._high, self._secret = (int(row[name]) for name in _COLUMNS)
 
     def step(self, text: str) -> Reply:
-        """Course.step."""
-        said = text.strip()
-        if not re.fullmatch(r"[0-9]{1,9}", said) or not self._low <= int(said) <= self._high:
+        """The reply to a guess: "higher", "lower" or "invalid" with the range that is left."""
+        answer = text.strip()
+        if not re.fullmatch(r"[0-9]{1,9}", answer) or not self._low <= int(answer) <= self._high:
             return self._say("invalid", malformed=1.0)
-        guess = int(said)
+        guess = int(answer)
         if guess == self._secret:
             return Reply(done=True, reward=1.0, counts={"hits": 1.0, "malformed": 0.0})
         if guess < self._secret:
@@ -59,9 +59,9 @@ class _Game:
         self._high = guess - 1
         return self._say("lower", malformed=0.0)
 
-    def _say(self, what: str, malformed: float) -> Reply:
+    def _say(self, verdict: str, malformed: float) -> Reply:
         return Reply(
-            messages=({"role": "user", "content": f"{what}, {_span(self._low, self._high)}"},),
+            messages=({"role": "user", "content": f"{verdict}, {_span(self._low, self._high)}"},),
             reward=self._rules.miss_reward,
             counts={"hits": 0.0, "malformed": malformed},
         )

@@ -14,7 +14,7 @@ STOPPED = {
 
 
 def ready() -> None:
-    """Raises UsageError where this machine has no sandbox to run programs in."""
+    """Checks that this machine can run programs in a sandbox. Raises UsageError if not."""
     shared()
 
 
@@ -32,6 +32,6 @@ def python(code: str) -> str:
     printed = end.output.decode(errors="replace")
     if end.cause is None:
         return printed
-    told = end.errors[0].strip() if end.cause == "exit" else ""
-    reason = told or STOPPED.get(end.cause, f"it ended with exit code {end.code}")
+    message = end.errors[0].strip() if end.cause == "exit" else ""
+    reason = message or STOPPED.get(end.cause, f"it ended with exit code {end.code}")
     return f"{printed.rstrip()}\n{reason}".lstrip()

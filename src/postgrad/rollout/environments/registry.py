@@ -1,4 +1,4 @@
-"""Environments by the name a recipe uses; your own is "package.module:Class"."""
+"""Environments by their names in recipes; one of yours is "package.module:Class"."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ ENVIRONMENTS = {
 
 
 def build(settings: EnvironmentSettings) -> ChatEnvironment:
-    """The environment that `settings` names. UsageError for an unknown name, key or value."""
+    """The environment that `settings` name. Raises UsageError for an unknown name, key or value."""
     kind = resolve(settings.type, ENVIRONMENTS, "environment")
     if not (isinstance(kind, type) and issubclass(kind, ChatEnvironment)):
         raise UsageError(
@@ -26,20 +26,22 @@ def build(settings: EnvironmentSettings) -> ChatEnvironment:
             "postgrad.rollout.environments.base.ChatEnvironment"
         )
     try:
-        return kind.model_validate_json(json.dumps(settings.own, default=str), strict=True)
+        return kind.model_validate_json(
+            json.dumps(settings.extra_settings, default=str), strict=True
+        )
     except ValidationError as error:
-        known = [*kind.model_fields, *EnvironmentSettings.model_fields]
-        lines = [_line(settings.type, known, problem) for problem in error.errors()]
+        accepted = [*kind.model_fields, *EnvironmentSettings.model_fields]
+        lines = [_line(settings.type, accepted, problem) for problem in error.errors()]
         raise UsageError("\n".join(lines)) from error
 
 
-def _line(name: str, known: Sequence[str], problem: Any) -> str:
+def _line(name: str, accepted: Sequence[str], problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
         return f"environment.{key} is missing: {name!r} needs it"
     if problem["type"] != "extra_forbidden":
         text = str(problem["msg"]).removeprefix("Value error, ")
         return f"environment.{key} = {problem['input']!r} of {name!r}: {text}"
-    close = nearest(key, known)
-    hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"
+    close = nearest(key, accepted)
+    hint = f"did you mean {close!r}?" if close else f"known: {', '.join(accepted)}"
     return f"environment.{key}: {name!r} has no such setting; {hint}"

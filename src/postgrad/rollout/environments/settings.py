@@ -1,4 +1,4 @@
-"""What a recipe says about its environment."""
+"""The recipe's settings of an environment."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from postgrad.core.settings import Settings
 
 
 class EnvironmentSettings(Settings):
-    """What answers the policy. Further keys are the environment's own settings.
+    """What answers the policy. Further keys are the environment's extra_settings settings.
 
     `type` is an environment's name or "package.module:Class". `weight` is that of its rewards among
     [[rewards]]. An episode ends after `max_turns` turns of the policy.
@@ -21,6 +21,6 @@ class EnvironmentSettings(Settings):
     max_turns: int = Field(default=8, ge=1)
 
     @property
-    def own(self) -> dict[str, Any]:
-        """The keys that belong to the environment itself."""
+    def extra_settings(self) -> dict[str, Any]:
+        """The keys that are not declared here: the environment's own settings."""
         return dict(self.model_extra or {})

@@ -36,32 +36,32 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function with the JSON schema that the chat template shows to the model."""
+    """A Python function that a model may call."""
 
     function: Callable[..., Any]
-    schema: Mapping[str, Any]
+    schema: Mapping[str, Any]  # JSON schema that the chat template shows to the model
 
     @property
     def name(self) -> str:
-        """What a call says."""
+        """The name that calls use: the function's own."""
         return self.schema["function"]["name"]
 
     def wrong(self, arguments: Mapping[str, Any]) -> str | None:
-        """What is wrong with a call's arguments, or None."""
+        """What is wrong with the arguments of a call, as text for the model; None if they fit."""
         parameters = self.schema["function"]["parameters"]
-        known: Mapping[str, Any] = parameters.get("properties", {})
+        properties: Mapping[str, Any] = parameters.get("properties", {})
         for name in parameters.get("required", ()):
             if name not in arguments:
                 return f"the argument {name!r} of {self.name} is missing"
         for name, value in arguments.items():
-            if name not in known:
-                return f"{self.name} has no argument {name!r}; it has: {', '.join(known)}"
-            wanted = known[name].get("type")
-            kinds = _TYPES.get(wanted) if isinstance(wanted, str) else None
+            if name not in properties:
+                return f"{self.name} has no argument {name!r}; it has: {', '.join(properties)}"
+            json_type = properties[name].get("type")
+            kinds = _TYPES.get(json_type) if isinstance(json_type, str) else None
             if kinds is None:
                 continue
-            if not isinstance(value, kinds) or isinstance(value, bool) != (wanted == "boolean"):
-                return f"the argument {name!r} of {self.name} is of type {wanted}"
+            if not isinstance(value, kinds) or isinstance(value, bool) != (json_type == "boolean"):
+                return f"the argument {name!r} of {self.name} is of type {json_type}"
         return None
 
 
@@ -112,11 +112,11 @@ class Tools(ChatEnvironment):
 
     @field_validator("tools")
     @classmethod
-    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        called = [_named(name).__name__ for name in names]
-        for name in called:
-            if called.count(name) > 1:
-                raise ValueError(f"{called.count(name)} tools are called {name!r}")
+    def _resolvable(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        function_names = [_valid_function(name).__name__ for name in names]
+        for name in function_names:
+            if function_names.count(name) > 1:
+                raise ValueError(f"{function_names.count(name)} tools are called {name!r}")
         return names
 
     @property
@@ -131,14 +131,14 @@ class Tools(ChatEnvironment):
             python_tool.ready()  # now, and not at the first call
         if self.tool_format != "auto":
             return self
-        found = format_of(template)
-        if found is None:
+        tool_format = format_of(template)
+        if tool_format is None:
             raise UsageError(
                 "environment.tool_format: the tokenizer's chat template teaches no format of tool "
                 'calls that is known here: say tool_format = "hermes" or "llama", or take a '
                 "tokenizer whose template does"
             )
-        return self.model_copy(update={"tool_format": found})
+        return self.model_copy(update={"tool_format": tool_format})
 
     def start(self, prompt: Prompt, sample: int) -> Course:
         if self.tool_format == "auto":
@@ -153,19 +153,19 @@ class _Course:
         self._tools = {tool.name: tool for tool in map(load_tool, rules.tools)}
 
     def step(self, text: str) -> Reply:
-        """Course.step."""
+        """The results of the turn's calls as messages; a turn without calls ends the episode."""
         calls = calls_in(text, self._style)
         answers = [self._answer(call) for call in calls]
         malformed = sum(wrong for _, wrong in answers)
         return Reply(
-            messages=tuple({"role": "tool", "content": said} for said, _ in answers),
+            messages=tuple({"role": "tool", "content": content} for content, _ in answers),
             done=not calls,
             reward=malformed * self._rules.malformed_reward,
             counts={"calls": float(len(calls)), "malformed_calls": float(malformed)},
         )
 
     def _answer(self, call: Call | Malformed) -> tuple[str, bool]:
-        """What the model is told, and whether the call is to blame."""
+        """(text for the model, whether the call counts as malformed). RunError if a tool fails."""
         wrong = call.reason if isinstance(call, Malformed) else self._wrong(call)
         if isinstance(call, Malformed) or wrong is not None:
             return f"Error: {wrong}", True
@@ -188,7 +188,7 @@ class _Course:
         return self._tools[call.name].wrong(call.arguments)
 
 
-def _named(name: str) -> Callable[..., Any]:
+def _valid_function(name: str) -> Callable[..., Any]:
     try:
         return _function(name)
     except UsageError as error:

@@ -1,4 +1,6 @@
-"""The engine's two attention contexts: prompts that fill the cache, and one token a row over it."""
+"""The engine's two attention contexts: `Recording` keeps the keys and values of prompts for the
+cache, `Decoding` computes one token for each row over it.
+"""
 
 import numpy as np
 import torch
@@ -8,15 +10,14 @@ from torch import Tensor
 from postgrad.models.attention import AttentionContext
 from postgrad.rollout.local.budget import align
 from postgrad.rollout.local.cache import KeyValueCache, LayerShape
-from postgrad.rollout.local.shared import Lanes
+from postgrad.rollout.local.shared import PromptLanes
 
-HIDDEN = (
-    -1e30
-)  # not -inf: a window may hide all of a prompt, and then its share has to be 0, not NaN
+# Not -inf: a window may hide all of a prompt, and then its share has to be 0, not NaN.
+HIDDEN = -1e30
 
 
 class Recording:
-    """Another context's attention, with every layer's keys and values kept: [KV, T, D] each."""
+    """Another context's attention that also keeps keys and values: [KV, T, D] for each layer."""
 
     def __init__(self, inner: AttentionContext) -> None:
         self._inner = inner
@@ -25,7 +26,7 @@ class Recording:
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
-        """What each layer stored."""
+        """The shape of what each layer stored for a token."""
         pairs = zip(self.keys, self.values, strict=True)
         return tuple(LayerShape(k.shape[0], k.shape[2], v.shape[2]) for k, v in pairs)
 
@@ -40,7 +41,9 @@ class Recording:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """AttentionContext.attend. Copies: views would hold a layer's queries, keys and values."""
+        """The inner context's attention. It keeps copies: views would hold the whole projection,
+        queries included.
+        """
         self.keys.append(key.contiguous())
         self.values.append(value.contiguous())
         return self._inner.attend(
@@ -50,20 +53,21 @@ class Recording:
 
 class Decoding:
     """One new token for each of the first N rows of the cache, over its prompt and its response.
-    Idle rows are among them: each sees its own token, and its answer is nobody's.
+    Idle rows are among them: each sees its own token, and nothing reads its result.
 
-    places: [N] where the new token lies in its row's response. Grouped queries are extra query rows
+    Grouped queries are extra query rows
     of their key head, and so are the rows that share a prompt: each key is read once for all of
     them. Prompt and response have a softmax each; the two are merged by their sums. Rows and heads
     are one batch of matrix products: with few queries a row that is up to twice as fast as
     scaled_dot_product_attention on CPUs.
     """
 
-    def __init__(self, cache: KeyValueCache, lanes: Lanes, places: NDArray[np.int64]) -> None:
+    def __init__(self, cache: KeyValueCache, lanes: PromptLanes, places: NDArray[np.int64]) -> None:
+        """places: [N] index of the new token in its row's response."""
         device = cache.responses.keys[0].device
         self._cache = cache
         self._width = lanes.width
-        # Places of responses and prompts that any row attends to, and the few up to a known shape.
+        # Places of responses and prompts that any row attends to, rounded up to a repeated shape.
         self._new = min(align(int(places.max()) + 1), cache.responses.places)
         self._old = min(align(int(lanes.lengths.max())), cache.prompts.places)
         self._places, self._lengths, self._rows, self._lanes = (
@@ -74,10 +78,11 @@ class Decoding:
         self._bias: dict[tuple[int, int, int | None, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def _indices(self, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        """With key heads as part of each row: new places, rows of lanes, lanes of rows.
+        """Indices for `heads` key heads, each head counted as a row: (new places, rows of lanes,
+        lanes of rows).
 
-        [N * heads] in a layer's responses seen as [slots * heads * places]; [A * heads * width];
-        [N * heads].
+        New places: [N * heads] into a layer's responses viewed as [slots * heads * places]. Rows of
+        lanes: [A * heads * width]. Lanes of rows: [N * heads].
         """
         if heads not in self._index:
             head = torch.arange(heads, device=self._places.device)
@@ -94,31 +99,32 @@ class Decoding:
     def _biases(
         self, heads: int, groups: int, window: int | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """What is added to scores over prompts and over responses: 0 where a row looks.
+        """The masks that are added to scores over prompts and over responses: 0 where a row may
+        attend, HIDDEN elsewhere.
 
-        [A * heads, 1 or width * groups, old] and [N * heads, 1, new].
+        [A * heads, 1 or width * groups, prompt places] and [N * heads, 1, response places].
         """
-        known = self._bias.get((heads, groups, window, dtype))
-        if known is not None:
-            return known
-        old = torch.arange(self._old, device=self._places.device)
-        new = torch.arange(self._new, device=self._places.device)
-        over_prompts = (old >= self._lengths[:, None])[:, None]
-        over_responses = new > self._places[:, None]
+        cached = self._bias.get((heads, groups, window, dtype))
+        if cached is not None:
+            return cached
+        prompt_places = torch.arange(self._old, device=self._places.device)
+        response_places = torch.arange(self._new, device=self._places.device)
+        over_prompts = (prompt_places >= self._lengths[:, None])[:, None]
+        over_responses = response_places > self._places[:, None]
         if window is not None:
-            over_responses = over_responses | (new <= self._places[:, None] - window)
+            over_responses = over_responses | (response_places <= self._places[:, None] - window)
             length = self._lengths[self._lanes // self._width]
             last_hidden = (length + self._places - window)[self._rows].view(-1, self._width, 1)
-            over_prompts = over_prompts | (old <= last_hidden)
+            over_prompts = over_prompts | (prompt_places <= last_hidden)
             over_prompts = over_prompts.repeat_interleave(groups, 1)
-        made = tuple(
+        biases = tuple(
             torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
             .masked_fill_(hidden, HIDDEN)
             .repeat_interleave(heads, 0)
             for hidden in (over_prompts, over_responses[:, None])
         )
-        self._bias[heads, groups, window, dtype] = made[0], made[1]
-        return made[0], made[1]
+        self._bias[heads, groups, window, dtype] = biases[0], biases[1]
+        return biases[0], biases[1]
 
     def attend(
         self,
@@ -131,20 +137,24 @@ class Decoding:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """AttentionContext.attend: query [H, N, D], key and value [KV, N, D]; returns [N, H, D]."""
+        """query [H, N, D], key [KV, N, D], value [KV, N, Dv]; returns [N, H, Dv].
+
+        Stores the new keys and values in the cache first.
+        """
         heads, rows, dim = query.shape
         kv_heads, value_dim = value.shape[0], value.shape[2]
         groups = heads // kv_heads
-        new, rows_of_lanes, lanes_of_rows = self._indices(kv_heads)
+        new_places, rows_of_lanes, lanes_of_rows = self._indices(kv_heads)
         prompts, responses = self._cache.prompts, self._cache.responses
         keys, values = responses.keys[layer], responses.values[layer]
-        keys.view(-1, dim).index_copy_(0, new, key.transpose(0, 1).reshape(-1, dim))
-        values.view(-1, value_dim).index_copy_(0, new, value.transpose(0, 1).reshape(-1, value_dim))
+        keys.view(-1, dim).index_copy_(0, new_places, key.transpose(0, 1).reshape(-1, dim))
+        new_values = value.transpose(0, 1).reshape(-1, value_dim)
+        values.view(-1, value_dim).index_copy_(0, new_places, new_values)
         queries = query.transpose(0, 1).reshape(rows * kv_heads, groups * dim)
         in_lanes = queries.index_select(0, rows_of_lanes)
         over_prompts, over_responses = self._biases(kv_heads, groups, window, query.dtype)
         stretches = len(self._lengths)
-        old, old_sum = _attend(
+        from_prompts, prompt_sum = _attend(
             in_lanes.view(stretches * kv_heads, self._width * groups, dim),
             prompts.keys[layer][:stretches, :, : self._old].flatten(0, 1),
             prompts.values[layer][:stretches, :, : self._old].flatten(0, 1),
@@ -152,7 +162,7 @@ class Decoding:
             scale,
             softcap,
         )
-        own, own_sum = _attend(
+        from_responses, response_sum = _attend(
             queries.view(rows * kv_heads, groups, dim),
             keys[:rows, :, : self._new].flatten(0, 1),
             values[:rows, :, : self._new].flatten(0, 1),
@@ -160,22 +170,30 @@ class Decoding:
             scale,
             softcap,
         )
-        old = old.view(-1, groups * value_dim).index_select(0, lanes_of_rows).view(own.shape)
-        old_sum = old_sum.view(-1, groups).index_select(0, lanes_of_rows).view(own_sum.shape)
-        share = torch.sigmoid(old_sum - own_sum).to(own.dtype)
-        return torch.lerp(own, old, share).view(rows, heads, value_dim)
+        from_prompts = _by_row(from_prompts, lanes_of_rows, from_responses.shape)
+        prompt_sum = _by_row(prompt_sum, lanes_of_rows, response_sum.shape)
+        share = torch.sigmoid(prompt_sum - response_sum).to(from_responses.dtype)
+        return torch.lerp(from_responses, from_prompts, share).view(rows, heads, value_dim)
+
+
+def _by_row(results: Tensor, lanes_of_rows: Tensor, shape: torch.Size) -> Tensor:
+    """[A * heads, width * groups, ...], the results of lanes, as those of rows: `shape`, which is
+    [N * heads, groups, ...].
+    """
+    return results.view(-1, shape[1:].numel()).index_select(0, lanes_of_rows).view(shape)
 
 
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """query: [B, Q, D], key: [B, K, D]. Returns [B, Q, Dv], and log of the sum of exp(scores).
+    """query: [B, Q, D], key: [B, K, D], value: [B, K, Dv]. Returns [B, Q, Dv], and [B, Q, 1] the
+    log of the sum of exp(scores).
 
     The sum comes from the softmax: its largest weight is exp(largest score) / sum.
     """
     if key.device.type == "cpu" and key.dtype == torch.bfloat16:
-        # A part of each stretch is not one piece of memory, and oneDNN takes no other: the product
-        # would run three times as long through a plain kernel.
+        # A part of each stretch is not contiguous, and oneDNN takes nothing else: the product would
+        # take three times as long in a plain kernel.
         key = key.contiguous()
     if softcap is None:
         scores = torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale)

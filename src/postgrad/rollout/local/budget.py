@@ -1,16 +1,16 @@
-"""How many sequences the engine decodes together, and in how many places of a cache: arithmetic."""
+"""The engine's budget: how many sequences it decodes together, and the size of its cache."""
 
 from dataclasses import dataclass
 
 from postgrad.core.errors import UsageError
 from postgrad.rollout.settings import RolloutSettings
 
-# Prompt tokens computed in one forward, at least one prompt. What a CPU computes of more of them at
-# once lies in fresh pages, which cost it more than the products gain.
+# Prompt tokens computed in one forward, at least one prompt. With more, a CPU's activations lie in
+# fresh pages, which cost more time than the larger products save.
 PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}
-# Places: keeps every stretch on a cache line, so that bits do not depend on the row. A decode step
-# computes whole multiples of it, of rows as of places: oneDNN makes code for every new shape, for
-# 0.7 ms, and where rows end at different lengths every step would have new ones.
+# Places are multiples of it: every stretch begins on a cache line, and bits do not depend on the
+# row. A decode step computes multiples of it in rows and places: oneDNN compiles code for every new
+# shape, which takes 0.7 ms; rows that end at different lengths would give a new shape every step.
 ALIGN = 16
 MAX_SLOTS = 512  # beyond it a CPU decodes no more tokens a second, and the cache only grows
 MEMORY_SHARE = 0.25  # of the free memory that the cache may take where the recipe does not say
@@ -18,13 +18,13 @@ MEMORY_SHARE = 0.25  # of the free memory that the cache may take where the reci
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
-    """slots: sequences decoded together; cache_tokens: token places for all of them."""
+    """The size of an engine, chosen once and kept as run state."""
 
-    slots: int
-    cache_tokens: int
+    slots: int  # sequences decoded together
+    cache_tokens: int  # token places of the key-value cache, for all slots together
 
     def to_json(self) -> dict[str, int]:
-        """For the run state."""
+        """The sizes as the run state stores them."""
         return {"slots": self.slots, "cache_tokens": self.cache_tokens}
 
 
@@ -39,7 +39,8 @@ def choose_sizes(
     """As many slots as there are sequences in a step, up to MAX_SLOTS and what memory allows.
 
     max_len: tokens of the longest sequence, prompt and response. token_bytes: cache bytes of one
-    place. Raises UsageError when the recipe's cache holds not even one sequence.
+    place. free_bytes: of the device. Raises UsageError where the recipe's cache cannot hold one
+    sequence.
     """
     places = places_for(max_len)
     tokens = settings.cache_tokens or max(places, int(free_bytes * MEMORY_SHARE) // token_bytes)
@@ -53,7 +54,7 @@ def choose_sizes(
 
 
 def align(tokens: int) -> int:
-    """`tokens`, or rows, rounded up to ALIGN."""
+    """A number of tokens or rows, rounded up to a multiple of ALIGN."""
     return -(-tokens // ALIGN) * ALIGN
 
 

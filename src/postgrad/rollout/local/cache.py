@@ -1,6 +1,6 @@
-"""The key-value cache: prompts that several rows read, and one response for each row.
+"""The key-value cache: prompts that several rows share, and one response for each row.
 
-A row's prompt lies in a stretch that the samples of the prompt share: its keys are read once a step
+The samples of a prompt share one *stretch*, a run of token places: its keys are read once a step
 for all of them (Hydragen, arXiv:2402.05099). Decoding is bound by how many bytes of keys and values
 it reads, and most of them are the prompts'; docs/rollout.md has the numbers.
 """
@@ -15,32 +15,32 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer stores per token: heads, and the sizes of a key and a value."""
+    """What one layer stores for each token."""
 
-    heads: int
-    key_dim: int
-    value_dim: int
+    heads: int  # key heads
+    key_dim: int  # values of a key, per head
+    value_dim: int  # values of a value vector, per head
 
 
 def bytes_per_token(shapes: tuple[LayerShape, ...], dtype: torch.dtype) -> int:
-    """Cache bytes of one token place over all layers."""
+    """Bytes of one token's keys and values over all layers."""
     values = sum(shape.heads * (shape.key_dim + shape.value_dim) for shape in shapes)
     return values * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """keys[layer], values[layer]: [slots, KV, places, D], views of the cache's allocation."""
+    """Stretches of one kind, prompts or responses: views of the cache's allocation."""
 
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
-    places: int
+    keys: tuple[Tensor, ...]  # for each layer [slots, KV, places, D]
+    values: tuple[Tensor, ...]  # for each layer [slots, KV, places, Dv]
+    places: int  # token places of each stretch
 
     def move(
         self, to: NDArray[np.int64], source: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> None:
-        """Copy some stretches to others; the two do not overlap. lengths: [stretches] tokens, by
-        their new numbers.
+        """Copy the stretches `source` to the numbers `to`, which do not overlap. lengths: tokens of
+        every stretch, indexed by the new numbers.
         """
         if not len(to):
             return
@@ -51,10 +51,10 @@ class Stretches:
 
 
 class KeyValueCache:
-    """`prompts` and `responses`: views of one allocation of `tokens` places a layer.
+    """One allocation of `tokens` places a layer, divided into `prompts` and `responses`.
 
-    Every place holds a finite number at all times: attention reads up to the longest stretch, and
-    what a shorter one has there is masked, not skipped.
+    Every place holds a finite number at all times: attention reads all stretches up to the longest,
+    and masks the rest of shorter ones after it has read it.
     """
 
     def __init__(
@@ -71,17 +71,18 @@ class KeyValueCache:
         self.release()
 
     def release(self) -> None:
-        """Give back the allocation, until `divide`."""
+        """Free the allocation; `divide` makes it again."""
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self.prompts = Stretches((), (), 0)
         self.responses = Stretches((), (), 0)
 
     def divide(self, slots: int, prompt: int, response: int) -> None:
-        """Lay the allocation out for `slots` rows; what it held is gone.
+        """Lay the allocation out for `slots` rows; its content is lost.
 
         prompt, response: places of each stretch. There are as many prompts as rows, since each row
-        may have one of its own; those that are shared leave pages that are never touched.
+        may have one of its own; where rows share, the pages of unused ones are never touched.
+        Raises ValueError where the rows need more places than there are.
         """
         if slots * (prompt + response) > self.tokens:
             raise ValueError(
@@ -94,7 +95,9 @@ class KeyValueCache:
         self.responses = self._stretches(slots * prompt, slots, response)
 
     def _places(self, values: int) -> Tensor:
-        """Zeros, `values` of each token. On a CPU pages are only taken when they are written."""
+        """Zeros for all places, flat, `values` a token. On a CPU the array begins on a cache line,
+        and takes a page of memory when it is first written.
+        """
         count = self.tokens * values
         if self._device.type != "cpu":
             return torch.zeros(count, dtype=self._dtype, device=self._device)
@@ -104,7 +107,7 @@ class KeyValueCache:
         return raw[start : start + size].view(self._dtype)
 
     def _stretches(self, first: int, slots: int, places: int) -> Stretches:
-        """Views that begin `first` places into the allocation."""
+        """Views of `slots` stretches, from place `first` of the allocation on."""
 
         def view(flat: Tensor, heads: int, dim: int) -> Tensor:
             start, size = first * heads * dim, slots * places * heads * dim

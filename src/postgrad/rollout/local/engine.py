@@ -1,9 +1,9 @@
 """The built-in engine.
 
 Each step of `completed`: waiting samples take the free rows (their prompts computed ahead, packed),
-every row computes its next token's logits, tokens are drawn, what has ended leaves and the last
-rows close the gaps. Everything that decides what shares a batch (order, refills, row numbers) is a
-function of tickets, samples, turns and token counts, never of the clock or of earlier calls.
+every row computes its next token's logits, tokens are drawn, ended rows leave and the last rows
+close the gaps. Which samples share a batch (order, refills, row numbers) is a function of tickets,
+samples, turns and token counts, never of the clock or of earlier calls.
 """
 
 import heapq
@@ -43,15 +43,17 @@ from postgrad.rollout.local.weights import take_over
 class LocalEngine:
     """Samples from a transformers model that was loaded with our attention.
 
-    `lm` is the engine's own copy. `slots` sequences are decoded together, in a cache of
-    `cache_tokens` places; longer sequences than cache_tokens / slots make fewer slots. Weights are
-    version 0 until others are loaded; borrows: those are then read where they lie, as far as that
-    can be, so that who changes them has to load them again before anything is asked.
+    Weights are version 0 until others are loaded.
     """
 
     def __init__(
         self, lm: nn.Module, tokenizer: Any, *, slots: int, cache_tokens: int, borrows: bool = False
     ) -> None:
+        """lm: the engine's own copy. slots: sequences decoded together in a cache of `cache_tokens`
+        places; fewer where sequences are longer than cache_tokens / slots. borrows: loaded weights
+        are not copied where that is possible (take_over), so whoever changes them in place has to
+        load them again before the next request.
+        """
         self.stats = EngineStats()
         self._lm = lm.eval().requires_grad_(False)
         self._decoder = decoder_of(lm)
@@ -92,7 +94,7 @@ class LocalEngine:
         heapq.heappush(self._waiting, (order, request))
 
     def completed(self) -> list[Completion]:
-        """Decode until at least one sample has ended."""
+        """Decode until at least one sample has ended; [] where none is open."""
         done: list[Completion] = []
         while not done and (self._rows.count or self._waiting or self._prefilled):
             done = self.advance()
@@ -100,7 +102,7 @@ class LocalEngine:
 
     @torch.inference_mode()
     def advance(self) -> list[Completion]:
-        """One token for every row; what has ended with it."""
+        """Decode one token for every row. Returns the samples that end with it."""
         started = time.perf_counter()
         decoding = self._rows.count
         fresh = self._admit()
@@ -112,7 +114,9 @@ class LocalEngine:
         return done
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Engine.load_weights. Prompts that were computed ahead are computed again."""
+        """Replace all weights. Prompts that were computed ahead are computed again; rows in
+        progress keep their keys and values.
+        """
         take_over(self._lm, weights, borrow=self._borrows)
         self._decoder.forget()
         self._rows.end_version(self._version)
@@ -126,8 +130,8 @@ class LocalEngine:
     def logprobs(
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
     ) -> list[NDArray[np.float32]]:
-        """Engine.logprobs, through packed forwards of this engine's weights."""
-        out: list[NDArray[np.float32]] = []
+        """[T] nats for each sequence, 0 for its first token, by packed forwards of the weights."""
+        scored: list[NDArray[np.float32]] = []
         batch: list[NDArray[np.int32]] = []
         for number, sequence in enumerate(sequences):
             batch.append(np.asarray(sequence, np.int32))
@@ -138,17 +142,17 @@ class LocalEngine:
                 rows, target = (
                     torch.from_numpy(a).to(self._device) for a in (layout.hidden_row, layout.target)
                 )
-                found, _ = target_logprobs(
+                token_logprobs, _ = target_logprobs(
                     self._lm, hidden.index_select(0, rows), target, temperature=temperature
                 )
                 values = np.zeros(tokens, np.float32)
-                values[layout.column] = found.cpu().numpy()
-                out += list(columns.like(values))
+                values[layout.column] = token_logprobs.cpu().numpy()
+                scored += list(columns.like(values))
                 batch = []
-        return out
+        return scored
 
     def rest(self) -> None:
-        """Engine.rest: the cache and what products read, where nothing is under way."""
+        """Free the cache and the decoder's packed weights, unless samples are in progress."""
         if not (self._rows.count or self._waiting or self._prefilled):
             self._decoder.forget()
             self._cache.release()
@@ -158,7 +162,9 @@ class LocalEngine:
         return align(len(request.token_ids)) + align(request.sampling.max_new_tokens)
 
     def _admit(self) -> list[Tensor]:
-        """Give free rows to waiting samples. Returns the hidden states of the new rows."""
+        """Give free rows to waiting samples. Returns the hidden states of the new rows,
+        [rows, hidden] for each batch of prompts.
+        """
         fresh: list[Tensor] = []
         if not self._rows.count and self._waiting and self._prefilled is None:
             self._divide()
@@ -177,7 +183,9 @@ class LocalEngine:
         return fresh
 
     def _start(self, pool: Prefilled, taken: list[tuple[int, tuple[int, ...]]]) -> Tensor:
-        """Rows for samples of `pool`'s requests. Returns the hidden states they begin from."""
+        """Make rows for samples of `pool`'s requests: `taken` as Prefilled.take gives it. Returns
+        [rows, hidden], the states that predict their first tokens.
+        """
         lengths = np.diff(pool.starts)
         first_name = self._prompts_computed - len(pool.hidden)
         opened: list[tuple[int, int]] = []
@@ -195,7 +203,7 @@ class LocalEngine:
         return pool.hidden.index_select(0, torch.tensor(prompts, device=self._device))
 
     def _divide(self) -> None:
-        """Lay the empty cache out anew, as a function of what is waiting: no trace of the past.
+        """Lay the empty cache out again, as a function of the waiting requests alone.
 
         Every slot has room for the longest prompt and the most new tokens that are waiting, as far
         as one slot can have both, and prompts for what is left of its even share of the places.
@@ -267,7 +275,7 @@ class LocalEngine:
         return self._decoder.hidden_states(ids, positions, context)[:count]
 
     def _release(self) -> list[Completion]:
-        """Take out the rows that have ended."""
+        """Free the rows that have ended. Returns their completions."""
         rows = self._rows
         n = rows.count
         stopped = self._stopper.stopped(rows)

@@ -1,4 +1,4 @@
-"""What the engine samples from a model of an untested type is held to transformers' own forward."""
+"""A check of the engine on models of untested types: its logprobs against transformers' own."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,8 @@ SAMPLES = (0, 1)  # of each prompt: they share it in the cache
 
 @torch.no_grad()
 def require_same_samples(engine: "LocalEngine", lm: Any) -> None:
-    """lm: what `engine` samples from. Raises UsageError where the logprobs of a few samples are not
-    what transformers says of the same tokens, with its own attention and without a cache.
+    """Samples a few tokens. Raises UsageError where their logprobs are not those of transformers
+    with its own attention and without a cache. lm: the model that `engine` samples from.
     """
     prompts = [sequence[:6] for sequence in probe_sequences(lm)]
     path = str(lm.config.name_or_path or "the model")
@@ -33,23 +33,27 @@ def require_same_samples(engine: "LocalEngine", lm: Any) -> None:
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        what = f"the built-in engine cannot decode it: {type(error).__name__}: {error}"
-        raise unsupported(lm, path, what) from error
+        problem = f"the built-in engine cannot decode it: {type(error).__name__}: {error}"
+        raise unsupported(lm, path, problem) from error
     with own_attention(lm):
-        logits = [_logits(lm, prompts[one.ticket], one) for one in done]
-    wanted = [
-        table.log_softmax(-1).gather(1, torch.from_numpy(one.token_ids.astype(np.int64))[:, None])
-        for one, table in zip(done, logits, strict=True)
+        logits = [_logits(lm, prompts[completion.ticket], completion) for completion in done]
+    expected = [
+        table.log_softmax(-1).gather(
+            1, torch.from_numpy(completion.token_ids.astype(np.int64))[:, None]
+        )
+        for completion, table in zip(done, logits, strict=True)
     ]
-    found = [torch.from_numpy(one.logprobs)[:, None] for one in done]
-    if not same(found, wanted, spread(logits), lm.dtype):
-        what = "the built-in engine's samples are not drawn from what transformers gives for them"
-        raise unsupported(lm, path, what)
+    sampled = [torch.from_numpy(completion.logprobs)[:, None] for completion in done]
+    if not same(sampled, expected, spread(logits), lm.dtype):
+        problem = (
+            "the built-in engine's samples are not drawn from what transformers gives for them"
+        )
+        raise unsupported(lm, path, problem)
 
 
-def _logits(lm: Any, prompt: Any, one: Completion) -> torch.Tensor:
-    """[tokens, V] that transformers gives before each token of a sample."""
-    ids = np.concatenate([prompt, one.token_ids]).astype(np.int64)
+def _logits(lm: Any, prompt: Any, completion: Completion) -> torch.Tensor:
+    """[tokens, V] float32: transformers' logits for each token of a completion."""
+    ids = np.concatenate([prompt, completion.token_ids]).astype(np.int64)
     device = next(lm.parameters()).device
-    out = lm(input_ids=torch.from_numpy(ids)[None].to(device), use_cache=False).logits[0]
-    return out[len(prompt) - 1 : -1].float().cpu()
+    logits = lm(input_ids=torch.from_numpy(ids)[None].to(device), use_cache=False).logits[0]
+    return logits[len(prompt) - 1 : -1].float().cpu()

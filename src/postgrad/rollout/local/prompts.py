@@ -1,4 +1,4 @@
-"""Prompts computed ahead: several in one packed forward, each once for all its samples."""
+"""Prefill: several prompts in one packed forward, each computed once for all its samples."""
 
 from dataclasses import dataclass, field
 
@@ -35,7 +35,7 @@ def run_plain(decoder: Decoder, layout: Layout, device: torch.device) -> tuple[T
 
 
 def layer_shapes(lm: nn.Module, device: torch.device) -> tuple[LayerShape, ...]:
-    """What each layer of the model stores for a token, seen by running one."""
+    """What each layer of the model stores for a token, seen from a forward of one token."""
     layout, _ = lay_out_plain([np.zeros(1, np.int32)])
     with torch.no_grad():
         return run_plain(ModuleDecoder(lm), layout, device)[1].shapes
@@ -43,41 +43,38 @@ def layer_shapes(lm: nn.Module, device: torch.device) -> tuple[LayerShape, ...]:
 
 @dataclass(slots=True)
 class Prefilled:
-    """Packed keys and values of some requests' prompts, waiting for their samples to get rows.
-
-    prompt_of: [requests] which of the P different prompts each has. starts: [P + 1] where they lie.
-    hidden: [P, hidden] the states that predict each response's first token. `number` is the first
-    request with samples waiting, `taken` how many samples of it have rows already.
+    """Packed keys and values of the P different prompts of some requests, T tokens together, whose
+    samples wait for rows.
     """
 
     requests: list[Request]
-    prompt_of: NDArray[np.int64]
-    keys: list[Tensor]
-    values: list[Tensor]
-    starts: NDArray[np.int64]
-    hidden: Tensor
-    number: int = field(default=0)
-    taken: int = field(default=0)
+    prompt_of: NDArray[np.int64]  # [requests] which of the P prompts each request has
+    keys: list[Tensor]  # for each layer [KV, T, D]
+    values: list[Tensor]  # for each layer [KV, T, Dv]
+    starts: NDArray[np.int64]  # [P + 1] where each prompt begins among the T tokens
+    hidden: Tensor  # [P, hidden] the state that predicts the first token of a response
+    number: int = field(default=0)  # the first request with waiting samples
+    taken: int = field(default=0)  # how many of its samples have rows already
 
     @property
     def empty(self) -> bool:
-        """Whether every sample has its row."""
+        """Whether every sample has got its row."""
         return self.number == len(self.requests)
 
     def take(self, room: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Up to `room` samples in order: (number of the request, samples of it), ..."""
-        out: list[tuple[int, tuple[int, ...]]] = []
+        """Take up to `room` samples in order: [(number of the request, its samples), ...]."""
+        batches: list[tuple[int, tuple[int, ...]]] = []
         while room and not self.empty:
             samples = self.requests[self.number].sample_ids[self.taken :][:room]
-            out.append((self.number, samples))
+            batches.append((self.number, samples))
             room -= len(samples)
             self.taken += len(samples)
             if self.taken == len(self.requests[self.number].sample_ids):
                 self.number, self.taken = self.number + 1, 0
-        return out
+        return batches
 
     def waiting(self) -> list[Request]:
-        """What has no row yet, as requests."""
+        """The samples without rows, as requests."""
         left: list[Request] = []
         for number in range(self.number, len(self.requests)):
             r = self.requests[number]
@@ -88,7 +85,7 @@ class Prefilled:
     def copy_to(
         self, stretches: Stretches, numbers: NDArray[np.int64], prompts: NDArray[np.int64]
     ) -> None:
-        """Fill the stretches `numbers` with some of the prompts."""
+        """Copy prompts into the cache: prompts[i], one of the P, into stretch numbers[i]."""
         lengths = np.diff(self.starts)[prompts]
         longest = int(lengths.max())
         # A shorter prompt is padded with its last token's keys; what lies there is masked.

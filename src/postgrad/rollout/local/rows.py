@@ -1,7 +1,7 @@
-"""What the engine knows of the sequences in its cache: arrays with one entry a row, no objects.
+"""Rows: the state of the sequences in the cache, as arrays with one entry a row.
 
-Rows 0..count-1 are in use. When some finish, the last rows move into the holes, so that every
-decode step works on one dense batch; which row a sample has depends on nothing but token counts.
+Rows 0..count-1 are in use. When some end, the last rows move into the holes, so that every decode
+step works on one dense batch; which row a sample has depends on nothing but token counts.
 """
 
 from collections.abc import Sequence
@@ -18,26 +18,24 @@ from postgrad.rollout.local.shared import close_gaps
 
 
 class Rows:
-    """Book-keeping for up to `capacity` rows that write at most `max_new_tokens` each.
-
-    prompt: [rows] tokens before the response; stretch: [rows] where they lie (`shared.py`);
-    written: [rows] tokens of the response so far;
-    tokens, logprobs: [rows, max_new_tokens].
+    """State of up to `capacity` rows that write at most `max_new_tokens` each. All arrays have
+    `capacity` entries, of which the first `count` are in use.
     """
 
     def __init__(self, capacity: int, max_new_tokens: int) -> None:
         self.capacity = capacity
         self.count = 0
         self.requests: Any = np.empty(capacity, object)
-        self.spans: Any = np.empty(capacity, object)  # ended ones: [(version, tokens by then), ...]
+        # Versions that ended: [(version, tokens written by then), ...].
+        self.spans: Any = np.empty(capacity, object)
         self.sample = np.zeros(capacity, np.int64)
         self.ticket = np.zeros(capacity, np.int64)
         self.turn = np.zeros(capacity, np.int64)
         self.seed = np.zeros(capacity, np.int64)
-        self.prompt = np.zeros(capacity, np.int64)
-        self.stretch = np.zeros(capacity, np.int64)
-        self.written = np.zeros(capacity, np.int64)
-        self.limit = np.zeros(capacity, np.int64)
+        self.prompt = np.zeros(capacity, np.int64)  # tokens before the response
+        self.stretch = np.zeros(capacity, np.int64)  # number of the prompt's stretch, see shared.py
+        self.written = np.zeros(capacity, np.int64)  # tokens of the response so far
+        self.limit = np.zeros(capacity, np.int64)  # most tokens of the response
         self.has_stop = np.zeros(capacity, np.bool_)
         self.temperature = np.zeros(capacity, np.float32)
         self.top_k = np.zeros(capacity, np.int64)
@@ -47,7 +45,7 @@ class Rows:
         self.logprobs = np.zeros((capacity, max_new_tokens), np.float32)
 
     def add(self, request: Request, samples: Sequence[int], stretches: NDArray[np.int64]) -> None:
-        """Rows for some samples of a request, after those in use; `stretches` have its prompt."""
+        """Use the next rows for samples of a request. stretches: [samples] where its prompt is."""
         rows = slice(self.count, self.count + len(samples))
         sampling = request.sampling
         self.requests[rows] = request
@@ -68,18 +66,18 @@ class Rows:
         self.count += len(samples)
 
     def computed(self, count: int) -> int:
-        """How many rows a step computes for `count`: idle ones too, so that shapes come again. The
-        last few rows of a batch are a power of two: they may go on for long.
+        """How many rows a step computes for `count` rows, idle ones included, so that few shapes
+        occur: a multiple of ALIGN, or a power of two for the last few rows, which may go on long.
         """
         few = 1 << (count - 1).bit_length()
         return min(few, align(count), self.capacity)
 
     def newest(self, count: int) -> NDArray[np.int64]:
-        """[count] the newest token of each of the first rows; each must have one."""
+        """[count] the newest token of each of the first rows, which must have one."""
         return self.tokens[np.arange(count), self.written[:count] - 1].astype(np.int64)
 
     def places(self, count: int) -> NDArray[np.int64]:
-        """[count] where the newest token of each of the first rows lies in its response."""
+        """[count] the index of the newest token of each of the first rows in its response."""
         return self.written[:count] - 1
 
     def knobs(self) -> Knobs:
@@ -88,17 +86,21 @@ class Rows:
         return Knobs(self.temperature[:n], self.top_k[:n], self.top_p[:n], self.min_p[:n])
 
     def uniform(self) -> NDArray[np.float64]:
-        """[count] the number that draws each row's next token."""
+        """[count] in [0, 1): the random number that draws each row's next token, a function of
+        (seed, ticket, sample, turn, position).
+        """
         n = self.count
         numbers = np.empty(n)
         for seed in np.unique(self.seed[:n]):
-            mine = self.seed[:n] == seed
-            counters = (c[:n][mine] for c in (self.ticket, self.sample, self.turn, self.written))
-            numbers[mine] = seeds.uniform(int(seed), "sample", *counters)
+            same_seed = self.seed[:n] == seed
+            counters = (
+                c[:n][same_seed] for c in (self.ticket, self.sample, self.turn, self.written)
+            )
+            numbers[same_seed] = seeds.uniform(int(seed), "sample", *counters)
         return numbers
 
     def append(self, tokens: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
-        """Each row's next token and its logprob: [count]."""
+        """Add each row's next token and its logprob: [count] each."""
         rows = np.arange(self.count)
         place = self.written[: self.count]
         self.tokens[rows, place] = tokens
@@ -106,7 +108,7 @@ class Rows:
         place += 1
 
     def end_version(self, version: int) -> None:
-        """Tokens written so far by every row are `version`'s; those that follow are another's."""
+        """Record that `version` wrote every row's tokens since the version before it."""
         for row in range(self.count):
             self.spans[row].append((version, int(self.written[row])))
 
@@ -118,7 +120,7 @@ class Rows:
         return tuple((v, end - start) for (v, end), start in spans if end > start)
 
     def remove(self, gone: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Free rows and close the gaps. Returns (to, source): the rows that moved, and whence."""
+        """Free rows and close the gaps. Returns (to, source): row source[i] became row to[i]."""
         left, to, source = close_gaps(self.count, gone)
         for column in (
             self.requests, self.spans, self.sample, self.ticket, self.turn, self.seed, self.prompt,

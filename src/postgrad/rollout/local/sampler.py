@@ -1,4 +1,4 @@
-"""Choosing tokens: inverse CDF of one counter-based number a token, over processed logits.
+"""Choosing tokens: the inverse CDF at one counter-based random number a token.
 
 With weights e_i = softmax(l / T)_i, filtered ones set to 0, the token is the first i whose
 running sum exceeds u * sum(e), and its logprob is log(e_i / sum(e)): what it was drawn from.
@@ -15,21 +15,21 @@ from torch import Tensor
 CHUNK_VALUES = 2**24  # logits processed together: bounds what filters sort and sum
 
 
-STRETCH = 64  # tokens of the vocabulary that are summed before running sums are made
-UNIT = 2.0**-52  # of a weight, where they are counted: float64 holds any sum below 2 exactly
+STRETCH = 64  # tokens of the vocabulary whose weights are summed before any running sum
+UNIT = 2.0**-52  # weights are counted in it: float64 holds any sum of units below 2 exactly
 
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """One value a row: temperature (0: greedy), top_k (0: off), top_p (1: off), min_p (0: off)."""
+    """Sampling parameters of N rows."""
 
-    temperature: NDArray[np.float32]
-    top_k: NDArray[np.int64]
-    top_p: NDArray[np.float32]
-    min_p: NDArray[np.float32]
+    temperature: NDArray[np.float32]  # [N], 0: greedy
+    top_k: NDArray[np.int64]  # [N], 0: off
+    top_p: NDArray[np.float32]  # [N], 1: off
+    min_p: NDArray[np.float32]  # [N], 0: off
 
     def rows(self, which: slice) -> "Knobs":
-        """The knobs of some rows."""
+        """The parameters of a slice of the rows."""
         return Knobs(
             self.temperature[which], self.top_k[which], self.top_p[which], self.min_p[which]
         )
@@ -44,7 +44,8 @@ class Knobs:
 def sample(
     logits: Tensor, knobs: Knobs, uniform: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """logits: [N, V] float32, overwritten; uniform: [N] in [0, 1). Returns tokens and logprobs [N].
+    """logits: [N, V] float32, overwritten; uniform: [N] in [0, 1). Returns [N] tokens and [N]
+    logprobs in nats.
 
     A row whose logits are not finite gets a NaN logprob; the caller knows whose row it is.
     """
@@ -78,8 +79,8 @@ def _sample(
 def _draw(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """The token that each number draws, and the sum of its row's weights in float64: [N, 1] each.
 
-    First the stretch of the vocabulary, then the token within it: only sums over stretches are made
-    for every weight, and running sums over few values.
+    First the stretch of the vocabulary is drawn, then the token within it: running sums are made
+    over stretches and over one stretch, not over the vocabulary.
     """
     count, vocabulary = weights.shape
     if -vocabulary % STRETCH:
@@ -87,10 +88,12 @@ def _draw(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     stretches = weights.view(count, -1, STRETCH)
     running = running_sums(stretches.sum(-1, dtype=torch.float64))
     total = running[:, -1:]
-    found, rest = _search(running, uniform * total)
-    within = stretches.gather(1, found[..., None].expand(-1, -1, STRETCH))[:, 0]
+    stretch, rest = _search(running, uniform * total)
+    within = stretches.gather(1, stretch[..., None].expand(-1, -1, STRETCH))[:, 0]
     token, _ = _search(running_sums(within), rest)
-    token = (found * STRETCH + token).clamp_(max=vocabulary - 1)  # rows of NaN search past the end
+    token = (stretch * STRETCH + token).clamp_(
+        max=vocabulary - 1
+    )  # rows of NaN search past the end
     return token, total
 
 
@@ -106,17 +109,19 @@ def running_sums(weights: Tensor) -> Tensor:
 
 
 def counted_sums(weights: Tensor) -> Tensor:
-    """`running_sums` exactly, of weights rounded up to UNITs: no weight but 0 counts for nothing,
-    so what may be drawn stays what it was. Sums stay below 2.
+    """Exact `running_sums` of weights rounded up to multiples of UNIT: only a weight of 0 stays 0,
+    so the same tokens can be drawn. Sums stay below 2.
     """
     units = weights.double().div_(UNIT).ceil_().long()
     return units.cumsum(-1).double().mul_(UNIT)
 
 
 def _search(running: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The first place whose running sum exceeds `target`, and what is left of it there: [N, 1].
+    """The first place whose running sum exceeds `target`, and `target` less the sum before it:
+    [N, 1] each.
 
-    Below the last sum even when rounding reaches it, so that no weight of 0 is ever chosen.
+    A target that rounding made as large as the last sum is taken to be just below it, so that no
+    weight of 0 is ever chosen.
     """
     last = running[:, -1:]
     target = torch.minimum(target, torch.nextafter(last, torch.zeros_like(last)))

@@ -1,8 +1,8 @@
-"""Which rows read which prompt: stretches of the cache that several rows share.
+"""Shared prompts: which rows read which stretch of the cache.
 
 Stretches 0..count-1 are in use; when the last row of one ends, the last stretches move into the
-holes. For attention the rows of a stretch are its *lanes*, all stretches equally many, so that one
-batch of products serves them all.
+holes. For attention the rows of a stretch are its *lanes*. All stretches have equally many, some of
+them empty, so that one batch of products serves all.
 """
 
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-LANES = 16  # rows of a stretch: bounds what stretches with few rows compute in vain
+LANES = 16  # most rows of a stretch: bounds the empty lanes of stretches with few rows
 
 
 def close_gaps(
     count: int, gone: NDArray[np.int64]
 ) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
-    """How 0..count-1 becomes dense again without `gone`, which ascends.
+    """How the numbers 0..count-1 become dense again without `gone`, which ascends.
 
-    Returns how many are left and (to, source): those from the end that move, and whereto.
+    Returns (how many are left, to, source): source[i], from the end, moves to to[i].
     """
     left = count - len(gone)
     tail = np.arange(left, count)
@@ -26,23 +26,20 @@ def close_gaps(
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
-    """The first N rows by the prompts that they read: A stretches of `width` lanes.
+class PromptLanes:
+    """N computed rows arranged by the prompts that they read: A stretches of `width` lanes."""
 
-    lengths: [A] tokens of each prompt. row_of_lane: [A * width], any row where a lane is empty.
-    lane_of_row: [N], counted through all stretches; 0 for rows that are idle.
-    """
-
-    lengths: NDArray[np.int64]
-    width: int
-    row_of_lane: NDArray[np.int64]
-    lane_of_row: NDArray[np.int64]
+    lengths: NDArray[np.int64]  # [A] tokens of each stretch's prompt
+    width: int  # lanes of each stretch
+    row_of_lane: NDArray[np.int64]  # [A * width]; any row, here 0, where a lane is empty
+    lane_of_row: NDArray[np.int64]  # [N] in [0, A * width), 0 for idle rows
 
 
 class SharedPrompts:
-    """Book-keeping of the prompts' stretches, at most `capacity` of them.
+    """State of the prompts' stretches, at most `capacity` of them.
 
-    `name` says which computed prompt a stretch has: rows of the same one share it.
+    length: [stretches] tokens of the prompt. name: [stretches] number of the computed prompt, by
+    which later rows of it join the stretch.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -52,7 +49,9 @@ class SharedPrompts:
         self._rows = np.zeros(capacity, np.int64)
 
     def join(self, name: int, length: int, rows: int) -> tuple[NDArray[np.int64], list[int]]:
-        """Stretches for some new rows: [rows], and those of them that have to be filled."""
+        """Stretches for `rows` new rows of the prompt `name`: [rows], and the numbers of those that
+        are new and have to be filled.
+        """
         joined: list[int] = []
         opened: list[int] = []
         for number in np.flatnonzero(self.name[: self.count] == name):
@@ -69,9 +68,10 @@ class SharedPrompts:
         return stretches, opened
 
     def keep(self, stretches: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Free what no row reads any more. Returns (to, source): the stretches that moved.
+        """Free stretches that no row reads any more. Returns (to, source): stretch source[i] became
+        to[i].
 
-        stretches: [rows] what each row reads; renamed in place where it moved.
+        stretches: [rows] the stretch that each row reads, renumbered in place.
         """
         used = np.bincount(stretches, minlength=self.count)
         left, to, source = close_gaps(self.count, np.flatnonzero(used == 0))
@@ -83,8 +83,10 @@ class SharedPrompts:
         self._rows[:left] = np.bincount(stretches, minlength=left)
         return to, source
 
-    def lanes(self, stretches: NDArray[np.int64], rows_computed: int) -> Lanes:
-        """The lanes of the rows that read `stretches`, of `rows_computed`; the rest are idle."""
+    def lanes(self, stretches: NDArray[np.int64], rows_computed: int) -> PromptLanes:
+        """The lanes of a step over `rows_computed` rows. stretches: what the rows in use read; the
+        other rows are idle.
+        """
         count = int(stretches.max()) + 1
         rows = np.bincount(stretches, minlength=count)
         width = int(rows.max())
@@ -96,4 +98,4 @@ class SharedPrompts:
         row_of_lane = np.zeros(count * width, np.int64)
         row_of_lane[lane] = np.arange(len(stretches))
         idle = rows_computed - len(stretches)
-        return Lanes(self.length[:count], width, row_of_lane, np.pad(lane, (0, idle)))
+        return PromptLanes(self.length[:count], width, row_of_lane, np.pad(lane, (0, idle)))

@@ -1,4 +1,4 @@
-"""How large the engine is: chosen once at the start of a run, recorded, used again at resume."""
+"""The size of the engine: chosen at the start of a run, recorded, used again at resume."""
 
 import psutil
 import torch
@@ -13,7 +13,7 @@ from postgrad.rollout.settings import RolloutSettings
 def probe_sizes(
     lm: nn.Module, settings: RolloutSettings, *, sequences: int, max_len: int
 ) -> EngineSizes:
-    """choose_sizes for a model and the memory that is free on its device now."""
+    """choose_sizes for a model, with the memory that is free on its device now."""
     parameter = next(lm.parameters())
     device = parameter.device
     if device.type == "cuda":

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from postgrad.core.errors import UsageError
 from postgrad.rollout.local.rows import Rows
 
-MARGIN = 4  # tokens before a stop string that are decoded with it: the first may decode differently
+MARGIN = 4  # tokens decoded before a stop string: the first of a text may decode differently
 
 
 def eos_token_ids(lm: Any, tokenizer: Any) -> tuple[int, ...]:
@@ -31,14 +31,14 @@ def eos_token_ids(lm: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 class Stopper:
-    """Says which rows have ended."""
+    """Finds rows that end by an end-of-sequence token or a stop string."""
 
     def __init__(self, eos: tuple[int, ...], tokenizer: Any) -> None:
         self._eos = np.array(eos, np.int64)
         self._tokenizer = tokenizer
 
     def stopped(self, rows: Rows) -> NDArray[np.bool_]:
-        """[count] rows whose newest token ends them, whatever the limit."""
+        """[count] True where a row's newest token ends it; the token limit does not count."""
         ended = np.isin(rows.newest(rows.count), self._eos)
         watched = np.flatnonzero(rows.has_stop[: rows.count] & ~ended)
         if len(watched):
@@ -46,7 +46,7 @@ class Stopper:
         return ended
 
     def _completes_stop_string(self, rows: Rows, watched: NDArray[np.int64]) -> list[bool]:
-        """Only tails are decoded: a stop string is found at the token that completes it."""
+        """[watched] whether the newest token completes a stop string. Only tails are decoded."""
         stops = [rows.requests[row].sampling.stop for row in watched]
         # A token that shows has at least one byte, so a string of B bytes ends within B tokens.
         reach = max(len(text.encode()) for texts in stops for text in texts) + MARGIN
@@ -57,5 +57,6 @@ class Stopper:
         ]
         texts = self._tokenizer.batch_decode(tails, skip_special_tokens=True)
         return [
-            any(text in tail for text in wanted) for wanted, tail in zip(stops, texts, strict=True)
+            any(text in tail for text in row_stops)
+            for row_stops, tail in zip(stops, texts, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""Taking over weights by their Hugging Face names."""
+"""Loading weights into the engine's model, by their Hugging Face names."""
 
 from collections.abc import Iterable
 
@@ -12,10 +12,10 @@ from postgrad.rollout.weights import checked
 def take_over(
     lm: nn.Module, weights: Iterable[tuple[str, Tensor]], *, borrow: bool = False
 ) -> None:
-    """Every weight comes into `lm`, in its dtype and on its device. Raises RunError as `checked`.
+    """Load all weights into `lm`, in its dtype and on its device. Raises RunError as `checked`.
 
-    borrow: one that is so already is read where it lies from now on, not copied: whoever changes it
-    in place has changed `lm`. Those that a decoder has laid side by side are copied all the same.
+    borrow: a weight that has both already is used without a copy, so a change in place changes
+    `lm` too. Parameters that share memory, as a decoder packs some, are copied all the same.
     """
     for _, parameter, tensor in checked(lm, weights):
         alike = tensor.dtype == parameter.dtype and tensor.device == parameter.device

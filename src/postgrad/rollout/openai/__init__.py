@@ -1,1 +1,1 @@
-"""A server with OpenAI's interface as a rollout engine: it takes no weights, so it evaluates."""
+"""A server with OpenAI's interface as a rollout engine, for evaluation: it takes no weights."""

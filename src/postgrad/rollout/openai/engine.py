@@ -1,8 +1,8 @@
-"""The engine over a server with OpenAI's interface.
+"""A rollout engine over a server with OpenAI's interface, for evaluation.
 
-The server has its own tokenizer and weights: what it samples has no logprobs that a learner could
-use, and its token ids are those that our tokenizer gives its text. It answers questions, for
-evaluation; whatever needs the engine's weights is refused.
+The server has its own tokenizer and weights: its samples have no logprobs that a learner could use,
+and their token ids are those of our tokenizer for the server's text. Whatever needs the engine's
+weights is refused.
 """
 
 import json
@@ -24,24 +24,24 @@ from postgrad.rollout.settings import OpenAISettings, SamplingSettings
 
 PATHS = {"chat": "/chat/completions", "completions": "/completions"}
 _NO_WEIGHTS = (
-    'rollout.type = "openai" has weights of its own, which nobody can send or ask for: train with '
+    'rollout.type = "openai" has weights of its own that cannot be set or scored with: train with '
     'rollout.type = "local" or "vllm"'
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """What the server wrote. stopped: by itself, not by the limit."""
+class ServerReply:
+    """An answer of the server."""
 
     text: str
-    stopped: bool
+    stopped: bool  # by the model or a stop string, not by the token limit
 
 
 class OpenAIEngine:
-    """rollout.engine.Engine, as far as a server lets it. `model`: what the server calls it."""
+    """The part of the Engine protocol that a server can do: it samples single answers."""
 
     def __init__(self, settings: OpenAISettings, model: str, tokenizer: Any) -> None:
-        """Raises UsageError where the variable of the key is not set."""
+        """model: its name on the server. Raises UsageError where the key's variable is not set."""
         assert settings.base_url is not None  # a recipe without it is refused
         self.stats = EngineStats()
         self._settings = settings
@@ -56,52 +56,52 @@ class OpenAIEngine:
             breaker=Breaker(settings.retries + settings.concurrent, 0.0),
         )
         self._workers = ThreadPoolExecutor(settings.concurrent, "openai")
-        self._open: dict[Future[Reply], tuple[Request, int]] = {}
+        self._open: dict[Future[ServerReply], tuple[Request, int]] = {}
 
     def submit(self, request: Request) -> None:
-        """Engine.submit; each sample is a request of its own, so that each is tried again alone."""
+        """Send a request for each sample, so that each is retried alone."""
         for sample in request.sample_ids:
             body = self.body(request, sample)
             self._open[self._workers.submit(self._ask, body)] = (request, sample)
         self.stats.prompt_tokens += len(request.token_ids)
 
     def completed(self) -> list[Completion]:
-        """Engine.completed. Raises RunError with the last try's cause where a sample has no reply:
-        a question that was not answered is no wrong answer.
+        """Wait for at least one answer. Raises RunError with the cause of the last try where a
+        sample got none: an unanswered question must not count as a wrong answer.
         """
         if not self._open:
             return []
         ended, _ = wait(self._open, return_when=FIRST_COMPLETED)
-        return [self._completion(*self._open.pop(one), one) for one in list(ended)]
+        return [self._completion(*self._open.pop(future), future) for future in list(ended)]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Raises UsageError."""
+        """Always raises UsageError: a server takes no weights."""
         raise UsageError(_NO_WEIGHTS)
 
     def logprobs(
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
     ) -> list[NDArray[np.float32]]:
-        """Raises UsageError."""
+        """Always raises UsageError: the server's logprobs are of other tokens."""
         raise UsageError(_NO_WEIGHTS)
 
     def rest(self) -> None:
-        """Engine.rest: its memory is elsewhere."""
+        """Does nothing: the memory is the server's."""
 
     def close(self) -> None:
-        """Drop what was not asked yet."""
+        """Cancel requests that were not sent yet."""
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     def body(self, request: Request, sample: int) -> dict[str, Any]:
-        """What is sent for one sample; `extra_body` has the last word."""
+        """The JSON body of one sample's request; keys of `extra_body` override the others."""
         settings = self._settings
         if settings.endpoint == "chat":
-            asked: dict[str, Any] = {"messages": _messages(request)}
+            prompt_fields: dict[str, Any] = {"messages": _messages(request)}
         else:
-            asked = {"prompt": self._tokenizer.decode(request.token_ids.tolist())}
+            prompt_fields = {"prompt": self._tokenizer.decode(request.token_ids.tolist())}
         counters = (request.ticket, sample, request.turn)
         body = {
             "model": self._model,
-            **asked,
+            **prompt_fields,
             **_sampling(request.sampling),
             "seed": integer(request.seed, "openai", *counters),
             **settings.extra_body,
@@ -110,15 +110,15 @@ class OpenAIEngine:
             del body["max_tokens"]
         return body
 
-    def _ask(self, body: Mapping[str, Any]) -> Reply:
+    def _ask(self, body: Mapping[str, Any]) -> ServerReply:
         chat = self._settings.endpoint == "chat"
         return self._servers.ask(
             PATHS[self._settings.endpoint], body, _read_chat if chat else _read
         )
 
-    def _completion(self, request: Request, sample: int, one: Future[Reply]) -> Completion:
+    def _completion(self, request: Request, sample: int, future: Future[ServerReply]) -> Completion:
         try:
-            reply = one.result()
+            reply = future.result()
         except ServerError as error:
             self.close()
             raise RunError(
@@ -140,7 +140,7 @@ class OpenAIEngine:
 
 
 def _messages(request: Request) -> list[dict[str, str]]:
-    """Raises UsageError for what was not asked in messages."""
+    """The prompt in the chat format. Raises UsageError for later turns, which have only tokens."""
     if not request.messages:
         raise UsageError(
             f"ticket {request.ticket}: an episode of several turns is a text here, not messages: "
@@ -149,34 +149,37 @@ def _messages(request: Request) -> list[dict[str, str]]:
     return [dict(message) for message in request.messages]
 
 
-def _sampling(one: SamplingSettings) -> dict[str, Any]:
-    """In the interface's words. Raises UsageError for what it has none for."""
-    if one.top_k or one.min_p:
+def _sampling(sampling: SamplingSettings) -> dict[str, Any]:
+    """Sampling settings as OpenAI's parameters. Raises UsageError for those that it lacks."""
+    if sampling.top_k or sampling.min_p:
         raise UsageError(
             "rollout.top_k and rollout.min_p are not part of OpenAI's interface: give them in "
             "rollout.openai.extra_body, if the server knows them"
         )
-    said: dict[str, Any] = {"temperature": one.temperature, "max_tokens": one.max_new_tokens}
-    said |= {"top_p": one.top_p} if one.top_p < 1.0 else {}
-    return said | ({"stop": list(one.stop)} if one.stop else {})
+    options: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "max_tokens": sampling.max_new_tokens,
+    }
+    options |= {"top_p": sampling.top_p} if sampling.top_p < 1.0 else {}
+    return options | ({"stop": list(sampling.stop)} if sampling.stop else {})
 
 
-def _read_chat(reply: bytes) -> Reply:
+def _read_chat(reply: bytes) -> ServerReply:
     return _reply(reply, lambda choice: choice["message"]["content"])
 
 
-def _read(reply: bytes) -> Reply:
+def _read(reply: bytes) -> ServerReply:
     return _reply(reply, lambda choice: choice["text"])
 
 
-def _reply(reply: bytes, text_of: Any) -> Reply:
-    """An empty answer is one; a reply of another shape is none."""
+def _reply(reply: bytes, text_of: Any) -> ServerReply:
+    """The first choice of a reply; its text may be empty. Raises ServerError for another shape."""
     try:
         choice = json.loads(reply)["choices"][0]
         text, ended = text_of(choice), choice.get("finish_reason")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-        said = reply[:200].decode(errors="replace")
-        raise ServerError(f"the reply is no completion: {said!r}") from error
+        beginning = reply[:200].decode(errors="replace")
+        raise ServerError(f"the reply is no completion: {beginning!r}") from error
     if text is not None and not isinstance(text, str):
         raise ServerError(f"the reply has no text: {str(text)[:200]!r}")
-    return Reply(text or "", ended != "length")
+    return ServerReply(text or "", ended != "length")

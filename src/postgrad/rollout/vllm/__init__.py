@@ -1,1 +1,1 @@
-"""vLLM as a rollout engine: processes with an environment of their own, spoken to in JSON lines."""
+"""vLLM as a rollout engine: processes in an environment of their own, which read JSON lines."""

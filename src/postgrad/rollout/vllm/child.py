@@ -1,7 +1,7 @@
-"""A process that samples with vLLM: see entry and protocol.
+"""The process that samples with vLLM. entry.py starts it, protocol.py has its messages.
 
-PYTHON is the interpreter of vLLM's environment, which has no postgrad: what this imports must need
-no more than the standard library and vLLM. Between two steps of the engine it looks for messages; a
+It runs in vLLM's environment, which lacks postgrad's dependencies, so it imports only the standard
+library, vLLM and modules that need no more. It handles messages between two steps of the engine; a
 thread reads them, so that neither side ever waits for the other to empty a pipe.
 """
 
@@ -23,24 +23,24 @@ from subprocess import PIPE
 from typing import Any, BinaryIO
 
 from postgrad.core.pipes import die_with_parent, take_pipes, write
-from postgrad.rollout.vllm.protocol import Sampled, Start, line
+from postgrad.rollout.vllm.protocol import SampledTokens, Start, line
 
 Message = dict[str, Any]
-Inbox = SimpleQueue[Message | None]  # None: the controller has gone
-TOGETHER = 4096  # tokens of one forward where prompts are computed whole, at least
-# A process that waits for the end of this one, whatever brings it, and removes its folder.
+Inbox = SimpleQueue[Message | None]  # None: the controller has closed the pipe
+TOGETHER = 4096  # least max_num_batched_tokens where prompts are not computed in chunks
+# The program of a process that waits until this one ends, however it ends, and removes its folder.
 TIDIES = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
-TRANSFER = "postgrad.rollout.vllm.transfer"  # what vLLM's workers import
+TRANSFER = "postgrad.rollout.vllm.transfer"  # the module that vLLM's workers import
 
 
 def main() -> None:
-    """Sample until the other end of the pipe closes. Ends the process at once: Python takes three
-    seconds of a processor to take vLLM apart.
+    """Sample until the other end of the pipe closes, then end the process at once: an orderly exit
+    of Python with vLLM takes three seconds of CPU time.
     """
     code = 0
     try:
         _serve()
-    except SystemExit:  # the controller knows why
+    except SystemExit:  # _work has told the controller why
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
@@ -62,18 +62,18 @@ def _work(start: Start, inbox: Inbox, answers: BinaryIO) -> None:
         write(answers, line(message))
 
     try:
-        server = Server(start, tell)
+        server = EngineServer(start, tell)
         tell({"ready": server.facts()})
         server.run(inbox)
         server.close()
-    except (Exception, SystemExit) as error:  # code of others; the controller ends the run with it
+    except (Exception, SystemExit) as error:  # of vLLM, any type; the controller ends the run
         traceback.print_exc()
         tell({"failed": f"{type(error).__name__}: {error}"})
         raise SystemExit(1) from error
 
 
-class Server:
-    """One vLLM engine and the messages to it."""
+class EngineServer:
+    """One vLLM engine, driven by the controller's messages."""
 
     def __init__(self, start: Start, tell: Callable[[Mapping[str, Any]], None]) -> None:
         args = _vllm().EngineArgs(**engine_arguments(start))
@@ -83,10 +83,12 @@ class Server:
         self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
         self._tell = tell
         self._version = 0
-        self._spans: dict[str, list[list[int]]] = {}  # of samples in flight: before this version
+        self._spans: dict[
+            str, list[list[int]]
+        ] = {}  # [version, tokens] of samples in flight, older versions
 
     def facts(self) -> dict[str, Any]:
-        """What the controller's log says of this engine."""
+        """{"vllm": version, "cache_tokens": token places}, for the controller's log."""
         cache = self._engine.vllm_config.cache_config
         return {
             "vllm": _vllm().__version__,
@@ -94,7 +96,7 @@ class Server:
         }
 
     def run(self, inbox: Inbox) -> None:
-        """Do what is asked until the controller has gone."""
+        """Handle messages and sample until the controller closes the pipe."""
         while True:
             for message in _waiting(inbox, wait=not self._engine.has_unfinished_requests()):
                 if message is None:
@@ -104,16 +106,16 @@ class Server:
                 self._step()
 
     def close(self) -> None:
-        """End the workers."""
+        """Shut down vLLM's engine and its workers."""
         self._engine.engine_core.shutdown()
 
     def _do(self, message: Message) -> None:
-        what = message.pop("do")
-        if what == "sample":
+        action = message.pop("do")
+        if action == "sample":
             self._sample(**message)
             return
         call = message.pop("call")
-        self._tell({"done": call, "value": self._calls()[what](**message)})
+        self._tell({"done": call, "value": self._calls()[action](**message)})
 
     def _calls(self) -> dict[str, Callable[..., Any]]:
         rpc = self._engine.collective_rpc
@@ -131,8 +133,8 @@ class Server:
     def _sample(
         self, keys: list[int], seeds: list[int], prompt: list[int], sampling: Message
     ) -> None:
-        """A request a sample, each with a seed of its own: what is drawn does not depend on what
-        shares the batch. Blocks of the prompt are computed once (vLLM's prefix cache).
+        """Add a request for each sample, each with its own seed, so that its tokens do not depend
+        on the rest of the batch. The prompt is computed once (vLLM's prefix cache).
         """
         for key, seed in zip(keys, seeds, strict=True):
             params = _vllm().SamplingParams(
@@ -153,7 +155,7 @@ class Server:
             if output.finished:
                 self._tell(asdict(self._sampled(output)))
 
-    def _sampled(self, output: Any) -> Sampled:
+    def _sampled(self, output: Any) -> SampledTokens:
         sample = output.outputs[0]
         if sample.finish_reason not in ("stop", "length"):
             raise RuntimeError(f"sample {output.request_id} ended with {sample.finish_reason}")
@@ -165,10 +167,10 @@ class Server:
         left = len(tokens) - sum(count for _, count in spans)
         versions = [*spans, [self._version, left]] if left else spans
         stopped = sample.finish_reason == "stop"
-        return Sampled(int(output.request_id), tokens, logprobs, stopped, versions)
+        return SampledTokens(int(output.request_id), tokens, logprobs, stopped, versions)
 
     def _score(self, sequences: list[list[int]], temperature: float) -> list[list[float]]:
-        """The logprob of each token of each sequence, 0 for the first."""
+        """The logprob of each token of each sequence in nats, 0 for the first."""
         params = _vllm().SamplingParams(
             max_tokens=1,
             temperature=0.0,
@@ -176,21 +178,21 @@ class Server:
             detokenize=False,
             output_kind=_final_only(),
         )
-        found: dict[str, list[float]] = {}
+        scores: dict[str, list[float]] = {}
         with self._scored_at(temperature):
             for number, sequence in enumerate(sequences):
                 self._engine.add_request(f"score-{number}", {"prompt_token_ids": sequence}, params)
             while self._engine.has_unfinished_requests():
                 for output in self._engine.step():
                     rows = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
-                    found[output.request_id] = [
+                    scores[output.request_id] = [
                         float(row[token].logprob) if row else 0.0 for token, row in rows
                     ]
-        return [found[f"score-{number}"] for number in range(len(sequences))]
+        return [scores[f"score-{number}"] for number in range(len(sequences))]
 
     @contextmanager
     def _scored_at(self, temperature: float) -> Iterator[None]:
-        """vLLM gives a prompt's logprobs at temperature 1: its logits are divided here."""
+        """Within it logits are divided by `temperature`: vLLM scores a prompt at 1 only."""
         self._engine.collective_rpc("divide_logits", args=(temperature,))
         try:
             yield
@@ -198,8 +200,8 @@ class Server:
             self._engine.collective_rpc("divide_logits", args=(1.0,))
 
     def _finish_weights(self, version: int) -> None:
-        """Later tokens are the new version's; keys and values of the old one are forgotten, those
-        of samples in flight too, which are computed again.
+        """Switch to the new weights: later tokens get `version`. Keys and values of the old weights
+        are dropped, and those of samples in flight computed again.
         """
         for name, spans in self._spans.items():
             state = self._engine.output_processor.request_states
@@ -214,7 +216,7 @@ class Server:
 
 
 def engine_arguments(start: Start) -> dict[str, Any]:
-    """vLLM's EngineArgs."""
+    """Keyword arguments of vLLM's EngineArgs."""
     together = max(TOGETHER, start.max_len + 1) if start.whole_prompts else None
     return {
         "enable_chunked_prefill": not start.whole_prompts,
@@ -244,8 +246,8 @@ def engine_arguments(start: Start) -> dict[str, Any]:
 
 @contextmanager
 def _temporary_files(folder: str) -> Iterator[None]:
-    """Made by this process in `folder`, the file at which vLLM's workers meet among them. What
-    torch compiles stays where the next engine finds it.
+    """Within it this process makes temporary files in `folder`, such as the file at which vLLM's
+    workers meet. Compiled kernels of torch stay where the next engine finds them.
     """
     tempfile.tempdir = folder or None
     try:
@@ -255,8 +257,8 @@ def _temporary_files(folder: str) -> Iterator[None]:
 
 
 def take_names_away(folder: str) -> None:
-    """Of the memory that vLLM's workers share on CPUs, once all have it: then it is gone with them,
-    whatever ends them. It is named after the file at which they met.
+    """Unlink the shared memory of vLLM's CPU workers once all have opened it, so that it is freed
+    with them, however they end. It is named after the file at which they met.
     """
     for meeting in Path(folder).glob("vllm_dist_*"):
         for memory in Path("/dev/shm").glob(f"{meeting.name}-*"):
@@ -264,7 +266,7 @@ def take_names_away(folder: str) -> None:
 
 
 def _vllm(module: str = "") -> Any:
-    """Of another environment: imported only here, where it is."""
+    """A module of vLLM, imported late: the controller's environment lacks it."""
     return import_module(f"vllm{module}")
 
 
@@ -273,15 +275,17 @@ def _final_only() -> Any:
 
 
 def _written(states: Mapping[str, Any], name: str) -> int:
-    """Tokens that a sample in flight has so far. vLLM adds a suffix to the names of requests."""
-    for one in states.values():
-        if one.external_req_id == name:
-            return one.detokenizer.num_output_tokens()
+    """How many tokens the sample `name` in flight has so far. vLLM's own names of requests have a
+    suffix.
+    """
+    for state in states.values():
+        if state.external_req_id == name:
+            return state.detokenizer.num_output_tokens()
     return 0
 
 
 def _waiting(inbox: Inbox, *, wait: bool) -> Iterator[Message | None]:
-    """Messages that are there; with `wait`, at least one."""
+    """The messages that have arrived; with `wait`, at least one."""
     if wait:
         yield inbox.get()
     while not inbox.empty():

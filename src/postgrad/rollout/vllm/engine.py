@@ -1,8 +1,8 @@
-"""The engine over one or several vLLM processes.
+"""A rollout engine over one or several vLLM processes.
 
-A group of samples goes to one process, by its ticket, so that its prompt is computed once. What is
-drawn depends on a seed made from (seed, ticket, sample, turn), on the weights and on the tokens;
-not on what shares the batch, up to rounding.
+All samples of a ticket go to one process, so that their prompt is computed once. The tokens drawn
+depend on a seed made from (seed, ticket, sample, turn), on the weights and on the prefix, and, up
+to rounding, not on the rest of the batch.
 """
 
 import time
@@ -23,29 +23,27 @@ from postgrad.rollout.agreement import agreed
 from postgrad.rollout.engine import Completion, EngineStats, Request
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.vllm.process import Arrived, VLLMProcess
-from postgrad.rollout.vllm.protocol import Sampled
+from postgrad.rollout.vllm.protocol import SampledTokens
 from postgrad.rollout.vllm.shared import buckets, shared
 from postgrad.rollout.vllm.still import STILL_SECONDS, Stillness
 from postgrad.rollout.weights import checked
 
-LOOK = 1.0  # seconds after which processes that say nothing are looked at
+SILENT_SECONDS = 1.0  # without a message, after which the processes are checked
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What the engine knows of the model beside its weights. skeleton: on the meta device."""
+    """A model without its weights, as the controller needs it."""
 
-    skeleton: nn.Module
+    skeleton: nn.Module  # on the meta device: names and shapes of the parameters
     tokenizer: Any
-    eos: tuple[int, ...]
-    dtype: torch.dtype
-    max_len: int
+    eos: tuple[int, ...]  # token ids that end a response
+    dtype: torch.dtype  # what the engine computes in
+    max_len: int  # tokens of the longest sequence, prompt and response
 
 
 class VLLMEngine:
-    """rollout.engine.Engine; `sleeps`: its devices are the learner's too, and are left to it
-    between samplings.
-    """
+    """The Engine protocol over vLLM processes, whose messages arrive in one inbox."""
 
     def __init__(
         self,
@@ -55,6 +53,7 @@ class VLLMEngine:
         *,
         sleeps: bool = False,
     ) -> None:
+        """sleeps: whether `rest` frees the devices, because the learner shares them."""
         self.stats = EngineStats()
         self._processes = processes
         self._inbox = inbox
@@ -62,15 +61,15 @@ class VLLMEngine:
         self._sleeps = sleeps
         self._asleep = False
         self._ending = ExitStack()
-        self._open: dict[int, tuple[Request, int]] = {}  # by key: the request, and the sample
+        self._open: dict[int, tuple[Request, int]] = {}  # by key: the request and its sample
         self._keys = 0
         self._calls = 0
         self._values: dict[tuple[int, int], Any] = {}  # of calls, by process and number
         self._done: list[Completion] = []
-        self._names = {id(one): name for name, one in model.skeleton.named_parameters()}
+        self._names = {id(parameter): name for name, parameter in model.skeleton.named_parameters()}
 
     def submit(self, request: Request) -> None:
-        """Engine.submit."""
+        """Send a request to the process of its ticket, waking the processes if they sleep."""
         prompt, new = len(request.token_ids), request.sampling.max_new_tokens
         if prompt + new > self._model.max_len:
             raise UsageError(
@@ -98,18 +97,18 @@ class VLLMEngine:
         self.stats.prompt_tokens += prompt
 
     def completed(self) -> list[Completion]:
-        """Engine.completed."""
-        began = time.perf_counter()
+        """Wait for at least one completion, then take all that have arrived."""
+        started = time.perf_counter()
         while self._open and not self._done:
             self._receive()
-        self.stats.decode_seconds += time.perf_counter() - began
+        self.stats.decode_seconds += time.perf_counter() - started
         while not self._inbox.empty():
             self._receive()
         done, self._done = self._done, []
         return done
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Engine.load_weights; keys and values of samples in flight are computed again."""
+        """Replace all weights; keys and values of samples in flight are computed again."""
         self._wake()
         named = (
             (self._names[id(parameter)], tensor)  # a tied weight by the name that vLLM reads
@@ -124,18 +123,18 @@ class VLLMEngine:
     def logprobs(
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
     ) -> list[NDArray[np.float32]]:
-        """Engine.logprobs, which every process computes: one that has other weights than the first
-        is an error.
+        """[T] nats for each sequence. Every process computes them; raises RunError where one does
+        not agree with the first, or while samples are in flight.
         """
         if self.busy:
             raise RunError("vLLM scores tokens only while no samples are in flight")
         self._wake()
-        asked = [np.asarray(sequence).tolist() for sequence in sequences]
-        found = [
+        token_lists = [np.asarray(sequence).tolist() for sequence in sequences]
+        logprobs = [
             [np.array(row, np.float32) for row in value]
-            for value in self._call("score", sequences=asked, temperature=temperature)
+            for value in self._call("score", sequences=token_lists, temperature=temperature)
         ]
-        return agreed(found, str(self._model.dtype).removeprefix("torch."), "vLLM engine")
+        return agreed(logprobs, str(self._model.dtype).removeprefix("torch."), "vLLM engine")
 
     @property
     def busy(self) -> bool:
@@ -143,24 +142,24 @@ class VLLMEngine:
         return bool(self._open)
 
     def rest(self) -> None:
-        """Engine.rest."""
+        """Free the devices' memory, where the learner shares them, until the next request."""
         if self._sleeps and not self._asleep:
             self._call("sleep")
             self._asleep = True
 
     def on_close(self, stack: ExitStack) -> None:
-        """What ends the processes."""
+        """Sets the stack that `close` unwinds: it ends the processes and removes temporary logs."""
         self._ending = stack
 
     def close(self) -> None:
-        """End the processes."""
+        """Ends all processes; the engine cannot be used afterwards."""
         self._ending.close()
 
     def ready(self, seconds: float) -> list[dict[str, Any]]:
-        """What each process says of itself once it can sample. Raises RunError where one cannot,
-        or has not said so in time, or where those that have not said so hang.
+        """Wait until every process can sample; returns the facts that each reports. Raises RunError
+        where one fails, is not ready after `seconds`, or where all that are not ready hang.
         """
-        late, stillness = time.monotonic() + seconds, Stillness()
+        deadline, stillness = time.monotonic() + seconds, Stillness()
         while slow := [p for p in self._processes if (p.number, -1) not in self._values]:
             self._receive()
             still = stillness.seconds(process.pid for process in slow)
@@ -170,7 +169,7 @@ class VLLMEngine:
                     f"hangs at its start: for {still:.0f} seconds neither it nor anything that it "
                     "started has used a processor"
                 )
-            if time.monotonic() > late:
+            if time.monotonic() > deadline:
                 slow[0].kill()
                 raise slow[0].error(f"was not ready after rollout.vllm.start_seconds = {seconds:g}")
         return [self._values.pop((process.number, -1)) for process in self._processes]
@@ -180,21 +179,21 @@ class VLLMEngine:
             self._call("wake")
             self._asleep = False
 
-    def _call(self, what: str, **arguments: Any) -> list[Any]:
-        """What every process answers, all at work at once."""
+    def _call(self, action: str, **arguments: Any) -> list[Any]:
+        """Call `action` in all processes at once. Returns the value of each."""
         self._calls += 1
         number = self._calls
         for process in self._processes:
-            process.send({"do": what, "call": number, **arguments})
+            process.send({"do": action, "call": number, **arguments})
         places = [(process.number, number) for process in self._processes]
         while any(place not in self._values for place in places):
             self._receive()
         return [self._values.pop(place) for place in places]
 
     def _receive(self) -> None:
-        """One message, or a look at the processes where none comes."""
+        """Handle one message, or check that the processes live where none comes."""
         try:
-            arrived = self._inbox.get(timeout=LOOK)
+            arrived = self._inbox.get(timeout=SILENT_SECONDS)
         except Empty:
             for process in self._processes:
                 if not process.alive:
@@ -210,9 +209,9 @@ class VLLMEngine:
         elif "done" in message:
             self._values[(process.number, message["done"])] = message["value"]
         else:
-            self._done.append(self._completion(Sampled(**message)))
+            self._done.append(self._completion(SampledTokens(**message)))
 
-    def _completion(self, sampled: Sampled) -> Completion:
+    def _completion(self, sampled: SampledTokens) -> Completion:
         request, sample = self._open.pop(sampled.key)
         logprobs = np.array(sampled.logprobs, np.float32)
         if not np.isfinite(logprobs).all():
@@ -233,15 +232,15 @@ class VLLMEngine:
             text=self._model.tokenizer.decode(sampled.tokens, skip_special_tokens=True),
         )
 
-    def _sampling(self, one: SamplingSettings) -> dict[str, Any]:
-        """vLLM's SamplingParams."""
+    def _sampling(self, sampling: SamplingSettings) -> dict[str, Any]:
+        """Sampling settings as keyword arguments of vLLM's SamplingParams."""
         return {
-            "temperature": one.temperature,
-            "top_p": one.top_p,
-            "top_k": one.top_k,
-            "min_p": one.min_p,
-            "stop": list(one.stop),
-            "max_tokens": one.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "stop": list(sampling.stop),
+            "max_tokens": sampling.max_new_tokens,
             "stop_token_ids": list(self._model.eos),
         }
 

@@ -1,7 +1,8 @@
-"""Where a process with vLLM begins: `PYTHON .../entry.py`.
+"""The entry point of a process with vLLM: `PYTHON .../entry.py`.
 
-Its Python has no postgrad, and must get nothing of the controller's environment but this package:
-the package is made importable by its place. Processes that vLLM starts in turn run this file too.
+PYTHON is of vLLM's environment, which has no postgrad and must see no other package of the
+controller's: this file makes postgrad importable from its own path. Processes that vLLM starts in
+turn run this file too.
 """
 
 import importlib.util
@@ -12,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def make_importable() -> None:
-    """`import postgrad` finds the package that this file lies in."""
+    """Make `import postgrad` find the package that contains this file."""
     if "postgrad" in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(
@@ -31,7 +32,7 @@ if __name__ == "__main__":
     from postgrad.rollout.vllm.child import main
 
     main()
-elif __name__ == "__mp_main__":  # a worker, which would only miss its engine once it is loaded
+elif __name__ == "__mp_main__":  # a worker: while it loads, it would not notice its engine's end
     from postgrad.core.pipes import die_with_parent
 
     die_with_parent()

@@ -1,4 +1,4 @@
-"""One process with vLLM as the controller sees it: its pipes, its log, its end."""
+"""One vLLM process on the controller's side: its pipes, its log, its end."""
 
 import json
 import os
@@ -25,14 +25,14 @@ from postgrad.rollout.vllm.protocol import Start, line
 VARIABLE = "POSTGRAD_VLLM_PYTHON"
 ENTRY = Path(__file__).parent / "entry.py"
 TAIL = 2000  # characters of a log that a message shows
-GRACE = 10.0  # seconds in which a process ends by itself before it is killed
-TIDY = 2.0  # seconds in which its children do so when it is gone
-# vLLM writes every line of a worker's traceback so; what it raises then only says to look there.
+GRACE = 10.0  # seconds that a process has to end by itself before it is killed
+TIDY = 2.0  # seconds that its children have to end by themselves after it
+# How vLLM logs the lines of a worker's traceback; the error that it raises itself points there.
 WORKERS_ERROR = re.compile(
     r"^\(.*?\) ERROR [^]]*\] ((?:[\w.]*(?:Error|Exception): |Worker proc ).*)$", re.MULTILINE
 )
-_LOOK = 20.0  # seconds in which an interpreter says whether it has vLLM
-# Of the controller's own environment.
+_IMPORT_SECONDS = 20.0  # that an interpreter may take to tell whether it has vLLM
+# Variables of the controller that the process does not inherit.
 _KEPT_OUT = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *SHAPES_KEPT)
 _ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # files beside entry.py are no modules of their own
@@ -48,25 +48,28 @@ _ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a process runs. devices: CUDA devices that it sees, None on CPUs; threads: of a CPU."""
+class ProcessOptions:
+    """How a process is started."""
 
-    python: str
-    threads: int
-    devices: tuple[str, ...] | None
-    log: Path
+    python: str  # interpreter of vLLM's environment
+    threads: int  # of OpenMP, on CPUs
+    devices: tuple[str, ...] | None  # CUDA devices that it sees, ("3",); None on CPUs
+    log: Path  # file that its output is appended to
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A message of process `number`; None: its pipe has closed."""
+    """A message that arrived from a process."""
 
-    number: int
-    message: dict[str, Any] | None
+    number: int  # of the process
+    message: dict[str, Any] | None  # None: its pipe has closed
 
 
 def interpreter(stated: str | None) -> str:
-    """The Python of vLLM's environment, found to have vLLM. Raises UsageError."""
+    """The Python of vLLM's environment. stated: rollout.vllm.python; None: $POSTGRAD_VLLM_PYTHON.
+
+    Raises UsageError where none is named, it does not start, or it has no package vllm.
+    """
     python = stated or os.environ.get(VARIABLE)
     where = "rollout.vllm.python" if stated else VARIABLE
     if not python:
@@ -76,34 +79,34 @@ def interpreter(stated: str | None) -> str:
         )
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     try:
-        found = subprocess.run(
-            [python, "-I", "-c", look], capture_output=True, timeout=_LOOK, check=False
+        ended = subprocess.run(
+            [python, "-I", "-c", look], capture_output=True, timeout=_IMPORT_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{where} = {python} is no Python that starts: {error}") from error
-    if found.returncode:
+        raise UsageError(f"{where} = {python} cannot be started as Python: {error}") from error
+    if ended.returncode:
         raise UsageError(f"{where} = {python} has no package vllm: install it there (docs/vllm.md)")
     return python
 
 
 class VLLMProcess:
-    """Started at once; what it says arrives in `inbox`, which several processes may share."""
+    """A running process. A thread puts its messages into `inbox`, which processes may share."""
 
     def __init__(
-        self, number: int, place: Place, start: Start, inbox: "SimpleQueue[Arrived]"
+        self, number: int, options: ProcessOptions, start: Start, inbox: "SimpleQueue[Arrived]"
     ) -> None:
         self.number = number
-        self._log = place.log
-        # The file at which its workers meet: vLLM removes it only where they end by themselves.
-        self._own = TemporaryDirectory(prefix="postgrad-vllm-", ignore_cleanup_errors=True)
-        with place.log.open("ab") as log:
+        self._log = options.log
+        # For the file at which its workers meet: vLLM removes it only if they end by themselves.
+        self._folder = TemporaryDirectory(prefix="postgrad-vllm-", ignore_cleanup_errors=True)
+        with options.log.open("ab") as log:
             self._begins = log.tell()
             self._process = subprocess.Popen(
-                [place.python, str(ENTRY)],
+                [options.python, str(ENTRY)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(place),
+                env=_environment(options),
                 start_new_session=True,  # Ctrl-C is for the controller; its workers die with it
                 bufsize=0,
             )
@@ -114,10 +117,10 @@ class VLLMProcess:
             target=_read, args=(self._process.stdout, number, inbox), daemon=True
         )
         reader.start()
-        self.send(asdict(start) | {"folder": self._own.name})
+        self.send(asdict(start) | {"folder": self._folder.name})
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Raises RunError where the process has gone."""
+        """Write a message to the process. Raises RunError where it has ended."""
         try:
             write(self._requests, line(message))
         except (BrokenPipeError, ValueError) as error:
@@ -125,20 +128,20 @@ class VLLMProcess:
 
     @property
     def pid(self) -> int:
-        """Of this process, and of the group of everything that it started."""
+        """The id of the process and of its process group, which has all that it started."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it runs; one that left its workers behind does not."""
+        """Whether the process itself runs, whatever its workers do."""
         return self._process.poll() is None
 
-    def error(self, what: str) -> RunError:
-        """What ends a run: what happened, the first error of a worker, and the end of the log."""
-        first = WORKERS_ERROR.search(self._said())
-        told = f"; the first error of its workers: {first[1]}" if first else ""
+    def error(self, problem: str) -> RunError:
+        """The error that ends the run: `problem`, a worker's first error, the end of the log."""
+        first = WORKERS_ERROR.search(self._log_text())
+        cause = f"; the first error of its workers: {first[1]}" if first else ""
         return RunError(
-            f"vLLM engine {self.number} {what}{told}. The end of {self._log}:\n{self.tail()}"
+            f"vLLM engine {self.number} {problem}{cause}. The end of {self._log}:\n{self.tail()}"
         )
 
     def died(self) -> RunError:
@@ -149,32 +152,32 @@ class VLLMProcess:
         return self.error("closed its pipe" if code is None else f"died (exit code {code})")
 
     def tail(self) -> str:
-        """The last lines of its log."""
-        said = self._said()
-        return said if len(said) <= TAIL else said[-TAIL:].partition("\n")[2] or said[-TAIL:]
+        """The last lines of its log, up to TAIL characters."""
+        log = self._log_text()
+        return log if len(log) <= TAIL else log[-TAIL:].partition("\n")[2] or log[-TAIL:]
 
-    def _said(self) -> str:
-        """Its log, without what engines of an earlier start of the run wrote."""
+    def _log_text(self) -> str:
+        """Its log, without the lines of processes that wrote to the same file before."""
         with self._log.open("rb") as log:
             log.seek(self._begins)
             return log.read().decode(errors="replace")
 
     def kill(self) -> None:
-        """End it and everything that it started. It is its group's leader. The kernel ends its
-        workers with it, and one of its children, which gives their shared memory back, ends by
+        """Kill the process and its group, which has everything that it started. The kernel ends its
+        workers with it; the child that frees their shared memory gets TIDY seconds to end by
         itself.
         """
         self._process.kill()
         self._process.wait()
-        late = time.monotonic() + TIDY
-        while _lives(self._process.pid) and time.monotonic() < late:
+        deadline = time.monotonic() + TIDY
+        while _lives(self._process.pid) and time.monotonic() < deadline:
             time.sleep(0.02)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._own.cleanup()
+        self._folder.cleanup()
 
     def close(self) -> None:
-        """Let it end by itself, then end what is left of it."""
+        """Close its input and give it GRACE seconds to end by itself, then kill what is left."""
         if self._requests.closed:
             return
         self._requests.close()
@@ -183,16 +186,16 @@ class VLLMProcess:
         self.kill()
 
 
-def _environment(place: Place) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if name not in _KEPT_OUT}
-    own |= _ENVIRONMENT
-    if place.devices is None:
-        return own | {"OMP_NUM_THREADS": str(place.threads)}
-    return own | {"CUDA_VISIBLE_DEVICES": ",".join(place.devices)}
+def _environment(options: ProcessOptions) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name not in _KEPT_OUT}
+    environment |= _ENVIRONMENT
+    if options.devices is None:
+        return environment | {"OMP_NUM_THREADS": str(options.threads)}
+    return environment | {"CUDA_VISIBLE_DEVICES": ",".join(options.devices)}
 
 
 def _lives(group: int) -> bool:
-    """Whether a process of this group does. Who is only not yet waited for has ended."""
+    """Whether any process of the group lives; zombies do not count."""
     for pid in psutil.pids():
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
             if os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:

@@ -1,12 +1,12 @@
-"""What the controller and a process with vLLM say to each other, a JSON object a line.
+"""The messages between the controller and a vLLM process, one JSON object a line.
 
     controller -> process                                     process -> controller
     Start, once                                               {"ready": {...}} or {"failed": text}
-    {"do": "sample", "keys", "seeds", "prompt", "sampling"}   Sampled, one for each key
-    {"do": what, "call": number, ...}                         {"done": number, "value": ...}
+    {"do": "sample", "keys", "seeds", "prompt", "sampling"}   SampledTokens, one for each key
+    {"do": action, "call": number, ...}                       {"done": number, "value": ...}
 
-Both sides import this file: it must not need more than the standard library, since vLLM lives in
-an environment of its own.
+Both sides import this file, and vLLM's environment lacks postgrad's dependencies: it imports the
+standard library only.
 """
 
 import json
@@ -17,40 +17,35 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What an engine is made with.
+    """The first message to a process: what its engine is made with."""
 
-    max_len: tokens of the longest sequence. slots: sequences decoded together. cache_bytes: of keys
-    and values on one rank; None: what is left of memory_fraction of a device. eager: without
-    compiled graphs. whole_prompts: none is computed in pieces; vLLM 0.32 cannot do that on a CPU
-    for samples with a seed, whose generator it wants to wind back. folder: of one process
-    alone, for what must not outlive it. revision: of a hub id.
-    """
-
-    model: str
-    dtype: str
-    max_len: int
-    slots: int
-    cache_bytes: int | None
-    tensor_parallel: int
-    memory_fraction: float
-    eager: bool
-    sleep: bool
+    model: str  # path or hub id
+    dtype: str  # "bfloat16", "float32"
+    max_len: int  # tokens of the longest sequence, prompt and response
+    slots: int  # sequences decoded together
+    cache_bytes: int | None  # of keys and values on one rank; None: what memory_fraction leaves
+    tensor_parallel: int  # devices
+    memory_fraction: float  # of a GPU, for weights, keys and values
+    eager: bool  # without compiled graphs
+    sleep: bool  # whether memory can be given back between samplings
+    # No prompt is computed in chunks: vLLM 0.32 cannot do that on a CPU for samples with a seed,
+    # whose generator it would have to wind back.
     whole_prompts: bool
-    folder: str = ""
-    revision: str | None = None
+    folder: str = ""  # of this process alone, for files that must not outlive it
+    revision: str | None = None  # of a hub id
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """One sample as vLLM wrote it. versions: [[policy version, tokens], ...] in order."""
+class SampledTokens:
+    """One sample as vLLM wrote it, of R tokens."""
 
-    key: int
-    tokens: list[int]
-    logprobs: list[float]
-    stopped: bool
-    versions: list[list[int]]
+    key: int  # of the sample, from the message that asked for it
+    tokens: list[int]  # [R] token ids
+    logprobs: list[float]  # [R] in nats, under the distribution that each was drawn from
+    stopped: bool  # by an end token or a stop string, not by the token limit
+    versions: list[list[int]]  # [[policy version, tokens], ...] in order
 
 
 def line(message: Mapping[str, Any]) -> bytes:
-    """A message on its way. Numbers that are not finite go as NaN and Infinity."""
+    """A message as a line of JSON. Numbers that are not finite are written as NaN and Infinity."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"

@@ -1,7 +1,7 @@
-"""Weights in memory that other processes of this machine can read, and that has no name.
+"""Weights in anonymous memory that other processes of this machine can read.
 
-An anonymous file (memfd) is gone when the last process that holds it is: whatever kills a run,
-nothing is left behind.
+An anonymous file (memfd) is freed when the last process that holds it ends, so a killed run leaves
+nothing behind.
 """
 
 import os
@@ -15,22 +15,22 @@ from torch import Tensor
 from postgrad.core.pipes import write
 from postgrad.rollout.weights import portions
 
-BUCKET = 1 << 28  # bytes of weights that are shared at once, at least one weight
+BUCKET = 1 << 28  # bytes of weights that are shared at once; at least one weight
 
 
 def buckets(
     weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, size: int = BUCKET
 ) -> Iterator[dict[str, Tensor]]:
-    """Whole weights in `dtype` on the CPU, each copied, in portions of `size` bytes."""
+    """Weights by name in dicts of up to `size` bytes, each a copy in `dtype` on the CPU."""
     copied = (
-        (name, one.detach().to("cpu", dtype, copy=True).contiguous()) for name, one in weights
+        (name, weight.detach().to("cpu", dtype, copy=True).contiguous()) for name, weight in weights
     )
-    return (dict(some) for some in portions(copied, size))
+    return (dict(portion) for portion in portions(copied, size))
 
 
 @contextmanager
 def shared(bucket: Mapping[str, Tensor]) -> Iterator[str]:
-    """The path under which processes of the same user read the bucket as safetensors."""
+    """Within it, a path at which processes of the same user read the bucket as safetensors."""
     with os.fdopen(os.memfd_create("postgrad-weights"), "wb", buffering=0) as file:
         write(file, save(dict(bucket)))
         yield f"/proc/{os.getpid()}/fd/{file.fileno()}"

@@ -1,4 +1,4 @@
-"""From a recipe to vLLM engines that can sample."""
+"""Starts vLLM engines as a recipe says."""
 
 import os
 import shutil
@@ -27,14 +27,16 @@ from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.stops import eos_token_ids
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.vllm.engine import Model, VLLMEngine
-from postgrad.rollout.vllm.process import Arrived, Place, VLLMProcess, interpreter
+from postgrad.rollout.vllm.process import Arrived, ProcessOptions, VLLMProcess, interpreter
 from postgrad.rollout.vllm.protocol import Start
 
-BLOCK = 128  # places of a block of vLLM's cache on CPUs: a sequence fills its last one in part
+BLOCK = (
+    128  # token places of a block of vLLM's cache on CPUs; a sequence's last block is partly empty
+)
 
 
 def read_model(path: str, dtype: torch.dtype, max_len: int) -> Model:
-    """Everything of the model but its weights. Raises UsageError as load_model does."""
+    """The model without its weights. Raises UsageError as load_model does."""
     config, tokenizer = load_config(path), load_tokenizer(path)
     require_readable(path, config, AutoModelForCausalLM)  # vLLM would unpickle
     meta = skeleton(config, AutoModelForCausalLM, path)
@@ -47,7 +49,7 @@ def read_model(path: str, dtype: torch.dtype, max_len: int) -> Model:
 def sizes_of(
     path: str, settings: RolloutSettings, dtype: torch.dtype, *, sequences: int, max_len: int
 ) -> EngineSizes:
-    """Of each engine. On a GPU the cache is what vLLM finds room for, unless it is stated."""
+    """The sizes of each engine. On a GPU vLLM sizes the cache, unless the recipe states it."""
     return choose_sizes(
         settings,
         sequences=-(-sequences // settings.vllm.engines),
@@ -68,19 +70,21 @@ def start(
     logs: Path | None,
 ) -> VLLMEngine:
     """Engines that can sample, with the weights of `path`. logs: the directory of their logs, made
-    where it is not there; None: one of their own, which goes with them.
+    if it is missing; None: a temporary one, removed when the engine closes.
 
-    Raises UsageError where the environment or the devices are not there, and RunError with the end
+    Raises UsageError where vLLM's environment or the devices are missing, and RunError with the end
     of the log where vLLM does not start.
     """
-    one = settings.vllm
-    python = interpreter(one.python)
+    vllm = settings.vllm
+    python = interpreter(vllm.python)
     cpu = device.type == "cpu"
-    if cpu and one.sleep:
+    if cpu and vllm.sleep:
         raise UsageError("rollout.vllm.sleep: vLLM cannot sleep on a CPU; leave it out")
-    devices = None if cpu else _devices(one.engines, one.tensor_parallel)
-    shares = devices is not None and any(_learners_device() in few for few in devices)
-    what = _told(path, settings, model, sizes, cpu=cpu, shares=shares)
+    devices = None if cpu else _devices(vllm.engines, vllm.tensor_parallel)
+    shares = devices is not None and any(
+        _learners_device() in engine_devices for engine_devices in devices
+    )
+    message = _start_message(path, settings, model, sizes, cpu=cpu, shares=shares)
     inbox: SimpleQueue[Arrived] = SimpleQueue()
     with ExitStack() as started:
         if logs is None:
@@ -88,18 +92,18 @@ def start(
             started.callback(shutil.rmtree, logs)
         logs.mkdir(exist_ok=True)
         processes: list[VLLMProcess] = []
-        for number in range(one.engines):
-            own = devices[number] if devices is not None else None
-            place = Place(python, threads, own, _log(logs, number))
-            processes.append(VLLMProcess(number, place, what, inbox))
+        for number in range(vllm.engines):
+            visible = devices[number] if devices is not None else None
+            options = ProcessOptions(python, threads, visible, _log(logs, number))
+            processes.append(VLLMProcess(number, options, message, inbox))
             started.callback(processes[-1].close)
-        engine = VLLMEngine(processes, inbox, model, sleeps=what.sleep)
-        engine.ready(one.start_seconds)
+        engine = VLLMEngine(processes, inbox, model, sleeps=message.sleep)
+        engine.ready(vllm.start_seconds)
         engine.on_close(started.pop_all())
     return engine
 
 
-def _told(
+def _start_message(
     path: str,
     settings: RolloutSettings,
     model: Model,
@@ -108,8 +112,8 @@ def _told(
     cpu: bool,
     shares: bool,
 ) -> Start:
-    """What every process is told. shares: some device of theirs is the learner's too."""
-    one = settings.vllm
+    """The first message to every process. shares: whether the learner uses one of their devices."""
+    vllm = settings.vllm
     name, revision = split_revision(path)
     return Start(
         model=str(Path(path).resolve()) if Path(path).is_dir() else name,
@@ -118,10 +122,10 @@ def _told(
         max_len=model.max_len,
         slots=sizes.slots,
         cache_bytes=_cache_bytes(path, settings, model.dtype, sizes, cpu=cpu),
-        tensor_parallel=one.tensor_parallel,
-        memory_fraction=one.memory_fraction,
-        eager=cpu if one.eager is None else one.eager,
-        sleep=shares if one.sleep is None else one.sleep,
+        tensor_parallel=vllm.tensor_parallel,
+        memory_fraction=vllm.memory_fraction,
+        eager=cpu if vllm.eager is None else vllm.eager,
+        sleep=shares if vllm.sleep is None else vllm.sleep,
         whole_prompts=cpu,
     )
 
@@ -138,7 +142,7 @@ def _token_bytes(path: str, dtype: torch.dtype) -> int:
 def _cache_bytes(
     path: str, settings: RolloutSettings, dtype: torch.dtype, sizes: EngineSizes, *, cpu: bool
 ) -> int | None:
-    """On one rank. A CPU's engine would take most of the machine's memory if it were not told."""
+    """Cache bytes on one rank; None: vLLM decides. On a CPU it would take most of the memory."""
     if not cpu and settings.cache_tokens is None:
         return None
     places = sizes.cache_tokens + (sizes.slots + 1) * BLOCK
@@ -146,27 +150,28 @@ def _cache_bytes(
 
 
 def _devices(engines: int, tensor_parallel: int) -> list[tuple[str, ...]]:
-    """The CUDA devices of each engine, from the last one on: the learner has the first. With too
-    few for that they share. Raises UsageError where one engine has too few.
+    """The CUDA devices of each engine, from the last one backwards: the learner has the first, and
+    shares it where there are too few. Raises UsageError where the engines need more than there are.
     """
-    stated = os.environ.get("CUDA_VISIBLE_DEVICES")
-    there = stated.split(",") if stated else [str(i) for i in range(torch.cuda.device_count())]
-    if tensor_parallel > len(there):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    if tensor_parallel > len(devices):
         raise UsageError(
-            f"rollout.vllm.tensor_parallel = {tensor_parallel}: this machine has {len(there)} GPUs"
+            f"rollout.vllm.tensor_parallel = {tensor_parallel}: this machine has "
+            f"{len(devices)} GPUs"
         )
-    places = len(there) // tensor_parallel
+    places = len(devices) // tensor_parallel
     if engines > places:
         raise UsageError(
             f"rollout.vllm.engines = {engines} of {tensor_parallel} GPUs each: there is room for "
-            f"{places} on the {len(there)} GPUs of this machine"
+            f"{places} on the {len(devices)} GPUs of this machine"
         )
-    backwards = there[::-1]
+    backwards = devices[::-1]
     return [
         tuple(backwards[i * tensor_parallel : (i + 1) * tensor_parallel]) for i in range(engines)
     ]
 
 
 def _learners_device() -> str:
-    stated = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return stated.split(",")[0] if stated else "0"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",")[0] if visible else "0"

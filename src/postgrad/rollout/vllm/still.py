@@ -1,4 +1,4 @@
-"""Whether processes hang: for how long nothing of them has moved."""
+"""Detects processes that hang: for how long they have used no CPU time."""
 
 import time
 from collections.abc import Iterable
@@ -6,17 +6,17 @@ from contextlib import suppress
 
 import psutil
 
-STILL_SECONDS = 60.0  # after which processes that start are held to hang
-LOOK_SECONDS = 5.0  # between two looks
-# Who waits for a disk or for a processor, or is being debugged, does not hang.
+STILL_SECONDS = 60.0  # after which processes that start are taken to hang
+LOOK_SECONDS = 5.0  # between two measurements
+# Statuses of a process that may hang. One that waits for a disk or a CPU, or is traced, does not.
 _WAITS = (psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 
 
 class Stillness:
-    """Looks at processes and at everything that they started.
+    """Measures how long processes, and all that they started, have stood still.
 
-    They stand still while none has used a processor at all and none could. So whoever waits with a
-    timeout, looks again and again, computes, however slowly, or reads from a slow disk does not.
+    They stand still while none uses CPU time and none is ready to. A process that polls, waits with
+    a timeout, computes, however slowly, or reads from a slow disk does not.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Stillness:
         self._spent: dict[int, float] = {}
 
     def seconds(self, pids: Iterable[int]) -> float:
-        """For how long these have stood still."""
+        """For how many seconds these processes have stood still."""
         now = time.monotonic()
         if now - self._looked >= LOOK_SECONDS:
             self._looked = now
@@ -35,14 +35,14 @@ class Stillness:
 
 
 def _spent(pids: Iterable[int]) -> dict[int, float] | None:
-    """Seconds of processors by process; None where one is at work now."""
-    found: dict[int, float] = {}
+    """CPU seconds by process id; None where a process is at work now."""
+    spent: dict[int, float] = {}
     for pid in pids:
-        with suppress(psutil.NoSuchProcess):  # it has ended, which its pipe says
+        with suppress(psutil.NoSuchProcess):  # it has ended; its closed pipe reports that
             leader = psutil.Process(pid)
-            for one in (leader, *leader.children(recursive=True)):
+            for process in (leader, *leader.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):
-                    if one.status() not in _WAITS:
+                    if process.status() not in _WAITS:
                         return None
-                    found[one.pid] = sum(one.cpu_times()[:2])
-    return found
+                    spent[process.pid] = sum(process.cpu_times()[:2])
+    return spent

@@ -1,9 +1,9 @@
-"""How weights reach vLLM's workers: a transfer engine of ours, behind vLLM's own interface.
+"""A weight transfer engine for vLLM's workers, behind vLLM's own interface.
 
-vLLM's other engines need a process group with the trainer (NCCL) or handles of its GPU memory. This
-one reads safetensors from memory that the controller shares, so it works for every device and every
-version of torch on the two sides, on CPUs too. Imported by the workers of vLLM, never by the
-controller.
+vLLM's own engines need a process group with the trainer (NCCL) or handles of its GPU memory. This
+one reads safetensors from memory that the controller shares, so it works on every device, CPUs
+included, and with different versions of torch on the two sides. vLLM's workers import this module,
+the controller never does.
 """
 
 from dataclasses import dataclass
@@ -30,71 +30,72 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
 
 @dataclass
 class Nothing(WeightTransferInitInfo):
-    """There is nobody to meet before the first update."""
+    """No data: this engine needs no setup before the first update."""
 
 
 @dataclass
 class Bucket(WeightTransferUpdateInfo):
-    """Some of the weights. path: of safetensors, by their Hugging Face names."""
+    """Some of the weights."""
 
-    path: str
+    path: str  # of a safetensors file with their Hugging Face names
 
 
 class SharedMemory(WeightTransferEngine[Nothing, Bucket]):
-    """Weights from safetensors, layer by layer, as vLLM loads a checkpoint."""
+    """Loads weights from safetensors layer by layer, as vLLM loads a checkpoint."""
 
     init_info_cls = Nothing
     update_info_cls = Bucket
 
     def init_transfer_engine(self, init_info: Nothing) -> None:
-        """See Nothing."""
+        """Does nothing: there is no process group to join."""
 
     def start_weight_update(self) -> None:
-        """What is loaded from here on is kept until its layer is whole."""
+        """From here on vLLM keeps loaded weights until those of their layer are complete."""
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """vLLM's own waits for an accelerator, which a CPU has not."""
+        """Load a bucket. vLLM's own method would wait for an accelerator, which a CPU lacks."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: Bucket) -> None:
-        """Load one bucket."""
+        """Load the weights of one bucket into the worker's model."""
         with safe_open(update_info.path, framework="pt") as bucket:
             weights = [(name, bucket.get_tensor(name)) for name in bucket.keys()]  # noqa: SIM118
         self.model.load_weights(weights)
 
     def finish_weight_update(self) -> None:
-        """Layers that are not whole yet are made so, and heads that read the embedding."""
+        """Finish layers whose weights did not all come, and pack tied heads on CPUs."""
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             pack_tied_heads(self.model)
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no memory is held between updates."""
 
 
 def pack_tied_heads(model: torch.nn.Module) -> None:
-    """On a CPU a layer computes with a packed copy of its weight. No weight comes under the name of
-    a head that is tied to the embedding, so that vLLM 0.32 leaves its copy as it was first loaded
-    (the sampler then goes on with the old head): it is packed again from the new embedding.
+    """Pack heads that are tied to the embedding again, from its new weight.
+
+    On a CPU a layer computes with a packed copy of its weight. No weight comes under the name of a
+    tied head, so vLLM 0.32 would keep the packed copy of its first weights and sample with them.
     """
-    heads = [one for one in model.modules() if isinstance(one, ParallelLMHead)]
+    heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
     for head in heads:
         method: Any = head.quant_method
-        others = (one for one in model.modules() if one is not head)
-        if any(getattr(one, "weight", None) is head.weight for one in others):
+        others = (module for module in model.modules() if module is not head)
+        if any(getattr(module, "weight", None) is head.weight for module in others):
             method.process_weights_after_loading(head)
 
 
 class WorkerExtension:
-    """What vLLM's workers can do beside their own."""
+    """Methods that vLLM adds to its workers."""
 
     model_runner: Any
 
     def divide_logits(self, temperature: float) -> None:
-        """Logits of everything that is computed from now on; 1.0: as they are."""
+        """Divide all logits by `temperature` from now on; 1.0 turns it off."""
         model = self.model_runner.model
         vars(model).pop("compute_logits", None)
         if temperature == 1.0:
