@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 MOST_LINES = 200
-Place = tuple[str | int, ...]
+Place = tuple[str | int, ...]  # of a key: ("rewards", 0, "type") is `type` in the first [[rewards]]
+Problem = tuple[Place, str]  # where a recipe is wrong, and what is wrong there
 
 
 def key_lines(text: str) -> dict[Place, int]:
