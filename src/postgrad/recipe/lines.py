@@ -1,4 +1,4 @@
-"""Which line of a TOML file says a key: errors of validation name keys, people look for lines."""
+"""Which line of a TOML file holds a key: validation errors name keys, people look for lines."""
 
 import tomllib
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ Problem = tuple[Place, str]  # where a recipe is wrong, and what is wrong there
 def key_lines(text: str) -> dict[Place, int]:
     """The line (from 1) of every key and table of a valid TOML text, list entries by number.
 
-    A statement is the shortest run of lines that tomllib reads, so strings and arrays over several
-    lines are no special case. Each line more reads all of them again: behind a statement of more
-    than MOST_LINES no key has its line.
+    A statement is the shortest run of lines that tomllib parses, so strings and arrays over several
+    lines are no special case. Every further line parses the statement again, which is quadratic:
+    after a statement of more than MOST_LINES lines no key gets a line.
     """
-    found: dict[Place, int] = {}
+    lines: dict[Place, int] = {}
     counts: dict[Place, int] = {}  # tables of each [[array]] so far
     table: Place = ()
     for number, statement in _statements(text):
@@ -24,11 +24,11 @@ def key_lines(text: str) -> dict[Place, int]:
         header = statement.lstrip().startswith("[")
         if header:
             table = _table(parsed, counts, statement.lstrip().startswith("[["))
-            found.setdefault(table, number)
+            lines.setdefault(table, number)
         else:
             for place in _places(parsed):
-                found.setdefault((*table, *place), number)
-    return found
+                lines.setdefault((*table, *place), number)
+    return lines
 
 
 def line_of(lines: dict[Place, int], place: Place) -> int | None:
@@ -40,6 +40,7 @@ def line_of(lines: dict[Place, int], place: Place) -> int | None:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """(number of the first line, text) of each statement."""
     begun, start = "", 1
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         if not begun:
@@ -50,14 +51,14 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
         try:
             parsed = tomllib.loads(begun)
         except tomllib.TOMLDecodeError:
-            continue  # not whole yet
+            continue  # the statement goes on
         if parsed:
             yield start, begun
         begun = ""
 
 
 def _table(parsed: dict[str, Any], counts: dict[Place, int], is_array: bool) -> Place:
-    """Where a header leads: names, and the number of the newest entry of arrays on the way."""
+    """The place of a header's table; each array on the way adds the number of its newest entry."""
     names: list[str] = []
     node: Any = parsed
     while isinstance(node, dict) and node:
@@ -74,6 +75,7 @@ def _table(parsed: dict[str, Any], counts: dict[Place, int], is_array: bool) -> 
 
 
 def _places(value: Any) -> Iterator[Place]:
+    """The places of all keys and list entries within a value, outer ones first."""
     entries: Iterator[tuple[str | int, Any]] = iter(())
     if isinstance(value, dict):
         entries = iter(cast(dict[str, Any], value).items())
