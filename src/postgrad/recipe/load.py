@@ -85,8 +85,8 @@ def _with_critic(data: dict[str, Any], place: Place) -> list[Place]:
 
 
 def require_runnable(recipe: Recipe) -> None:
-    """Raises UsageError where a recipe can be planned and not trained: its engine has other weights,
-    or it names the model of a pipeline's stage (`@NAME`).
+    """Raises UsageError where a recipe can be planned and not trained: its engine has other
+    weights, or it names the model of a pipeline's stage (`@NAME`).
     """
     rollout = recipe.rollout_settings
     if rollout is not None and rollout.type == "openai":
