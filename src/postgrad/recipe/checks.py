@@ -15,7 +15,7 @@ from postgrad.core.batch import RolloutBatchSettings
 from postgrad.core.geometry import derive
 from postgrad.models.settings import ModelSettings
 from postgrad.recipe.engines import engine_problems
-from postgrad.recipe.lines import Place, Problem
+from postgrad.recipe.lines import KeyPath, RecipeProblem
 from postgrad.recipe.placed import placement_problems
 from postgrad.recipe.ranks import rank_problems
 from postgrad.recipe.scored import reward_problems
@@ -36,7 +36,7 @@ def as_json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, default=str)
 
 
-def common(recipe: Sections, job: str) -> Iterator[Problem]:
+def common(recipe: Sections, job: str) -> Iterator[RecipeProblem]:
     """Problems that every job can have."""
     yield from _batch(recipe)
     yield from _model(recipe)
@@ -49,13 +49,13 @@ def common(recipe: Sections, job: str) -> Iterator[Problem]:
         yield place, "infinity and NaN are no values for a recipe"
 
 
-def comparing(recipe: ComparingSections) -> Iterator[Problem]:
+def comparing(recipe: ComparingSections) -> Iterator[RecipeProblem]:
     """Problems of jobs on pairs."""
     yield from _token_budget(recipe, "a pair of sequences")
     yield from _evaluation_lengths(recipe)
 
 
-def fixed_reference(reference: ReferenceSettings) -> Iterator[Problem]:
+def fixed_reference(reference: ReferenceSettings) -> Iterator[RecipeProblem]:
     """A reference that follows the policy in a job that computes its logprobs once."""
     if reference.moves:
         yield (
@@ -65,7 +65,7 @@ def fixed_reference(reference: ReferenceSettings) -> Iterator[Problem]:
         )
 
 
-def _token_budget(recipe: Sections, contents: str) -> Iterator[Problem]:
+def _token_budget(recipe: Sections, contents: str) -> Iterator[RecipeProblem]:
     """A stated budget too small for the longest sample. contents: of one forward, in words."""
     budget, needed = recipe.batch.stated_tokens, recipe.min_micro_tokens
     if budget is not None and budget < needed:
@@ -76,7 +76,7 @@ def _token_budget(recipe: Sections, contents: str) -> Iterator[Problem]:
         )
 
 
-def _evaluation(recipe: Sections) -> Iterator[Problem]:
+def _evaluation(recipe: Sections) -> Iterator[RecipeProblem]:
     """[eval] without data or beyond the model's positions; a best metric that it does not give."""
     settings = recipe.eval
     if recipe.checkpoint.early_stop and recipe.checkpoint.best_metric is None:
@@ -110,7 +110,7 @@ def _evaluation(recipe: Sections) -> Iterator[Problem]:
             )
 
 
-def answering(recipe: AnsweringSections) -> Iterator[Problem]:
+def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """Problems of jobs whose policy answers questions."""
     yield from _token_budget(recipe, "a sequence")
     yield from reward_problems(recipe)
@@ -136,7 +136,7 @@ def answering(recipe: AnsweringSections) -> Iterator[Problem]:
         )
 
 
-def _held_out(recipe: AnsweringSections) -> Iterator[Problem]:
+def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """An evaluation by loss where there is none, and keys of [eval] that it would not read."""
     settings = recipe.eval
     if settings.loss and recipe.trains_on_rollouts:
@@ -161,7 +161,7 @@ def _held_out(recipe: AnsweringSections) -> Iterator[Problem]:
             )
 
 
-def _evaluation_lengths(recipe: Sections) -> Iterator[Problem]:
+def _evaluation_lengths(recipe: Sections) -> Iterator[RecipeProblem]:
     """Held-out sequences too long for the learner, which computes each of them in one forward."""
     for number, eval_set in enumerate(recipe.eval.sets):
         if eval_set.max_len > recipe.data.max_len:
@@ -172,7 +172,7 @@ def _evaluation_lengths(recipe: Sections) -> Iterator[Problem]:
             )
 
 
-def sampling(recipe: AnsweringSections) -> Iterator[Problem]:
+def sampling(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """[rollout] and [[rewards]] of a job that learns from what it samples."""
     if recipe.reward_components == []:
         yield ("rewards",), "nothing scores the samples: give at least one [[rewards]] with a type"
@@ -199,7 +199,7 @@ def sampling(recipe: AnsweringSections) -> Iterator[Problem]:
     yield from _filter(recipe)
 
 
-def group_size(algorithm: RolloutAlgorithm, batch: RolloutBatchSettings) -> Iterator[Problem]:
+def group_size(algorithm: RolloutAlgorithm, batch: RolloutBatchSettings) -> Iterator[RecipeProblem]:
     """Fewer samples of a prompt than the algorithm's baseline compares."""
     least, n = algorithm.min_group_size, batch.n_samples_per_prompt
     if n < least:
@@ -209,7 +209,7 @@ def group_size(algorithm: RolloutAlgorithm, batch: RolloutBatchSettings) -> Iter
         )
 
 
-def _replay(rollout: RolloutSettings) -> Iterator[Problem]:
+def _replay(rollout: RolloutSettings) -> Iterator[RecipeProblem]:
     """Keys that choose which prompts are sampled, in a replay that samples none."""
     if rollout.source != "replay":
         return
@@ -222,7 +222,7 @@ def _replay(rollout: RolloutSettings) -> Iterator[Problem]:
             )
 
 
-def _filter(recipe: AnsweringSections) -> Iterator[Problem]:
+def _filter(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """A `filter_on`, of dynamic sampling and a curriculum, that names no reward of the recipe."""
     component, names = recipe.rollout.filter_on, recipe.reward_components
     if component is None or not names:
@@ -240,14 +240,14 @@ def _filter(recipe: AnsweringSections) -> Iterator[Problem]:
         )
 
 
-def _following(reference: ReferenceSettings) -> Place:
+def _following(reference: ReferenceSettings) -> KeyPath:
     """The key that lets a reference follow the policy."""
     return "reference", "refresh_steps" if reference.refresh_steps else "ema_decay"
 
 
 def moving_reference(
     reference: ReferenceSettings, policy: ModelSettings, algorithm: RolloutAlgorithm
-) -> Iterator[Problem]:
+) -> Iterator[RecipeProblem]:
     """A reference that follows the policy and is not used, or is not the same model."""
     if not reference.moves:
         return
@@ -267,7 +267,7 @@ def moving_reference(
         )
 
 
-def correction(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iterator[Problem]:
+def correction(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iterator[RecipeProblem]:
     """Importance weights of samples that were drawn from a truncated distribution."""
     if not isinstance(algorithm, BehaviourCorrection) or algorithm.correction_with_filters:
         return
@@ -281,7 +281,7 @@ def correction(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iterato
         )
 
 
-def _batch(recipe: Sections) -> Iterator[Problem]:
+def _batch(recipe: Sections) -> Iterator[RecipeProblem]:
     """Batch numbers that contradict each other, and a warm-up longer than the run."""
     geometry, problems = derive(recipe.batch, recipe.length(), recipe.parallel)
     for key, text in problems:
@@ -298,7 +298,7 @@ def _batch(recipe: Sections) -> Iterator[Problem]:
             )
 
 
-def _data(recipe: Sections) -> Iterator[Problem]:
+def _data(recipe: Sections) -> Iterator[RecipeProblem]:
     """Training data without a path, or longer than what is sized for it."""
     data = recipe.data
     if not data.sets and not data.path:
@@ -314,7 +314,7 @@ def _data(recipe: Sections) -> Iterator[Problem]:
             )
 
 
-def _model(recipe: Sections) -> Iterator[Problem]:
+def _model(recipe: Sections) -> Iterator[RecipeProblem]:
     """Frozen weights that would have to train, no weights, or too few positions."""
     for place, trained in recipe.trained_models.items():
         if trained.quantize != "none" and trained.lora is None:
@@ -337,7 +337,7 @@ def _model(recipe: Sections) -> Iterator[Problem]:
         )
 
 
-def _not_finite(value: Any, place: Place = ()) -> Iterator[Place]:
+def _not_finite(value: Any, place: KeyPath = ()) -> Iterator[KeyPath]:
     """Places of infinity and NaN, which tables with free keys can hold: of tasks, templates,
     verifiers.
     """

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from postgrad.recipe.lines import Problem
+from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.settings import AnsweringSections
 
 TABLES = ("vllm", "openai")  # of engines that have settings of their own
 
 
-def engine_problems(recipe: AnsweringSections) -> Iterator[Problem]:
+def engine_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """Keys that this engine cannot take, and tables of engines that the recipe does not use."""
     rollout = recipe.rollout
     for name in TABLES:
@@ -24,7 +24,7 @@ def engine_problems(recipe: AnsweringSections) -> Iterator[Problem]:
         yield from _openai(recipe)
 
 
-def _openai(recipe: AnsweringSections) -> Iterator[Problem]:
+def _openai(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     server = recipe.rollout.openai
     if server.base_url is None:
         yield ("rollout", "openai", "base_url"), "which server? such as http://127.0.0.1:8000/v1"

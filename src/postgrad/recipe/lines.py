@@ -5,20 +5,21 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 MOST_LINES = 200
-Place = tuple[str | int, ...]  # of a key: ("rewards", 0, "type") is `type` in the first [[rewards]]
-Problem = tuple[Place, str]  # where a recipe is wrong, and what is wrong there
+# Of a key or table: ("rewards", 0, "type") is `type` in the first [[rewards]].
+KeyPath = tuple[str | int, ...]
+RecipeProblem = tuple[KeyPath, str]  # where a recipe is wrong, and what is wrong there
 
 
-def key_lines(text: str) -> dict[Place, int]:
+def key_lines(text: str) -> dict[KeyPath, int]:
     """The line (from 1) of every key and table of a valid TOML text, list entries by number.
 
     A statement is the shortest run of lines that tomllib parses, so strings and arrays over several
     lines are no special case. Every further line parses the statement again, which is quadratic:
     after a statement of more than MOST_LINES lines no key gets a line.
     """
-    lines: dict[Place, int] = {}
-    counts: dict[Place, int] = {}  # tables of each [[array]] so far
-    table: Place = ()
+    lines: dict[KeyPath, int] = {}
+    counts: dict[KeyPath, int] = {}  # tables of each [[array]] so far
+    table: KeyPath = ()
     for number, statement in _statements(text):
         parsed = tomllib.loads(statement)
         header = statement.lstrip().startswith("[")
@@ -31,7 +32,7 @@ def key_lines(text: str) -> dict[Place, int]:
     return lines
 
 
-def line_of(lines: dict[Place, int], place: Place) -> int | None:
+def line_of(lines: dict[KeyPath, int], place: KeyPath) -> int | None:
     """The line of the place, or of the nearest table around it; None where there is none."""
     for end in range(len(place), 0, -1):
         if place[:end] in lines:
@@ -57,14 +58,14 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
         begun = ""
 
 
-def _table(parsed: dict[str, Any], counts: dict[Place, int], is_array: bool) -> Place:
+def _table(parsed: dict[str, Any], counts: dict[KeyPath, int], is_array: bool) -> KeyPath:
     """The place of a header's table; each array on the way adds the number of its newest entry."""
     names: list[str] = []
     node: Any = parsed
     while isinstance(node, dict) and node:
         name, node = next(iter(cast(dict[str, Any], node).items()))
         names.append(name)
-    place: Place = ()
+    place: KeyPath = ()
     for depth, name in enumerate(names, 1):
         place = (*place, name)
         if is_array and depth == len(names):
@@ -74,7 +75,7 @@ def _table(parsed: dict[str, Any], counts: dict[Place, int], is_array: bool) -> 
     return place
 
 
-def _places(value: Any) -> Iterator[Place]:
+def _places(value: Any) -> Iterator[KeyPath]:
     """The places of all keys and list entries within a value, outer ones first."""
     entries: Iterator[tuple[str | int, Any]] = iter(())
     if isinstance(value, dict):

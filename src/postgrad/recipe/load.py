@@ -11,7 +11,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
 from postgrad.core.untrusted import decoded, parse_toml, path_problem, read_bytes, reason, shown
 from postgrad.recipe.checks import as_json
-from postgrad.recipe.lines import Place, key_lines
+from postgrad.recipe.lines import KeyPath, key_lines
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.overrides import Override, apply_overrides, parse_overrides
 from postgrad.recipe.ranks import SHARED
@@ -75,7 +75,7 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     return recipe_from_json(data, spread)
 
 
-def _with_critic(data: dict[str, Any], place: Place) -> list[Place]:
+def _with_critic(data: dict[str, Any], place: KeyPath) -> list[KeyPath]:
     """The critic's place of a [learner] key that all roles share: a resolved critic states it, and
     the two have to stay equal.
     """
@@ -157,7 +157,7 @@ def require_values(raw: dict[str, Any], origin: Origin) -> None:
         raise UsageError("\n".join(problems[:MOST_PROBLEMS]))
 
 
-def _values(value: Any, place: Place) -> Iterator[tuple[Place, Any]]:
+def _values(value: Any, place: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
     """Every value that is no table or list, with its place."""
     entries: Iterator[tuple[str | int, Any]] | None = None
     if isinstance(value, dict):

@@ -10,7 +10,7 @@ from postgrad.algorithms.base import Algorithm
 from postgrad.algorithms.registry import algorithm_class
 from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
-from postgrad.recipe.lines import Place, line_of
+from postgrad.recipe.lines import KeyPath, line_of
 from postgrad.recipe.overrides import Override
 from postgrad.recipe.resolve import in_file, is_inherited
 from postgrad.recipe.settings import EvalSet, EvalSettings, PairEvalSet, PairEvalSettings
@@ -24,10 +24,10 @@ class Origin:
 
     name: str  # of the file, or of the class for a recipe made in Python
     raw: dict[str, Any]  # the tables, overrides applied, before sections take from each other
-    lines: dict[Place, int]  # of every key and table of the file, from 1
+    lines: dict[KeyPath, int]  # of every key and table of the file, from 1
     overrides: Sequence[Override] = ()  # the flags that were applied, in their order
 
-    def where(self, place: Place) -> str:
+    def where(self, place: KeyPath) -> str:
         """`file:line` of a place, or the flag that set it."""
         for override in reversed(self.overrides):
             if place[: len(override.place)] == override.place:
@@ -62,12 +62,12 @@ def _line(problem: Mapping[str, Any], model: type[BaseModel], origin: Origin) ->
     return f"{prefix}{key} = {problem['input']!r}: {wanted}"
 
 
-def _described(model: type[BaseModel], place: Place) -> str:
+def _described(model: type[BaseModel], place: KeyPath) -> str:
     table = ".".join(str(part) for part in place[:-1])
     return f"say it in [{table}]" if table else "say it at the top of the recipe"
 
 
-def _hint(place: Place, model: type[BaseModel], raw: dict[str, Any]) -> str:
+def _hint(place: KeyPath, model: type[BaseModel], raw: dict[str, Any]) -> str:
     """For an unknown key: a similar key of the same table, else a table that has the key, else all
     keys of the table.
     """
@@ -82,7 +82,7 @@ def _hint(place: Place, model: type[BaseModel], raw: dict[str, Any]) -> str:
     return f"known here: {', '.join(fields)}"
 
 
-def _fields(model: type[BaseModel], place: Place, raw: dict[str, Any]) -> Iterator[str]:
+def _fields(model: type[BaseModel], place: KeyPath, raw: dict[str, Any]) -> Iterator[str]:
     """The keys that the table at `place` may have."""
     if place == ("algorithm",):
         yield "type"

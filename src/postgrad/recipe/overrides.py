@@ -7,13 +7,13 @@ from typing import Any, cast
 
 from postgrad.core.errors import UsageError
 from postgrad.core.untrusted import MOST_DEPTH, is_deep, parse_toml
-from postgrad.recipe.lines import Place
+from postgrad.recipe.lines import KeyPath
 
 MOST_KEY = 1000  # characters of a dotted key
 MOST_SHOWN = 200  # of what was typed, in a message
 
 # Ways to state one quantity: an override of one takes the place of the others.
-ALTERNATIVES: tuple[tuple[Place, ...], ...] = (
+ALTERNATIVES: tuple[tuple[KeyPath, ...], ...] = (
     (("steps",), ("total_episodes",), ("epochs",)),
     (
         ("batch", "train_batch_size"),
@@ -28,7 +28,7 @@ ALTERNATIVES: tuple[tuple[Place, ...], ...] = (
 class Override:
     """One `--key value` of the command line."""
 
-    place: Place  # ("rewards", 0, "weight") of --rewards.0.weight
+    place: KeyPath  # ("rewards", 0, "weight") of --rewards.0.weight
     value: Any  # as TOML reads it
     flag: str  # as it was typed, shortened, for messages
 
@@ -110,7 +110,7 @@ def _copy(value: Any) -> Any:
     return value
 
 
-def _remove(raw: dict[str, Any], place: Place) -> None:
+def _remove(raw: dict[str, Any], place: KeyPath) -> None:
     node: Any = raw
     for part in place[:-1]:
         node = cast(dict[Any, Any], node).get(part) if isinstance(node, dict) else None

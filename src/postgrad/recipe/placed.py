@@ -5,11 +5,11 @@ recipe alone can tell. Each yields (place, what is wrong).
 from collections.abc import Iterator
 
 from postgrad.cluster.settings import ClusterSettings, Placement
-from postgrad.recipe.lines import Problem
+from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.settings import CommonSections
 
 
-def placement_problems(recipe: CommonSections, job: str) -> Iterator[Problem]:
+def placement_problems(recipe: CommonSections, job: str) -> Iterator[RecipeProblem]:
     """Placements that no cluster has room for."""
     settings, ranks = recipe.cluster, recipe.learner.ranks
     if settings.type == "local":
@@ -41,7 +41,7 @@ def placement_problems(recipe: CommonSections, job: str) -> Iterator[Problem]:
             )
 
 
-def _unread(settings: ClusterSettings) -> Iterator[Problem]:
+def _unread(settings: ClusterSettings) -> Iterator[RecipeProblem]:
     """Placements that a local run would not read."""
     for key in ("policy", "rollout"):
         if getattr(settings, key) != ClusterSettings.model_fields[key].default:
@@ -52,7 +52,9 @@ def _unread(settings: ClusterSettings) -> Iterator[Problem]:
             )
 
 
-def _spread(role: str, placement: Placement, processes: int, stated: str) -> Iterator[Problem]:
+def _spread(
+    role: str, placement: Placement, processes: int, stated: str
+) -> Iterator[RecipeProblem]:
     """Processes that do not divide evenly over machines. stated: the key that says how many."""
     if placement.machines and processes % placement.machines:
         yield (
@@ -61,7 +63,7 @@ def _spread(role: str, placement: Placement, processes: int, stated: str) -> Ite
         )
 
 
-def _colocated(rollout: Placement | None, workers: int, ranks: int) -> Iterator[Problem]:
+def _colocated(rollout: Placement | None, workers: int, ranks: int) -> Iterator[RecipeProblem]:
     """Engines on the ranks' devices: how many fit, and keys that are then the ranks'."""
     if workers > ranks:
         yield (

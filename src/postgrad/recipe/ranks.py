@@ -5,13 +5,13 @@ yields (place, what is wrong).
 from collections.abc import Iterator
 
 from postgrad.learner.settings import LearnerSettings
-from postgrad.recipe.lines import Problem
+from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.settings import CommonSections
 
 SHARED = ("ranks", "tensor_parallel", "context_parallel", "shard_groups")  # by all roles
 
 
-def rank_problems(recipe: CommonSections) -> Iterator[Problem]:
+def rank_problems(recipe: CommonSections) -> Iterator[RecipeProblem]:
     """Ranks that roles do not share, and sharding that cannot be done on them."""
     learner = recipe.learner
     for key in SHARED:
@@ -43,7 +43,7 @@ def rank_problems(recipe: CommonSections) -> Iterator[Problem]:
         )
 
 
-def _arranged(learner: LearnerSettings, quantized: bool) -> Iterator[Problem]:
+def _arranged(learner: LearnerSettings, quantized: bool) -> Iterator[RecipeProblem]:
     """Tensor parallelism of quantized weights, and groups or offload without sharding."""
     each = learner.tensor_parallel * learner.context_parallel
     if learner.tensor_parallel > 1 and quantized:

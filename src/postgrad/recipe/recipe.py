@@ -22,7 +22,7 @@ from postgrad.core.settings import Settings
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
 from postgrad.recipe import checks
-from postgrad.recipe.lines import Place, Problem
+from postgrad.recipe.lines import KeyPath, RecipeProblem
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.resolve import resolve
 from postgrad.recipe.settings import (
@@ -36,7 +36,7 @@ from postgrad.recipe.settings import (
 )
 
 
-def raise_problems(title: str, problems: Iterable[Problem]) -> None:
+def raise_problems(title: str, problems: Iterable[RecipeProblem]) -> None:
     """Raises one ValidationError with all problems, each at its place; nothing where there are
     none.
     """
@@ -177,7 +177,7 @@ class RLRecipe(_Recipe, AnsweringSections):
         return "prompt"
 
     @property
-    def model_tables(self) -> dict[Place, ModelSettings]:
+    def model_tables(self) -> dict[KeyPath, ModelSettings]:
         return {
             ("model",): self.model,
             ("reference", "model"): self.reference.model,
@@ -186,9 +186,9 @@ class RLRecipe(_Recipe, AnsweringSections):
         }
 
     @property
-    def loaded_models(self) -> dict[Place, ModelSettings]:
+    def loaded_models(self) -> dict[KeyPath, ModelSettings]:
         needs = self.algorithm.needs()
-        used: dict[Place, bool] = {
+        used: dict[KeyPath, bool] = {
             ("model",): True,
             ("reference", "model"): needs.reference,
             ("critic", "model"): needs.critic,
@@ -197,7 +197,7 @@ class RLRecipe(_Recipe, AnsweringSections):
         return {place: model for place, model in self.model_tables.items() if used[place]}
 
     @property
-    def learner_tables(self) -> dict[Place, LearnerSettings]:
+    def learner_tables(self) -> dict[KeyPath, LearnerSettings]:
         return {("learner",): self.learner, ("critic", "learner"): self.critic.learner}
 
     @property
@@ -270,11 +270,11 @@ class PreferenceRecipe(_Recipe, ComparingSections):
         return _row_kind(self.algorithm)
 
     @property
-    def model_tables(self) -> dict[Place, ModelSettings]:
+    def model_tables(self) -> dict[KeyPath, ModelSettings]:
         return {("model",): self.model, ("reference", "model"): self.reference.model}
 
     @property
-    def loaded_models(self) -> dict[Place, ModelSettings]:
+    def loaded_models(self) -> dict[KeyPath, ModelSettings]:
         return self.model_tables if self.algorithm.needs().reference else {("model",): self.model}
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from postgrad.core.settings import Settings
 from postgrad.data.pair_settings import PairSettings
 from postgrad.data.settings import DataSettings
-from postgrad.recipe.lines import Place
+from postgrad.recipe.lines import KeyPath
 from postgrad.recipe.settings import EvalSet, PairEvalSet
 
 Table = dict[str, Any]
@@ -90,7 +90,7 @@ def _table(raw: Table, key: str) -> Table:
     return cast(Table, value) if isinstance(value, dict) else {}
 
 
-def in_file(raw: Table, place: Place) -> Place:
+def in_file(raw: Table, place: KeyPath) -> KeyPath:
     """The place in the file of a place in the resolved recipe: a file with one evaluation set may
     have that set's keys in [eval] itself.
     """
@@ -101,7 +101,7 @@ def in_file(raw: Table, place: Place) -> Place:
     return ("eval", *place[3:]) if shorthand else place
 
 
-def in_sets(resolved: Table, place: Place) -> list[Place]:
+def in_sets(resolved: Table, place: KeyPath) -> list[KeyPath]:
     """The places of a resolved recipe that an override of [eval] or [data] has to set: the key in
     each set. Other places are returned as they are.
     """
@@ -114,7 +114,7 @@ def in_sets(resolved: Table, place: Place) -> list[Place]:
     return [place, *each] if section == "data" else each or [place]
 
 
-def is_inherited(raw: Table, place: Place) -> bool:
+def is_inherited(raw: Table, place: KeyPath) -> bool:
     """True where the value at `place` was taken from another section, where its error is reported
     already.
     """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
 from postgrad.data.rows import dataset_name
-from postgrad.recipe.lines import Problem
+from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.settings import AnsweringSections
 from postgrad.rewards import registry as verifiers
 from postgrad.rewards.learned import REWARD_MODEL
@@ -17,7 +17,7 @@ from postgrad.rollout.environments import registry as environments
 _ONE_TEMPLATE = "with an [environment] all sets have those of [data]: it answers through them too"
 
 
-def reward_problems(recipe: AnsweringSections) -> Iterator[Problem]:
+def reward_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """Errors in [[rewards]] and [environment]."""
     yield from _rewards(recipe)
     yield from _reward_model(recipe)
@@ -37,7 +37,7 @@ def reward_problems(recipe: AnsweringSections) -> Iterator[Problem]:
                     yield (section, "sets", number, key), _ONE_TEMPLATE
 
 
-def _rewards(recipe: AnsweringSections) -> Iterator[Problem]:
+def _rewards(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     if not recipe.rewards:
         return
     try:
@@ -55,7 +55,7 @@ def _rewards(recipe: AnsweringSections) -> Iterator[Problem]:
             yield ("rewards", place), str(error)
 
 
-def _reward_model(recipe: AnsweringSections) -> Iterator[Problem]:
+def _reward_model(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """[[rewards]] that ask a reward model which the recipe does not name."""
     model = recipe.model_tables.get(("reward_model", "model"))
     for place, reward in enumerate(recipe.rewards):
@@ -75,7 +75,7 @@ def _reward_model(recipe: AnsweringSections) -> Iterator[Problem]:
             )
 
 
-def _routes(recipe: AnsweringSections) -> Iterator[Problem]:
+def _routes(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """Rewards for a dataset that the recipe does not read: nothing would ever be scored by them."""
     datasets = [*recipe.data.sources, *(eval_set.data for eval_set in recipe.eval.sets)]
     names = sorted({dataset_name(dataset) for dataset in datasets})

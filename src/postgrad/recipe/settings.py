@@ -19,7 +19,7 @@ from postgrad.data.settings import DataSettings, MixSettings
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
 from postgrad.observe.settings import ObserveSettings, SentinelSettings
-from postgrad.recipe.lines import Place
+from postgrad.recipe.lines import KeyPath
 from postgrad.rewards import registry as verifiers
 from postgrad.rewards.learned import REWARD_MODEL
 from postgrad.rewards.mixing import ENVIRONMENT
@@ -221,24 +221,24 @@ class CommonSections(Settings):
         return "policy"
 
     @property
-    def model_tables(self) -> dict[Place, ModelSettings]:
+    def model_tables(self) -> dict[KeyPath, ModelSettings]:
         """Every [model] table by its place, ("critic", "model") say, also of roles that the
         algorithm does not use. That of the trained role comes first.
         """
         return {("model",): self.model}
 
     @property
-    def loaded_models(self) -> dict[Place, ModelSettings]:
+    def loaded_models(self) -> dict[KeyPath, ModelSettings]:
         """Those of `model_tables` whose role the job uses."""
         return {("model",): self.model}
 
     @property
-    def learner_tables(self) -> dict[Place, LearnerSettings]:
+    def learner_tables(self) -> dict[KeyPath, LearnerSettings]:
         """Every [learner] table by its place: that of the trained role first, then the critic's."""
         return {("learner",): self.learner}
 
     @property
-    def trained_models(self) -> dict[Place, ModelSettings]:
+    def trained_models(self) -> dict[KeyPath, ModelSettings]:
         """Those of `model_tables` whose role has a [learner]."""
         learners = self.learner_tables
         return {

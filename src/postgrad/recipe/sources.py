@@ -9,7 +9,7 @@ from postgrad.core.hub import Kind, at_revision
 from postgrad.data.rows import on_hub
 from postgrad.data.settings import RowSettings
 from postgrad.models.settings import looks_local
-from postgrad.recipe.lines import Place, Problem
+from postgrad.recipe.lines import KeyPath, RecipeProblem
 from postgrad.recipe.settings import Sections
 
 _SectionsT = TypeVar("_SectionsT", bound=Sections)
@@ -19,7 +19,7 @@ _SectionsT = TypeVar("_SectionsT", bound=Sections)
 class RecipeSource:
     """One model or dataset that a recipe names."""
 
-    place: Place  # of its table in the resolved recipe: ("data", "sets", 0)
+    place: KeyPath  # of its table in the resolved recipe: ("data", "sets", 0)
     kind: Kind
     path: str  # a hub id, a file or a directory
     revision: str | None  # branch, tag or commit on the hub
@@ -46,12 +46,12 @@ def sources(recipe: Sections) -> list[RecipeSource]:
     return [*_models(recipe), *_datasets(recipe)]
 
 
-def revision_problems(recipe: Sections) -> Iterator[Problem]:
+def revision_problems(recipe: Sections) -> Iterator[RecipeProblem]:
     """A `revision` beside a path that is no hub id."""
     for place, model in recipe.model_tables.items():
         if model.revision is not None and not _on_hub(model.path):
             yield _needless_revision(place, model.path or "")
-    datasets: dict[Place, RowSettings] = {("data",): recipe.data}
+    datasets: dict[KeyPath, RowSettings] = {("data",): recipe.data}
     for section, sets in (("data", recipe.data.sets), ("eval", recipe.eval.sets)):
         datasets |= {(section, "sets", number): dataset for number, dataset in enumerate(sets)}
     for place, dataset in datasets.items():
@@ -60,12 +60,12 @@ def revision_problems(recipe: Sections) -> Iterator[Problem]:
             yield _needless_revision(place, dataset.path)
 
 
-def _needless_revision(place: Place, path: str) -> Problem:
+def _needless_revision(place: KeyPath, path: str) -> RecipeProblem:
     source = repr(path) if path else "a fresh model"
     return (*place, "revision"), f"is of an id on the hub, which {source} is not: leave it out"
 
 
-def pinned(recipe: _SectionsT, commits: Mapping[Place, str]) -> _SectionsT:
+def pinned(recipe: _SectionsT, commits: Mapping[KeyPath, str]) -> _SectionsT:
     """The recipe with its revisions replaced by commits. commits: by the place of a source; every
     other table with the same path and revision takes the commit too.
     """
@@ -122,7 +122,7 @@ def _datasets(recipe: Sections) -> Iterator[RecipeSource]:
         yield _dataset(("eval", "sets", number), eval_set, eval_set.subset)
 
 
-def _dataset(place: Place, rows: RowSettings, subset: str | None) -> RecipeSource:
+def _dataset(place: KeyPath, rows: RowSettings, subset: str | None) -> RecipeSource:
     hub = on_hub(rows.path)
     template = rows.chat_template
     return RecipeSource(

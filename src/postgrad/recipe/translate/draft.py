@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from postgrad.recipe.lines import Place
+from postgrad.recipe.lines import KeyPath
 
 _OFF: tuple[Any, ...] = (False, None, 0, 0.0, -1, "", "none", [])
 
@@ -25,8 +25,8 @@ class Draft:
 
     job: str  # "sft", "rl", ...
     system: str  # the other system's name, for comments
-    values: dict[Place, Any] = field(default_factory=dict[Place, Any])  # by place in the recipe
-    comments: dict[Place, str] = field(default_factory=dict[Place, str])  # on the values
+    values: dict[KeyPath, Any] = field(default_factory=dict[KeyPath, Any])  # by place in the recipe
+    comments: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])  # on the values
     missing: list[Missing] = field(default_factory=list[Missing])  # without them the run differs
     needless: list[Missing] = field(default_factory=list[Missing])  # the run is the same without
     notes: list[str] = field(default_factory=list[str])  # on the recipe as a whole
@@ -73,12 +73,12 @@ class Draft:
         self.needless.append(Missing(name, value, why))
 
 
-def place_of(key: str) -> Place:
+def place_of(key: str) -> KeyPath:
     """("rewards", 0, "type") of "rewards.0.type"."""
     return tuple(int(part) if re.fullmatch(r"\d+", part) else part for part in key.split("."))
 
 
-def nested(values: Mapping[Place, Any]) -> dict[str, Any]:
+def nested(values: Mapping[KeyPath, Any]) -> dict[str, Any]:
     """Values by place as the tables that a TOML file would give."""
     tree: dict[Any, Any] = {}
     for place, value in values.items():

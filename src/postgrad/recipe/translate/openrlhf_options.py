@@ -1,7 +1,8 @@
 """OpenRLHF's options: their names, their defaults, and what they are in a recipe.
 
-Names are those of version 0.11, with dots; `canonical` renames older ones. Options of the policy (`actor.adam.lr`)
-are listed as its other trainers name them (`adam.lr`), so that one table serves all trainers.
+Names are those of version 0.11, with dots; `canonical` renames older ones. Options of the policy
+(`actor.adam.lr`) are listed as its other trainers name them (`adam.lr`), so that one table serves
+all trainers.
 """
 
 from collections.abc import Mapping

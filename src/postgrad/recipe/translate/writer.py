@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, cast
 
-from postgrad.recipe.lines import Place
+from postgrad.recipe.lines import KeyPath
 from postgrad.recipe.translate.draft import Draft, Missing
 
 WIDTH = 100
@@ -60,11 +60,11 @@ def _top(draft: Draft) -> Iterator[str]:
             yield from _line(draft, (name,))
 
 
-def _tables(draft: Draft) -> set[Place]:
+def _tables(draft: Draft) -> set[KeyPath]:
     return {place[:-1] for place in draft.values if len(place) > 1}
 
 
-def _rank(table: Place) -> tuple[int | str, ...]:
+def _rank(table: KeyPath) -> tuple[int | str, ...]:
     """A sort key: sections in the order of docs/recipes.md, a role's tables after it, list entries
     in order.
     """
@@ -72,7 +72,7 @@ def _rank(table: Place) -> tuple[int | str, ...]:
     return _ORDER.index(str(table[0])), *parts
 
 
-def _line(draft: Draft, place: Place) -> Iterator[str]:
+def _line(draft: Draft, place: KeyPath) -> Iterator[str]:
     line = f"{_key(str(place[-1]))} = {toml_value(draft.values[place])}"
     comment = draft.comments.get(place, "")
     beside = f"{line:<34} # {comment}"
