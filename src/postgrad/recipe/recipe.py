@@ -104,11 +104,11 @@ def _tables(value: Any) -> Any:
 
 
 class _Recipe(CommonSections):
-    """How a recipe is made in Python."""
+    """The sections with a constructor for Python code."""
 
     def __init__(self, **sections: Any) -> None:
-        """Checked and completed as a recipe file is: a section is a table, or its settings. Raises
-        UsageError with a line for every problem.
+        """Checks and completes the sections as those of a file: each is a table, or its settings.
+        Raises UsageError with a line for every problem.
         """
         kind = type(self)
         raw: dict[str, Any] = {"job": kind.model_fields["job"].default, **_tables(sections)}

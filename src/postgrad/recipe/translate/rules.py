@@ -49,7 +49,7 @@ def missing(why: str) -> Rule:
 
 
 def needless(why: str) -> Rule:
-    """The option needs no saying here."""
+    """The option has nothing to set here: the run is the same without it."""
 
     def rule(draft: Draft, name: str, value: Any, default: str) -> None:
         if not default:
