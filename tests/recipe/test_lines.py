@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.recipe.lines import Place, key_lines, line_of
+from postgrad.recipe.lines import KeyPath, key_lines, line_of
 
 TEXT = """# a comment
 job = "rl"
@@ -52,7 +52,7 @@ kind = "bpe"
         (("model", "init", "tokenizer", "kind"), 23),
     ],
 )
-def test_every_key_has_its_line(place: Place, line: int) -> None:
+def test_every_key_has_its_line(place: KeyPath, line: int) -> None:
     assert key_lines(TEXT)[place] == line
 
 

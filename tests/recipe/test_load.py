@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from postgrad.algorithms.rloo import RLOO
 from postgrad.core.errors import UsageError
 from postgrad.recipe.compare import compare
-from postgrad.recipe.lines import Place
+from postgrad.recipe.lines import KeyPath
 from postgrad.recipe.load import (
     load_recipe,
     parse_recipe,
@@ -29,7 +29,7 @@ NAMES = ("gsm8k_sft", "gsm8k_grpo", "hh_reward", "quickstart/sft", "quickstart/r
 SHIPPED = [ROOT / "recipes" / f"{name}.toml" for name in NAMES]
 
 
-def places(table: Any, place: Place = ()) -> Iterator[Place]:
+def places(table: Any, place: KeyPath = ()) -> Iterator[KeyPath]:
     """Every place of a resolved recipe."""
     entries = table.items() if isinstance(table, dict) else enumerate(table)
     for key, inner in entries:
@@ -310,7 +310,7 @@ def test_a_resolved_recipe_loads_again_to_the_same(path: Path) -> None:
 
 @given(st.sampled_from(PLACES), ANYTHING)
 def test_whatever_a_key_says_is_a_recipe_that_loads_again_or_one_message(
-    where: tuple[Path, Place], value: Any
+    where: tuple[Path, KeyPath], value: Any
 ) -> None:
     path, place = where
     try:

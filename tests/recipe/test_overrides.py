@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postgrad.core.errors import UsageError
-from postgrad.recipe.lines import Place
+from postgrad.recipe.lines import KeyPath
 from postgrad.recipe.load import load_recipe, with_overrides
 from postgrad.recipe.overrides import Override, apply_overrides, parse_overrides
 
 Write = Callable[..., Path]
 
 
-def parsed(*words: str) -> list[tuple[Place, Any]]:
+def parsed(*words: str) -> list[tuple[KeyPath, Any]]:
     return [(one.place, one.value) for one in parse_overrides(words)]
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from postgrad.core.errors import UsageError
 from postgrad.recipe.load import load_recipe, recipe_from_json
-from postgrad.recipe.scored import components, environment_weight
 
 Write = Callable[..., Path]
 REWARDS = '[[rewards]]\ntype = "gsm8k"\n'
@@ -17,8 +16,8 @@ TOOLS = '[environment]\ntype = "tools"\ntools = ["calculator"]\n'
 
 def test_an_environment_is_a_component_of_the_reward_beside_the_verifiers(write: Write) -> None:
     recipe = load_recipe(write((REWARDS, REWARDS + GAME + "weight = 0.5\nmax_turns = 3\n")))
-    assert components(recipe) == ["gsm8k", "environment"]
-    assert environment_weight(recipe) == 0.5
+    assert recipe.reward_components == ["gsm8k", "environment"]
+    assert recipe.environment_weight == 0.5
     assert recipe.environment is not None
     assert recipe.environment.max_turns == 3
     assert recipe_from_json(recipe.dump()) == recipe
@@ -26,11 +25,11 @@ def test_an_environment_is_a_component_of_the_reward_beside_the_verifiers(write:
 
 def test_an_environment_with_rewards_needs_no_verifier(write: Write) -> None:
     recipe = load_recipe(write((REWARDS, GAME)), ["--eval.component", "environment"])
-    assert components(recipe) == ["environment"]
+    assert recipe.reward_components == ["environment"]
 
 
 def test_an_environment_without_rewards_does(write: Write) -> None:
-    assert components(load_recipe(write((REWARDS, REWARDS + TOOLS)))) == ["gsm8k"]
+    assert load_recipe(write((REWARDS, REWARDS + TOOLS))).reward_components == ["gsm8k"]
     with pytest.raises(UsageError, match="nothing scores the samples"):
         load_recipe(write((REWARDS, TOOLS)))
 

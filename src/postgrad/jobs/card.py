@@ -18,7 +18,7 @@ from postgrad.models.settings import looks_local
 from postgrad.observe.follow import read_lines
 from postgrad.observe.run_dir import PACKAGES, RunDirectory
 from postgrad.recipe.recipe import Recipe
-from postgrad.recipe.sources import Source, sources
+from postgrad.recipe.sources import RecipeSource, sources
 
 SECRET = re.compile(r"(^|_)(key|token|secret|password|passwd|authorization|credentials?)$", re.I)
 USER = re.compile(r"(?<=://)[^/@\s]+@")  # of a URL
@@ -64,7 +64,7 @@ def _body(
     recipe: Recipe,
     state: RunState,
     base: str,
-    read: Sequence[Source],
+    read: Sequence[RecipeSource],
     results: Sequence[Mapping[str, Any]],
     *,
     role: str,
@@ -124,11 +124,11 @@ def _named(base: str, recipe: Recipe) -> str:
     return repository if revision is None else f"{repository}, revision {revision}"
 
 
-def _content(source: Source, hashes: Mapping[str, str]) -> str:
+def _content(source: RecipeSource, hashes: Mapping[str, str]) -> str:
     return (source.revision if source.hub else hashes.get(source.key)) or ""
 
 
-def _trains_on_hub(source: Source) -> bool:
+def _trains_on_hub(source: RecipeSource) -> bool:
     return source.kind == "dataset" and source.hub and source.place[0] == "data"
 
 

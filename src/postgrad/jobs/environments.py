@@ -9,7 +9,6 @@ from postgrad.data.settings import DataSettings, MixSettings
 from postgrad.data.templates import template_call
 from postgrad.jobs.learned import LearnedReward, by_component
 from postgrad.recipe.recipe import Answering
-from postgrad.recipe.scored import environment_weight
 from postgrad.rewards.registry import for_rollout
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.environments.chat import Dialogue, dialogue
@@ -31,7 +30,7 @@ def scorer(recipe: Answering, learned: LearnedReward | None = None) -> Scorer:
     """
     rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
     own = by_component(recipe, learned)
-    return Scorer(rewards, recipe.scoring, environment_weight(recipe), own)
+    return Scorer(rewards, recipe.scoring, recipe.environment_weight, own)
 
 
 def through(recipe: Answering, data: AnyData) -> AnyData:

@@ -21,7 +21,6 @@ from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.parallel import device as placing
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe, SFTRecipe
-from postgrad.recipe.scored import measures_loss, samples_answers
 
 LOSSES = ("loss", "perplexity")
 SHOWN = 5  # rows where two models differ
@@ -72,8 +71,8 @@ def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
     placing.apply(choices.placement)
     if not isinstance(recipe, Answering):
         return evaluate_pairs(recipe, path, choices, console)
-    answered = _answers(recipe, path, choices, console) if samples_answers(recipe) else []
-    if not isinstance(recipe, SFTRecipe) or not measures_loss(recipe):
+    answered = _answers(recipe, path, choices, console) if recipe.samples_answers else []
+    if not isinstance(recipe, SFTRecipe) or not recipe.measures_loss:
         return answered
     losses = evaluate_loss(recipe, path, choices, console)
     return with_losses(answered, losses) if answered else losses

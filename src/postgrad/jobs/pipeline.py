@@ -11,7 +11,6 @@ from postgrad.jobs.train import train
 from postgrad.observe.console import Console
 from postgrad.recipe.pipeline import Pipeline, Stage, with_models
 from postgrad.recipe.recipe import Answering, Recipe
-from postgrad.recipe.scored import samples_answers
 
 
 def train_pipeline(
@@ -55,7 +54,7 @@ def _answers(stage: Stage, model: str, count: int) -> list[Answer]:
     recipe = stage.recipe
     if not count or not isinstance(recipe, Answering) or not recipe.eval.sets:
         return []
-    if not samples_answers(recipe):  # held-out conversations, of which only the loss is asked
+    if not recipe.samples_answers:  # held-out conversations, of which only the loss is asked
         return []
     return ask(model, recipe, count)
 

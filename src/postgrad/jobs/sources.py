@@ -18,7 +18,7 @@ from postgrad.models.hashes import directory_hash, files_hash
 from postgrad.models.settings import looks_local
 from postgrad.recipe.compare import covers
 from postgrad.recipe.recipe import Recipe
-from postgrad.recipe.sources import Source, pinned, sources
+from postgrad.recipe.sources import RecipeSource, pinned, sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ def pin_model(source: str) -> str:
 
 
 def _resolved(
-    source: Source, before: Mapping[str, Any] | None, allowed: Sequence[str]
-) -> tuple[Source, HubSource]:
+    source: RecipeSource, before: Mapping[str, Any] | None, allowed: Sequence[str]
+) -> tuple[RecipeSource, HubSource]:
     """The same commit as before where the same was asked for, or where a resume states it."""
     asked, commit = source.revision, None
     if before is not None and before.get("path") == source.path and not _may(source, allowed):
@@ -83,7 +83,7 @@ def _resolved(
     return source, HubSource(source.key, source.kind, source.path, asked, commit)
 
 
-def _require_there(source: Source, commit: str) -> None:
+def _require_there(source: RecipeSource, commit: str) -> None:
     """Raises UsageError where a recorded commit is neither in the local cache nor on the hub."""
     try:
         _commit_of(source, commit)
@@ -95,7 +95,7 @@ def _require_there(source: Source, commit: str) -> None:
         ) from error
 
 
-def _commit_of(source: Source, revision: str | None) -> str:
+def _commit_of(source: RecipeSource, revision: str | None) -> str:
     if source.kind == "dataset":
         return dataset_commit(source.path, revision)
     return commit_of("model", source.path, revision)
@@ -136,7 +136,7 @@ class _Part:
     identity: str
 
 
-def _parts(source: Source) -> Iterator[_Part]:
+def _parts(source: RecipeSource) -> Iterator[_Part]:
     """The source itself and its chat template, where they are named by something."""
     key, keys = source.key, ("revision", "path") if source.hub else ("path", "revision")
     if (identity := _identity(source)) is not None:
@@ -147,7 +147,7 @@ def _parts(source: Source) -> Iterator[_Part]:
         )
 
 
-def _identity(source: Source) -> str | None:
+def _identity(source: RecipeSource) -> str | None:
     """None of what is made by code: tasks, functions of rows, and what is not there."""
     if source.hub:
         return source.name
@@ -162,7 +162,7 @@ def _identity(source: Source) -> str | None:
         raise UsageError(f"{source.path} cannot be read: {error} ({source.key}.path)") from error
 
 
-def _template(source: Source) -> str | None:
+def _template(source: RecipeSource) -> str | None:
     """Of a file with a chat template; its text is in the recipe."""
     if not source.chat_template or "{" in source.chat_template:
         return None
@@ -174,7 +174,7 @@ def _template(source: Source) -> str | None:
         raise UsageError(f"{path} cannot be read: {error} ({key})") from error
 
 
-def _may(source: Source, allowed: Sequence[str]) -> bool:
+def _may(source: RecipeSource, allowed: Sequence[str]) -> bool:
     return any(
         covers(one, f"{source.key}.{key}") for one in allowed for key in ("path", "revision")
     )

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from postgrad.core.batch import MICRO_TRAIN_TOKENS
 from postgrad.plan.phases import Phase
-from postgrad.recipe.recipe import Answering, Comparing, Recipe
-from postgrad.recipe.scored import samples_answers
+from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import MAX_SLOTS, places_for
 
 EVALUATED = 512  # sequences of an evaluation, before its rows are read
@@ -50,10 +49,10 @@ class AutoSizes:
         if self.tokens is not None:
             batch = recipe.batch.model_copy(update={"micro_train_tokens": self.tokens})
             recipe = recipe.model_copy(update={"batch": batch})
-        if self.slots is not None and isinstance(recipe, Answering):
-            places = recipe.rollout.cache_tokens or self.slots * longest_places(recipe)
+        if self.slots is not None and (rollout := recipe.rollout_settings) is not None:
+            places = rollout.cache_tokens or self.slots * longest_places(recipe)
             sizes = {"slots": self.slots, "cache_tokens": places}
-            rollout = recipe.rollout.model_copy(update=sizes)
+            rollout = rollout.model_copy(update=sizes)
             recipe = recipe.model_copy(update={"rollout": rollout})
         return recipe
 
@@ -65,10 +64,10 @@ class AutoSizes:
 
 def least_tokens(recipe: Recipe) -> int:
     """Tokens that one forward has to hold: a row, or both of a pair."""
-    return recipe.data.max_len * (2 if isinstance(recipe, Comparing) else 1)
+    return recipe.min_micro_tokens
 
 
-def longest_places(recipe: Answering) -> int:
+def longest_places(recipe: Recipe) -> int:
     """Places of the engine's cache that the longest sequence takes, an evaluation's too."""
     return places_for(max(recipe.data.max_len, *(one.max_len for one in recipe.eval.sets), 0))
 
@@ -77,12 +76,11 @@ def _most_slots(recipe: Recipe) -> int | None:
     """A slot for each sequence, as far as a stated cache has places; None where it is not asked, or
     nothing is sampled.
     """
-    if not isinstance(recipe, Answering) or recipe.rollout.slots != "auto":
+    rollout = recipe.rollout_settings
+    if rollout is None or rollout.slots != "auto" or not recipe.samples_answers:
         return None
-    if not samples_answers(recipe):
-        return None
-    sequences = recipe.geometry().samples_per_step if recipe.job == "rl" else EVALUATED
+    sequences = recipe.geometry().samples_per_step if recipe.trains_on_rollouts else EVALUATED
     most = min(MAX_SLOTS, sequences)
-    if recipe.rollout.cache_tokens is not None:
-        most = min(most, max(1, recipe.rollout.cache_tokens // longest_places(recipe)))
+    if rollout.cache_tokens is not None:
+        most = min(most, max(1, rollout.cache_tokens // longest_places(recipe)))
     return most

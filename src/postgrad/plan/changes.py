@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from postgrad.plan.plan import Outlook
-from postgrad.recipe.recipe import Comparing, Recipe
+from postgrad.recipe.recipe import Recipe
 
 Overrides = tuple[str, ...]
 Change = tuple[Overrides, str]  # flags of the command line, and what they do
@@ -85,7 +85,7 @@ def ranked(count: int, stage: str) -> Overrides:
 def _smaller_forward(now: Outlook) -> Iterator[Change]:
     """Half of the tokens, or the next divisor of the samples, of one forward pass."""
     recipe, samples = now.recipe, now.recipe.batch.micro_train_batch_size
-    least = recipe.data.max_len * (2 if isinstance(recipe, Comparing) else 1)
+    least = recipe.min_micro_tokens
     if samples is None and now.sizes.micro_tokens > least:
         tokens = max(least, now.sizes.micro_tokens // 2)
         yield flags("batch.micro_train_tokens", tokens), "a smaller forward pass"
@@ -120,7 +120,7 @@ def _shorter(recipe: Recipe) -> Overrides:
     """Half of data.max_len, and of what has to fit into it."""
     half = recipe.data.max_len // 2
     found = flags("data.max_len", half)
-    rollout = getattr(recipe, "rollout", None)
+    rollout = recipe.rollout_settings
     if rollout is not None and rollout.max_new_tokens >= half:
         new = half * rollout.max_new_tokens // recipe.data.max_len
         found += flags("rollout.max_new_tokens", max(1, new))

@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 
 from postgrad.plan.hardware import Device
-from postgrad.recipe.recipe import Answering, Recipe
+from postgrad.recipe.recipe import Recipe
 
 
 def notes(recipe: Recipe, device: Device) -> Iterator[str]:
     """What a person should know of the engine."""
-    if not isinstance(recipe, Answering):
+    rollout = recipe.rollout_settings
+    if rollout is None:
         return
-    rollout, one = recipe.rollout, recipe.rollout.vllm
+    one = rollout.vllm
     if rollout.type == "openai":
         yield (
             f"answers come from {rollout.openai.base_url}: what that server takes is not in this "

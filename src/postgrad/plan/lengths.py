@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from postgrad.data.settings import RowSettings, Share
-from postgrad.recipe.recipe import Recipe, RLRecipe
+from postgrad.recipe.recipe import Recipe
 
 GYM = "reasoning-gym:"  # data.gym.PREFIX, whose module a plan does not import
 
@@ -35,8 +35,7 @@ class Lengths:
 def longest(recipe: Recipe) -> Lengths:
     """Rows as long as they may be: half of a row is the answer where nothing says more."""
     whole = recipe.data.max_len
-    answer = min(recipe.rollout.max_new_tokens, whole - 1) if isinstance(recipe, RLRecipe) else 0
-    answer = answer or whole // 2
+    answer = recipe.sampled_tokens or whole // 2
     source = "every row as long as data.max_len allows"
     return Lengths(whole - answer, answer, 1.0, source, rows=_made(recipe))
 

@@ -19,7 +19,7 @@ from postgrad.plan.phases import PHASES, Line, Phase, always, awake
 from postgrad.plan.roles import PlannedRole, adapted_layers
 from postgrad.plan.sharing import Sharing
 from postgrad.plan.sizes import Sizes, width
-from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
+from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rewards.footprint import worker_bytes
 from postgrad.rewards.registry import for_rollout
 
@@ -198,7 +198,7 @@ def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> It
     if settings.save_steps or settings.save_minutes or settings.best_metric:
         state = sum(state_bytes(role) for role in roles)
         copies: dict[Phase, int] = {"rollout": state, "score": state, "save": state}
-        if recipe.job != "rl" and passes.sizes.micro_tokens:
+        if not recipe.trains_on_rollouts and passes.sizes.micro_tokens:
             copies["update"] = max(0, state - _not_yet(roles[0], passes, state / WRITTEN))
         yield Line("run", "copy of the state", copies)
     if settings.save_hf:
@@ -226,7 +226,7 @@ def _kept_back(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> 
         if role.learner is not None:
             kind = role.model.lora is not None, role.model.gradient_checkpointing
             found += int(KEPT_BACK[kind] * passes.made(role))
-    left = min(found, TRIM_BYTES) if isinstance(recipe, RLRecipe) else found
+    left = min(found, TRIM_BYTES) if recipe.trains_on_rollouts else found
     return {"rollout": left, "score": left, "update": found, "save": left}
 
 

@@ -14,7 +14,7 @@ from postgrad.plan.head import Head
 from postgrad.plan.lengths import Lengths
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import Sizes, width
-from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe
+from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 from postgrad.rollout.local.budget import align
 from postgrad.rollout.local.shared import LANES
 
@@ -121,10 +121,7 @@ class Passes:
     @property
     def _answers(self) -> int:
         """That stand behind one prompt."""
-        if isinstance(self.recipe, RLRecipe):
-            return self.recipe.batch.n_samples_per_prompt
-        paired = isinstance(self.recipe, Comparing) and self.recipe.algorithm.level == "pair"
-        return 2 if paired else 1
+        return self.recipe.answers_per_prompt
 
     def _blocks(self, role: PlannedRole) -> Blocks:
         chosen = role.model.attention
@@ -141,5 +138,5 @@ class Passes:
             cpu=self.cpu,
             trains=trains,
             entropy=recipe.algorithm.needs().entropy,
-            heated=isinstance(recipe, RLRecipe) and recipe.rollout.temperature != 1.0,
+            heated=recipe.logprob_temperature != 1.0,
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import LoraSettings, ModelSettings
 from postgrad.models.shapes import ModelShape
-from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RewardRecipe, RLRecipe
+from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RLRecipe
 
 Find = Callable[[ModelSettings], ModelShape]
 
@@ -49,7 +49,7 @@ class PlannedRole:
 
 def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
     """The roles of a run, the one it is about first. find: the shape that a [model] table names."""
-    if isinstance(recipe, RewardRecipe):
+    if recipe.trained_role == "reward_model":
         shape = find(recipe.model)
         return (PlannedRole("reward_model", shape, recipe.model, recipe.learner, scores=True),)
     policy = PlannedRole("policy", find(recipe.model), recipe.model, recipe.learner)

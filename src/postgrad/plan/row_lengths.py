@@ -22,7 +22,7 @@ from postgrad.data.settings import DataSettings, RowSettings, Share
 from postgrad.models.files import require_regular
 from postgrad.models.settings import ModelSettings
 from postgrad.plan.lengths import Lengths
-from postgrad.recipe.recipe import Recipe, RLRecipe
+from postgrad.recipe.recipe import Recipe
 
 SAMPLE = 1000  # rows of each set
 LARGE = 100_000_000  # bytes; of larger data only the first rows are read
@@ -75,11 +75,11 @@ def row_lengths(recipe: Recipe, model: ModelSettings | None = None) -> Lengths |
 def _fitting(pairs: np.ndarray[Any, Any], recipe: Recipe) -> Any:
     """Tokens of prompt and answer as data.on_too_long leaves them, and which rows are kept."""
     prompt, answer, limit = pairs[:, 0], pairs[:, 1], recipe.data.max_len
-    if isinstance(recipe, RLRecipe):
-        answer = np.full(len(prompt), min(recipe.rollout.max_new_tokens, limit - 1))
+    if recipe.sampled_tokens is not None:
+        answer = np.full(len(prompt), recipe.sampled_tokens)
     kept = prompt + answer <= limit
     if recipe.data.on_too_long == "truncate":
-        prompt = np.minimum(prompt, limit - (answer if isinstance(recipe, RLRecipe) else 1))
+        prompt = np.minimum(prompt, limit - (answer if recipe.trains_on_rollouts else 1))
         answer, kept = np.minimum(answer, limit - prompt), np.full(len(prompt), True)
     return prompt, answer, kept
 
@@ -95,14 +95,14 @@ def _counted(
 
     opening = OPENING + count("assistant")  # of the answer: the policy reads it
     if isinstance(settings, PairSettings):
-        paired = recipe.algorithm.level == "pair"
+        paired = recipe.row_kind == "pair"
         found = pair_of(row, settings) if paired else labelled_of(row, settings)
         replies = [one[found.first :] for one in found.conversations]
         answers = [tokens(one) - opening - 1 for one in replies]  # up to the end of the turn
         prompt = tokens(found.conversations[0][: found.first]) + opening
         yield from [(prompt, sum(answers) / 2)] if paired else [(prompt, one) for one in answers]
     elif isinstance(settings, DataSettings):
-        if isinstance(recipe, RLRecipe):
+        if recipe.row_kind == "prompt":
             yield tokens(prompt_of(row, settings)) + opening, 0
             return
         said = conversation_of(row, settings)

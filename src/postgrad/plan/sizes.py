@@ -6,8 +6,7 @@ from typing import Literal
 from postgrad.core.batch import MICRO_TRAIN_TOKENS, BatchGeometry
 from postgrad.plan.hardware import Device
 from postgrad.plan.sharing import Sharing
-from postgrad.recipe.recipe import Answering, Comparing, Recipe
-from postgrad.recipe.scored import samples_answers
+from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import PREFILL_TOKENS, EngineSizes, choose_sizes, places_for
 
 DType = Literal["auto", "float32", "bfloat16"]
@@ -46,24 +45,24 @@ def sizes(
     token_bytes: of one place of the engine's cache; free_bytes: of the device when the engine is
     made.
     """
-    comparing = isinstance(recipe, Comparing)
     longest = recipe.data.max_len
-    sample = longest * (2 if comparing and recipe.algorithm.level == "pair" else 1)
+    sample = longest * recipe.sequences_per_sample
     share = -(-geometry.train_batch_size // sharing.replicas) * sample
     if recipe.batch.micro_train_batch_size is not None:
         stated = recipe.batch.micro_train_batch_size * sample
     else:
         stated = recipe.batch.stated_tokens or max(
-            longest * (2 if comparing else 1),
+            recipe.min_micro_tokens,
             MICRO_TRAIN_TOKENS["cpu" if device.is_cpu else "cuda"],
         )
     tokens = -(-min(stated, share) // sharing.context)
-    if not isinstance(recipe, Answering) or not samples_answers(recipe):
+    rollout = recipe.rollout_settings
+    if rollout is None or not recipe.samples_answers:
         return Sizes(tokens, longest, None, 0)
     evaluated = max((one.max_len for one in recipe.eval.sets), default=0)
     places = max(longest, evaluated)
     engine = choose_sizes(
-        recipe.rollout,
+        rollout,
         sequences=_sequences(recipe, geometry),
         max_len=places,
         token_bytes=token_bytes,
@@ -74,6 +73,6 @@ def sizes(
     )
 
 
-def _sequences(recipe: Answering, geometry: BatchGeometry) -> int:
+def _sequences(recipe: Recipe, geometry: BatchGeometry) -> int:
     """Sequences of a step or an evaluation; how many rows that reads is not known here."""
-    return geometry.samples_per_step if recipe.job == "rl" else 512
+    return geometry.samples_per_step if recipe.trains_on_rollouts else 512

@@ -19,7 +19,7 @@ from postgrad.plan.memory import engine_width
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sharing import ALONE, Sharing
 from postgrad.plan.sizes import Sizes, width
-from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RLRecipe
+from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.local.shared import LANES
 
 GRADIENT = 4  # bytes: ranks add gradients in float32
@@ -123,7 +123,7 @@ def timing(
         step["sample"] = _sampling(recipe, geometry, roles[0], sizes, lengths, machine)
         readers = list(_readers(recipe, geometry, roles))
         step["score"] = sum(_forward(role, samples, sizes, machine) for role in readers)
-    elif isinstance(recipe, PreferenceRecipe) and recipe.algorithm.needs().reference:
+    elif ("reference", "model") in recipe.loaded_models:
         reference = roles[-1] if roles[-1].name == "reference" else roles[0]
         once["reference"] = (geometry.steps or 0) * _forward(reference, samples, sizes, machine)
     step["update"] = sum(
@@ -148,9 +148,7 @@ class Samples:
     @classmethod
     def of(cls, recipe: Recipe, geometry: BatchGeometry, lengths: Lengths) -> "Samples":
         """Prompts stand once for their answers, and for the two of a pair."""
-        answers = geometry.n_samples_per_prompt or 1
-        if not isinstance(recipe, RLRecipe) and recipe.algorithm.level == "pair":
-            answers = 2
+        answers = recipe.answers_per_prompt
         of_a_sample = geometry.n_samples_per_prompt or 1
         groups = geometry.samples_per_step / of_a_sample
         size = geometry.micro_train_batch_size

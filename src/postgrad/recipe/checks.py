@@ -1,28 +1,33 @@
 """Checks across the sections of a recipe: each yields (place in the recipe, what is wrong).
 
-Everything that can be known before a row or a weight is read is said here, not after half an hour
+Whatever can be wrong before a row or a weight is read is reported here, not after half an hour
 (NeMo RL#2783).
 """
-
-from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
+from postgrad.core.batch import RolloutBatchSettings
 from postgrad.core.geometry import derive
-from postgrad.recipe import engines, placed, ranks, scored, sources
-from postgrad.rollout.settings import TOTAL
+from postgrad.models.settings import ModelSettings
+from postgrad.recipe.engines import engine_problems
+from postgrad.recipe.lines import KeyPath, RecipeProblem
+from postgrad.recipe.placed import placement_problems
+from postgrad.recipe.ranks import rank_problems
+from postgrad.recipe.scored import reward_problems
+from postgrad.recipe.settings import (
+    AnsweringSections,
+    ComparingSections,
+    ReferenceSettings,
+    Sections,
+)
+from postgrad.recipe.sources import revision_problems
+from postgrad.rollout.settings import TOTAL, RolloutSettings
 
-if TYPE_CHECKING:
-    from postgrad.learner.settings import LearnerSettings
-    from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe
-    from postgrad.recipe.settings import ReferenceSettings
-    from postgrad.rollout.settings import RolloutSettings
-
-Problem = tuple[tuple[str | int, ...], str]
 LOWER_IS_BETTER = ("/loss", "/perplexity")  # ends of the names of such metrics
 
 
@@ -31,25 +36,28 @@ def as_json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, default=str)
 
 
-def common(recipe: Recipe) -> Iterator[Problem]:
-    """What holds for every job."""
+def common(recipe: Sections, job: str) -> Iterator[RecipeProblem]:
+    """Problems that every job can have."""
     yield from _batch(recipe)
     yield from _model(recipe)
-    yield from ranks.problems(recipe)
-    yield from placed.problems(recipe)
+    yield from rank_problems(recipe)
+    yield from placement_problems(recipe, job)
     yield from _data(recipe)
-    yield from sources.problems(recipe)
-    yield from _evaluated(recipe)
+    yield from revision_problems(recipe)
+    yield from _evaluation(recipe)
     for place in _not_finite(recipe.model_dump()):
         yield place, "infinity and NaN are no values for a recipe"
 
 
-def comparisons(recipe: Comparing) -> Iterator[Problem]:
-    """What jobs on pairs need."""
-    yield from _budget(recipe, whole=2, what="a pair of sequences")
-    yield from _sized(recipe)
-    reference = getattr(recipe, "reference", None)
-    if reference is not None and reference.moves:
+def comparing(recipe: ComparingSections) -> Iterator[RecipeProblem]:
+    """Problems of jobs on pairs."""
+    yield from _token_budget(recipe, "a pair of sequences")
+    yield from _evaluation_lengths(recipe)
+
+
+def fixed_reference(reference: ReferenceSettings) -> Iterator[RecipeProblem]:
+    """A reference that follows the policy in a job that computes its logprobs once."""
+    if reference.moves:
         yield (
             _following(reference),
             "the reference's logprobs are computed once, before the first step: only that of an RL "
@@ -57,19 +65,19 @@ def comparisons(recipe: Comparing) -> Iterator[Problem]:
         )
 
 
-def _budget(recipe: Recipe, whole: int, what: str) -> Iterator[Problem]:
-    """whole: how many sequences have to lie in one forward."""
-    budget, needed = recipe.batch.stated_tokens, whole * recipe.data.max_len
+def _token_budget(recipe: Sections, contents: str) -> Iterator[RecipeProblem]:
+    """A stated budget too small for the longest sample. contents: of one forward, in words."""
+    budget, needed = recipe.batch.stated_tokens, recipe.min_micro_tokens
     if budget is not None and budget < needed:
         yield (
             ("batch", "micro_train_tokens"),
-            f"{budget} tokens cannot hold {what} of data.max_len = {recipe.data.max_len}: "
+            f"{budget} tokens cannot hold {contents} of data.max_len = {recipe.data.max_len}: "
             f"at least {needed}",
         )
 
 
-def _evaluated(recipe: Recipe) -> Iterator[Problem]:
-    """What any evaluation needs."""
+def _evaluation(recipe: Sections) -> Iterator[RecipeProblem]:
+    """[eval] without data or beyond the model's positions; a best metric that it does not give."""
     settings = recipe.eval
     if recipe.checkpoint.early_stop and recipe.checkpoint.best_metric is None:
         yield (
@@ -92,33 +100,34 @@ def _evaluated(recipe: Recipe) -> Iterator[Problem]:
             )
         return
     init = recipe.model.init if recipe.model.path is None else None
-    for place, one in enumerate(settings.sets):
-        if init is not None and recipe.data.max_len < one.max_len > init.max_position_embeddings:
+    for number, eval_set in enumerate(settings.sets):
+        longest = eval_set.max_len
+        if init is not None and recipe.data.max_len < longest > init.max_position_embeddings:
             yield (
-                ("eval", "sets", place, "max_len"),
-                f"{one.max_len} tokens are more than the model's positions: "
+                ("eval", "sets", number, "max_len"),
+                f"{longest} tokens are more than the model's positions: "
                 f"max_position_embeddings = {init.max_position_embeddings}",
             )
 
 
-def answering(recipe: Answering) -> Iterator[Problem]:
-    """What jobs need whose policy answers questions."""
-    yield from _budget(recipe, whole=1, what="a sequence")
-    yield from scored.problems(recipe)
-    yield from engines.problems(recipe)
+def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Problems of jobs whose policy answers questions."""
+    yield from _token_budget(recipe, "a sequence")
+    yield from reward_problems(recipe)
+    yield from engine_problems(recipe)
     settings = recipe.eval
     if not settings.sets:
         return
     yield from _held_out(recipe)
-    if not scored.samples_answers(recipe):
+    if not recipe.samples_answers:
         return
-    names = scored.components(recipe)
+    names = recipe.reward_components
     new = settings.max_new_tokens or recipe.rollout.max_new_tokens
-    for place, one in enumerate(settings.sets):
-        if new >= one.max_len:
+    for number, eval_set in enumerate(settings.sets):
+        if new >= eval_set.max_len:
             yield (
-                ("eval", "sets", place, "max_len"),
-                f"max_new_tokens = {new} leaves no room for a prompt in {one.max_len} tokens",
+                ("eval", "sets", number, "max_len"),
+                f"max_new_tokens = {new} leaves no room for a prompt in {eval_set.max_len} tokens",
             )
     if settings.component is not None and names and settings.component not in names:
         yield (
@@ -127,14 +136,14 @@ def answering(recipe: Answering) -> Iterator[Problem]:
         )
 
 
-def _held_out(recipe: Answering) -> Iterator[Problem]:
-    """What an evaluation by loss cannot do, and what of [eval] it would not read."""
+def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """An evaluation by loss where there is none, and keys of [eval] that it would not read."""
     settings = recipe.eval
-    if settings.loss and recipe.job == "rl":
+    if settings.loss and recipe.trains_on_rollouts:
         yield ("eval", "loss"), "is of SFT jobs: an RL job has no answers to take the loss of"
-    if scored.measures_loss(recipe):
-        yield from _sized(recipe)
-    if scored.samples_answers(recipe):
+    if recipe.measures_loss:
+        yield from _evaluation_lengths(recipe)
+    if recipe.samples_answers:
         return
     kind = type(settings)
     for key in ("n_samples", "pass_at", "greedy", "component", "correct_at", "max_new_tokens"):
@@ -144,28 +153,28 @@ def _held_out(recipe: Answering) -> Iterator[Problem]:
                 "is of sampled answers, and nothing says which are right: give [[rewards]] with a "
                 "type, or leave this out for the loss alone",
             )
-    for place, one in enumerate(settings.sets):
-        if one.by is not None:
+    for number, eval_set in enumerate(settings.sets):
+        if eval_set.by is not None:
             yield (
-                ("eval", "sets", place, "by"),
+                ("eval", "sets", number, "by"),
                 "divides the rates of sampled answers: for losses give each part a set of its own",
             )
 
 
-def _sized(recipe: Recipe) -> Iterator[Problem]:
-    """Held-out sequences lie whole in the learner's forwards."""
-    for place, one in enumerate(recipe.eval.sets):
-        if one.max_len > recipe.data.max_len:
+def _evaluation_lengths(recipe: Sections) -> Iterator[RecipeProblem]:
+    """Held-out sequences too long for the learner, which computes each of them in one forward."""
+    for number, eval_set in enumerate(recipe.eval.sets):
+        if eval_set.max_len > recipe.data.max_len:
             yield (
-                ("eval", "sets", place, "max_len"),
-                f"{one.max_len} tokens are more than data.max_len = {recipe.data.max_len}, for "
-                "which the learner is sized: raise that",
+                ("eval", "sets", number, "max_len"),
+                f"{eval_set.max_len} tokens are more than data.max_len = {recipe.data.max_len}, "
+                "for which the learner is sized: raise that",
             )
 
 
-def sampling(recipe: RLRecipe) -> Iterator[Problem]:
-    """What sampling and its algorithm need."""
-    if scored.components(recipe) == []:
+def sampling(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """[rollout] and [[rewards]] of a job that learns from what it samples."""
+    if recipe.reward_components == []:
         yield ("rewards",), "nothing scores the samples: give at least one [[rewards]] with a type"
     rollout, data = recipe.rollout, recipe.data
     if rollout.max_new_tokens >= data.max_len:
@@ -188,9 +197,11 @@ def sampling(recipe: RLRecipe) -> Iterator[Problem]:
         yield ("rollout", "replay_path"), 'is read only where source = "replay"'
     yield from _replay(rollout)
     yield from _filter(recipe)
-    yield from _correction(recipe)
-    yield from _reference(recipe)
-    least, n = recipe.algorithm.min_group_size, recipe.batch.n_samples_per_prompt
+
+
+def group_size(algorithm: RolloutAlgorithm, batch: RolloutBatchSettings) -> Iterator[RecipeProblem]:
+    """Fewer samples of a prompt than the algorithm's baseline compares."""
+    least, n = algorithm.min_group_size, batch.n_samples_per_prompt
     if n < least:
         yield (
             ("batch", "n_samples_per_prompt"),
@@ -198,8 +209,8 @@ def sampling(recipe: RLRecipe) -> Iterator[Problem]:
         )
 
 
-def _replay(rollout: RolloutSettings) -> Iterator[Problem]:
-    """What chooses prompts or refills a step has nothing to choose from in a replay."""
+def _replay(rollout: RolloutSettings) -> Iterator[RecipeProblem]:
+    """Keys that choose which prompts are sampled, in a replay that samples none."""
     if rollout.source != "replay":
         return
     for key in ("dynamic_sampling", "curriculum"):
@@ -211,15 +222,17 @@ def _replay(rollout: RolloutSettings) -> Iterator[Problem]:
             )
 
 
-def _filter(recipe: RLRecipe) -> Iterator[Problem]:
-    """What dynamic sampling and a curriculum ask has to be a reward of the recipe."""
-    component, names = recipe.rollout.filter_on, scored.components(recipe)
+def _filter(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """A `filter_on`, of dynamic sampling and a curriculum, that names no reward of the recipe."""
+    component, names = recipe.rollout.filter_on, recipe.reward_components
     if component is None or not names:
         return
     place = ("rollout", "filter_on")
     if component != TOTAL and component not in names:
-        known = ", ".join([*names, TOTAL])
-        yield place, f"no reward is called {component!r}; known: {known}"
+        yield (
+            place,
+            f"no reward is called {component!r}; known: {', '.join([*names, TOTAL])}",
+        )
     if component == TOTAL and TOTAL in names:
         yield (
             place,
@@ -227,90 +240,91 @@ def _filter(recipe: RLRecipe) -> Iterator[Problem]:
         )
 
 
-def _following(reference: ReferenceSettings) -> tuple[str | int, ...]:
+def _following(reference: ReferenceSettings) -> KeyPath:
     """The key that lets a reference follow the policy."""
     return "reference", "refresh_steps" if reference.refresh_steps else "ema_decay"
 
 
-def _reference(recipe: RLRecipe) -> Iterator[Problem]:
-    """A reference that follows the policy has to be used, and to be the same model."""
-    reference = recipe.reference
+def moving_reference(
+    reference: ReferenceSettings, policy: ModelSettings, algorithm: RolloutAlgorithm
+) -> Iterator[RecipeProblem]:
+    """A reference that follows the policy and is not used, or is not the same model."""
     if not reference.moves:
         return
-    if recipe.model.lora is not None:
+    if policy.lora is not None:
         yield (
             _following(reference),
             "a reference that follows takes whole weights, and [model.lora] trains an adapter: "
             "leave one of them out",
         )
-    if not recipe.algorithm.needs().reference:
+    if not algorithm.needs().reference:
         yield ("reference",), "nothing reads it: give algorithm.kl_coef above 0"
     path = reference.model.path
-    if path is not None and path != recipe.model.path:
+    if path is not None and path != policy.path:
         yield (
             ("reference", "model", "path"),
-            f"{path!r} cannot follow the policy, which is {recipe.model.path!r}: leave it out",
+            f"{path!r} cannot follow the policy, which is {policy.path!r}: leave it out",
         )
 
 
-def _correction(recipe: RLRecipe) -> Iterator[Problem]:
-    algorithm, rollout = recipe.algorithm, recipe.rollout
+def correction(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iterator[RecipeProblem]:
+    """Importance weights of samples that were drawn from a truncated distribution."""
     if not isinstance(algorithm, BehaviourCorrection) or algorithm.correction_with_filters:
         return
     filters = {"top_p": rollout.top_p < 1.0, "top_k": rollout.top_k, "min_p": rollout.min_p}
     if algorithm.correction not in ("off", "metrics") and any(filters.values()):
-        said = " and ".join(f"rollout.{name}" for name, on in filters.items() if on)
+        stated = " and ".join(f"rollout.{name}" for name, on in filters.items() if on)
         yield (
             ("algorithm", "correction"),
-            f"with {said} samples come from another distribution than the policy's, which biases "
+            f"with {stated} samples come from another distribution than the policy's, which biases "
             "importance weights: sample without, or say correction_with_filters = true",
         )
 
 
-def _batch(recipe: Recipe) -> Iterator[Problem]:
-    found, problems = derive(recipe.batch, recipe.length(), recipe.parallel)
+def _batch(recipe: Sections) -> Iterator[RecipeProblem]:
+    """Batch numbers that contradict each other, and a warm-up longer than the run."""
+    geometry, problems = derive(recipe.batch, recipe.length(), recipe.parallel)
     for key, text in problems:
         yield tuple(key.split(".")), text
-    critic = getattr(recipe, "critic", None)
-    learners: dict[tuple[str, ...], LearnerSettings] = {("learner",): recipe.learner}
-    if critic is not None and critic.learner.warmup_updates != recipe.learner.warmup_updates:
-        learners["critic", "learner"] = critic.learner
-    for place, learner in learners.items():
+    updates = geometry.total_updates if geometry else None
+    reported: set[int] = set()  # a critic takes the policy's warm-up over: one message for both
+    for place, learner in recipe.learner_tables.items():
         warmup = learner.warmup_updates
-        if found and found.total_updates is not None and warmup > found.total_updates:
+        if updates is not None and warmup > updates and warmup not in reported:
+            reported.add(warmup)
             yield (
                 (*place, "warmup_updates"),
-                f"{warmup} is more than the {found.total_updates} updates of the whole run",
+                f"{warmup} is more than the {updates} updates of the whole run",
             )
 
 
-def _data(recipe: Recipe) -> Iterator[Problem]:
+def _data(recipe: Sections) -> Iterator[RecipeProblem]:
+    """Training data without a path, or longer than what is sized for it."""
     data = recipe.data
     if not data.sets and not data.path:
         yield ("data", "path"), "nothing to train on: give path, or several [[data.sets]]"
-    for place, one in enumerate(data.sets):
-        if not one.path:
-            yield ("data", "sets", place, "path"), "a set needs a path, here or in [data]"
-        if one.max_len > data.max_len:
+    for number, dataset in enumerate(data.sets):
+        if not dataset.path:
+            yield ("data", "sets", number, "path"), "a set needs a path, here or in [data]"
+        if dataset.max_len > data.max_len:
             yield (
-                ("data", "sets", place, "max_len"),
-                f"{one.max_len} tokens are more than data.max_len = {data.max_len}, for which "
+                ("data", "sets", number, "max_len"),
+                f"{dataset.max_len} tokens are more than data.max_len = {data.max_len}, for which "
                 "everything is sized: raise that",
             )
 
 
-def _model(recipe: Recipe) -> Iterator[Problem]:
-    model = recipe.model
-    critic = getattr(recipe, "critic", None)
-    trained = {("model",): model, ("critic", "model"): critic.model if critic else model}
-    for place, one in trained.items():
-        if one.quantize != "none" and one.lora is None:
+def _model(recipe: Sections) -> Iterator[RecipeProblem]:
+    """Frozen weights that would have to train, no weights, or too few positions."""
+    for place, trained in recipe.trained_models.items():
+        if trained.quantize != "none" and trained.lora is None:
             yield (
                 (*place, "quantize"),
-                f'"{one.quantize}" weights are frozen, so there has to be an adapter that trains: '
-                f"give [{'.'.join(place)}.lora]",
+                f'"{trained.quantize}" weights are frozen, so there has to be an adapter that '
+                f"trains: give [{'.'.join(map(str, place))}.lora]",
             )
             break  # what a critic leaves out is the policy's
+    model = recipe.model
     if model.path is not None:
         return
     if model.init is None:
@@ -323,8 +337,10 @@ def _model(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-def _not_finite(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Places of such numbers in tables whose keys are free: of tasks, templates, verifiers."""
+def _not_finite(value: Any, place: KeyPath = ()) -> Iterator[KeyPath]:
+    """Places of infinity and NaN, which tables with free keys can hold: of tasks, templates,
+    verifiers.
+    """
     if isinstance(value, Mapping):
         for key, inner in cast(Mapping[str, Any], value).items():
             yield from _not_finite(inner, (*place, key))

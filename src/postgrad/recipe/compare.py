@@ -1,4 +1,4 @@
-"""Two recipes of one run: what changed, and what may change without breaking the promise."""
+"""Two recipes of one run: which keys changed, and which may change without another result."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,7 +9,8 @@ from postgrad.recipe.ranks import SHARED
 from postgrad.recipe.recipe import Recipe
 
 # How long, where to save and log, what is watched: none of it changes a weight. A key stands for
-# everything below it.
+# everything below it. Two ways to state one quantity (steps, epochs) change together: the one that
+# is left out is None.
 ALLOWED = (
     "steps",
     "total_episodes",
@@ -31,15 +32,14 @@ ALLOWED = (
     "cluster",
     "rollout.vllm",
 )
-# Two ways to say one thing change together, and an unsaid one is None.
 
 
 def differences(before: Any, after: Any, place: tuple[str, ...] = ()) -> Iterator[str]:
     """The dotted keys at which two resolved recipes differ, list entries by number."""
     if isinstance(before, dict) and isinstance(after, dict):
-        one, two = cast(dict[str, Any], before), cast(dict[str, Any], after)
-        for key in dict.fromkeys([*one, *two]):
-            yield from differences(one.get(key), two.get(key), (*place, key))
+        old, new = cast(dict[str, Any], before), cast(dict[str, Any], after)
+        for key in dict.fromkeys([*old, *new]):
+            yield from differences(old.get(key), new.get(key), (*place, key))
     elif before != after:
         yield ".".join(place)
 
@@ -53,12 +53,13 @@ def compare(
 ) -> list[str]:
     """The keys that changed; UsageError for each that may not, unless it is in `allowed`.
 
-    allowed: what the person said with --allow-change; a key allows everything below it. ways_out:
-    what else the command lets a person do.
+    allowed: the keys of --allow-change; a key allows everything below it. ways_out: what else the
+    command lets a person do, for the message.
     """
     old, new = before.dump(), after.dump()
     changed = list(differences(old, new))
-    refused = [key for key in changed if not any(covers(one, key) for one in (*ALLOWED, *allowed))]
+    may_change = (*ALLOWED, *allowed)
+    refused = [key for key in changed if not any(covers(above, key) for above in may_change)]
     if refused:
         lines = [
             f"  {key}: {_value(old, key)!r} there, {_value(new, key)!r} here" for key in refused
@@ -72,9 +73,9 @@ def compare(
     return changed
 
 
-def covers(one: str, key: str) -> bool:
-    """Whether --allow-change `one` allows `key`: itself and everything below it."""
-    return key == one or key.startswith(f"{one}.")
+def covers(allowed: str, key: str) -> bool:
+    """Whether `--allow-change allowed` allows `key`: itself and everything below it."""
+    return key == allowed or key.startswith(f"{allowed}.")
 
 
 def _value(recipe: dict[str, Any], key: str) -> Any:

@@ -1,19 +1,15 @@
 """Checks of the rollout engine that a recipe names: each yields (place, what is wrong)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from postgrad.recipe.recipe import Answering
+from postgrad.recipe.lines import RecipeProblem
+from postgrad.recipe.settings import AnsweringSections
 
-Problem = tuple[tuple[str | int, ...], str]
 TABLES = ("vllm", "openai")  # of engines that have settings of their own
 
 
-def problems(recipe: Answering) -> Iterator[Problem]:
-    """What cannot be for this engine, and tables of engines that are not asked for."""
+def engine_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Keys that this engine cannot take, and tables of engines that the recipe does not use."""
     rollout = recipe.rollout
     for name in TABLES:
         stated = getattr(rollout, name)
@@ -28,11 +24,11 @@ def problems(recipe: Answering) -> Iterator[Problem]:
         yield from _openai(recipe)
 
 
-def _openai(recipe: Answering) -> Iterator[Problem]:
-    one = recipe.rollout.openai
-    if one.base_url is None:
+def _openai(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    server = recipe.rollout.openai
+    if server.base_url is None:
         yield ("rollout", "openai", "base_url"), "which server? such as http://127.0.0.1:8000/v1"
-    if one.endpoint == "chat" and recipe.environment is not None:
+    if server.endpoint == "chat" and recipe.environment is not None:
         yield (
             ("rollout", "openai", "endpoint"),
             "an environment's turns are rendered here, and a chat server renders its own: take "

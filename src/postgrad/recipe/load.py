@@ -11,14 +11,14 @@ from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
 from postgrad.core.untrusted import decoded, parse_toml, path_problem, read_bytes, reason, shown
 from postgrad.recipe.checks import as_json
-from postgrad.recipe.lines import Place, key_lines
+from postgrad.recipe.lines import KeyPath, key_lines
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.overrides import Override, apply_overrides, parse_overrides
 from postgrad.recipe.ranks import SHARED
-from postgrad.recipe.recipe import JOBS, Answering, Recipe
+from postgrad.recipe.recipe import JOBS, Recipe
 from postgrad.recipe.resolve import in_sets, resolve
 
-MOST_TOLD = 20  # problems of one file
+MOST_PROBLEMS = 20  # of one file, in a message
 MOST_RECIPE_BYTES = 2**20
 MOST_NUMBER = 2**63  # of a whole number: TOML's have 64 bits
 ROLES = ("", "reference", "reward_model", "critic")  # whose tables have a model; "": the policy
@@ -56,38 +56,40 @@ def parse_recipe(
 
 
 def recipe_from_json(data: dict[str, Any], overrides: Sequence[Override] = ()) -> Recipe:
-    """The recipe that `recipe.dump()` gave, as run directories keep it."""
+    """The recipe of what `recipe.dump()` returned, which is how run directories keep it."""
     return parse_recipe(data, "recipe.json", overrides=overrides)
 
 
 def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """A resolved recipe with `--section.key value` overrides, checked again.
 
-    What a flag says of [eval] or [data] it says of each of their sets: a resolved set states every
+    An override of [eval] or [data] is set in each of their sets too: a resolved set states every
     key, so that it would take nothing from its section.
     """
     data = recipe.dump()
-    given = [
-        Override(place, one.value, one.flag)
-        for one in parse_overrides(overrides)
-        for place in [*in_sets(data, one.place), *_with_critic(data, one.place)]
+    spread = [
+        Override(place, override.value, override.flag)
+        for override in parse_overrides(overrides)
+        for place in [*in_sets(data, override.place), *_with_critic(data, override.place)]
     ]
-    return recipe_from_json(data, given)
+    return recipe_from_json(data, spread)
 
 
-def _with_critic(data: dict[str, Any], place: Place) -> list[Place]:
-    """A resolved critic states its own ranks, which are the policy's: they change together."""
-    critic = data.get("critic")
+def _with_critic(data: dict[str, Any], place: KeyPath) -> list[KeyPath]:
+    """The critic's place of a [learner] key that all roles share: a resolved critic states it, and
+    the two have to stay equal.
+    """
     shared = (*SHARED, "sharding", "offload")
-    theirs = place[:1] == ("learner",) and place[1:] and place[1] in shared
-    return [("critic", *place)] if theirs and critic is not None else []
+    is_shared = len(place) > 1 and place[0] == "learner" and place[1] in shared
+    return [("critic", *place)] if is_shared and data.get("critic") is not None else []
 
 
 def require_runnable(recipe: Recipe) -> None:
-    """Raises UsageError where a recipe can be planned and not run: it names the model of a
-    pipeline's stage (`@NAME`).
+    """Raises UsageError where a recipe can be planned and not trained: its engine has other
+    weights, or it names the model of a pipeline's stage (`@NAME`).
     """
-    if isinstance(recipe, Answering) and recipe.rollout.type == "openai":
+    rollout = recipe.rollout_settings
+    if rollout is not None and rollout.type == "openai":
         raise UsageError(
             'rollout.type = "openai": a server with weights of its own can be evaluated (postgrad '
             'eval) and not trained; take "local" or "vllm"'
@@ -106,13 +108,13 @@ def require_models(recipe: Recipe) -> None:
 
 def names_used(recipe: Recipe) -> list[tuple[str, str]]:
     """(key, NAME) of every `@NAME`, the exported model of a pipeline's stage."""
-    owners = {role: getattr(recipe, role, None) if role else recipe for role in ROLES}
-    paths = {
-        f"{role}.model.path".lstrip("."): owner.model.path
-        for role, owner in owners.items()
-        if owner is not None
-    }
-    return [(key, name) for key, path in paths.items() if (name := stage_named(path)) is not None]
+    tables = recipe.model_tables
+    places = [(role, "model") if role else ("model",) for role in ROLES]
+    return [
+        (".".join((*place, "path")), name)
+        for place in places
+        if place in tables and (name := stage_named(tables[place].path)) is not None
+    ]
 
 
 def stage_named(path: str | None) -> str | None:
@@ -143,17 +145,19 @@ def read_toml(path: Path, text: str) -> dict[str, Any]:
 
 
 def require_values(raw: dict[str, Any], origin: Origin) -> None:
-    """Raises UsageError, with a line for each, where a value is one that no key takes."""
+    """Raises UsageError, with a line for each, where values are of a kind that no key takes: dates,
+    numbers beyond 64 bits, paths that cannot exist.
+    """
     problems = [
         f"{origin.where(place)}: {'.'.join(map(str, place))} = {shown(value)}: {problem}"
         for place, value in _values(raw, ())
         if (problem := _problem(value, str(place[-1])))
     ]
     if problems:
-        raise UsageError("\n".join(problems[:MOST_TOLD]))
+        raise UsageError("\n".join(problems[:MOST_PROBLEMS]))
 
 
-def _values(value: Any, place: Place) -> Iterator[tuple[Place, Any]]:
+def _values(value: Any, place: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
     """Every value that is no table or list, with its place."""
     entries: Iterator[tuple[str | int, Any]] | None = None
     if isinstance(value, dict):
@@ -168,6 +172,7 @@ def _values(value: Any, place: Place) -> Iterator[tuple[Place, Any]]:
 
 
 def _problem(value: Any, key: str) -> str:
+    """Why no key, or not this one, takes the value; "" where nothing is wrong with it."""
     if isinstance(value, str) and (key == "run_dir" or key.endswith("path")):
         return path_problem(value)
     if isinstance(value, int) and not -MOST_NUMBER <= value < MOST_NUMBER:
@@ -178,17 +183,17 @@ def _problem(value: Any, key: str) -> str:
 
 
 def _about_job(job: object) -> str:
-    known = " or ".join(f'"{name}"' for name in JOBS)
+    jobs = " or ".join(f'"{name}"' for name in JOBS)
     if job is None:
-        return f"job is missing: say job = {known} at the top"
+        return f"job is missing: say job = {jobs} at the top"
     close = nearest(str(job), JOBS)
-    hint = f"did you mean {close!r}?" if close else f"this version knows {known}"
+    hint = f"did you mean {close!r}?" if close else f"this version knows {jobs}"
     return f"job = {shown(job)}: {hint}"
 
 
 def _beside(path: Path) -> str:
-    """The nearest .toml file or folder where the missing one was looked for."""
+    """A hint with the most similar name in the folder of a missing recipe; "" without one."""
     if not path.parent.is_dir():
         return ""
-    close = nearest(path.name, [other.name for other in path.parent.iterdir()])
+    close = nearest(path.name, [entry.name for entry in path.parent.iterdir()])
     return f"; did you mean {path.parent / close}?" if close else ""

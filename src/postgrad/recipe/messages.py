@@ -1,4 +1,4 @@
-"""Errors of validation as lines for people: file, line, key, what is wrong, what is allowed."""
+"""Validation errors as lines for people: file, line, key, what is wrong, what is allowed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from postgrad.algorithms.base import Algorithm
 from postgrad.algorithms.registry import algorithm_class
 from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
-from postgrad.recipe.lines import Place, line_of
+from postgrad.recipe.lines import KeyPath, line_of
 from postgrad.recipe.overrides import Override
 from postgrad.recipe.resolve import in_file, is_inherited
 from postgrad.recipe.settings import EvalSet, EvalSettings, PairEvalSet, PairEvalSettings
@@ -20,14 +20,14 @@ DEFAULTS = {"reward": "bradley_terry", "preference": "dpo"}  # algorithms where 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a raw recipe came from. lines: line of every key of the file."""
+    """Where a raw recipe came from, to point at the file's line or the flag that is wrong."""
 
-    name: str
-    raw: dict[str, Any]
-    lines: dict[Place, int]
-    overrides: Sequence[Override] = ()
+    name: str  # of the file, or of the class for a recipe made in Python
+    raw: dict[str, Any]  # the tables, overrides applied, before sections take from each other
+    lines: dict[KeyPath, int]  # of every key and table of the file, from 1
+    overrides: Sequence[Override] = ()  # the flags that were applied, in their order
 
-    def where(self, place: Place) -> str:
+    def where(self, place: KeyPath) -> str:
         """`file:line` of a place, or the flag that set it."""
         for override in reversed(self.overrides):
             if place[: len(override.place)] == override.place:
@@ -62,25 +62,27 @@ def _line(problem: Mapping[str, Any], model: type[BaseModel], origin: Origin) ->
     return f"{prefix}{key} = {problem['input']!r}: {wanted}"
 
 
-def _described(model: type[BaseModel], place: Place) -> str:
+def _described(model: type[BaseModel], place: KeyPath) -> str:
     table = ".".join(str(part) for part in place[:-1])
     return f"say it in [{table}]" if table else "say it at the top of the recipe"
 
 
-def _hint(place: Place, model: type[BaseModel], raw: dict[str, Any]) -> str:
-    """The nearest known key beside it, else that very name elsewhere, else what is known."""
+def _hint(place: KeyPath, model: type[BaseModel], raw: dict[str, Any]) -> str:
+    """For an unknown key: a similar key of the same table, else a table that has the key, else all
+    keys of the table.
+    """
     name = str(place[-1])
-    known = list(_fields(model, place[:-1], raw))
-    close = nearest(name, known)
+    fields = list(_fields(model, place[:-1], raw))
+    close = nearest(name, fields)
     if close:
         return f"did you mean {close!r}?"
     elsewhere = [path for path in _paths(model, ()) if path[-1] == name or ".".join(path) == name]
     if elsewhere:
         return f"did you mean {'.'.join(elsewhere[0])!r}?"
-    return f"known here: {', '.join(known)}"
+    return f"known here: {', '.join(fields)}"
 
 
-def _fields(model: type[BaseModel], place: Place, raw: dict[str, Any]) -> Iterator[str]:
+def _fields(model: type[BaseModel], place: KeyPath, raw: dict[str, Any]) -> Iterator[str]:
     """The keys that the table at `place` may have."""
     if place == ("algorithm",):
         yield "type"
@@ -106,18 +108,19 @@ def _fields(model: type[BaseModel], place: Place, raw: dict[str, Any]) -> Iterat
 
 def _algorithm(raw: dict[str, Any]) -> type[Algorithm]:
     table = raw.get("algorithm")
-    known = cast(dict[str, Any], table) if isinstance(table, dict) else {}
-    return algorithm_class(str(known.get("type", DEFAULTS.get(str(raw.get("job")), "sft"))))
+    knobs = cast(dict[str, Any], table) if isinstance(table, dict) else {}
+    return algorithm_class(str(knobs.get("type", DEFAULTS.get(str(raw.get("job")), "sft"))))
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     """The settings class inside an annotation: itself, in a tuple, or beside None."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for one in get_args(annotation) if (found := _model_in(one))), None)
+    return next((inner for part in get_args(annotation) if (inner := _model_in(part))), None)
 
 
 def _paths(model: type[BaseModel], place: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Every key of the settings and of the tables within them, but for an algorithm's knobs."""
     for name, field in model.model_fields.items():
         yield (*place, name)
         inner = _model_in(field.annotation)

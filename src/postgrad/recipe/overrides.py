@@ -7,13 +7,13 @@ from typing import Any, cast
 
 from postgrad.core.errors import UsageError
 from postgrad.core.untrusted import MOST_DEPTH, is_deep, parse_toml
-from postgrad.recipe.lines import Place
+from postgrad.recipe.lines import KeyPath
 
 MOST_KEY = 1000  # characters of a dotted key
 MOST_SHOWN = 200  # of what was typed, in a message
 
 # Ways to state one quantity: an override of one takes the place of the others.
-ALTERNATIVES: tuple[tuple[Place, ...], ...] = (
+ALTERNATIVES: tuple[tuple[KeyPath, ...], ...] = (
     (("steps",), ("total_episodes",), ("epochs",)),
     (
         ("batch", "train_batch_size"),
@@ -26,11 +26,11 @@ ALTERNATIVES: tuple[tuple[Place, ...], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One `--key value`. flag: as it was typed, for messages."""
+    """One `--key value` of the command line."""
 
-    place: Place
-    value: Any
-    flag: str
+    place: KeyPath  # ("rewards", 0, "weight") of --rewards.0.weight
+    value: Any  # as TOML reads it
+    flag: str  # as it was typed, shortened, for messages
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[Override]:
@@ -39,7 +39,7 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
     A value is read as TOML (1e-4, true, [1, 2], "text"); what is not TOML is a string. Raises
     UsageError for a word that is no flag and a flag without value.
     """
-    found: list[Override] = []
+    overrides: list[Override] = []
     words = list(arguments)
     while words:
         word = words.pop(0)
@@ -55,8 +55,8 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
             raise UsageError(f"--{_short(name)}: a dotted key such as --learner.lr is wanted")
         place = tuple(int(part) if part.isdecimal() else part for part in parts)
         flag = f"--{name} {_short(text)}"
-        found.append(Override(place, _value(text, flag), flag))
-    return found
+        overrides.append(Override(place, _value(text, flag), flag))
+    return overrides
 
 
 def apply_overrides(raw: dict[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
@@ -69,16 +69,16 @@ def apply_overrides(raw: dict[str, Any], overrides: Sequence[Override]) -> dict[
 def change(raw: Any, overrides: Sequence[Override]) -> None:
     """`apply_overrides` in place, on tables that behave as dicts and lists do."""
     for override in overrides:
-        for ways in ALTERNATIVES:
-            if override.place in ways:
-                for way in ways:
-                    _remove(raw, way)
+        for alternatives in ALTERNATIVES:
+            if override.place in alternatives:
+                for place in alternatives:
+                    _remove(raw, place)
     for override in overrides:
         _set(raw, override)
 
 
 def _short(text: str) -> str:
-    """As a message shows what was typed."""
+    """What was typed, cut to what a message has room for."""
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
@@ -87,7 +87,7 @@ def _value(text: str, flag: str) -> Any:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    except (RecursionError, ValueError):  # it is TOML, and beyond what is read of it
+    except (RecursionError, ValueError):  # TOML, but too deep or too long: parse_toml says why
         parsed = _bounded(text, flag)
     if is_deep(parsed):
         parsed = _bounded(text, flag)
@@ -95,6 +95,7 @@ def _value(text: str, flag: str) -> Any:
 
 
 def _bounded(text: str, flag: str) -> dict[str, Any]:
+    """The value read with the limits of a file. Raises UsageError that names the flag."""
     try:
         return parse_toml(f"value = {text}")
     except ValueError as error:
@@ -109,7 +110,7 @@ def _copy(value: Any) -> Any:
     return value
 
 
-def _remove(raw: dict[str, Any], place: Place) -> None:
+def _remove(raw: dict[str, Any], place: KeyPath) -> None:
     node: Any = raw
     for part in place[:-1]:
         node = cast(dict[Any, Any], node).get(part) if isinstance(node, dict) else None

@@ -29,12 +29,11 @@ FILE = "pipeline.toml"
 
 
 class PipelineSettings(Settings):
-    """What pipeline.toml says. ask: held-out questions that plain transformers answers at the end,
-    with the model of the last recipe.
-    """
+    """The keys of a pipeline.toml."""
 
-    recipes: tuple[str, ...] = Field(min_length=1)
-    run_dir: str = Field(min_length=1)
+    recipes: tuple[str, ...] = Field(min_length=1)  # files beside it, in the order of the run
+    run_dir: str = Field(min_length=1)  # each recipe runs in run_dir/NAME
+    # Held-out questions that plain transformers answers at the end with the last recipe's model.
     ask: int = Field(default=0, ge=0)
 
 
@@ -49,12 +48,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Recipes in the order in which they run, each in run_dir/NAME."""
+    """Recipes in the order in which they run."""
 
-    name: str
-    run_dir: Path
+    name: str  # of the folder
+    run_dir: Path  # each stage runs in run_dir/NAME
     stages: tuple[Stage, ...]
-    ask: int
+    ask: int  # questions that the last stage's model answers at the end; 0: none
 
 
 def load_pipeline(directory: Path, overrides: Sequence[str] = ()) -> Pipeline:
@@ -68,28 +67,27 @@ def load_pipeline(directory: Path, overrides: Sequence[str] = ()) -> Pipeline:
     text = read_text(path)
     raw = read_toml(path, text)
     flags = parse_overrides(overrides)
-    owned = [(name,) for name in PipelineSettings.model_fields]
-    own = [one for one in flags if one.place[:1] in owned]
-    raw = apply_overrides(raw, own)
-    require_values(raw, Origin(str(path), raw, key_lines(text), own))
+    fields = [(name,) for name in PipelineSettings.model_fields]
+    of_pipeline = [flag for flag in flags if flag.place[:1] in fields]
+    raw = apply_overrides(raw, of_pipeline)
+    origin = Origin(str(path), raw, key_lines(text), of_pipeline)
+    require_values(raw, origin)
     try:
         settings = PipelineSettings.model_validate(raw)
     except ValidationError as error:
-        raise explain(
-            error, PipelineSettings, Origin(str(path), raw, key_lines(text), own)
-        ) from error
+        raise explain(error, PipelineSettings, origin) from error
     names = [Path(recipe).stem for recipe in settings.recipes]
     if len(set(names)) < len(names):
         raise UsageError(f"{path}: two recipes have the same name: {', '.join(names)}")
-    rest = [one for one in flags if one not in own]
+    of_stages = [flag for flag in flags if flag not in of_pipeline]
     stages: list[Stage] = []
     for name, file in zip(names, settings.recipes, strict=True):
         run_dir = str(Path(settings.run_dir) / name)
-        given = [
+        stage_overrides = [
             Override(("run_dir",), run_dir, "run_dir of the pipeline"),
-            *_for(name, names, rest),
+            *_for_stage(name, names, of_stages),
         ]
-        recipe = load_with(directory / file, given)
+        recipe = load_with(directory / file, stage_overrides)
         for key, named in names_used(recipe):
             _check_earlier(key, named, [stage.name for stage in stages], directory / file)
         stages.append(Stage(name, directory / file, recipe))
@@ -97,11 +95,11 @@ def load_pipeline(directory: Path, overrides: Sequence[str] = ()) -> Pipeline:
 
 
 def _require(path: Path) -> None:
-    """Raises UsageError, which names what could be meant, where a folder is no pipeline."""
+    """Raises UsageError, which lists the recipes in it, where a folder has no pipeline.toml."""
     if path.is_file() or not path.parent.is_dir():
         return
-    inside = sorted(path.parent.iterdir())
-    names = [one.name for one in inside if one.suffix == ".toml" or (one / FILE).is_file()]
+    entries = sorted(path.parent.iterdir())
+    names = [entry.name for entry in entries if entry.suffix == ".toml" or (entry / FILE).is_file()]
     hint = f": name one of {', '.join(names)}" if names else ""
     raise UsageError(f"{path.parent} is a folder without {FILE}{hint}")
 
@@ -117,15 +115,19 @@ def with_models(recipe: Recipe, models: Mapping[str, str]) -> Recipe:
     return recipe_from_json(data)
 
 
-def _for(name: str, names: Sequence[str], overrides: Sequence[Override]) -> list[Override]:
-    """The overrides of one stage: its own, with its name taken off, and those of all stages."""
-    found: list[Override] = []
-    for one in overrides:
-        if one.place[:1] == (name,) and len(one.place) > 1:
-            found.append(Override(one.place[1:], one.value, one.flag))
-        elif one.place[:1] not in [(other,) for other in names]:
-            found.append(one)
-    return found
+def _for_stage(name: str, names: Sequence[str], overrides: Sequence[Override]) -> list[Override]:
+    """The overrides of one stage: those with its name, which is taken off, and those of all stages.
+
+    names: of all stages.
+    """
+    selected: list[Override] = []
+    for override in overrides:
+        prefix = override.place[:1]
+        if prefix == (name,) and len(override.place) > 1:
+            selected.append(Override(override.place[1:], override.value, override.flag))
+        elif prefix not in [(stage,) for stage in names]:
+            selected.append(override)
+    return selected
 
 
 def _check_earlier(key: str, name: str, earlier: Sequence[str], path: Path) -> None:

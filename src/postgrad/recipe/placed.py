@@ -1,19 +1,15 @@
-"""Whether the processes of a recipe can be where [cluster] says, as far as a recipe tells."""
-
-from __future__ import annotations
+"""Checks of [cluster]: whether the processes of a recipe fit where it places them, as far as the
+recipe alone can tell. Each yields (place, what is wrong).
+"""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from postgrad.cluster.settings import ClusterSettings, Placement
-
-if TYPE_CHECKING:
-    from postgrad.recipe.recipe import Recipe
-
-Problem = tuple[tuple[str | int, ...], str]
+from postgrad.recipe.lines import RecipeProblem
+from postgrad.recipe.settings import CommonSections
 
 
-def problems(recipe: Recipe) -> Iterator[Problem]:
+def placement_problems(recipe: CommonSections, job: str) -> Iterator[RecipeProblem]:
     """Placements that no cluster has room for."""
     settings, ranks = recipe.cluster, recipe.learner.ranks
     if settings.type == "local":
@@ -30,9 +26,9 @@ def problems(recipe: Recipe) -> Iterator[Problem]:
     workers = settings.engines(ranks)
     if not workers:
         return
-    if recipe.job in ("reward", "preference"):
+    if recipe.rollout_settings is None:
         place = ("cluster", "rollout") if rollout else ("cluster", "policy", "colocate")
-        yield place, f'job = "{recipe.job}" samples nothing: leave it out'
+        yield place, f'job = "{job}" samples nothing: leave it out'
         return
     if policy.colocate is not None:
         yield from _colocated(rollout, workers, ranks)
@@ -45,7 +41,8 @@ def problems(recipe: Recipe) -> Iterator[Problem]:
             )
 
 
-def _unread(settings: ClusterSettings) -> Iterator[Problem]:
+def _unread(settings: ClusterSettings) -> Iterator[RecipeProblem]:
+    """Placements that a local run would not read."""
     for key in ("policy", "rollout"):
         if getattr(settings, key) != ClusterSettings.model_fields[key].default:
             yield (
@@ -55,15 +52,19 @@ def _unread(settings: ClusterSettings) -> Iterator[Problem]:
             )
 
 
-def _spread(role: str, placement: Placement, processes: int, what: str) -> Iterator[Problem]:
+def _spread(
+    role: str, placement: Placement, processes: int, stated: str
+) -> Iterator[RecipeProblem]:
+    """Processes that do not divide evenly over machines. stated: the key that says how many."""
     if placement.machines and processes % placement.machines:
         yield (
             ("cluster", role, "machines"),
-            f"{what} cannot be divided evenly over {placement.machines} machines",
+            f"{stated} cannot be divided evenly over {placement.machines} machines",
         )
 
 
-def _colocated(rollout: Placement | None, workers: int, ranks: int) -> Iterator[Problem]:
+def _colocated(rollout: Placement | None, workers: int, ranks: int) -> Iterator[RecipeProblem]:
+    """Engines on the ranks' devices: how many fit, and keys that are then the ranks'."""
     if workers > ranks:
         yield (
             ("cluster", "rollout", "workers"),

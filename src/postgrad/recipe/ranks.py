@@ -1,53 +1,50 @@
-"""What a recipe says of the learner's ranks: what all roles share, and what cannot be together."""
-
-from __future__ import annotations
+"""Checks of the ranks that train: what all roles share, and settings that exclude each other. Each
+yields (place, what is wrong).
+"""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from postgrad.learner.settings import LearnerSettings
+from postgrad.recipe.lines import RecipeProblem
+from postgrad.recipe.settings import CommonSections
 
-if TYPE_CHECKING:
-    from postgrad.recipe.recipe import Recipe
-
-Problem = tuple[tuple[str | int, ...], str]
 SHARED = ("ranks", "tensor_parallel", "context_parallel", "shard_groups")  # by all roles
 
 
-def problems(recipe: Recipe) -> Iterator[Problem]:
-    """What a recipe says of ranks that cannot be."""
-    ranks = recipe.learner.ranks
-    critic = getattr(recipe, "critic", None)
+def rank_problems(recipe: CommonSections) -> Iterator[RecipeProblem]:
+    """Ranks that roles do not share, and sharding that cannot be done on them."""
+    learner = recipe.learner
     for key in SHARED:
-        mine = getattr(recipe.learner, key)
-        other = mine if critic is None else getattr(critic.learner, key)
-        if other != mine:
-            yield (
-                ("critic", "learner", key),
-                f"{other} beside the policy's {mine}: all roles share ranks: leave it out",
-            )
-    four = [recipe.model, *([critic.model] if critic is not None else [])]
-    if recipe.learner.sharding != "none" and any(one.quantize != "none" for one in four):
+        policy_value = getattr(learner, key)
+        for place, other in recipe.learner_tables.items():
+            if getattr(other, key) != policy_value:
+                yield (
+                    (*place, key),
+                    f"{getattr(other, key)} beside the policy's {policy_value}: all roles share "
+                    "ranks: leave it out",
+                )
+    quantized = any(model.quantize != "none" for model in recipe.trained_models.values())
+    if learner.sharding != "none" and quantized:
         yield (
             ("learner", "sharding"),
-            f'"{recipe.learner.sharding}": weights in four bits cannot be divided over ranks: use '
+            f'"{learner.sharding}": weights in four bits cannot be divided over ranks: use '
             '"none", which holds them whole on each',
         )
-    yield from _arranged(recipe.learner, any(one.quantize != "none" for one in four))
-    if ranks > 1 and recipe.cluster.type == "local":
+    yield from _arranged(learner, quantized)
+    if learner.ranks > 1 and recipe.cluster.type == "local":
         yield (
             ("learner", "ranks"),
-            f"{ranks} ranks need a cluster, on one machine too: --cluster.type ray",
+            f"{learner.ranks} ranks need a cluster, on one machine too: --cluster.type ray",
         )
-    elif ranks == 1 and recipe.learner.sharding != "none":
+    elif learner.ranks == 1 and learner.sharding != "none":
         yield (
             ("learner", "sharding"),
-            f'"{recipe.learner.sharding}" divides state over ranks, and there is one: use "none"',
+            f'"{learner.sharding}" divides state over ranks, and there is one: use "none"',
         )
 
 
-def _arranged(learner: LearnerSettings, quantized: bool) -> Iterator[Problem]:
-    """What tensor parallelism, groups and offload ask of the rest."""
+def _arranged(learner: LearnerSettings, quantized: bool) -> Iterator[RecipeProblem]:
+    """Tensor parallelism of quantized weights, and groups or offload without sharding."""
     each = learner.tensor_parallel * learner.context_parallel
     if learner.tensor_parallel > 1 and quantized:
         yield (

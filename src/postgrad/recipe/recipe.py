@@ -1,9 +1,9 @@
-"""What a recipe may say: the settings of the rooms below, put together and checked as a whole."""
+"""What a recipe may say: a class for each job, with its sections put together and checked."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, PlainSerializer, PlainValidator, model_validator
+from pydantic import PlainSerializer, PlainValidator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 from postgrad.algorithms.base import (
@@ -16,40 +16,30 @@ from postgrad.algorithms.bradley_terry import BradleyTerry
 from postgrad.algorithms.dpo import DPO
 from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
 from postgrad.algorithms.sft import SFT
-from postgrad.checkpoint.settings import CheckpointSettings
-from postgrad.cluster.settings import ClusterSettings
-from postgrad.core.batch import (
-    BatchGeometry,
-    BatchSettings,
-    Parallel,
-    RolloutBatchSettings,
-    RunLength,
-)
+from postgrad.core.batch import RolloutBatchSettings
 from postgrad.core.errors import UsageError
-from postgrad.core.geometry import geometry
 from postgrad.core.settings import Settings
-from postgrad.data.pair_settings import PairMixSettings
-from postgrad.data.settings import MixSettings
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
-from postgrad.observe.settings import ObserveSettings, SentinelSettings
 from postgrad.recipe import checks
+from postgrad.recipe.lines import KeyPath, RecipeProblem
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.resolve import resolve
 from postgrad.recipe.settings import (
+    AnsweringSections,
+    CommonSections,
+    ComparingSections,
     CriticSettings,
-    EvalSettings,
-    PairEvalSettings,
     ReferenceSettings,
     RewardModelSettings,
+    RowKind,
 )
-from postgrad.rewards.settings import RewardSettings, ScoringSettings
-from postgrad.rollout.environments.settings import EnvironmentSettings
-from postgrad.rollout.settings import RolloutSettings
 
 
-def problems_found(title: str, problems: list[tuple[tuple[str | int, ...], str]]) -> None:
-    """Raises a ValidationError with each (place, message), so that places keep their names."""
+def raise_problems(title: str, problems: Iterable[RecipeProblem]) -> None:
+    """Raises one ValidationError with all problems, each at its place; nothing where there are
+    none.
+    """
     details = [
         InitErrorDetails(
             type=PydanticCustomError("recipe", "{text}", {"text": text}), loc=place, input=None
@@ -69,68 +59,56 @@ def _algorithm(base: type[Algorithm]) -> Callable[[Any], Algorithm]:
         if not isinstance(value, Mapping):
             raise ValueError('a table with a `type` is wanted, such as type = "grpo"')
         knobs = dict(cast(Mapping[str, Any], value))
-        name = knobs.pop("type", None)
-        known = [other for other in ALGORITHMS if issubclass(algorithm_class(other), base)]
-        kind = _class(name, base, known)
+        type_name = knobs.pop("type", None)
+        names = [name for name in ALGORITHMS if issubclass(algorithm_class(name), base)]
+        kind = _class(type_name, base, names)
         return kind.model_validate_json(checks.as_json(knobs), strict=True)
 
     return build
 
 
-def _class(name: Any, base: type[Algorithm], known: list[str]) -> type[Algorithm]:
-    message = f"one of {', '.join(known)}, or your own 'package.module:Class'"
+def _class(name: Any, base: type[Algorithm], names: list[str]) -> type[Algorithm]:
+    """The algorithm's class. names: of the shipped ones for this job, for the message."""
+    message = f"one of {', '.join(names)}, or your own 'package.module:Class'"
     try:
         kind = algorithm_class(name) if isinstance(name, str) else None
     except UsageError as error:
         kind, message = None, str(error)
     if kind is not None and not issubclass(kind, base):
-        message = f"{name!r} is not for this job; known: {', '.join(known)}"
+        message = f"{name!r} is not for this job; known: {', '.join(names)}"
     if kind is None or not issubclass(kind, base):
-        problems_found("algorithm", [(("type",), message)])
-        raise AssertionError  # problems_found has raised
+        raise_problems("algorithm", [(("type",), message)])
+        raise AssertionError  # raise_problems has raised
     return kind
 
 
 def _with_type(algorithm: Algorithm) -> dict[str, Any]:
     kind = type(algorithm)
     target = f"{kind.__module__}:{kind.__qualname__}"
-    name = next((name for name, known in ALGORITHMS.items() if known == target), target)
+    name = next((name for name, shipped in ALGORITHMS.items() if shipped == target), target)
     return {"type": name, **algorithm.model_dump(mode="json")}
 
 
 def _tables(value: Any) -> Any:
-    """Settings as the tables of a file that say the same; what they do not state stays unsaid."""
+    """Settings as the tables of a file; fields that were not set are left out."""
     if isinstance(value, Algorithm):
         return _with_type(value)
     if isinstance(value, Settings):
         return {name: _tables(getattr(value, name)) for name in value.model_fields_set}
     if isinstance(value, Mapping):
         items = cast(Mapping[str, Any], value).items()
-        return {name: _tables(one) for name, one in items}
+        return {name: _tables(entry) for name, entry in items}
     if isinstance(value, list | tuple):
-        return [_tables(one) for one in cast(list[Any], value)]
+        return [_tables(entry) for entry in cast(list[Any], value)]
     return value
 
 
-class _Recipe(Settings):
-    """What every job says. Exactly one of steps, total_episodes and epochs says how long."""
-
-    run_dir: str = Field(min_length=1)  # where the run writes
-    seed: int = Field(default=0, ge=0)  # of fresh weights, the order of rows, samples
-    steps: int | None = Field(default=None, ge=1)  # passes of the loop
-    total_episodes: int | None = Field(default=None, ge=1)  # a budget of samples
-    epochs: float | None = Field(default=None, gt=0.0)  # passes over the data
-    model: ModelSettings = ModelSettings()
-    batch: BatchSettings = BatchSettings()
-    learner: LearnerSettings = LearnerSettings()
-    cluster: ClusterSettings = ClusterSettings()
-    checkpoint: CheckpointSettings = CheckpointSettings()
-    sentinels: SentinelSettings = SentinelSettings()
-    observe: ObserveSettings = ObserveSettings()
+class _Recipe(CommonSections):
+    """The sections with a constructor for Python code."""
 
     def __init__(self, **sections: Any) -> None:
-        """A recipe made in Python, checked and completed as one of a file: a section is a table, or
-        its settings. Raises UsageError with a line for every problem.
+        """Checks and completes the sections as those of a file: each is a table, or its settings.
+        Raises UsageError with a line for every problem.
         """
         kind = type(self)
         raw: dict[str, Any] = {"job": kind.model_fields["job"].default, **_tables(sections)}
@@ -143,44 +121,8 @@ class _Recipe(Settings):
     # Not how files and JSON are validated: pydantic asks this of an __init__ of its own alone.
     __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess]
 
-    @property
-    def parallel(self) -> Parallel:
-        """The learner's ranks."""
-        one = self.learner
-        return Parallel(one.ranks, one.tensor_parallel, one.context_parallel)
 
-    def length(self, rows: int | None = None) -> RunLength:
-        """How long the run is; rows of the training data turn epochs into steps."""
-        return RunLength(self.steps, self.total_episodes, self.epochs, rows)
-
-    def geometry(self, rows: int | None = None) -> BatchGeometry:
-        """Every batch number; `rows` of the training data are needed where epochs are stated."""
-        return geometry(self.batch, self.length(rows), self.parallel)
-
-    def dump(self) -> dict[str, Any]:
-        """The resolved recipe as JSON values; it loads again to an equal recipe."""
-        return self.model_dump(mode="json")
-
-
-class _Answering(_Recipe):
-    """Jobs whose policy answers questions: while it learns, or when it is evaluated."""
-
-    data: MixSettings
-    eval: EvalSettings = EvalSettings()
-    rewards: tuple[RewardSettings, ...] = ()
-    scoring: ScoringSettings = ScoringSettings()
-    environment: EnvironmentSettings | None = None
-    rollout: RolloutSettings = RolloutSettings()
-
-
-class _Comparing(_Recipe):
-    """Jobs that learn which of two answers is preferred: a sample is a pair."""
-
-    data: PairMixSettings
-    eval: PairEvalSettings = PairEvalSettings()
-
-
-class SFTRecipe(_Answering):
+class SFTRecipe(_Recipe, AnsweringSections):
     """Supervised fine-tuning: a step is one update of `train_batch_size` conversations.
 
     Rewards and rollout are for the accuracy of [eval] only; without rewards it measures the loss.
@@ -191,11 +133,19 @@ class SFTRecipe(_Answering):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        problems_found("recipe", [*checks.common(self), *checks.answering(self)])
+        raise_problems("recipe", [*checks.common(self, self.job), *checks.answering(self)])
         return self
 
+    @property
+    def row_kind(self) -> RowKind:
+        return "conversation"
 
-class RLRecipe(_Answering):
+    @property
+    def measures_loss(self) -> bool:
+        return bool(self.eval.sets) and (self.eval.loss or not self.samples_answers)
+
+
+class RLRecipe(_Recipe, AnsweringSections):
     """Reinforcement learning: sample, score, train."""
 
     job: Literal["rl"] = "rl"
@@ -211,12 +161,64 @@ class RLRecipe(_Answering):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        found = [*checks.common(self), *checks.answering(self), *checks.sampling(self)]
-        problems_found("recipe", found)
+        problems = [
+            *checks.common(self, self.job),
+            *checks.answering(self),
+            *checks.sampling(self),
+            *checks.correction(self.algorithm, self.rollout),
+            *checks.moving_reference(self.reference, self.model, self.algorithm),
+            *checks.group_size(self.algorithm, self.batch),
+        ]
+        raise_problems("recipe", problems)
         return self
 
+    @property
+    def row_kind(self) -> RowKind:
+        return "prompt"
 
-class RewardRecipe(_Comparing):
+    @property
+    def model_tables(self) -> dict[KeyPath, ModelSettings]:
+        return {
+            ("model",): self.model,
+            ("reference", "model"): self.reference.model,
+            ("critic", "model"): self.critic.model,
+            ("reward_model", "model"): self.reward_model.model,
+        }
+
+    @property
+    def loaded_models(self) -> dict[KeyPath, ModelSettings]:
+        needs = self.algorithm.needs()
+        used: dict[KeyPath, bool] = {
+            ("model",): True,
+            ("reference", "model"): needs.reference,
+            ("critic", "model"): needs.critic,
+            ("reward_model", "model"): self.asks_reward_model,
+        }
+        return {place: model for place, model in self.model_tables.items() if used[place]}
+
+    @property
+    def learner_tables(self) -> dict[KeyPath, LearnerSettings]:
+        return {("learner",): self.learner, ("critic", "learner"): self.critic.learner}
+
+    @property
+    def trains_on_rollouts(self) -> bool:
+        return True
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Never the whole of data.max_len: a prompt has at least one token."""
+        return min(self.rollout.max_new_tokens, self.data.max_len - 1)
+
+    @property
+    def logprob_temperature(self) -> float:
+        return self.rollout.temperature
+
+    @property
+    def answers_per_prompt(self) -> int:
+        return self.batch.n_samples_per_prompt
+
+
+class RewardRecipe(_Recipe, ComparingSections):
     """A reward model from pairs: a step is one update of `train_batch_size` pairs."""
 
     job: Literal["reward"] = "reward"
@@ -228,11 +230,19 @@ class RewardRecipe(_Comparing):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        problems_found("recipe", [*checks.common(self), *checks.comparisons(self)])
+        raise_problems("recipe", [*checks.common(self, self.job), *checks.comparing(self)])
         return self
 
+    @property
+    def row_kind(self) -> RowKind:
+        return _row_kind(self.algorithm)
 
-class PreferenceRecipe(_Comparing):
+    @property
+    def trained_role(self) -> Literal["reward_model"]:
+        return "reward_model"
+
+
+class PreferenceRecipe(_Recipe, ComparingSections):
     """A policy from pairs, without a reward model: a step is one update of `train_batch_size`
     pairs, or labelled answers for an algorithm that reads one at a time (KTO).
     """
@@ -247,8 +257,29 @@ class PreferenceRecipe(_Comparing):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        problems_found("recipe", [*checks.common(self), *checks.comparisons(self)])
+        problems = [
+            *checks.common(self, self.job),
+            *checks.comparing(self),
+            *checks.fixed_reference(self.reference),
+        ]
+        raise_problems("recipe", problems)
         return self
+
+    @property
+    def row_kind(self) -> RowKind:
+        return _row_kind(self.algorithm)
+
+    @property
+    def model_tables(self) -> dict[KeyPath, ModelSettings]:
+        return {("model",): self.model, ("reference", "model"): self.reference.model}
+
+    @property
+    def loaded_models(self) -> dict[KeyPath, ModelSettings]:
+        return self.model_tables if self.algorithm.needs().reference else {("model",): self.model}
+
+
+def _row_kind(algorithm: RewardAlgorithm | PreferenceAlgorithm) -> RowKind:
+    return "pair" if algorithm.level == "pair" else "labelled"
 
 
 Answering = SFTRecipe | RLRecipe

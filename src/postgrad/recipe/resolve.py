@@ -1,4 +1,4 @@
-"""What a recipe's sections take from each other where they say nothing, on the raw tables.
+"""Completes the raw tables of a recipe: what a section leaves out is taken from another one.
 
 It is done before validation, so that a resolved recipe states everything and loads again to the
 same recipe.
@@ -9,13 +9,13 @@ from typing import Any, cast
 from postgrad.core.settings import Settings
 from postgrad.data.pair_settings import PairSettings
 from postgrad.data.settings import DataSettings
-from postgrad.recipe.lines import Place
+from postgrad.recipe.lines import KeyPath
 from postgrad.recipe.settings import EvalSet, PairEvalSet
 
 Table = dict[str, Any]
 COMPARING = ("reward", "preference")  # jobs that read pairs
 
-# How rows are read is the same for evaluation unless it says otherwise; which rows never is.
+# Keys of [data] that an evaluation set takes over: how rows are read, not which rows (split).
 _READING = (
     "path",
     "prompt",
@@ -33,9 +33,9 @@ _READING = (
     "chat_template_kwargs",
     "max_len",
 )
-_COLUMNS = ("messages", "template", "map")  # they go by columns, so not where a set names its own
-_SAME_PATH = ("task", "subset", "revision")
-_EITHER = {"warmup_updates", "warmup_ratio"}  # a role that says one does not take the other over
+_COLUMNS = ("messages", "template", "map")  # taken over unless the set names columns itself
+_SAME_PATH = ("task", "subset", "revision")  # taken over by a set with the path of [data]
+_EITHER = {"warmup_updates", "warmup_ratio"}  # a role that states one takes neither over
 
 
 def resolve(raw: Table) -> Table:
@@ -49,13 +49,13 @@ def resolve(raw: Table) -> Table:
     if isinstance(data, dict):
         result["data"] = _mixed(cast(Table, data), _kinds(raw)["data"])
     if isinstance(evaluation := raw.get("eval"), dict):
-        given = cast(Table, data) if isinstance(data, dict) else {}
-        result["eval"] = _evaluation(cast(Table, evaluation), given, _kinds(raw)["eval"])
+        training = cast(Table, data) if isinstance(data, dict) else {}
+        result["eval"] = _evaluation(cast(Table, evaluation), training, _kinds(raw)["eval"])
     return {**result, **_roles(raw)}
 
 
 def _kinds(raw: Table) -> dict[str | int, type[Settings]]:
-    """The settings of one set, in [data] and in [eval]."""
+    """The settings class of one dataset, in [data] and in [eval]."""
     if raw.get("job") in COMPARING:
         return {"data": PairSettings, "eval": PairEvalSet}
     return {"data": DataSettings, "eval": EvalSet}
@@ -66,23 +66,23 @@ def _roles(raw: Table) -> Table:
     the weights of a critic are the reward model's where there is one.
     """
     model, learner = _table(raw, "model"), _table(raw, "learner")
-    trained = _table(_table(raw, "reward_model"), "model")
+    reward_model = _table(_table(raw, "reward_model"), "model")
     computing = {key: model[key] for key in ("dtype", "attention") if key in model}
-    scoring = model
-    if "path" in trained:
-        scoring = {**model, **{key: trained.get(key) for key in ("path", "revision")}}
-    given: dict[str, dict[str, Table]] = {"reference": {"model": model}}
+    critic = model
+    if "path" in reward_model:
+        critic = {**model, **{key: reward_model.get(key) for key in ("path", "revision")}}
+    defaults: dict[str, dict[str, Table]] = {"reference": {"model": model}}
     if raw.get("job") == "rl":
-        given["critic"] = {"model": scoring, "learner": learner}
-        given["reward_model"] = {"model": computing}
+        defaults["critic"] = {"model": critic, "learner": learner}
+        defaults["reward_model"] = {"model": computing}
     elif raw.get("job") != "preference":
-        given = {}
-    found: Table = {}
-    for role, defaults in given.items():
-        own = raw.get(role, {})
-        if isinstance(own, dict) and (own or any(defaults.values())):
-            found[role] = _role(cast(Table, own), defaults)
-    return found
+        defaults = {}
+    roles: Table = {}
+    for role, tables in defaults.items():
+        stated = raw.get(role, {})
+        if isinstance(stated, dict) and (stated or any(tables.values())):
+            roles[role] = _role(cast(Table, stated), tables)
+    return roles
 
 
 def _table(raw: Table, key: str) -> Table:
@@ -90,8 +90,10 @@ def _table(raw: Table, key: str) -> Table:
     return cast(Table, value) if isinstance(value, dict) else {}
 
 
-def in_file(raw: Table, place: Place) -> Place:
-    """Where the file says what the resolved recipe has at `place`: one set's keys are in [eval]."""
+def in_file(raw: Table, place: KeyPath) -> KeyPath:
+    """The place in the file of a place in the resolved recipe: a file with one evaluation set may
+    have that set's keys in [eval] itself.
+    """
     if place[:3] != ("eval", "sets", 0):
         return place
     evaluation = raw.get("eval")
@@ -99,8 +101,10 @@ def in_file(raw: Table, place: Place) -> Place:
     return ("eval", *place[3:]) if shorthand else place
 
 
-def in_sets(resolved: Table, place: Place) -> list[Place]:
-    """The places of a resolved recipe that a key of [eval] or [data] stands for."""
+def in_sets(resolved: Table, place: KeyPath) -> list[KeyPath]:
+    """The places of a resolved recipe that an override of [eval] or [data] has to set: the key in
+    each set. Other places are returned as they are.
+    """
     kinds = _kinds(resolved)
     section, key = place[0], place[1] if len(place) > 1 else None
     if section not in kinds or key not in kinds[section].model_fields:
@@ -110,8 +114,10 @@ def in_sets(resolved: Table, place: Place) -> list[Place]:
     return [place, *each] if section == "data" else each or [place]
 
 
-def is_inherited(raw: Table, place: Place) -> bool:
-    """True where a value at `place` came from another section, which is told of its own errors."""
+def is_inherited(raw: Table, place: KeyPath) -> bool:
+    """True where the value at `place` was taken from another section, where its error is reported
+    already.
+    """
     roles = (("eval",), ("reference",), ("critic",), ("reward_model",))
     if place[:1] not in roles and place[:2] != ("data", "sets"):
         return False
@@ -127,59 +133,66 @@ def is_inherited(raw: Table, place: Place) -> bool:
 
 
 def _mixed(data: Table, kind: type[Settings]) -> Table:
-    """Each of [[data.sets]] with what [data] says for all of them."""
+    """Each of [[data.sets]] with the keys that [data] gives for all of them."""
     sets = data.get("sets")
     if not isinstance(sets, list):
         return data
     shared = {key: value for key, value in data.items() if key in kind.model_fields}
     completed = [
-        _from(cast(Table, one), shared) if isinstance(one, dict) else one
-        for one in cast(list[Any], sets)
+        _from(cast(Table, dataset), shared) if isinstance(dataset, dict) else dataset
+        for dataset in cast(list[Any], sets)
     ]
     return {**data, "sets": completed}
 
 
 def _evaluation(evaluation: Table, data: Table, kind: type[Settings]) -> Table:
-    own = {key: value for key, value in evaluation.items() if key in kind.model_fields}
-    rest = {key: value for key, value in evaluation.items() if key not in own}
+    """[eval] with its sets completed; keys of a set in [eval] itself are one set, or what all of
+    [[eval.sets]] share.
+    """
+    of_sets = {key: value for key, value in evaluation.items() if key in kind.model_fields}
+    rest = {key: value for key, value in evaluation.items() if key not in of_sets}
     sets = rest.get("sets")
     if sets is None or sets == []:
-        return {**rest, "sets": [_set(own, {}, data)]} if own else rest
+        return {**rest, "sets": [_set(of_sets, {}, data)]} if of_sets else rest
     if not isinstance(sets, list):
         return rest
     entries = cast(list[Any], sets)
     completed = [
-        _set(cast(Table, one), own, data) if isinstance(one, dict) else one for one in entries
+        _set(cast(Table, entry), of_sets, data) if isinstance(entry, dict) else entry
+        for entry in entries
     ]
     return {**rest, "sets": completed}
 
 
-def _set(one: Table, shared: Table, data: Table) -> Table:
-    """A set with what [eval] says for all sets, then with how [data] reads rows."""
-    said = _from(one, shared)
+def _set(eval_set: Table, shared: Table, data: Table) -> Table:
+    """An evaluation set, completed from the keys that [eval] has for all sets, `shared`, then from
+    how [data] reads rows.
+    """
+    stated = _from(eval_set, shared)
     keys: list[str] = list(_READING)
-    if not said.keys() & {"prompt", "answer", "messages", "template"}:
+    if not stated.keys() & {"prompt", "answer", "messages", "template"}:
         keys.extend(_COLUMNS)
-    if said.get("path", data.get("path")) == data.get("path"):
+    if stated.get("path", data.get("path")) == data.get("path"):
         keys.extend(_SAME_PATH)
-    given = {**data, "subset": data.get("name")}
-    known = {key: given[key] for key in keys if given.get(key) is not None}
-    return {**known, **said}
+    training = {**data, "subset": data.get("name")}
+    inherited = {key: training[key] for key in keys if training.get(key) is not None}
+    return {**inherited, **stated}
 
 
-def _role(role: Table, given: Table) -> Table:
-    """Tables merged key by key; where a path is stated, a fresh model is not taken over."""
-    merged = {**given, **role}
-    for key, value in given.items():
-        if isinstance(value, dict) and isinstance(role.get(key), dict):
-            own, other = cast(Table, role[key]), cast(Table, value)
-            left = _EITHER if _EITHER & own.keys() else ()
-            merged[key] = _from(own, {k: v for k, v in other.items() if k not in left})
+def _role(role: Table, defaults: Table) -> Table:
+    """A role's tables over the defaults, key by key within each."""
+    merged = {**defaults, **role}
+    for key, default in defaults.items():
+        if isinstance(default, dict) and isinstance(role.get(key), dict):
+            stated, inherited = cast(Table, role[key]), cast(Table, default)
+            left_out = _EITHER if _EITHER & stated.keys() else ()
+            kept = {name: value for name, value in inherited.items() if name not in left_out}
+            merged[key] = _from(stated, kept)
     return merged
 
 
-def _from(one: Table, shared: Table) -> Table:
-    """What one table says over what others share; a revision goes with the path that it is of."""
-    if one.get("path", shared.get("path")) != shared.get("path"):
+def _from(stated: Table, shared: Table) -> Table:
+    """A table completed from another; a revision is not taken over beside another path."""
+    if stated.get("path", shared.get("path")) != shared.get("path"):
         shared = {key: value for key, value in shared.items() if key != "revision"}
-    return {**shared, **one}
+    return {**shared, **stated}

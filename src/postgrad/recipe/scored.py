@@ -1,64 +1,26 @@
-"""What scores a sample, by name: the verifiers of [[rewards]], and the environment itself."""
-
-from __future__ import annotations
+"""Checks of what scores a sample: verifiers, a reward model, the environment. Each yields (place,
+what is wrong).
+"""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
 from postgrad.data.rows import dataset_name
+from postgrad.recipe.lines import RecipeProblem
+from postgrad.recipe.settings import AnsweringSections
 from postgrad.rewards import registry as verifiers
 from postgrad.rewards.learned import REWARD_MODEL
 from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rollout.environments import registry as environments
 
-if TYPE_CHECKING:
-    from postgrad.recipe.recipe import Answering, Recipe
-
 _ONE_TEMPLATE = "with an [environment] all sets have those of [data]: it answers through them too"
 
 
-def environment_weight(recipe: Answering) -> float | None:
-    """The weight of the environment's rewards; None where there are none."""
-    settings = recipe.environment
-    return (
-        settings.weight
-        if settings is not None and environments.build(settings).gives_rewards
-        else None
-    )
-
-
-def components(recipe: Answering) -> list[str] | None:
-    """The names of a sample's rewards, the environment's last; None where they cannot be told."""
-    try:
-        names = verifiers.component_names(recipe.rewards) if recipe.rewards else []
-        weight = environment_weight(recipe)
-    except UsageError:
-        return None
-    return names if weight is None else [*names, ENVIRONMENT]
-
-
-def samples_answers(recipe: Recipe) -> bool:
-    """True where the policy answers questions in this run: to learn, or to be evaluated. An SFT job
-    without anything that scores answers writes none.
-    """
-    if recipe.job == "rl":
-        return True
-    return recipe.job == "sft" and bool(recipe.eval.sets) and components(recipe) != []
-
-
-def measures_loss(recipe: Recipe) -> bool:
-    """True where held-out conversations are evaluated by their loss."""
-    if recipe.job != "sft" or not recipe.eval.sets:
-        return False
-    return recipe.eval.loss or not samples_answers(recipe)
-
-
-def problems(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """What is wrong with [[rewards]] and [environment], as recipe.checks says it."""
+def reward_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Errors in [[rewards]] and [environment]."""
     yield from _rewards(recipe)
-    yield from _learned(recipe)
+    yield from _reward_model(recipe)
     if recipe.environment is None:
         return
     try:
@@ -66,18 +28,16 @@ def problems(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:
     except UsageError as error:
         yield ("environment",), str(error)
         return
-    if (components(recipe) or []).count(ENVIRONMENT) > 1:
+    if (recipe.reward_components or []).count(ENVIRONMENT) > 1:
         yield ("rewards",), f"{ENVIRONMENT!r} is what the environment gives: `name` it otherwise"
     for key in ("chat_template", "chat_template_kwargs"):
-        wanted = getattr(recipe.data, key)
-        sets = [("data", n, getattr(one, key)) for n, one in enumerate(recipe.data.sets)]
-        sets += [("eval", n, getattr(one, key)) for n, one in enumerate(recipe.eval.sets)]
-        for section, number, given in sets:
-            if given != wanted:
-                yield (section, "sets", number, key), _ONE_TEMPLATE
+        for section, sets in (("data", recipe.data.sets), ("eval", recipe.eval.sets)):
+            for number, dataset in enumerate(sets):
+                if getattr(dataset, key) != getattr(recipe.data, key):
+                    yield (section, "sets", number, key), _ONE_TEMPLATE
 
 
-def _rewards(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def _rewards(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     if not recipe.rewards:
         return
     try:
@@ -95,18 +55,19 @@ def _rewards(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:
             yield ("rewards", place), str(error)
 
 
-def _learned(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Who asks a reward model has to have one: known here, not after the rows are read."""
+def _reward_model(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """[[rewards]] that ask a reward model which the recipe does not name."""
+    model = recipe.model_tables.get(("reward_model", "model"))
     for place, reward in enumerate(recipe.rewards):
         if reward.type != REWARD_MODEL:
             continue
-        if recipe.job != "rl":
+        if model is None:
             yield (
                 ("rewards", place, "type"),
                 f'"{REWARD_MODEL}" is the reward model of an RL job; leave it out, or serve the '
                 'model and ask it with type = "remote"',
             )
-        elif recipe.reward_model.model.path is None:
+        elif model.path is None:
             yield (
                 ("reward_model", "model", "path"),
                 f'[[rewards]] of type "{REWARD_MODEL}" ask this model: give its directory or hub '
@@ -114,13 +75,13 @@ def _learned(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:
             )
 
 
-def _routes(recipe: Answering) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """A reward for a dataset that nobody reads would never be asked, in silence."""
-    read = [*recipe.data.sources, *(one.data for one in recipe.eval.sets)]
-    known = sorted({dataset_name(one) for one in read})
+def _routes(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Rewards for a dataset that the recipe does not read: nothing would ever be scored by them."""
+    datasets = [*recipe.data.sources, *(eval_set.data for eval_set in recipe.eval.sets)]
+    names = sorted({dataset_name(dataset) for dataset in datasets})
     for place, reward in enumerate(recipe.rewards):
         for name in reward.datasets or ():
-            if name not in known:
-                close = nearest(name, known)
-                hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"
+            if name not in names:
+                close = nearest(name, names)
+                hint = f"did you mean {close!r}?" if close else f"known: {', '.join(names)}"
                 yield ("rewards", place, "datasets"), f"no dataset is called {name!r}; {hint}"

@@ -1,15 +1,35 @@
-"""Sections of a recipe that put rooms together: evaluation, reference, cluster."""
+"""The sections of a recipe: those that join rooms (evaluation, reference, critic), then which
+sections each kind of job has. The jobs themselves are in recipe.py.
+"""
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from postgrad.checkpoint.settings import CheckpointSettings
+from postgrad.cluster.settings import ClusterSettings
+from postgrad.core.batch import BatchGeometry, BatchSettings, Parallel, RunLength
+from postgrad.core.errors import UsageError
+from postgrad.core.geometry import geometry
 from postgrad.core.settings import Settings
-from postgrad.data.pair_settings import PairSettings
-from postgrad.data.settings import DataSettings
+from postgrad.data.pair_settings import PairMixSettings, PairSettings
+from postgrad.data.settings import DataSettings, MixSettings
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
+from postgrad.observe.settings import ObserveSettings, SentinelSettings
+from postgrad.recipe.lines import KeyPath
+from postgrad.rewards import registry as verifiers
+from postgrad.rewards.learned import REWARD_MODEL
+from postgrad.rewards.mixing import ENVIRONMENT
+from postgrad.rewards.settings import RewardSettings, ScoringSettings
+from postgrad.rollout.environments import registry as environments
+from postgrad.rollout.environments.settings import EnvironmentSettings
+from postgrad.rollout.settings import RolloutSettings
+
+# What a row of the training data becomes: the records of data/.
+RowKind = Literal["conversation", "prompt", "pair", "labelled"]
 
 
 class ReferenceSettings(Settings):
@@ -65,8 +85,8 @@ class EvalSet(Named, DataSettings):
 
     @property
     def data(self) -> DataSettings:
-        """What a reader needs: `subset` under its own name, rows in file order."""
-        return DataSettings.model_validate(_read(self, DataSettings))
+        """The settings that a reader takes: `subset` as `name`, rows in file order."""
+        return DataSettings.model_validate(_reader_fields(self, DataSettings))
 
 
 class PairEvalSet(Named, PairSettings):
@@ -74,13 +94,13 @@ class PairEvalSet(Named, PairSettings):
 
     @property
     def data(self) -> PairSettings:
-        """What a reader needs: `subset` under its own name, rows in file order."""
-        return PairSettings.model_validate(_read(self, PairSettings))
+        """The settings that a reader takes: `subset` as `name`, rows in file order."""
+        return PairSettings.model_validate(_reader_fields(self, PairSettings))
 
 
-def _read(one: Named, kind: type[Settings]) -> dict[str, Any]:
-    own = {field: getattr(one, field) for field in kind.model_fields}
-    return {**own, "name": one.subset, "shuffle": False}
+def _reader_fields(eval_set: Named, kind: type[Settings]) -> dict[str, Any]:
+    fields = {field: getattr(eval_set, field) for field in kind.model_fields}
+    return {**fields, "name": eval_set.subset, "shuffle": False}
 
 
 class EvalTimes(Settings):
@@ -139,8 +159,200 @@ class EvalSettings(EvalTimes):
 
 
 def _require_names(sets: Sequence[Named]) -> None:
-    names = [one.name for one in sets]
+    names = [eval_set.name for eval_set in sets]
     for name in names:
         if names.count(name) > 1:
-            said = "have no name" if name is None else f"are called {name!r}"
-            raise ValueError(f"{names.count(name)} of [[eval.sets]] {said}: name each its own")
+            shared = "have no name" if name is None else f"are called {name!r}"
+            raise ValueError(f"{names.count(name)} of [[eval.sets]] {shared}: name each its own")
+
+
+class CommonSections(Settings):
+    """What every job says, and the questions that any recipe answers about its job.
+
+    Exactly one of steps, total_episodes and epochs says how long the run is.
+    """
+
+    run_dir: str = Field(min_length=1)  # where the run writes
+    seed: int = Field(default=0, ge=0)  # of fresh weights, the order of rows, samples
+    steps: int | None = Field(default=None, ge=1)  # passes of the loop
+    total_episodes: int | None = Field(default=None, ge=1)  # a budget of samples
+    epochs: float | None = Field(default=None, gt=0.0)  # passes over the data
+    model: ModelSettings = ModelSettings()
+    batch: BatchSettings = BatchSettings()
+    learner: LearnerSettings = LearnerSettings()
+    cluster: ClusterSettings = ClusterSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    sentinels: SentinelSettings = SentinelSettings()
+    observe: ObserveSettings = ObserveSettings()
+
+    @property
+    def parallel(self) -> Parallel:
+        """How the ranks that train are arranged: all roles share them."""
+        learner = self.learner
+        return Parallel(learner.ranks, learner.tensor_parallel, learner.context_parallel)
+
+    def length(self, rows: int | None = None) -> RunLength:
+        """How long the run is; rows of the training data turn epochs into steps."""
+        return RunLength(self.steps, self.total_episodes, self.epochs, rows)
+
+    def geometry(self, rows: int | None = None) -> BatchGeometry:
+        """Every batch number; `rows` of the training data are needed where epochs are stated."""
+        return geometry(self.batch, self.length(rows), self.parallel)
+
+    def dump(self) -> dict[str, Any]:
+        """The resolved recipe as JSON values; it loads again to an equal recipe."""
+        return self.model_dump(mode="json")
+
+    @property
+    @abstractmethod
+    def row_kind(self) -> RowKind:
+        """What a row of the training data becomes."""
+
+    @property
+    @abstractmethod
+    def min_micro_tokens(self) -> int:
+        """The fewest tokens that one forward pass has to hold: a row of data.max_len tokens, or the
+        two sequences of a pair.
+        """
+
+    @property
+    def trained_role(self) -> Literal["policy", "reward_model"]:
+        """The role whose weights are [model] and which the job is about."""
+        return "policy"
+
+    @property
+    def model_tables(self) -> dict[KeyPath, ModelSettings]:
+        """Every [model] table by its place, ("critic", "model") say, also of roles that the
+        algorithm does not use. That of the trained role comes first.
+        """
+        return {("model",): self.model}
+
+    @property
+    def loaded_models(self) -> dict[KeyPath, ModelSettings]:
+        """Those of `model_tables` whose role the job uses."""
+        return {("model",): self.model}
+
+    @property
+    def learner_tables(self) -> dict[KeyPath, LearnerSettings]:
+        """Every [learner] table by its place: that of the trained role first, then the critic's."""
+        return {("learner",): self.learner}
+
+    @property
+    def trained_models(self) -> dict[KeyPath, ModelSettings]:
+        """Those of `model_tables` whose role has a [learner]."""
+        learners = self.learner_tables
+        return {
+            place: model
+            for place, model in self.model_tables.items()
+            if (*place[:-1], "learner") in learners
+        }
+
+    @property
+    def trains_on_rollouts(self) -> bool:
+        """True where the loop samples the answers that it learns from: RL."""
+        return False
+
+    @property
+    def rollout_settings(self) -> RolloutSettings | None:
+        """[rollout]; None where the recipe has no such section: jobs on pairs."""
+        return None
+
+    @property
+    def samples_answers(self) -> bool:
+        """True where the policy answers questions in this run: to learn, or to be evaluated."""
+        return False
+
+    @property
+    def measures_loss(self) -> bool:
+        """True where held-out conversations are evaluated by their loss."""
+        return False
+
+    @property
+    def sampled_tokens(self) -> int | None:
+        """The most tokens of an answer that is sampled to learn from; None where rows hold the
+        answers.
+        """
+        return None
+
+    @property
+    def logprob_temperature(self) -> float:
+        """What logits are divided by before the loss reads logprobs: the sampling temperature, and
+        1 where nothing is sampled to learn from.
+        """
+        return 1.0
+
+    @property
+    def sequences_per_sample(self) -> int:
+        """Sequences of one training sample, as train_batch_size counts samples: 2 for a pair."""
+        return 2 if self.row_kind == "pair" else 1
+
+    @property
+    def answers_per_prompt(self) -> int:
+        """Training sequences that share the tokens of one prompt."""
+        return self.sequences_per_sample
+
+
+class AnsweringSections(CommonSections):
+    """Jobs whose policy answers questions: while it learns, or when it is evaluated."""
+
+    data: MixSettings
+    eval: EvalSettings = EvalSettings()
+    rewards: tuple[RewardSettings, ...] = ()
+    scoring: ScoringSettings = ScoringSettings()
+    environment: EnvironmentSettings | None = None
+    rollout: RolloutSettings = RolloutSettings()
+
+    @property
+    def min_micro_tokens(self) -> int:
+        return self.data.max_len
+
+    @property
+    def rollout_settings(self) -> RolloutSettings:
+        return self.rollout
+
+    @property
+    def samples_answers(self) -> bool:
+        """An SFT job without anything that scores answers samples none."""
+        return self.trains_on_rollouts or (bool(self.eval.sets) and self.reward_components != [])
+
+    @property
+    def asks_reward_model(self) -> bool:
+        """True where one of [[rewards]] is the score of the model in [reward_model]."""
+        return any(reward.type == REWARD_MODEL for reward in self.rewards)
+
+    @property
+    def environment_weight(self) -> float | None:
+        """The weight of the environment's rewards; None where it gives none. Raises UsageError
+        where the environment cannot be built.
+        """
+        if self.environment is None or not environments.build(self.environment).gives_rewards:
+            return None
+        return self.environment.weight
+
+    @property
+    def reward_components(self) -> list[str] | None:
+        """The names of a sample's rewards, the environment's last; None where [[rewards]] or
+        [environment] have an error, which the checks report.
+        """
+        try:
+            names = verifiers.component_names(self.rewards) if self.rewards else []
+            weight = self.environment_weight
+        except UsageError:
+            return None
+        return names if weight is None else [*names, ENVIRONMENT]
+
+
+class ComparingSections(CommonSections):
+    """Jobs that learn which of two answers is preferred: a sample is a pair, or one answer with a
+    label.
+    """
+
+    data: PairMixSettings
+    eval: PairEvalSettings = PairEvalSettings()
+
+    @property
+    def min_micro_tokens(self) -> int:
+        return 2 * self.data.max_len
+
+
+Sections = AnsweringSections | ComparingSections

@@ -1,41 +1,36 @@
-"""What a recipe reads from outside: the models and datasets that it names, with their places."""
-
-from __future__ import annotations
+"""The models and datasets that a recipe names, and their revisions on the hub."""
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from postgrad.core.hub import Kind, at_revision
 from postgrad.data.rows import on_hub
-from postgrad.models.settings import ModelSettings, looks_local
-from postgrad.recipe.lines import Place
+from postgrad.data.settings import RowSettings
+from postgrad.models.settings import looks_local
+from postgrad.recipe.lines import KeyPath, RecipeProblem
+from postgrad.recipe.settings import Sections
 
-if TYPE_CHECKING:
-    from postgrad.data.settings import RowSettings
-    from postgrad.recipe.recipe import Recipe
+_SectionsT = TypeVar("_SectionsT", bound=Sections)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """One model or dataset. place: of its table in the resolved recipe, ("data", "sets", 0) say.
-    hub: whether its path is a hub id. subset: a dataset's configuration. chat_template: a file, its
-    text, or "".
-    """
+class RecipeSource:
+    """One model or dataset that a recipe names."""
 
-    place: Place
+    place: KeyPath  # of its table in the resolved recipe: ("data", "sets", 0)
     kind: Kind
-    path: str
-    revision: str | None
-    hub: bool
-    subset: str | None = None
-    split: str | None = None
-    chat_template: str = ""
+    path: str  # a hub id, a file or a directory
+    revision: str | None  # branch, tag or commit on the hub
+    hub: bool  # whether `path` is a hub id
+    subset: str | None = None  # a dataset's configuration: "main" of openai/gsm8k
+    split: str | None = None  # of a dataset
+    chat_template: str = ""  # of a dataset: a file, the template's text, or ""
 
     @property
     def key(self) -> str:
-        """ "model", "reference.model", "data.sets.0": what its keys begin with."""
+        """The place as the start of a dotted key: "model", "reference.model", "data.sets.0"."""
         return ".".join(map(str, self.place))
 
     @property
@@ -44,35 +39,35 @@ class Source:
         return at_revision(self.path, self.revision)
 
 
-def sources(recipe: Recipe) -> list[Source]:
-    """Every model that the recipe's job loads and every dataset that it reads. What a role takes
-    from the policy is the policy's, and not repeated.
+def sources(recipe: Sections) -> list[RecipeSource]:
+    """Every model that the recipe's job loads and every dataset that it reads. A model that several
+    roles start from is listed once.
     """
     return [*_models(recipe), *_datasets(recipe)]
 
 
-def problems(recipe: Recipe) -> Iterator[tuple[Place, str]]:
-    """Revisions of what has none."""
-    tables: dict[Place, Any] = {("model",): recipe.model, ("data",): recipe.data}
-    for role in ("reference", "critic", "reward_model"):
-        if (owner := getattr(recipe, role, None)) is not None:
-            tables[(role, "model")] = owner.model
-    for section in ("data", "eval"):
-        sets = getattr(recipe, section).sets
-        tables |= {(section, "sets", number): one for number, one in enumerate(sets)}
-    for place, table in tables.items():
-        if table.revision is None:
-            continue
-        model = isinstance(table, ModelSettings)
-        hub = _on_hub(table.path) if model else on_hub(table.path)
-        if not hub and (model or table.path or not recipe.data.sets):
-            told = repr(table.path) if table.path else "a fresh model"
-            yield (*place, "revision"), f"is of an id on the hub, which {told} is not: leave it out"
+def revision_problems(recipe: Sections) -> Iterator[RecipeProblem]:
+    """A `revision` beside a path that is no hub id."""
+    for place, model in recipe.model_tables.items():
+        if model.revision is not None and not _on_hub(model.path):
+            yield _needless_revision(place, model.path or "")
+    datasets: dict[KeyPath, RowSettings] = {("data",): recipe.data}
+    for section, sets in (("data", recipe.data.sets), ("eval", recipe.eval.sets)):
+        datasets |= {(section, "sets", number): dataset for number, dataset in enumerate(sets)}
+    for place, dataset in datasets.items():
+        shared = not dataset.path and recipe.data.sets  # [data] says it for its sets
+        if dataset.revision is not None and not on_hub(dataset.path) and not shared:
+            yield _needless_revision(place, dataset.path)
 
 
-def pinned(recipe: Recipe, commits: Mapping[Place, str]) -> Recipe:
-    """The recipe with the revision of each place; roles that take their model from another table
-    take its commit too.
+def _needless_revision(place: KeyPath, path: str) -> RecipeProblem:
+    source = repr(path) if path else "a fresh model"
+    return (*place, "revision"), f"is of an id on the hub, which {source} is not: leave it out"
+
+
+def pinned(recipe: _SectionsT, commits: Mapping[KeyPath, str]) -> _SectionsT:
+    """The recipe with its revisions replaced by commits. commits: by the place of a source; every
+    other table with the same path and revision takes the commit too.
     """
     if not commits:
         return recipe
@@ -98,47 +93,38 @@ def _tables(recipe: dict[str, Any]) -> Iterator[tuple[Kind, dict[str, Any]]]:
             yield "model", recipe[role]["model"]
     yield "dataset", recipe["data"]
     for section in ("data", "eval"):
-        for one in recipe[section]["sets"]:
-            yield "dataset", one
+        for dataset in recipe[section]["sets"]:
+            yield "dataset", dataset
 
 
 def _on_hub(path: str | None) -> bool:
     return path is not None and not path.startswith("@") and not looks_local(path)
 
 
-def _models(recipe: Recipe) -> Iterator[Source]:
-    needs: Any = recipe.algorithm.needs() if recipe.job in ("rl", "preference") else None
-    used = {
-        "reference": needs is not None and needs.reference,
-        "critic": needs is not None and getattr(needs, "critic", False),
-        "reward_model": any(one.type == "reward_model" for one in getattr(recipe, "rewards", ())),
-    }
-    tables: dict[Place, ModelSettings] = {("model",): recipe.model}
-    for role, is_used in used.items():
-        owner = getattr(recipe, role, None)
-        if is_used and owner is not None:
-            tables[(role, "model")] = owner.model
+def _models(recipe: Sections) -> Iterator[RecipeSource]:
     seen: set[str] = set()
-    for place, model in tables.items():
+    for place, model in recipe.loaded_models.items():
         if model.path is None or model.path.startswith("@") or model.source in seen:
             continue
         assert model.source is not None
         seen.add(model.source)
-        yield Source(place, "model", model.path, model.revision, _on_hub(model.path))
+        yield RecipeSource(place, "model", model.path, model.revision, _on_hub(model.path))
 
 
-def _datasets(recipe: Recipe) -> Iterator[Source]:
+def _datasets(recipe: Sections) -> Iterator[RecipeSource]:
     data = recipe.data
     if data.sets:
-        for number, one in enumerate(data.sets):
-            yield _dataset(("data", "sets", number), one, one.name)
+        for number, dataset in enumerate(data.sets):
+            yield _dataset(("data", "sets", number), dataset, dataset.name)
     else:
         yield _dataset(("data",), data, data.name)
-    for number, one in enumerate(recipe.eval.sets):
-        yield _dataset(("eval", "sets", number), one, one.subset)
+    for number, eval_set in enumerate(recipe.eval.sets):
+        yield _dataset(("eval", "sets", number), eval_set, eval_set.subset)
 
 
-def _dataset(place: Place, rows: RowSettings, subset: str | None) -> Source:
+def _dataset(place: KeyPath, rows: RowSettings, subset: str | None) -> RecipeSource:
     hub = on_hub(rows.path)
     template = rows.chat_template
-    return Source(place, "dataset", rows.path, rows.revision, hub, subset, rows.split, template)
+    return RecipeSource(
+        place, "dataset", rows.path, rows.revision, hub, subset, rows.split, template
+    )

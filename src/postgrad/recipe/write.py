@@ -19,7 +19,7 @@ def write_changed(path: Path, overrides: Sequence[str], to: Path) -> None:
     """
     if to.exists():
         raise UsageError(f"{to} is there already: choose another name for the changed recipe")
-    load_recipe(path, overrides)  # what is wrong is told of the flags, before anything is written
+    load_recipe(path, overrides)  # raises where they make no recipe, before anything is written
     document = tomlkit.parse(read_text(path))
     change(document, parse_overrides(overrides))
     write_text(to, tomlkit.dumps(document))

@@ -22,7 +22,6 @@ from postgrad.plan.page import Page
 from postgrad.recipe.compare import compare
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Answering, Recipe
-from postgrad.recipe.scored import samples_answers
 
 LONG_HOURS = 0.5  # of a run that should not be lost as a whole
 CUT = 0.05  # of the reference answers longer than what may be sampled
@@ -143,7 +142,7 @@ def best_metric(report: Report, recipe: Recipe, found: Collection[str], sets: Se
 
 def _of_whole_sets(recipe: Recipe, sets: Sets) -> Iterator[str]:
     """Metrics that a few rows or samples do not have: pass@k, and rates by dataset."""
-    if isinstance(recipe, Answering) and not samples_answers(recipe):
+    if isinstance(recipe, Answering) and not recipe.samples_answers:
         return  # losses have neither
     for place, one in enumerate(recipe.eval.sets):
         prefix = "eval/" if one.name is None else f"eval/{one.name}/"

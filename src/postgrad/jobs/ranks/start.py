@@ -10,7 +10,6 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.jobs.ranks.engines import ROLE
 from postgrad.jobs.run import Run
 from postgrad.recipe.recipe import Answering, Recipe
-from postgrad.recipe.scored import samples_answers
 
 WORKER = "postgrad.jobs.ranks.worker:RankWorker"
 
@@ -51,7 +50,7 @@ def wants_of(recipe: Recipe, device: str) -> list[Wanted]:
     settings, ranks = recipe.cluster, recipe.learner.ranks
     found = [wanted(POLICY, f"learner.ranks = {ranks}", ranks, settings.policy, device)]
     count = settings.engines(ranks)
-    if isinstance(recipe, Answering) and samples_answers(recipe) and count:
+    if isinstance(recipe, Answering) and recipe.samples_answers and count:
         key, inside = f"cluster.rollout.workers = {count}", settings.policy.colocate and POLICY
         place = settings.rollout or settings.policy
         engine = recipe.rollout.vllm

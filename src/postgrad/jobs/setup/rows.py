@@ -10,7 +10,6 @@ from postgrad.data.pairs import Labelled, Pair, training_labelled, training_pair
 from postgrad.jobs import environments, evaluation, held_out_loss
 from postgrad.jobs import pairs as paired
 from postgrad.jobs.setup import common
-from postgrad.recipe import scored
 from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe, SFTRecipe
 
 
@@ -52,7 +51,7 @@ def training(recipe: Recipe, tokenizer: Any) -> Draws[Any]:
 
 def evaluated(recipe: Recipe, place: int, tokenizer: Any) -> DrawnSet[Any]:
     """The evaluation set number `place`."""
-    if isinstance(recipe, SFTRecipe) and not scored.samples_answers(recipe):
+    if isinstance(recipe, SFTRecipe) and not recipe.samples_answers:
         return held_out_loss.read_set(recipe, recipe.eval.sets[place], tokenizer)
     if isinstance(recipe, Answering):
         return evaluation.read_set(recipe, recipe.eval.sets[place], tokenizer)

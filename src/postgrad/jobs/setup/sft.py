@@ -13,7 +13,6 @@ from postgrad.jobs.setup import common, rows
 from postgrad.jobs.sft import SFTJob
 from postgrad.models.load import load_tokenizer
 from postgrad.recipe.recipe import SFTRecipe
-from postgrad.recipe.scored import measures_loss, samples_answers
 
 
 def assemble(
@@ -24,10 +23,10 @@ def assemble(
     conversations = rows.conversations(recipe, tokenizer)
     common.show_rows(run, conversations.accounts)
     evaluator = losses = None
-    if samples_answers(recipe):
+    if recipe.samples_answers:
         scorer = stack.enter_context(environments.scorer(recipe))
         evaluator = common.evaluator(run, recipe, tokenizer, scorer)
-    if measures_loss(recipe):
+    if recipe.measures_loss:
         losses = LossEvaluator(recipe, tokenizer)
         common.show_rows(run, losses.accounts, "held-out")
     run.count_rows(len(conversations))

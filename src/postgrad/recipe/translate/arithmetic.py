@@ -14,7 +14,7 @@ _TOKEN = re.compile(
     r"\s*(?:(0[xX][0-9a-fA-F]+|\d+#\w+|\d+)|(?:\$\{)?\$?([A-Za-z_]\w*)\}?"
     r"|(\*\*|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%<>!~&|^?:()]))"
 )
-# From the loosest to the tightest; all of them group to the left, ** and ?: are apart.
+# From the loosest to the tightest; all of them group to the left. ** and ?: are read elsewhere.
 _LEVELS: tuple[Mapping[str, Callable[[int, int], int]], ...] = (
     {"||": lambda a, b: int(bool(a or b))},
     {"&&": lambda a, b: int(bool(a and b))},
@@ -40,34 +40,37 @@ def compute(expression: str, variables: Mapping[str, object]) -> int:
     Raises ValueError for what is none, a division by zero, a name that the script does not set, and
     for more than a person would write.
     """
-    return _Reader(expression, variables, [0], 0).whole()
+    return _Reader(expression, variables, [0], 0).value()
 
 
 def _tokens(expression: str) -> list[str]:
-    found: list[str] = []
+    tokens: list[str] = []
     text, place = expression.strip(), 0
     while place < len(text):
         match = _TOKEN.match(text, place)
         if match is None:
             raise ValueError(f"{text[place:]!r} is no arithmetic")
-        found.append(next(filter(None, match.groups())))
+        tokens.append(next(filter(None, match.groups())))
         place = match.end()
-    return found
+    return tokens
 
 
 class _Reader:
-    """Tokens from left to right, by precedence."""
+    """A recursive-descent parser that computes while it reads, operators by precedence."""
 
     def __init__(
         self, expression: str, variables: Mapping[str, object], read: list[int], depth: int
     ) -> None:
-        """read: how many numbers and names were, shared with the readers of names' values."""
+        """read: [count] of the numbers and names read so far, shared with the readers of names'
+        values. depth: how deep this expression lies within others.
+        """
         if len(expression) > LONGEST:
             raise ValueError("the expression is too long")
         self._tokens, self._place = _tokens(expression), 0
         self._variables, self._read, self._depth = variables, read, depth
 
-    def whole(self) -> int:
+    def value(self) -> int:
+        """The value of the whole expression."""
         value = self._choice()
         if self._place < len(self._tokens):
             raise ValueError(f"{self._tokens[self._place]!r} is too many")
@@ -145,7 +148,7 @@ class _Reader:
         value = self._variables.get(token)
         if not isinstance(value, str) or not value.strip():
             raise ValueError(f"{token!r} has no value")
-        return _Reader(value, self._variables, self._read, self._depth).whole()
+        return _Reader(value, self._variables, self._read, self._depth).value()
 
 
 def _number(token: str) -> int:
@@ -157,17 +160,17 @@ def _number(token: str) -> int:
 
 
 def _wrapped(value: int) -> int:
-    """As 64 bits with a sign keep it."""
+    """The value wrapped around to a signed 64-bit number."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _divide(a: int, b: int) -> int:
-    """Towards zero."""
+    """Division that rounds towards zero, as C and bash do."""
     if b == 0:
         raise ValueError("a division by zero")
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
 def _rest(a: int, b: int) -> int:
-    """With the sign of `a`."""
+    """The remainder of `_divide`, which has the sign of `a`."""
     return a - _divide(a, b) * b

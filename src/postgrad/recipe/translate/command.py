@@ -11,7 +11,7 @@ from postgrad.core.names import nearest
 from postgrad.core.untrusted import shown
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.translate.draft import Draft
-from postgrad.recipe.translate.reader import Source, read
+from postgrad.recipe.translate.reader import SourceCommand, read
 from postgrad.recipe.translate.writer import toml
 
 _UNREADABLE = (ValueError, TypeError, OverflowError, LookupError, AttributeError, ZeroDivisionError)
@@ -19,28 +19,28 @@ SYSTEMS = {"openrlhf": "openrlhf", "open-instruct": "open_instruct", "trl": "trl
 
 
 class System(Protocol):
-    """What a module of this package that reads one system has."""
+    """The module of one system: openrlhf.py, trl.py, open_instruct.py."""
 
     def program_of(self, word: str, after: str | None) -> str | None:
         """The program that a word of a command names, by its short name."""
         ...
 
-    def draft(self, source: Source) -> Draft:
+    def draft_recipe(self, source: SourceCommand) -> Draft:
         """The recipe of a source. Raises UsageError where its program is unknown."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """text: the recipe as TOML; recipe: its tables. problem: why it is no whole recipe yet."""
+    """A recipe made from another system's source."""
 
-    text: str
-    recipe: Mapping[str, Any]
-    draft: Draft
-    problem: str | None
+    text: str  # the recipe as TOML, with comments
+    recipe: Mapping[str, Any]  # the tables of that TOML
+    draft: Draft  # what it was written from: values, comments, options without counterpart
+    problem: str | None  # why it does not load yet, such as a key that only a person can give
 
     def to_json(self) -> dict[str, Any]:
-        """For --json."""
+        """The JSON object of `postgrad translate --json`."""
         draft = self.draft
         lists = {"missing": draft.missing, "needless": draft.needless}
         return {
@@ -49,8 +49,11 @@ class Translation:
             "notes": list(draft.notes),
             "comments": {".".join(map(str, place)): text for place, text in draft.comments.items()},
             **{
-                name: [{"name": one.name, "value": one.value, "why": one.why} for one in found]
-                for name, found in lists.items()
+                name: [
+                    {"name": option.name, "value": option.value, "why": option.why}
+                    for option in listed
+                ]
+                for name, listed in lists.items()
             },
             "problem": self.problem,
         }
@@ -59,7 +62,8 @@ class Translation:
 def translate(name: str, words: Sequence[str], devices: int | None = None) -> Translation:
     """The recipe of a script, a config or flags of the system called `name`.
 
-    devices: that train, where the source does not say. Raises UsageError for what cannot be read.
+    devices: how many train, for a source that does not say. Raises UsageError for what cannot be
+    read.
     """
     system = _system(name)
     source = read(words, system.program_of)
@@ -72,22 +76,22 @@ def translate(name: str, words: Sequence[str], devices: int | None = None) -> Tr
     return Translation(text, recipe, draft, _problem(recipe))
 
 
-def _draft(system: System, source: Source) -> Draft:
-    """`System.draft`. Raises UsageError that names the option whose value its program would not
-    take either: the one without which the rest can be read.
+def _draft(system: System, source: SourceCommand) -> Draft:
+    """`System.draft_recipe`. Raises UsageError for a value that cannot be read, and names its
+    option: the first one without which the rest can be read.
     """
     try:
-        return system.draft(source)
+        return system.draft_recipe(source)
     except _UNREADABLE as error:
         names = [name for name in source.options if _reads_without(system, source, name)]
-        told = f"{names[0]} = {shown(source.options[names[0]])}" if names else "several options"
-        raise UsageError(f"{told}: not a value that is taken there: {error}") from error
+        culprit = f"{names[0]} = {shown(source.options[names[0]])}" if names else "several options"
+        raise UsageError(f"{culprit}: not a value that is taken there: {error}") from error
 
 
-def _reads_without(system: System, source: Source, name: str) -> bool:
+def _reads_without(system: System, source: SourceCommand, name: str) -> bool:
     rest = {other: value for other, value in source.options.items() if other != name}
     try:
-        system.draft(replace(source, options=rest))
+        system.draft_recipe(replace(source, options=rest))
     except (*_UNREADABLE, UsageError):
         return False
     return True

@@ -19,6 +19,7 @@ OFFLOAD = "say learner.offload = true where learner.sharding divides the state o
 LAUNCH = "how processes are launched"
 ASSUMED = "devices are not said, so one is assumed: give --devices N where more train"
 
+# transformers' name -> schedule here, share of the rate at the end (None: it stays constant)
 _SCHEDULES = {
     "constant": ("constant", None),
     "constant_with_warmup": ("constant", None),
@@ -31,15 +32,17 @@ _SCHEDULES = {
 
 def positive(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options with `--no_NAME` as NAME = false, as transformers' parser has them."""
-    found: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
     for name, value in options.items():
         negated = name.startswith("no_") and value is True
-        found[name[3:] if negated else name] = False if negated else value
-    return found
+        renamed[name[3:] if negated else name] = False if negated else value
+    return renamed
 
 
 def processes(draft: Draft, name: str, devices: int | None) -> int:
-    """Devices that train, 1 where nobody says: a rank each, behind Ray."""
+    """How many devices train; where there are several, a rank for each, started by Ray. devices:
+    None where the source does not say, which is taken for 1.
+    """
     if devices is None:
         draft.notes.append(ASSUMED)
         return 1
@@ -50,7 +53,9 @@ def processes(draft: Draft, name: str, devices: int | None) -> int:
 
 
 def divided(draft: Draft, stage: tuple[str, Any], shares: Mapping[str, tuple[str, Any]]) -> None:
-    """(name, ZeRO stage), and by key of [learner] (name, ranks that share something)."""
+    """[learner] sharding and parallelism. stage: the option's name and the ZeRO stage. shares: by
+    key of [learner], the option's name and how many ranks share a sequence or a matrix.
+    """
     ranks = int(draft.get("learner.ranks") or 1)
     for key, (name, size) in shares.items():
         size = int(size or 1)
@@ -70,9 +75,10 @@ def divided(draft: Draft, stage: tuple[str, Any], shares: Mapping[str, tuple[str
 
 
 def replicas(draft: Draft) -> int:
-    """Ranks that do not share a sequence, or a matrix."""
-    of = [int(draft.get(f"learner.{k}") or 1) for k in ("tensor_parallel", "context_parallel")]
-    return max(1, int(draft.get("learner.ranks") or 1) // (of[0] * of[1]))
+    """Data-parallel replicas: groups of ranks that share no sequence and no matrix."""
+    tensor = int(draft.get("learner.tensor_parallel") or 1)
+    context = int(draft.get("learner.context_parallel") or 1)
+    return max(1, int(draft.get("learner.ranks") or 1) // (tensor * context))
 
 
 def micro_batch(draft: Draft, samples: int, comment: str = "") -> None:
@@ -109,16 +115,18 @@ def update_size(draft: Draft, samples: int, comment: str) -> None:
 
 
 def schedule(
-    draft: Draft, given: Any, least: Any = None, role: str = "learner", comment: str = ""
+    draft: Draft, scheduler: Any, least: Any = None, role: str = "learner", comment: str = ""
 ) -> None:
-    """The learning rate's way down. least: the share of the rate that is left at the end."""
-    known = _SCHEDULES.get(str(given).removeprefix("SchedulerType.").lower())
-    if known is None:
-        draft.miss("lr_scheduler", given, f"{role}.schedule knows constant, linear, cosine")
+    """The learning rate's schedule. scheduler: transformers' name. least: the share of the rate
+    that is left at the end. role: the place of its [learner] table.
+    """
+    counterpart = _SCHEDULES.get(str(scheduler).removeprefix("SchedulerType.").lower())
+    if counterpart is None:
+        draft.miss("lr_scheduler", scheduler, f"{role}.schedule knows constant, linear, cosine")
         return
-    name, ends = known
+    name, final_ratio = counterpart
     draft.put(f"{role}.schedule", name, comment)
-    share = ends if least is None or not ends else float(least)
+    share = final_ratio if least is None or not final_ratio else float(least)
     if share:
         draft.put(f"{role}.min_lr_ratio", share)
 
@@ -134,8 +142,8 @@ def cut_off(draft: Draft, value: float, comment: str) -> None:
     draft.reward("stop_properly", comment, gate=True, gate_at=0.0, gate_value=value)
 
 
-def kept(draft: Draft, name: str, value: Any, default: str) -> None:
-    """How many checkpoints are kept; 0, -1 and nothing stand for all of them in other systems."""
+def kept_checkpoints(draft: Draft, name: str, value: Any, default: str) -> None:
+    """A rule: how many checkpoints are kept. 0 and -1 mean all of them in other systems."""
     count = int(decimal(value))
     if count > 0:
         draft.put("checkpoint.max_ckpt_num", count, default)
@@ -145,7 +153,7 @@ def kept(draft: Draft, name: str, value: Any, default: str) -> None:
 
 
 def per_step(draft: Draft) -> tuple[int, int]:
-    """Samples of a step, and its updates."""
+    """(samples of a step, updates of a step), from the batch numbers put so far."""
     train = int(draft.get("batch.train_batch_size") or 64)
     prompts = draft.get("batch.rollout_batch_size")
     if prompts is None:
@@ -158,7 +166,9 @@ def per_step(draft: Draft) -> tuple[int, int]:
 
 
 def adapter(draft: Draft, options: Options, names: Sequence[str], four_bits: str) -> None:
-    """[model.lora] from the names of rank, alpha, dropout, targets; weights in four bits."""
+    """[model.lora] and model.quantize. names: of the options for rank, alpha, dropout and target
+    modules. four_bits: of the option for weights in four bits.
+    """
     rank, alpha, dropout, targets = names
     value = options.number(rank, 0)
     layers = options.texts(targets)
@@ -178,7 +188,7 @@ def adapter(draft: Draft, options: Options, names: Sequence[str], four_bits: str
 
 
 def sources(draft: Draft, entries: Sequence[dict[str, Any]], section: str = "data") -> None:
-    """One dataset in its section, several as a list of sets with what differs."""
+    """The datasets of [data] or [eval]: a single one in the section, several as a list of sets."""
     if len(entries) == 1:
         for key, value in entries[0].items():
             draft.put(
@@ -200,15 +210,15 @@ def push(draft: Draft, repository: Any, private: Any = None) -> None:
         draft.put("checkpoint.push_private", True)
 
 
-def revision(draft: Draft, given: Any) -> None:
-    """Of the model; main is what is read without one."""
-    if given not in (None, "main"):
-        draft.put("model.revision", str(given))
+def revision(draft: Draft, name: Any) -> None:
+    """The model's revision on the hub; `main` is read where none is stated."""
+    if name not in (None, "main"):
+        draft.put("model.revision", str(name))
 
 
-def run_dir(draft: Draft, given: Any, comment: str = "") -> None:
-    """Where the run writes: the source's output directory, without what differs each time."""
-    path = str(given or "").strip().rstrip("/")
+def run_dir(draft: Draft, directory: Any, comment: str = "") -> None:
+    """Where the run writes: the source's output directory, else runs/JOB."""
+    path = str(directory or "").strip().rstrip("/")
     while path.startswith("./"):
         path = path[2:]
     draft.put("run_dir", path or f"runs/{draft.job}", comment)

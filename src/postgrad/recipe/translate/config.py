@@ -1,4 +1,4 @@
-"""YAML of other systems as JSON values, whatever its aliases would make of a few lines."""
+"""YAML of other systems as JSON values, with limits on what its aliases may expand to."""
 
 import datetime
 from typing import Any, cast
@@ -11,9 +11,8 @@ MOST_NODES = 100_000
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text; dates are texts. Raises ValueError where it is no YAML, or not one
-    that a person would write: deep, a name that stands for itself, or names that stand for names
-    and so on (a few lines become gigabytes).
+    """The value of a YAML text; dates are texts. Raises ValueError where it is no YAML, is nested
+    too deeply, or has aliases that hold themselves or expand a few lines to gigabytes.
     """
     try:
         node = cast(Any, yaml).compose(text, Loader=yaml.SafeLoader)
@@ -28,31 +27,33 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(f"a value cannot be read: {error}") from error
 
 
-def _size(node: yaml.Node, known: dict[int, int], depth: int) -> int:
-    """Values of a node with all that its aliases stand for, each node counted once."""
+def _size(node: yaml.Node, sizes: dict[int, int], depth: int) -> int:
+    """How many values a node has with its aliases expanded. sizes: by id, of the nodes that were
+    counted before; 0 while one is being counted.
+    """
     if depth > MOST_DEPTH:
         raise ValueError(f"nested more than {MOST_DEPTH} deep")
-    if known.get(id(node)) == 0:
+    if sizes.get(id(node)) == 0:
         raise ValueError("a name stands for a list or table that holds itself")
-    if id(node) in known:
-        return known[id(node)]
-    known[id(node)] = 0  # under way
-    size = 1 + sum(_size(one, known, depth + 1) for one in _inner(node))
+    if id(node) in sizes:
+        return sizes[id(node)]
+    sizes[id(node)] = 0
+    size = 1 + sum(_size(inner, sizes, depth + 1) for inner in _inner(node))
     if size > MOST_NODES:
         raise ValueError(f"its names stand for more than {MOST_NODES} values")
-    known[id(node)] = size
+    sizes[id(node)] = size
     return size
 
 
 def _inner(node: yaml.Node) -> list[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         pairs = cast(list[tuple[yaml.Node, yaml.Node]], node.value)
-        return [one for pair in pairs for one in pair]
+        return [node for pair in pairs for node in pair]
     return cast(list[yaml.Node], node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it."""
+    """The value with JSON's types alone: sets become lists, dates and bytes texts."""
     if isinstance(value, dict):
         table = cast(dict[Any, Any], value)
         return {key: _plain(inner) for key, inner in table.items()}

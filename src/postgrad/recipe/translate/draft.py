@@ -1,42 +1,38 @@
-"""The recipe that a source becomes, with why each value is what it is."""
+"""The recipe that a source becomes, with a comment on why a value is what it is."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from postgrad.recipe.lines import Place
+from postgrad.recipe.lines import KeyPath
 
 _OFF: tuple[Any, ...] = (False, None, 0, 0.0, -1, "", "none", [])
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """An option of the source that has no counterpart here, and what follows from that."""
+    """An option of the source that is not in the recipe: it has no counterpart, or needs none."""
 
-    name: str
+    name: str  # as the source has it
     value: Any
-    why: str
+    why: str  # what follows from that, for people
 
 
 @dataclass(slots=True)
 class Draft:
-    """Values by their place in the recipe, comments by the same place.
+    """A recipe under construction."""
 
-    missing: what changes the run. needless: what needs no saying here. notes: remarks
-    on the whole.
-    """
-
-    job: str
-    system: str
-    values: dict[Place, Any] = field(default_factory=dict[Place, Any])
-    comments: dict[Place, str] = field(default_factory=dict[Place, str])
-    missing: list[Missing] = field(default_factory=list[Missing])
-    needless: list[Missing] = field(default_factory=list[Missing])
-    notes: list[str] = field(default_factory=list[str])
+    job: str  # "sft", "rl", ...
+    system: str  # the other system's name, for comments
+    values: dict[KeyPath, Any] = field(default_factory=dict[KeyPath, Any])  # by place in the recipe
+    comments: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])  # on the values
+    missing: list[Missing] = field(default_factory=list[Missing])  # without them the run differs
+    needless: list[Missing] = field(default_factory=list[Missing])  # the run is the same without
+    notes: list[str] = field(default_factory=list[str])  # on the recipe as a whole
 
     def put(self, key: str, value: Any, comment: str = "") -> None:
-        """Sets a dotted key ("learner.lr", "rewards.0.type"); None is nothing."""
+        """Sets a dotted key ("learner.lr", "rewards.0.type"); None leaves it as it is."""
         if value is None:
             return
         place = place_of(key)
@@ -46,7 +42,7 @@ class Draft:
             self.comments[place] = comment
 
     def get(self, key: str, default: Any = None) -> Any:
-        """What a dotted key is set to."""
+        """The value of a dotted key."""
         return self.values.get(place_of(key), default)
 
     def drop(self, key: str) -> Any:
@@ -55,7 +51,7 @@ class Draft:
         return self.values.pop(place_of(key), None)
 
     def reward(self, type: str, comment: str = "", **settings: Any) -> None:
-        """One more of [[rewards]]."""
+        """Adds an entry to [[rewards]]."""
         number = len({place[1] for place in self.values if place[0] == "rewards"})
         self.put(f"rewards.{number}.type", type, comment)
         for key, value in settings.items():
@@ -64,7 +60,7 @@ class Draft:
             self.put(f"rewards.{number}.{key}", value)
 
     def miss(self, name: str, value: Any, why: str) -> None:
-        """Lists what has no counterpart, unless it is turned off."""
+        """Lists an option without counterpart as missing, unless its value turns it off."""
         if not any(value is off or (value == off and type(value) is type(off)) for off in _OFF):
             self.missing.append(Missing(name, value, why))
 
@@ -73,16 +69,16 @@ class Draft:
         self.missing.append(Missing(name, value, why))
 
     def skip(self, name: str, value: Any, why: str) -> None:
-        """Lists what needs no saying here."""
+        """Lists an option that the recipe does not need."""
         self.needless.append(Missing(name, value, why))
 
 
-def place_of(key: str) -> Place:
+def place_of(key: str) -> KeyPath:
     """("rewards", 0, "type") of "rewards.0.type"."""
     return tuple(int(part) if re.fullmatch(r"\d+", part) else part for part in key.split("."))
 
 
-def nested(values: Mapping[Place, Any]) -> dict[str, Any]:
+def nested(values: Mapping[KeyPath, Any]) -> dict[str, Any]:
     """Values by place as the tables that a TOML file would give."""
     tree: dict[Any, Any] = {}
     for place, value in values.items():

@@ -1,7 +1,7 @@
-"""What stands in place of $NAME, ${NAME...}, $(( ... )) and $(command) in a shell's words.
+"""Expansion of $NAME, ${NAME...}, $(( ... )) and $(command) in the words of a shell script.
 
-No command is run. What a few of them print follows from their words alone (seq, basename, dirname,
-echo); of all others UNKNOWN stands in place of the output.
+No command is run. The output of seq, basename, dirname and echo is computed from their words; that
+of all others is UNKNOWN.
 """
 
 import re
@@ -35,11 +35,10 @@ def words_of(text: str) -> list[str]:
 
 
 def held(text: str) -> str:
-    """$(...), $((...)) and `...` as one piece each, whatever is within them, for `filled`.
-
-    Raises UsageError where one never ends.
+    """The text with each $(...), $((...)) and `...` encoded as one word without blanks or quotes,
+    which `filled` decodes. Raises UsageError where one never ends.
     """
-    text = re.sub(r"`([^`\n]*)`", lambda found: _hold(f"$({found[1]})"), text)
+    text = re.sub(r"`([^`\n]*)`", lambda match: _hold(f"$({match[1]})"), text)
     pieces: list[str] = []
     done = 0
     while (start := text.find("$(", done)) >= 0:
@@ -56,8 +55,9 @@ def held(text: str) -> str:
 
 
 def filled(text: str, variables: Variables, quoted: bool = False) -> str:
-    """Values in place of names, but not within single quotes. quoted: keeps the value of an
-    assignment one word. Raises UsageError for one that grows without end.
+    """The text with variables and commands expanded, but not within single quotes. quoted: quotes
+    the result, so that the value of an assignment stays one word. Raises UsageError for a variable
+    that holds itself, or too much.
     """
     parts = _PARTS.findall(text)
     text = "".join(
@@ -74,18 +74,18 @@ def _hold(text: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """As the script has it."""
-    return _HELD.sub(lambda found: bytes.fromhex(found[1]).decode(), text)
+    """The text as the script has it: what `held` encoded, decoded."""
+    return _HELD.sub(lambda match: bytes.fromhex(match[1]).decode(), text)
 
 
 def _expanded(text: str, variables: Variables) -> str:
-    text = _LIST.sub(lambda found: _as_list(found.group(1), variables), text)
-    text = _HELD.sub(lambda found: _printed(bytes.fromhex(found[1]).decode(), variables), text)
+    text = _LIST.sub(lambda match: _as_list(match[1], variables), text)
+    text = _HELD.sub(lambda match: _printed(bytes.fromhex(match[1]).decode(), variables), text)
     before, written = "", text
     for _ in range(MOST_ROUNDS):  # a default may have variables of its own
         if text == before:
             return text
-        before, text = text, _VARIABLE.sub(lambda found: _value(found, variables), text)
+        before, text = text, _VARIABLE.sub(lambda match: _value(match, variables), text)
         if len(text) > MOST_TEXT:
             break
     raise _endless(written)
@@ -103,7 +103,7 @@ def _as_list(name: str, variables: Variables) -> str:
 
 
 def _printed(text: str, variables: Variables) -> str:
-    """Of "$((expression))" and "$(command)"."""
+    """The output of "$((expression))" or "$(command)"; UNKNOWN where it would have to be run."""
     inner = text[2:-1]
     try:
         if inner.startswith("(") and inner.endswith(")"):
@@ -149,41 +149,46 @@ _PRINTS: dict[str, Callable[[list[str]], str]] = {
 }  # fmt: skip
 
 
-def _value(found: re.Match[str], variables: Variables) -> str:
-    name = found["name"] or found["plain"]
-    value, operator, word = variables.get(name), found["operator"] or "", found["word"] or ""
-    if found["index"] is not None and found["index"].isdigit():
-        several = [value] if isinstance(value, str) else value or []
-        value = several[int(found["index"])] if int(found["index"]) < len(several) else None
-    if found["length"]:
-        return found.group() if value is None else str(len(value))
+def _value(match: re.Match[str], variables: Variables) -> str:
+    """The value of a variable, with its operator applied; one without a value stays as it is."""
+    name = match["name"] or match["plain"]
+    value, operator, word = variables.get(name), match["operator"] or "", match["word"] or ""
+    if match["index"] is not None and match["index"].isdigit():
+        values = [value] if isinstance(value, str) else value or []
+        value = values[int(match["index"])] if int(match["index"]) < len(values) else None
+    if match["length"]:
+        return match.group() if value is None else str(len(value))
     if isinstance(value, list):
         value = shlex.join(value)
     if operator[-1:] in ("-", "=", "+", "?"):
-        return _or_else(found, value, operator, word, variables)
+        return _or_else(match, value, operator, word, variables)
     if value is not None:
-        return _cut(value, operator, word, found.group()) if operator else value
-    return "" if name in ("@", "*", "#") or name.isdigit() else found.group()
+        return _cut(value, operator, word, match.group()) if operator else value
+    return "" if name in ("@", "*", "#") or name.isdigit() else match.group()
 
 
 def _or_else(
-    found: re.Match[str], value: str | None, operator: str, word: str, variables: Variables
+    match: re.Match[str], value: str | None, operator: str, word: str, variables: Variables
 ) -> str:
-    """${NAME-word}, =, + and ?; with a colon an empty value is none."""
-    there = value is not None and (value != "" or not operator.startswith(":"))
+    """${NAME-word}, ${NAME=word}, ${NAME+word} and ${NAME?word}; a colon before the operator takes
+    an empty value for none.
+    """
+    is_set = value is not None and (value != "" or not operator.startswith(":"))
     if operator.endswith("+"):
-        return word.strip("\"'") if there else ""
-    if there:
+        return word.strip("\"'") if is_set else ""
+    if is_set:
         return value or ""
     if operator.endswith("?"):
-        return found.group()
+        return match.group()
     if operator.endswith("="):
-        variables[found["name"]] = word.strip("\"'")
+        variables[match["name"]] = word.strip("\"'")
     return word.strip("\"'")
 
 
 def _cut(value: str, operator: str, word: str, text: str) -> str:
-    """${NAME#pattern} and its kin; those that are not read stay as they are (`text`)."""
+    """${NAME#pattern}, ${NAME/old/new}, ${NAME:start:count} and ${NAME^}; `text`, as the script has
+    it, for forms that are not read.
+    """
     word = word.strip("\"'")
     if operator in ("#", "##", "%", "%%"):
         return _trimmed(value, operator, word)
@@ -206,7 +211,9 @@ def _cut(value: str, operator: str, word: str, text: str) -> str:
 
 
 def _trimmed(value: str, operator: str, pattern: str) -> str:
-    """Without the shortest beginning (#) or end (%) of that pattern; signs twice: the longest."""
+    """The value without the shortest beginning (#) or end (%) that matches the pattern; with ## and
+    %% the longest.
+    """
     matches = re.compile(translate(pattern)).match
     front = operator[0] == "#"
     lengths = range(len(value) + 1) if len(operator) == 1 else range(len(value), -1, -1)

@@ -3,13 +3,16 @@
 from typing import Any, cast
 
 
-def mixture(given: Any, splits: list[str]) -> list[dict[str, Any]]:
-    """Sets of `name share name share ...`, or of a table: a whole number is rows, 1.0 is all."""
-    if isinstance(given, dict):
-        pairs = list(cast(dict[str, Any], given).items())
+def mixture(mixer: Any, splits: list[str]) -> list[dict[str, Any]]:
+    """Entries of [[data.sets]]. mixer: "NAME SHARE NAME SHARE ...", as one text or a list of words,
+    or a table NAME -> SHARE. A share is a number of rows (100) or a part of them (0.5, 1.0: all).
+    splits: one for each name; the last one stands for those that are left.
+    """
+    if isinstance(mixer, dict):
+        pairs = list(cast(dict[str, Any], mixer).items())
     else:
-        said = cast(list[Any], given) if isinstance(given, list) else [given]
-        words = [part for word in said for part in str(word).split()]
+        texts = cast(list[Any], mixer) if isinstance(mixer, list) else [mixer]
+        words = [word for text in texts for word in str(text).split()]
         pairs: list[tuple[str, Any]] = list(zip(words[::2], words[1::2], strict=False))
     entries: list[dict[str, Any]] = []
     for number, (path, share) in enumerate(pairs):
@@ -19,10 +22,11 @@ def mixture(given: Any, splits: list[str]) -> list[dict[str, Any]]:
 
 
 def _share(share: str, split: str) -> dict[str, Any]:
-    split_said = {} if split == "train" else {"split": split}
+    """The keys of an entry that select a share of a split."""
+    of_split = {} if split == "train" else {"split": split}
     if "." not in share:
-        return {**split_said, "limit": int(share)}
+        return {**of_split, "limit": int(share)}
     part = float(share)
     if part < 1:
         return {"split": f"{split}[:{part * 100:g}%]"}
-    return {**split_said, **({"weight": part} if part > 1 else {})}
+    return {**of_split, **({"weight": part} if part > 1 else {})}

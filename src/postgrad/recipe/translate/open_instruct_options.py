@@ -1,4 +1,4 @@
-"""Open-Instruct's options: what it does where they are left out, and what they are here."""
+"""Open-Instruct's options: their defaults, and what they are in a recipe."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from postgrad.recipe.translate.rules import (
     flag,
     missing,
     needless,
+    non_negative,
     on,
     texts,
     to,
-    whole,
 )
 
 _TRAINED: dict[str, Any] = {"seed": 42, "per_device_train_batch_size": 8, "learning_rate": 2e-5,
@@ -23,7 +23,7 @@ _TRAINED: dict[str, Any] = {"seed": 42, "per_device_train_batch_size": 8, "learn
 _SAMPLED: dict[str, Any] = {"total_episodes": 100_000, "beta": 0.05, "learning_rate": 2e-5,
                             "lr_scheduler_type": "linear", "verification_reward": 10.0,
                             "max_prompt_token_length": 256}  # fmt: skip
-UNSAID: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, dict[str, Any]] = {
     "sft": {**_TRAINED, "num_epochs": 2, "warmup_ratio": 0.03, "max_seq_length": 4096},
     "dpo": {**_TRAINED, "num_epochs": 1, "warmup_ratio": 0.1, "max_seq_length": 4096, "beta": 5.0,
             "loss_type": "dpo_norm"},
@@ -58,8 +58,8 @@ RULES: dict[str, Rule] = {
     "weight_decay": to("learner.weight_decay", read=decimal),
     "eps": to("learner.eps", read=decimal),
     "clip_grad_norm": to("learner.max_grad_norm",
-                         read=lambda given: max(0.0, float(given))),
-    "seed": to("seed", read=whole),
+                         read=lambda norm: max(0.0, float(norm))),
+    "seed": to("seed", read=non_negative),
     "beta": to("algorithm.beta", read=decimal),
     "label_smoothing": to("algorithm.label_smoothing", read=decimal),
     "temperature": to("rollout.temperature", read=decimal),
@@ -70,7 +70,7 @@ RULES: dict[str, Rule] = {
     "whiten_rewards": to("algorithm.whiten_rewards", read=on),
     "cliprange_value": to("algorithm.value_clip", read=decimal),
     "model_dtype": choice("model.dtype", {"bfloat16": "bfloat16", "float32": "float32"}),
-    "keep_last_n_checkpoints": common.kept,
+    "keep_last_n_checkpoints": common.kept_checkpoints,
     "checkpointing_steps": to("checkpoint.save_steps",
                               read=lambda n: int(n) if str(n).isdigit() else None),
     "resume_from_checkpoint": to("checkpoint.load_checkpoint", read=on),
@@ -94,7 +94,7 @@ RULES: dict[str, Rule] = {
     "load_balancing_loss": missing("mixtures of experts are not loaded here"),
     "eval_pass_at_k": missing("set eval.n_samples and eval.pass_at"),
     "eval_top_p": missing("evaluation samples at eval.temperature alone"),
-    "max_train_samples": to("data.limit", read=whole),
+    "max_train_samples": to("data.limit", read=non_negative),
     **family("", "fsdp_shard_degree fsdp_num_replicas",
              missing("learner.sharding divides over all ranks")),
     **family("", "deepspeed_offload_param deepspeed_offload_optimizer offload_optimizer "

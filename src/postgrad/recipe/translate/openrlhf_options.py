@@ -1,8 +1,8 @@
-"""OpenRLHF's options: their names, what it does where they are left out, and what they are here.
+"""OpenRLHF's options: their names, their defaults, and what they are in a recipe.
 
-Names are those of version 0.11, with dots; older ones are turned into them. Options of the policy
-(`actor.adam.lr`) stand under the names that its other trainers use (`adam.lr`), so that one table
-serves all of them.
+Names are those of version 0.11, with dots; `canonical` renames older ones. Options of the policy
+(`actor.adam.lr`) are listed as its other trainers name them (`adam.lr`), so that one table serves
+all trainers.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ from postgrad.recipe.translate.rules import (
     flag,
     missing,
     needless,
+    non_negative,
     on,
     to,
-    whole,
 )
 
-# section -> "name_before[=name_since]", the same name where nothing is said
+# section -> "name_before[=name_since]", the same name where no new one follows
 _BEFORE = {
     "": "max_norm lr_scheduler lr_warmup_ratio min_lr_ratio use_ms local_rank prompt_max_len",
     "model": "pretrain=model_name_or_path gradient_checkpointing=gradient_checkpointing_enable "
@@ -90,7 +90,7 @@ SHARED: dict[str, Any] = {
     "ds.param_dtype": "bf16", "ds.zero_stage": 2,
 }  # fmt: skip
 _TEMPLATE = {"data.input_key": "input", "data.input_template": "User: {}\nAssistant: "}
-UNSAID: dict[str, dict[str, Any]] = {  # where OpenRLHF does something else than we do
+DEFAULTS: dict[str, dict[str, Any]] = {  # where OpenRLHF does something else than we do
     "train_sft": {"adam.lr": 5e-6, "train.max_epochs": 2, "train.micro_batch_size": 8,
                   "data.max_len": 2048, **_TEMPLATE},
     "train_rm": {"adam.lr": 9e-6, "train.max_epochs": 1, "train.micro_batch_size": 1,
@@ -130,18 +130,18 @@ RULES: dict[str, Rule] = {
     "optim": choice("learner.optimizer", {"adam": "adamw", "muon": "muon"}),
     "muon.lr": missing("Muon's steps are scaled to AdamW's here: learner.lr is the rate of both"),
     "muon.momentum": to("learner.muon_momentum", read=decimal),
-    "muon.ns_steps": to("learner.muon_ns_steps", read=whole),
+    "muon.ns_steps": to("learner.muon_ns_steps", read=non_negative),
     "critic.adam.lr": to("critic.learner.lr", read=decimal),
     "data.chosen_key": to("data.chosen"),
     "data.rejected_key": to("data.rejected"),
     "data.prompt_key": to("data.prompt"),
     "data.tokenizer_chat_template": to("data.chat_template"),
-    "train.seed": to("seed", read=whole),
+    "train.seed": to("seed", read=non_negative),
     "ckpt.path": to("checkpoint.ckpt_path"),
     "ckpt.save_steps": to("checkpoint.save_steps", read=lambda n: max(0, int(n)) or None),
-    "ckpt.max_num": to("checkpoint.max_ckpt_num", read=whole),
+    "ckpt.max_num": to("checkpoint.max_ckpt_num", read=non_negative),
     "ckpt.save_hf": to("checkpoint.save_hf", "there at every checkpoint",
-                       lambda given: "each" if flag(given) else None),
+                       lambda switch: "each" if flag(switch) else None),
     "ckpt.load_enable": to("checkpoint.load_checkpoint", read=flag),
     "rollout.temperature": to("rollout.temperature", read=decimal),
     "rollout.top_p": to("rollout.top_p", read=decimal),
@@ -179,29 +179,29 @@ _OF_MODEL = {f"model.{entry.partition('=')[2] or entry}" for entry in _BEFORE["m
 
 
 def _renamed() -> dict[str, str]:
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for section, entries in _BEFORE.items():
         for entry in entries.split():
             before, _, since = entry.partition("=")
-            found[before] = f"{section}.{since or before}".lstrip(".")
-    return found
+            names[before] = f"{section}.{since or before}".lstrip(".")
+    return names
 
 
-BEFORE = _renamed()
+RENAMED = _renamed()  # former name -> today's name
 
 
 def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options under the names of this version."""
-    found: dict[str, Any] = {}
+    """Options under the names that RULES has: today's names, without "actor." for the policy's."""
+    renamed: dict[str, Any] = {}
     for name, value in options.items():
         if name in ("bf16", "fp16"):
-            found["ds.param_dtype"] = name
+            renamed["ds.param_dtype"] = name
             continue
-        since = BEFORE.get(name, name)
-        own = since.removeprefix("actor.")
-        if since.startswith("actor.") and own.startswith(_OF_POLICY):
-            since = own
-        elif since.startswith("actor.") and f"model.{own}" in _OF_MODEL:
-            since = f"model.{own}"
-        found[since] = value
-    return found
+        since = RENAMED.get(name, name)
+        bare = since.removeprefix("actor.")
+        if since.startswith("actor.") and bare.startswith(_OF_POLICY):
+            since = bare
+        elif since.startswith("actor.") and f"model.{bare}" in _OF_MODEL:
+            since = f"model.{bare}"
+        renamed[since] = value
+    return renamed

@@ -1,4 +1,4 @@
-"""What a source said, under one name each, and which of it has been used."""
+"""The options of a source by name, and which of them have been used."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -7,27 +7,29 @@ from postgrad.core.errors import UsageError
 
 
 class Options:
-    """Options by name. `defaults` are what the source's system does where nothing is said."""
+    """Options by name: those that the source states, and the defaults of its system."""
 
-    def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-        self.given = dict(given)
+    def __init__(self, stated: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self.stated = dict(stated)
         self.defaults = dict(defaults)
         self._used: set[str] = set()
 
-    def said(self, name: str) -> bool:
-        """Whether the source says it itself."""
-        return self.given.get(name) is not None
+    def states(self, name: str) -> bool:
+        """Whether the source states the option itself."""
+        return self.stated.get(name) is not None
 
     def take(self, name: str, default: Any = None) -> Any:
-        """Its value, given or the system's default, else `default`; it counts as used."""
+        """The option's value: as stated, else the system's default, else `default`. It counts as
+        used from then on.
+        """
         self._used.add(name)
-        if (value := self.given.get(name)) is not None:
+        if (value := self.stated.get(name)) is not None:
             return value
         value = self.defaults.get(name)
         return default if value is None else value
 
     def number(self, name: str, default: int = 1) -> int:
-        """`take` as a whole number. Raises UsageError for what is none."""
+        """`take` as a whole number. Raises UsageError for anything else."""
         value = self.take(name, default)
         try:
             return int(float(value))
@@ -35,7 +37,7 @@ class Options:
             raise UsageError(f"{name}: a number is wanted, not {value!r}") from error
 
     def texts(self, name: str) -> list[str]:
-        """`take` as a list of words; a single one is a list, and commas part several."""
+        """`take` as a list of words; a text is split at its commas."""
         value = self.take(name)
         if value is None:
             return []
@@ -43,14 +45,16 @@ class Options:
         return [text for word in words if (text := str(word).strip(" ,"))]
 
     def numbers(self, name: str) -> list[float]:
-        """`take` as numbers; none for nothing."""
+        """`take` as a list of numbers. Raises UsageError for a text that is none."""
         try:
             return [float(text) for text in self.texts(name)]
         except ValueError as error:
             raise UsageError(f"{name}: numbers are wanted, not {self.take(name)!r}") from error
 
     def pair(self, name: str) -> tuple[float, float] | None:
-        """`take` as two numbers, the lower first; None for nothing. Others are UsageErrors."""
+        """`take` as two numbers, the lower first; None where the option has no value. Raises
+        UsageError for anything else.
+        """
         numbers = self.numbers(name)
         if numbers and (len(numbers) != 2 or numbers[0] > numbers[1]):
             raise UsageError(
@@ -64,13 +68,15 @@ class Options:
         return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
     def tables(self, name: str) -> list[dict[str, Any]]:
-        """`take` as a list of tables, without what is none."""
+        """`take` as a list of tables; entries that are none are left out."""
         value = self.take(name)
-        found = cast(list[Any], value) if isinstance(value, list) else []
-        return [cast(dict[str, Any], one) for one in found if isinstance(one, dict)]
+        entries = cast(list[Any], value) if isinstance(value, list) else []
+        return [cast(dict[str, Any], entry) for entry in entries if isinstance(entry, dict)]
 
     def rest(self) -> Iterator[tuple[str, Any, bool]]:
-        """(name, value, whether it was given) of what nobody took, in the source's order."""
-        for name, value in {**self.given, **self.defaults, **self.given}.items():
+        """(name, value, whether the source states it) of the options that are not used yet, in the
+        source's order, then the defaults'.
+        """
+        for name, value in {**self.stated, **self.defaults, **self.stated}.items():
             if name not in self._used and value is not None:
-                yield name, value, name in self.given
+                yield name, value, name in self.stated

@@ -1,4 +1,4 @@
-"""What a script, a command line or a config file says: a program, and its options by name."""
+"""Reads a script, a command line or a config file: its training program, and options by name."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,31 +17,28 @@ MOST_DIGITS = 40
 LARGEST = 2**63
 CONFIGS = (".yaml", ".yml", ".json")
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_LAUNCHED_BY = "mason.py"  # starts a launcher on each of several nodes
+_NODE_LAUNCHER = "mason.py"  # starts a launcher on each of several nodes
 
-# (word, the word after it, None where it is what the user calls the program) -> program
+# (word, the word after it or "") -> the program that they name, or None. The second argument is
+# None for a program that the user names before a file.
 FindProgram = Callable[[str, str | None], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """One training command. program: as its system calls it, "" where nothing says so.
+class SourceCommand:
+    """A training command of another system, as a script, a command line or a config states it."""
 
-    devices: that train, where the launcher or its config says so, and the ZeRO stage in which they
-    divide their state. notes: what could not be read.
-    """
-
-    program: str
-    options: Mapping[str, Any]
-    devices: int | None = None
-    stage: int | None = None
-    notes: tuple[str, ...] = ()
+    program: str  # as its system calls it: "train_sft"; "" where nothing names one
+    options: Mapping[str, Any]  # by name, dashes as underscores
+    devices: int | None = None  # that train; None where launcher and config do not say
+    stage: int | None = None  # the ZeRO stage in which they divide their state
+    notes: tuple[str, ...] = ()  # what could not be read, for people
 
 
-def read(words: Sequence[str], program_of: FindProgram) -> Source:
-    """The source that FILE_OR_FLAGS names: a script, a config, or a command line as it is typed.
+def read(words: Sequence[str], program_of: FindProgram) -> SourceCommand:
+    """The training command of FILE_OR_FLAGS: a script, a config, or a command line as it is typed.
 
-    A program before a file, and flags after it, add to what the file says. Raises UsageError where
+    A program before a file, and flags after it, win over the file's. Raises UsageError where
     the file cannot be read or holds no command of the system.
     """
     words = list(words)
@@ -55,30 +52,32 @@ def read(words: Sequence[str], program_of: FindProgram) -> Source:
             return _of_file(path, rest[1:], program, program_of)
     if program:
         return _of_flags(rest, [], program, Path())
-    found = _of_commands([words], program_of, Path())
-    return found[0] if found else _of_flags(words, [], "", Path())
+    sources = _of_commands([words], program_of, Path())
+    return sources[0] if sources else _of_flags(words, [], "", Path())
 
 
-def _of_file(path: Path, more: list[str], program: str, program_of: FindProgram) -> Source:
+def _of_file(path: Path, extra: list[str], program: str, program_of: FindProgram) -> SourceCommand:
     text = _text(path)
     if path.suffix in CONFIGS:
-        flags = _of_flags(more, [], program, path.parent)
-        return Source(program, {**_config(path, text), **flags.options}, notes=flags.notes)
-    found = _of_commands(commands(text), program_of, path.parent)
-    if not found:
+        typed = _of_flags(extra, [], program, path.parent)
+        return SourceCommand(program, {**_config(path, text), **typed.options}, notes=typed.notes)
+    sources = _of_commands(commands(text), program_of, path.parent)
+    if not sources:
         raise UsageError(f"{path}: no training command of this system in the script")
-    first = found[0]
+    first = sources[0]
     notes = list(first.notes)
-    if any(one.options != first.options for one in found[1:]):
-        notes.append(f"the script has {len(found)} training commands; this is the first")
-    options = {**first.options, **_of_flags(more, [], "", path.parent).options}
+    if any(source.options != first.options for source in sources[1:]):
+        notes.append(f"the script has {len(sources)} training commands; this is the first")
+    options = {**first.options, **_of_flags(extra, [], "", path.parent).options}
     return replace(first, program=program or first.program, options=options, notes=tuple(notes))
 
 
-def _of_commands(found: list[list[str]], program_of: FindProgram, folder: Path) -> list[Source]:
-    """The commands in which a word names a program; what stands before it is its launcher's."""
-    sources: list[Source] = []
-    for words in found:
+def _of_commands(
+    lines: list[list[str]], program_of: FindProgram, folder: Path
+) -> list[SourceCommand]:
+    """The commands in which a word names a program; the words before it are its launcher's."""
+    sources: list[SourceCommand] = []
+    for words in lines:
         for place, word in enumerate(words):
             after = words[place + 1] if place + 1 < len(words) else ""
             if (program := program_of(word, after)) is not None:
@@ -89,7 +88,7 @@ def _of_commands(found: list[list[str]], program_of: FindProgram, folder: Path) 
     return sources
 
 
-def _of_flags(words: list[str], launcher: list[str], program: str, folder: Path) -> Source:
+def _of_flags(words: list[str], launcher: list[str], program: str, folder: Path) -> SourceCommand:
     notes: list[str] = []
     unknown = [word for word in words if UNKNOWN in word]
     if unknown:
@@ -98,29 +97,31 @@ def _of_flags(words: list[str], launcher: list[str], program: str, folder: Path)
     place = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
     options: dict[str, Any] = {}
     configs = [word for word in words[:place] if Path(word).suffix in CONFIGS]
-    given = flags([word.replace(UNKNOWN, ".") for word in words[place:]])
-    if isinstance(config := given.pop("config", None), str):
+    stated = flags([word.replace(UNKNOWN, ".") for word in words[place:]])
+    if isinstance(config := stated.pop("config", None), str):
         configs.append(config)
     for name in configs:
-        path = next((one for one in (folder / name, Path(name)) if one.is_file()), None)
+        path = next((file for file in (folder / name, Path(name)) if file.is_file()), None)
         if path is None:
             notes.append(f"{name} is not here, so what it says is missing")
         else:
             options |= _config(path, _text(path))
-    count, stage = devices(launcher, given), zero_stage(launcher, given)
-    return Source(program, {**options, **given}, count, stage, tuple(notes))
+    count, stage = devices(launcher, stated), zero_stage(launcher, stated)
+    return SourceCommand(program, {**options, **stated}, count, stage, tuple(notes))
 
 
 def flags(words: Sequence[str]) -> dict[str, Any]:
-    """Options by name, dashes as underscores: a value, a list of several, or true for none."""
-    found: dict[str, Any] = {}
+    """Options by name, dashes as underscores. An option has its value, a list where it has several,
+    and true where it has none.
+    """
+    options: dict[str, Any] = {}
     name: str | None = None
     values: list[str] = []
 
     def close() -> None:
         if name is not None:
             read = [_checked(f"--{name}", plain(value)) for value in values]
-            found[name] = True if not read else read[0] if len(read) == 1 else read
+            options[name] = True if not read else read[0] if len(read) == 1 else read
 
     for word in words:
         if word == "--":  # a launcher's own options end
@@ -133,7 +134,7 @@ def flags(words: Sequence[str]) -> dict[str, Any]:
         elif name is not None:
             values.append(word)
     close()
-    return found
+    return options
 
 
 def plain(text: str) -> Any:
@@ -154,48 +155,50 @@ def plain(text: str) -> Any:
 
 def _checked(name: str, value: Any) -> Any:
     """An option's value. Raises UsageError for a number that no option takes."""
-    inside = [value]
-    while inside:
-        one = inside.pop()
-        if isinstance(one, dict):
-            inside += cast(dict[Any, Any], one).values()
-        elif isinstance(one, list):
-            inside += cast(list[Any], one)
-        elif isinstance(one, int | float) and not abs(one) < LARGEST:
-            raise UsageError(f"{name} = {shown(one)}: that is no number an option takes")
+    pending = [value]
+    while pending:
+        inner = pending.pop()
+        if isinstance(inner, dict):
+            pending += cast(dict[Any, Any], inner).values()
+        elif isinstance(inner, list):
+            pending += cast(list[Any], inner)
+        elif isinstance(inner, int | float) and not abs(inner) < LARGEST:
+            raise UsageError(f"{name} = {shown(inner)}: that is no number an option takes")
     return value
 
 
-def devices(launcher: Sequence[str], given: Mapping[str, Any]) -> int | None:
-    """Processes that train, as accelerate, torchrun or deepspeed are told; None: not said."""
-    said = flags(launcher)
-    nodes = said.get("num_nodes", said.get("num_machines", said.get("nnodes", 1)))
-    if any(PurePosixPath(word).name == _LAUNCHED_BY for word in launcher):
-        gpus = said.get("gpus")
+def devices(launcher: Sequence[str], options: Mapping[str, Any]) -> int | None:
+    """How many processes train, from the flags and configs of accelerate, torchrun or deepspeed;
+    None where they do not say. launcher: the words before the program. options: the program's.
+    """
+    launch = flags(launcher)
+    nodes = launch.get("num_nodes", launch.get("num_machines", launch.get("nnodes", 1)))
+    if any(PurePosixPath(word).name == _NODE_LAUNCHER for word in launcher):
+        gpus = launch.get("gpus")
         if isinstance(gpus, int) and isinstance(nodes, int):
             return gpus * nodes
-    if isinstance(said.get("include"), str) and "exclude" not in said:
-        return _included(said["include"])
+    if isinstance(launch.get("include"), str) and "exclude" not in launch:
+        return _included(launch["include"])
     for name, each in (("num_processes", 1), ("nproc_per_node", nodes), ("num_gpus", nodes)):
-        if isinstance(said.get(name), int) and isinstance(each, int):
-            return said[name] * each
-    config = said.get("config_file", given.get("accelerate_config"))
+        if isinstance(launch.get(name), int) and isinstance(each, int):
+            return launch[name] * each
+    config = launch.get("config_file", options.get("accelerate_config"))
     if config:
         return _accelerated(str(config))
-    launched = {PurePosixPath(word).name for word in launcher}
-    alone = "deepspeed" in launched and not said.keys() & {"hostfile", "exclude"}
-    if alone or "multi_gpu" in said or said.get("nproc_per_node") in ("gpu", "auto"):
-        count = _visible(launcher)  # a process for each
+    programs = {PurePosixPath(word).name for word in launcher}
+    on_all_gpus = "deepspeed" in programs and not launch.keys() & {"hostfile", "exclude"}
+    if on_all_gpus or "multi_gpu" in launch or launch.get("nproc_per_node") in ("gpu", "auto"):
+        count = _visible(launcher)
         return count * nodes if count is not None and isinstance(nodes, int) else None
     return None
 
 
-def _included(where: str) -> int | None:
+def _included(machines: str) -> int | None:
     """GPUs of DeepSpeed's --include: "localhost:0,1", or "worker-0:0,2-4@worker-1:0"; None where a
     machine is named without its GPUs.
     """
     count = 0
-    for machine in where.split("@"):
+    for machine in machines.split("@"):
         slots = [
             re.fullmatch(r"(\d+)(?:-(\d+))?", slot) for slot in machine.partition(":")[2].split(",")
         ]
@@ -207,31 +210,33 @@ def _included(where: str) -> int | None:
 
 
 def _visible(launcher: Sequence[str]) -> int | None:
-    """GPUs of CUDA_VISIBLE_DEVICES=0,1 before a command; the last one counts."""
-    found: int | None = None
+    """How many GPUs CUDA_VISIBLE_DEVICES=0,1 before a command names; the last assignment counts."""
+    count: int | None = None
     for word in launcher:
         name, _, value = word.partition("=")
         if name == VISIBLE:
-            found = value.count(",") + 1 if re.fullmatch(r"\d+(,\d+)*", value) else None
-    return found
+            count = value.count(",") + 1 if re.fullmatch(r"\d+(,\d+)*", value) else None
+    return count
 
 
-def zero_stage(launcher: Sequence[str], given: Mapping[str, Any]) -> int | None:
-    """The stage that the configs of launcher and trainer name or say; FSDP is the third."""
-    said = flags(launcher)
-    named = (
-        said.get("deepspeed_config_file"), said.get("config_file"), said.get("fsdp"),
-        given.get("accelerate_config"), given.get("deepspeed"), given.get("fsdp"),
+def zero_stage(launcher: Sequence[str], options: Mapping[str, Any]) -> int | None:
+    """The ZeRO stage of the launcher's or the trainer's config, from its contents or its name; FSDP
+    counts as stage 3. None where no config tells.
+    """
+    launch = flags(launcher)
+    configs = (
+        launch.get("deepspeed_config_file"), launch.get("config_file"), launch.get("fsdp"),
+        options.get("accelerate_config"), options.get("deepspeed"), options.get("fsdp"),
     )  # fmt: skip
-    for config in map(str, filter(None, named)):
+    for config in map(str, filter(None, configs)):
         path = Path(config)
         if path.suffix in CONFIGS and path.is_file():
-            known = _config(path, _text(path))
-            inner = known.get("deepspeed_config", known.get("zero_optimization"))
+            settings = _config(path, _text(path))
+            inner = settings.get("deepspeed_config", settings.get("zero_optimization"))
             table = cast(dict[str, Any], inner) if isinstance(inner, dict) else {}
-            found = table.get("zero_stage", table.get("stage"))
-            if isinstance(found, int):
-                return found
+            stage = table.get("zero_stage", table.get("stage"))
+            if isinstance(stage, int):
+                return stage
         if (match := re.search(r"(?:stage|zero)[_-]?([0-3])", path.stem)) is not None:
             return int(match[1])
         if re.match(r"fsdp|full_shard", path.stem):
@@ -240,11 +245,12 @@ def zero_stage(launcher: Sequence[str], given: Mapping[str, Any]) -> int | None:
 
 
 def _accelerated(config: str) -> int | None:
-    """Processes of accelerate's config, and of the ones that TRL ships, which say 8."""
+    """The number of processes in accelerate's config; for a missing file that TRL ships, by its
+    name: they have 8.
+    """
     path = Path(config)
     if path.is_file():
-        known = _config(path, _text(path))
-        count = known.get("num_processes")
+        count = _config(path, _text(path)).get("num_processes")
         return count if isinstance(count, int) else None
     shipped = r"(deepspeed_)?zero[123]|fsdp[12]|multi_gpu"
     return 8 if re.fullmatch(shipped, path.stem) else 1 if path.stem == "single_gpu" else None
@@ -262,12 +268,12 @@ def _text(path: Path) -> str:
 def _config(path: Path, text: str) -> dict[str, Any]:
     """A YAML or JSON file's table; numbers that YAML takes for text (5e-6) are numbers."""
     try:
-        found = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
+        parsed = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
     except ValueError as error:
         raise UsageError(f"cannot read {path}: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise UsageError(f"{path}: a table of settings is wanted, name: value")
-    table = cast(dict[Any, Any], found)
+    table = cast(dict[Any, Any], parsed)
     options = {
         str(key).replace("-", "_"): plain(value) if isinstance(value, str) else value
         for key, value in table.items()

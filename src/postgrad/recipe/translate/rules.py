@@ -1,4 +1,6 @@
-"""Rules: what one option of another system is here. A table of them is a translator's main part."""
+"""Rules: how one option of another system is said in a recipe. A translator is mostly a table of
+them.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ def choice(key: str, values: Mapping[Any, Any], comment: str = "") -> Rule:
     """The option has a few values; those without one here are listed as missing."""
 
     def rule(draft: Draft, name: str, value: Any, default: str) -> None:
-        known = value.lower() if isinstance(value, str) else value
-        if known in values:
-            draft.put(key, values[known], comment or default)
+        spelling = value.lower() if isinstance(value, str) else value
+        if spelling in values:
+            draft.put(key, values[spelling], comment or default)
         else:
-            words = ", ".join(str(one) for one in values)
+            words = ", ".join(map(str, values))
             draft.miss(name, value, f"{key} knows {words}")
 
     return rule
@@ -47,7 +49,7 @@ def missing(why: str) -> Rule:
 
 
 def needless(why: str) -> Rule:
-    """The option needs no saying here."""
+    """The option has nothing to set here: the run is the same without it."""
 
     def rule(draft: Draft, name: str, value: Any, default: str) -> None:
         if not default:
@@ -57,27 +59,31 @@ def needless(why: str) -> Rule:
 
 
 def apply(rules: Mapping[str, Rule], options: Options, draft: Draft) -> None:
-    """Every option that nobody has taken, by its rule; one without a rule is listed as missing."""
-    for name, value, given in list(options.rest()):
+    """Applies its rule to every option that is not used yet; one without a rule is listed as
+    missing.
+    """
+    for name, value, is_stated in list(options.rest()):
         if (rule := rules.get(name)) is not None:
             try:
-                rule(draft, name, value, "" if given else f"{draft.system}'s default")
+                rule(draft, name, value, "" if is_stated else f"{draft.system}'s default")
             except (UsageError, TypeError, ValueError):
                 draft.unknown(name, value, "its value cannot be read")
-        elif given:
+        elif is_stated:
             close = nearest(name, rules)
             hint = f"; did you mean {close}?" if close else ""
             draft.unknown(name, value, f"not an option that this translator knows{hint}")
 
 
-def whole(value: Any) -> int | None:
-    """A count; None and what is below 0 stand for nothing."""
+def non_negative(value: Any) -> int | None:
+    """A count; None for a number below 0, which stands for "no limit" or "off" elsewhere. Raises
+    UsageError for what is no number.
+    """
     count = int(decimal(value))
     return count if count >= 0 else None
 
 
 def decimal(value: Any) -> float:
-    """A number with a decimal point. Raises UsageError for what is none."""
+    """The value as a float. Raises UsageError for what is no number."""
     try:
         return float(value)
     except (TypeError, ValueError) as error:
@@ -85,20 +91,20 @@ def decimal(value: Any) -> float:
 
 
 def flag(value: Any) -> bool:
-    """A switch: given, or given with a truth value."""
+    """A switch's value: true without one, false for "false", "0" and "no"."""
     return value if isinstance(value, bool) else str(value).lower() not in ("false", "0", "no")
 
 
 def texts(value: Any) -> list[str]:
-    """One text or several."""
-    return [str(one) for one in cast(list[Any], value)] if isinstance(value, list) else [str(value)]
+    """A list of texts; a single value becomes a list."""
+    return [*map(str, cast(list[Any], value))] if isinstance(value, list) else [str(value)]
 
 
 def on(value: Any) -> bool | None:
-    """A switch that is off here anyway."""
+    """True for a switch that is on; None for one that is off, which is the default here."""
     return flag(value) or None
 
 
 def family(prefix: str, names: str, rule: Rule) -> dict[str, Rule]:
-    """The same rule for several names, words of `names` after a prefix."""
+    """The same rule for several options: the words of `names`, each after the prefix."""
     return {f"{prefix}{name}": rule for name in names.split()}

@@ -1,10 +1,9 @@
 """Commands of a shell script, without running it.
 
-Read are line continuations, comments, variables (`NAME=value`, `${NAME}`, `${NAME:-default}`,
+Line continuations, comments, variables (`NAME=value`, `${NAME}`, `${NAME:-default}`,
 `${NAME##*/}`), arithmetic (`$((4 * N))`), arrays, and here-documents that `read` puts into a
-variable. What only a running shell knows is marked or taken as its first way: the output of a
-command with UNKNOWN, a variable that the script never sets by its own name, a loop by its first
-value.
+variable are understood. Of what only a running shell knows, the output of a command becomes
+UNKNOWN, a variable that the script never sets keeps its name, and a loop has its first value.
 """
 
 import re
@@ -33,17 +32,17 @@ MOST_READ = 2**21  # characters that looking for the end of a quote reads
 MOST_LINE = 2**14  # characters
 
 
-def commands(text: str) -> list[list[str]]:
-    """The words of every command in a script, variables filled in, in order. Which GPUs the script
-    exports (VISIBLE) stands before each command after it, where a command may say it itself.
+def commands(script: str) -> list[list[str]]:
+    """The words of every command in a script, in order, with variables expanded. After the script
+    exports CUDA_VISIBLE_DEVICES, each command starts with that assignment.
 
-    Raises UsageError for a quote or an array that never ends, and for what is longer than a person
-    writes: patterns are tried at every place of a line.
+    Raises UsageError for a quote or an array that never ends, and for lines over MOST_LINE
+    characters: patterns are tried at every place of a line.
     """
     variables: Variables = {}
     exported: list[str] = []
-    found: list[list[str]] = []
-    for statement in _statements(text):
+    collected: list[list[str]] = []
+    for statement in _statements(script):
         if (array := _ARRAY.match(statement)) is not None:
             name, more, body = array.groups()
             words = _words(filled(body.rstrip().removesuffix(")"), variables))
@@ -55,15 +54,16 @@ def commands(text: str) -> list[list[str]]:
         elif (here := _READ.match(statement)) is not None:
             body = statement.partition("\n")[2].rpartition("\n")[0]
             variables[here.group(1)] = filled(_joined(body), variables)
-        elif (one := _SET.match(statement)) is not None and len(_words(one.group(3))) <= 1:
-            value = " ".join(_words(filled(one.group(3), variables, quoted=True)))
-            before = variables.get(one.group(1)) if one.group(2) else None
-            variables[one.group(1)] = before + value if isinstance(before, str) else value
-            if one.group(1) == VISIBLE and statement.split()[0] == "export":
+        elif (assignment := _SET.match(statement)) is not None and _is_one_word(assignment[3]):
+            name, more, text = assignment.groups()
+            value = " ".join(_words(filled(text, variables, quoted=True)))
+            before = variables.get(name) if more else None
+            variables[name] = before + value if isinstance(before, str) else value
+            if name == VISIBLE and statement.split()[0] == "export":
                 exported = [f"{VISIBLE}={value}"]
         elif words := _words(filled(statement, variables)):
-            found.append([*exported, *words])
-    return found
+            collected.append([*exported, *words])
+    return collected
 
 
 def arguments(words: list[str]) -> list[str]:
@@ -77,7 +77,7 @@ def arguments(words: list[str]) -> list[str]:
 
 
 def _statements(text: str) -> Iterator[str]:
-    """Lines put together where a quote, an array or a here-document goes on."""
+    """Lines, joined where a quote, an array or a here-document continues over several."""
     lines = iter(_joined(held(text)).splitlines())
     for line in lines:
         statement = line
@@ -88,7 +88,7 @@ def _statements(text: str) -> Iterator[str]:
                     break
         else:
             read = 0
-            while not _whole(statement):
+            while not _is_complete(statement):
                 read += len(statement)
                 more = next(lines, None)
                 if more is None or read > MOST_READ:
@@ -101,7 +101,12 @@ def _statements(text: str) -> Iterator[str]:
             yield statement
 
 
-def _whole(statement: str) -> bool:
+def _is_one_word(text: str) -> bool:
+    return len(_words(text)) <= 1
+
+
+def _is_complete(statement: str) -> bool:
+    """Whether its quotes and arrays are closed."""
     try:
         words_of(statement)
     except ValueError:

@@ -1,4 +1,4 @@
-"""TRL's options: what it does where they are left out, and what they are here."""
+"""TRL's options: their defaults, and what they are in a recipe."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from postgrad.recipe.translate.rules import (
     flag,
     missing,
     needless,
+    non_negative,
     on,
     to,
-    whole,
 )
 
 # Of transformers' TrainingArguments and TRL's base.
@@ -23,7 +23,7 @@ SHARED: dict[str, Any] = {
     "bf16": True, "max_length": 1024, "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05,
 }  # fmt: skip
 _SAMPLED: dict[str, Any] = {"max_completion_length": 512, "num_iterations": 1, "max_length": None}
-UNSAID: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, dict[str, Any]] = {
     "sft": {"learning_rate": 2e-5},
     "dpo": {"learning_rate": 1e-6, "loss_type": "sigmoid"},
     "kto": {"learning_rate": 1e-6},
@@ -49,7 +49,7 @@ RULES: dict[str, Rule] = {
     "weight_decay": to("learner.weight_decay", read=decimal),
     "max_grad_norm": to("learner.max_grad_norm", read=decimal),
     "adam_epsilon": to("learner.eps", read=decimal),
-    "seed": to("seed", read=whole),
+    "seed": to("seed", read=non_negative),
     "beta": to("algorithm.beta", read=decimal),
     "label_smoothing": to("algorithm.label_smoothing", read=decimal),
     "desirable_weight": to("algorithm.desirable_weight", read=decimal),
@@ -57,7 +57,7 @@ RULES: dict[str, Rule] = {
     "center_rewards_coefficient": to("algorithm.centre_coef", read=decimal),
     "temperature": to("rollout.temperature", read=decimal),
     "top_p": to("rollout.top_p", read=decimal),
-    "top_k": to("rollout.top_k", read=whole),
+    "top_k": to("rollout.top_k", read=non_negative),
     "min_p": to("rollout.min_p", read=decimal),
     "delta": to("algorithm.dual_clip", "a bound of the ratio, for bad answers only", decimal),
     "entropy_coef": to("algorithm.entropy_coef", read=decimal),
@@ -68,7 +68,7 @@ RULES: dict[str, Rule] = {
     "truncation_mode": choice("data.on_too_long", {"keep_start": "truncate"}),
     "shuffle_dataset": to("data.shuffle", read=flag),
     "resume_from_checkpoint": to("checkpoint.load_checkpoint", read=on),
-    "save_total_limit": common.kept,
+    "save_total_limit": common.kept_checkpoints,
     "optim": choice("learner.optimizer", {
         "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw"}),
     "gamma": to("algorithm.gamma", read=decimal),

@@ -1,4 +1,4 @@
-"""What TRL's GRPO, RLOO and PPO trainers say beside data and learner."""
+"""TRL's GRPO, RLOO and PPO trainers: rollout, batches, algorithm and rewards."""
 
 from typing import Any
 
@@ -23,144 +23,145 @@ _FUNCTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 _PROMPT_ROOM = 512  # tokens: TRL no longer bounds prompts
 
 
-def answers(made: Draft, options: Options, program: str, devices: int) -> None:
-    """Rollout, batch, algorithm and rewards."""
+def answers(draft: Draft, options: Options, program: str, devices: int) -> None:
+    """Everything of an RL job but data and learner: rollout, batch, algorithm and rewards."""
     new = options.number("response_length" if program == "ppo" else "max_completion_length")
-    made.put("rollout.max_new_tokens", new)
+    draft.put("rollout.max_new_tokens", new)
     room = options.take("max_prompt_length")
     comment = "" if room else f"; TRL bounds no prompts, {_PROMPT_ROOM} are assumed"
-    made.put("data.max_len", int(room or _PROMPT_ROOM) + new, f"prompt and response{comment}")
-    _policy_kl(made, options, program)
+    draft.put("data.max_len", int(room or _PROMPT_ROOM) + new, f"prompt and response{comment}")
+    _policy_kl(draft, options, program)
     if program == "ppo":
-        _ppo_batch(made, options, devices)
-        made.put("reward_model.model.path", options.take("reward_model_path"))
-        made.put("model.path", options.take("sft_model_path"), "sft_model_path")
-        made.reward("reward_model")
+        _ppo_batch(draft, options, devices)
+        draft.put("reward_model.model.path", options.take("reward_model_path"))
+        draft.put("model.path", options.take("sft_model_path"), "sft_model_path")
+        draft.reward("reward_model")
         missed = options.take("missing_eos_penalty")
         if missed is not None and decimal(missed):
-            made.reward("stop_properly", "missing_eos_penalty is taken from what was cut off",
+            draft.reward("stop_properly", "missing_eos_penalty is taken from what was cut off",
                         penalty=-decimal(missed))  # fmt: skip
         return
-    _batch(made, options, devices)
-    _advantages(made, options, program)
-    _rewards(made, options)
+    _generation_batch(draft, options, devices)
+    _advantages(draft, options, program)
+    _rewards(draft, options)
 
 
-def _batch(made: Draft, options: Options, devices: int) -> None:
+def _generation_batch(draft: Draft, options: Options, devices: int) -> None:
     """A generation is steps_per_generation micro-batches of completions on every device, and each
     gradient_accumulation_steps of them are an update.
     """
     micro = options.number("per_device_train_batch_size")
     accumulation = options.number("gradient_accumulation_steps")
     samples, n = options.number("num_generations"), options.number("num_iterations")
-    whole = options.number("generation_batch_size", 0)
+    stated = options.number("generation_batch_size", 0)
     per_generation = options.number("steps_per_generation", accumulation)
-    step = whole or micro * devices * per_generation
+    step = stated or micro * devices * per_generation
     update = micro * devices * accumulation
     prompts = max(1, step // samples)
-    made.put(
+    draft.put(
         "batch.rollout_batch_size",
         prompts,
         f"prompts: {step} completions of a generation / {samples} a prompt",
     )
     if step % samples:
-        made.notes.append(f"{step} completions are no whole groups of {samples}: TRL refuses that")
-    made.put("batch.n_samples_per_prompt", samples)
-    made.put("batch.epochs_per_rollout", n)
-    said = f"completions: per device {micro} * accumulation {accumulation} * devices {devices}"
-    common.update_size(made, update, said)
-    common.micro_batch(made, micro, "completions")
+        draft.notes.append(f"{step} completions are no whole groups of {samples}: TRL refuses that")
+    draft.put("batch.n_samples_per_prompt", samples)
+    draft.put("batch.epochs_per_rollout", n)
+    size = f"completions: per device {micro} * accumulation {accumulation} * devices {devices}"
+    common.update_size(draft, update, size)
+    common.micro_batch(draft, micro, "completions")
 
 
-def _ppo_batch(made: Draft, options: Options, devices: int) -> None:
+def _ppo_batch(draft: Draft, options: Options, devices: int) -> None:
     """A rollout is per_device_train_batch_size * gradient_accumulation_steps * num_mini_batches *
     devices episodes, one a prompt.
     """
     micro, parts = options.number("per_device_train_batch_size"), options.number("num_mini_batches")
     accumulation = options.number("gradient_accumulation_steps")
     step = micro * accumulation * parts * devices
-    said = f"per device {micro} * accumulation {accumulation} * mini-batches {parts}"
-    made.put("batch.rollout_batch_size", step, f"{said} * devices {devices}")
-    made.put("batch.n_samples_per_prompt", 1)
-    made.put("batch.epochs_per_rollout", options.number("num_ppo_epochs"))
-    common.update_size(made, micro * accumulation * devices, "samples, over all devices")
-    common.micro_batch(made, micro)
+    size = f"per device {micro} * accumulation {accumulation} * mini-batches {parts}"
+    draft.put("batch.rollout_batch_size", step, f"{size} * devices {devices}")
+    draft.put("batch.n_samples_per_prompt", 1)
+    draft.put("batch.epochs_per_rollout", options.number("num_ppo_epochs"))
+    common.update_size(draft, micro * accumulation * devices, "samples, over all devices")
+    common.micro_batch(draft, micro)
     episodes = options.take("total_episodes")
     if episodes is not None:
-        made.put("total_episodes", int(episodes))
+        draft.put("total_episodes", int(episodes))
 
 
-def _policy_kl(made: Draft, options: Options, program: str) -> None:
+def _policy_kl(draft: Draft, options: Options, program: str) -> None:
     name = "kl_coef" if program == "ppo" else "beta"
     coefficient, estimator = decimal(options.take(name, 0.0)), options.take("kl_estimator")
-    made.put("algorithm.kl_coef", coefficient, "beta there" if name == "beta" else "")
+    draft.put("algorithm.kl_coef", coefficient, "beta there" if name == "beta" else "")
     if program == "ppo":
-        made.put("algorithm.kl_estimator", estimator)
+        draft.put("algorithm.kl_estimator", estimator)
         clip = decimal(options.take("cliprange"))
-        made.put("algorithm.clip_low", clip)
-        made.put("algorithm.clip_high", clip)
+        draft.put("algorithm.clip_low", clip)
+        draft.put("algorithm.clip_high", clip)
     if flag(options.take("sync_ref_model", False)):
         every = options.number("ref_model_sync_steps", 512)
         share = options.take("ref_model_mixup_alpha", 0.6)
-        made.put("reference.refresh_steps", every, "takes the policy's weights whole")
-        made.miss("ref_model_mixup_alpha", share, "a reference takes the policy's weights whole")
+        draft.put("reference.refresh_steps", every, "takes the policy's weights whole")
+        draft.miss("ref_model_mixup_alpha", share, "a reference takes the policy's weights whole")
 
 
-def _advantages(made: Draft, options: Options, program: str) -> None:
+def _advantages(draft: Draft, options: Options, program: str) -> None:
     low, high = options.take("epsilon"), options.take("epsilon_high")
     level = options.take("importance_sampling_level", "token")
     loss, scale = str(options.take("loss_type", "")), str(options.take("scale_rewards", "group"))
     normalise = flag(options.take("normalize_advantages", False))
-    if options.given.get("scale_rewards", scale) is None:  # "none" is nothing to most options
+    if options.stated.get("scale_rewards", scale) is None:  # "none" is read as no value
         scale = "none"
     undivided = scale.lower() in ("none", "false")
     if program == "grpo":
         name, aggregation = _LOSSES.get(loss, ("grpo", "token"))
         if loss not in _LOSSES:
-            made.miss("loss_type", loss, f"{', '.join(_LOSSES)} are here")
+            draft.miss("loss_type", loss, f"{', '.join(_LOSSES)} are here")
         if level == "sequence":
             name, aggregation = "gspo", aggregation
         elif undivided and name == "grpo":
             name, aggregation = "dr_grpo", aggregation or "sequence"
         elif scale.lower() == "batch":
-            made.miss("scale_rewards", scale, "rewards are divided by their group's deviation")
-        made.put("algorithm.type", name, f"loss_type {loss}")
+            draft.miss("scale_rewards", scale, "rewards are divided by their group's deviation")
+        draft.put("algorithm.type", name, f"loss_type {loss}")
         if undivided and name != "dr_grpo":
-            made.put("algorithm.std_norm", False, f"scale_rewards {scale}")
-        _aggregated(made, name, aggregation)
+            draft.put("algorithm.std_norm", False, f"scale_rewards {scale}")
+        _aggregated(draft, name, aggregation)
         if name == "cispo":
-            _cispo_bound(made, decimal(low if high is None else high))
+            _cispo_bound(draft, decimal(low if high is None else high))
             return
     elif normalise:
-        made.miss("normalize_advantages", True, "rloo's advantages stay as they are")
+        draft.miss("normalize_advantages", True, "rloo's advantages stay as they are")
     if bounds := options.numbers("reward_clip_range"):
-        made.put("algorithm.reward_clip", bounds)
-    made.put("algorithm.clip_low", decimal(low))
-    made.put("algorithm.clip_high", decimal(low if high is None else high))
+        draft.put("algorithm.reward_clip", bounds)
+    draft.put("algorithm.clip_low", decimal(low))
+    draft.put("algorithm.clip_high", decimal(low if high is None else high))
 
 
-def _cispo_bound(made: Draft, high: float) -> None:
+def _cispo_bound(draft: Draft, high: float) -> None:
     """epsilon_high bounds the ratio itself there; 1 + clip_high does here."""
     if high >= 1.0:
-        made.put(
+        draft.put(
             "algorithm.clip_high", high - 1.0, f"epsilon_high {high:g} bounds the ratio itself"
         )
     else:
         why = "bounds the ratio itself, below 1, where every token's weight is cut; 1.28 is taken"
-        made.miss("epsilon_high", high, why)
+        draft.miss("epsilon_high", high, why)
 
 
-def _aggregated(made: Draft, name: str, aggregation: str | None) -> None:
-    own = {"dr_grpo": "constant", "grpo": "sequence", "gspo": "sequence"}.get(name)
-    if aggregation and aggregation != own:
-        made.put("algorithm.aggregation", aggregation)
+def _aggregated(draft: Draft, name: str, aggregation: str | None) -> None:
+    """algorithm.aggregation, where it is not the algorithm's default."""
+    default = {"dr_grpo": "constant", "grpo": "sequence", "gspo": "sequence"}.get(name)
+    if aggregation and aggregation != default:
+        draft.put("algorithm.aggregation", aggregation)
 
 
-def _rewards(made: Draft, options: Options) -> None:
+def _rewards(draft: Draft, options: Options) -> None:
     weights = options.numbers("reward_weights")
     model = options.take("reward_model_name_or_path")
     names = [*(["reward_model"] if model else []), *options.texts("reward_funcs")]
-    made.put("reward_model.model.path", model)
+    draft.put("reward_model.model.path", model)
     for place, name in enumerate(names):
         kind, settings = _FUNCTIONS.get(name, (name, {}))
         comment = name if name in _FUNCTIONS else ""
@@ -169,6 +170,6 @@ def _rewards(made: Draft, options: Options) -> None:
             kind, comment = f"{module}:{function}", "as (prompt, rollout) -> float"
         if place < len(weights) and weights[place] != 1.0:
             settings = {**settings, "weight": weights[place]}
-        made.reward(kind, comment, **settings)
+        draft.reward(kind, comment, **settings)
     if not names:
-        made.reward("my_rewards:score", "the source names no reward: write this function")
+        draft.reward("my_rewards:score", "the source names no reward: write this function")

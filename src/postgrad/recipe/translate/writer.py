@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, cast
 
-from postgrad.recipe.lines import Place
+from postgrad.recipe.lines import KeyPath
 from postgrad.recipe.translate.draft import Draft, Missing
 
 WIDTH = 100
@@ -32,20 +32,20 @@ def toml(draft: Draft) -> str:
     return "\n".join(lines) + "\n"
 
 
-def value(given: Any) -> str:
-    """A value in TOML's own spelling."""
-    if isinstance(given, bool):
-        return "true" if given else "false"
-    if isinstance(given, int) and abs(given) >= 10_000:
-        return f"{given:_}"
-    if isinstance(given, str):
-        return json.dumps(given, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(given, list | tuple):
-        return f"[{', '.join(value(one) for one in cast(list[Any], given))}]"
-    if isinstance(given, dict):
-        table = cast(dict[str, Any], given)
-        return f"{{ {', '.join(f'{_key(key)} = {value(one)}' for key, one in table.items())} }}"
-    return repr(given).replace("e-0", "e-")
+def toml_value(value: Any) -> str:
+    """A value in TOML's syntax."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and abs(value) >= 10_000:
+        return f"{value:_}"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, cast(list[Any], value)))}]"
+    if isinstance(value, dict):
+        items = cast(dict[str, Any], value).items()
+        return f"{{ {', '.join(f'{_key(key)} = {toml_value(entry)}' for key, entry in items)} }}"
+    return repr(value).replace("e-0", "e-")
 
 
 def _key(name: str) -> str:
@@ -60,18 +60,20 @@ def _top(draft: Draft) -> Iterator[str]:
             yield from _line(draft, (name,))
 
 
-def _tables(draft: Draft) -> set[Place]:
+def _tables(draft: Draft) -> set[KeyPath]:
     return {place[:-1] for place in draft.values if len(place) > 1}
 
 
-def _rank(table: Place) -> tuple[int | str, ...]:
-    """A role's own tables stand after it, list entries in order."""
+def _rank(table: KeyPath) -> tuple[int | str, ...]:
+    """A sort key: sections in the order of docs/recipes.md, a role's tables after it, list entries
+    in order.
+    """
     parts = (f"{part:06}" if isinstance(part, int) else part for part in table[1:])
     return _ORDER.index(str(table[0])), *parts
 
 
-def _line(draft: Draft, place: Place) -> Iterator[str]:
-    line = f"{_key(str(place[-1]))} = {value(draft.values[place])}"
+def _line(draft: Draft, place: KeyPath) -> Iterator[str]:
+    line = f"{_key(str(place[-1]))} = {toml_value(draft.values[place])}"
     comment = draft.comments.get(place, "")
     beside = f"{line:<34} # {comment}"
     if not comment:
@@ -93,23 +95,23 @@ def _listed(title: str, entries: list[Missing]) -> Iterator[str]:
         return
     yield ""
     yield f"# {title}"
-    for one in entries:
-        said = "" if one.value is True else f" {_short(one.value)}"
-        yield from _wrapped("#   ", f"{one.name}{said}: {one.why}")
+    for option in entries:
+        value = "" if option.value is True else f" {_short(option.value)}"
+        yield from _wrapped("#   ", f"{option.name}{value}: {option.why}")
 
 
 def _grouped(title: str, entries: list[Missing]) -> Iterator[str]:
-    """Names by their reason: most are many of a kind."""
+    """One paragraph for each reason, with the names that share it."""
     if entries:
         yield ""
         yield f"# {title}"
-    for why in dict.fromkeys(one.why for one in entries):
-        names = ", ".join(one.name for one in entries if one.why == why)
+    for why in dict.fromkeys(option.why for option in entries):
+        names = ", ".join(option.name for option in entries if option.why == why)
         yield from _wrapped("#   ", f"{why}: {names}")
 
 
-def _short(given: Any) -> str:
-    text = given if isinstance(given, str) else json.dumps(given, default=str, ensure_ascii=False)
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     text = " ".join(text.split())
     return text if len(text) <= 60 else text[:57] + "..."
 
