@@ -36,13 +36,13 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the run came to: summary.json. Raises UsageError where it has not ended."""
-        found = read_object(self.path / SUMMARY)
-        if found is None:
+        """The outcome of the run: summary.json. Raises UsageError where the run has not ended."""
+        summary = read_object(self.path / SUMMARY)
+        if summary is None:
             raise UsageError(
                 f"{self.path} has no {SUMMARY}: the run has not ended; see metrics(), or resume it"
             )
-        return found
+        return summary
 
     def metrics(self) -> "pandas.DataFrame":
         """A row a step, a column a metric: metrics.jsonl. Needs pandas."""

@@ -8,7 +8,6 @@
 Only what has exactly one of the names with a dot in front, or is a whole checkpoint, is removed.
 """
 
-import errno
 import itertools
 import os
 import re
@@ -23,6 +22,7 @@ from postgrad.checkpoint import manifest as contents
 from postgrad.checkpoint.manifest import Damaged
 from postgrad.checkpoint.parts import Divided
 from postgrad.checkpoint.state import RunState
+from postgrad.core.array_files import disk_error
 from postgrad.core.errors import RunError
 from postgrad.core.files import remove, sync_directory, sync_file, write_json
 from postgrad.core.untrusted import read_bytes
@@ -53,8 +53,7 @@ def write(folder: Path, state: RunState, tensors: Mapping[str, Mapping[str, Tens
                 continue
             save_file({name: t.detach().contiguous() for name, t in named.items()}, path)
         except SafetensorError as error:
-            full = "No space left" in str(error)
-            raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
+            raise disk_error(error) from error
         sync_file(path)
     try:
         write_json(folder / STATE, state.to_json())

@@ -23,7 +23,7 @@ from postgrad.checkpoint.parts import WITH_RANK, Divided, Reader
 from postgrad.checkpoint.retention import surplus
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.state import RunState
-from postgrad.core.errors import RunError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import is_full, write_text
 from postgrad.core.untrusted import read_json
 
@@ -128,11 +128,14 @@ class CheckpointStore:
             ) from error
 
     def load(self, which: str | int = LATEST) -> Checkpoint:
-        """The latest, the best, or the one of a step, after every hash was checked.
+        """A checkpoint, after every hash was checked. which: "latest", "best" or a step, also as
+        the text that --checkpoint takes.
 
-        A damaged latest one is passed over for the newest good one, which says so in `skipped`;
-        the best one or a step that is damaged is a RunError, and so is having none.
+        Where the latest one is damaged, the newest good one is loaded, and its `skipped` says so.
+        Raises UsageError for any other text; RunError where there is no such checkpoint, or the
+        best one or that of the step is damaged.
         """
+        which = parse_which(which) if isinstance(which, str) else which
         if which == LATEST:
             newest, skipped = self._newest()
             if newest is None:
@@ -253,6 +256,15 @@ class CheckpointStore:
         keep = {step for step in (latest, best) if step is not None}
         for step in surplus(ours, self._settings.max_ckpt_num, keep):
             files.discard(ours[step], step)
+
+
+def parse_which(text: str) -> str | int:
+    """What --checkpoint names: "latest", "best", or the number of a step. Raises UsageError."""
+    if text in (LATEST, BEST):
+        return text
+    if text.isdecimal():
+        return int(text)
+    raise UsageError(f"--checkpoint {text}: latest, best, or the number of a step")
 
 
 def size_of(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:

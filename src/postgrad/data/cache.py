@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 import postgrad
-from postgrad.core.files import whole_file
+from postgrad.core.array_files import read_arrays, write_arrays
 from postgrad.core.ragged import Ragged
 from postgrad.core.versions import version
 from postgrad.data import templates
@@ -60,7 +58,7 @@ class TokenCache:
             found = _read(path, len(messages))
         except FileNotFoundError:
             found = None
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, KeyError, ValueError) as error:
             notes.append(f"the cache entry {path} cannot be used: {error}; it is made again")
             found = None
         if found is not None:
@@ -69,7 +67,7 @@ class TokenCache:
         made = make()
         try:
             _write(path, made)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             notes.append(f"tokens are not kept for the next run: {error} (data.cache, {path})")
         return made
 
@@ -119,28 +117,14 @@ def cache_folder() -> Path | None:
 def _write(path: Path, columns: Columns) -> None:
     tensors = {"lengths": columns["token_ids"].lengths}
     tensors |= {name: column.values for name, column in columns.items()}
-    with whole_file(path) as written:
-        save_file(tensors, written, {"sha256": _digest(tensors)})
+    write_arrays(path, tensors)
 
 
 def _read(path: Path, rows: int) -> Columns:
     """Raises ValueError where the content is not what was written."""
-    with safe_open(path, "np") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        wanted = (file.metadata() or {}).get("sha256")
-    if _digest(tensors) != wanted:
-        raise ValueError("its content has another hash than when it was written")
+    tensors = read_arrays(path)
     lengths = tensors.pop("lengths")
     if len(lengths) != rows:
         raise ValueError(f"it has {len(lengths)} rows, not {rows}")
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     return {name: Ragged(values, offsets) for name, values in tensors.items()}
-
-
-def _digest(tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    whole = hashlib.sha256()
-    for name in sorted(tensors):
-        values = tensors[name]
-        whole.update(f"{name} {values.dtype} {values.shape}\n".encode())
-        whole.update(np.ascontiguousarray(values).data)
-    return whole.hexdigest()
