@@ -15,11 +15,11 @@ if TYPE_CHECKING:  # the console is imported by the commands that need it
 
 OVERRIDES = "Every key of a recipe can be given as --section.key VALUE."
 
-Run = Callable[[argparse.Namespace, list[str]], Any]
+CommandFunction = Callable[[argparse.Namespace, list[str]], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CommandOutcome:
     """The result of a command that prints a report and may still have failed, such as a dry run."""
 
     result: Any  # what --json prints
@@ -49,7 +49,7 @@ class Commands:
             raise UsageError(f"no command is called {name!r}: {hint}")
 
     def add(
-        self, name: str, run: Run, text: str, *, overrides: bool = False
+        self, name: str, run: CommandFunction, text: str, *, overrides: bool = False
     ) -> argparse.ArgumentParser:
         """Registers a command. overrides: words that no flag takes are overrides of its recipe."""
         parser: argparse.ArgumentParser = self._parsers.add_parser(
@@ -64,7 +64,7 @@ class Commands:
         return parser
 
     def add_for_recipe(
-        self, name: str, run: Run, text: str, *, folders: bool = False
+        self, name: str, run: CommandFunction, text: str, *, folders: bool = False
     ) -> argparse.ArgumentParser:
         """Registers a command that reads a recipe; `folders`: or a folder with pipeline.toml."""
         parser = self.add(name, run, text, overrides=True)

@@ -5,13 +5,12 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from postgrad import __version__
 from postgrad.cli import chat, checkpoints, evaluate, look, machine, plan, serve, train
-from postgrad.cli.command import OVERRIDES, Commands, Ended
+from postgrad.cli.command import OVERRIDES, CommandFunction, CommandOutcome, Commands
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.files import finite
 from postgrad.core.untrusted import path_problem, shown
@@ -38,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         return _fail(error, False, error.exit_code)
     args, rest = commands.parser.parse_known_args(arguments)
-    command: Callable[[argparse.Namespace, list[str]], Any] | None = getattr(args, "run", None)
+    command: CommandFunction | None = getattr(args, "run", None)
     if command is None:
         commands.parser.print_help()
         return 2
@@ -53,13 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, args.debug, 1, "interrupted: the last checkpoint stands")
     except OSError as error:  # a disk, a network: nobody's mistake here
         return _fail(error, args.debug, 1, f"{error}; mend that and start the command again")
-    except Exception as error:  # noqa: BLE001  # whatever is left has one line for people too
+    except Exception as error:  # noqa: BLE001  # people see one line for every other error too
         hint = "; run again with --debug to see where, and please report it"
         return _fail(error, args.debug, 1, f"{type(error).__name__}: {error}{hint}")
-    ended = result if isinstance(result, Ended) else Ended(result, 0)
+    outcome = result if isinstance(result, CommandOutcome) else CommandOutcome(result, 0)
     if args.json:
-        print(json.dumps(finite(ended.result), ensure_ascii=False))
-    return ended.exit_code
+        print(json.dumps(finite(outcome.result), ensure_ascii=False))
+    return outcome.exit_code
 
 
 def _require_paths(args: argparse.Namespace) -> None:
@@ -78,7 +77,7 @@ def _fail(error: BaseException, debug: bool, code: int, text: str | None = None)
 
 
 def all_commands() -> Commands:
-    """What `postgrad` can be asked for."""
+    """The parser of `postgrad` with all its subcommands."""
     parser = argparse.ArgumentParser(
         prog="postgrad",
         description="Post-training of language models: exact, foreseen, the same everywhere.",

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from postgrad.cli.command import Commands, Ended, add_quiet, console_of
+from postgrad.cli.command import CommandOutcome, Commands, add_quiet, console_of
 from postgrad.core.errors import UsageError
 from postgrad.core.imports import heavy_imports
 
@@ -68,7 +68,7 @@ def _train(args: argparse.Namespace, rest: list[str]) -> Any:
     )
 
 
-def _dry_run(args: argparse.Namespace, rest: list[str]) -> Ended:
+def _dry_run(args: argparse.Namespace, rest: list[str]) -> CommandOutcome:
     from postgrad.recipe.load import load_recipe
     from postgrad.recipe.pipeline import load_pipeline
 
@@ -78,13 +78,13 @@ def _dry_run(args: argparse.Namespace, rest: list[str]) -> Ended:
             from postgrad.jobs.dry_run.command import dry_run_pipeline, exit_code, pipeline_json
 
         reports = dry_run_pipeline(pipeline, console_of(args), tracebacks=args.debug)
-        return Ended(pipeline_json(reports), exit_code(list(reports.values())))
+        return CommandOutcome(pipeline_json(reports), exit_code(list(reports.values())))
     recipe = load_recipe(args.recipe, rest)
     with heavy_imports():
         from postgrad.jobs.dry_run.command import dry_run
 
     report = dry_run(recipe, console_of(args), tracebacks=args.debug)
-    return Ended(report.to_json(), report.exit_code)
+    return CommandOutcome(report.to_json(), report.exit_code)
 
 
 def _resume(args: argparse.Namespace, rest: list[str]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from postgrad.cluster.settings import ClusterSettings, Placement
+from postgrad.cluster.settings import ClusterSettings, RolePlacement
 
 if TYPE_CHECKING:
     from postgrad.recipe.recipe import Recipe
@@ -55,7 +55,7 @@ def _unread(settings: ClusterSettings) -> Iterator[Problem]:
             )
 
 
-def _spread(role: str, placement: Placement, processes: int, what: str) -> Iterator[Problem]:
+def _spread(role: str, placement: RolePlacement, processes: int, what: str) -> Iterator[Problem]:
     if placement.machines and processes % placement.machines:
         yield (
             ("cluster", role, "machines"),
@@ -63,7 +63,7 @@ def _spread(role: str, placement: Placement, processes: int, what: str) -> Itera
         )
 
 
-def _colocated(rollout: Placement | None, workers: int, ranks: int) -> Iterator[Problem]:
+def _colocated(rollout: RolePlacement | None, workers: int, ranks: int) -> Iterator[Problem]:
     if workers > ranks:
         yield (
             ("cluster", "rollout", "workers"),
