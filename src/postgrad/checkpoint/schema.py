@@ -126,7 +126,7 @@ class AlgorithmSchema(Open):
 
 
 class SourceSchema(Open):
-    """What a curriculum remembers: of each row its last mean reward, and the epoch of that visit."""
+    """What a curriculum remembers: by row, its last mean reward and the epoch of that visit."""
 
     rows: dict[str, Two] = {}
 
