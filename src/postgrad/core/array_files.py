@@ -47,13 +47,17 @@ def read_arrays(path: Path, digest: Digest = digest_of) -> dict[str, np.ndarray[
     other OSErrors where it cannot be read.
     """
     try:
-        with safe_open(path, "np") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            recorded = (file.metadata() or {}).get(HASH_KEY)
+        opened: Any = safe_open(path, "np")  # its types are unknown
+        with opened as file:
+            arrays: dict[str, np.ndarray[Any, Any]] = {
+                name: file.get_tensor(name)
+                for name in file.keys()  # noqa: SIM118
+            }
+            header: dict[str, str] = file.metadata() or {}
         digest_now = digest(arrays)
     except (SafetensorError, KeyError) as error:
         raise ValueError(str(error)) from error
-    if digest_now != recorded:
+    if digest_now != header.get(HASH_KEY):
         raise ValueError("its content has another hash than when it was written")
     return arrays
 

@@ -2,7 +2,7 @@
 
 The counts follow the operations of a layer and of its backward pass; tests and benchmarks compare
 them with torch's memory events. `width` is the bytes of one number in the dtype that the model
-computes in. The output head is in plan.head, attention's geometry in plan.blocks.
+computes in. The output head is `Head`, attention's geometry `Blocks`.
 """
 
 from postgrad.models.settings import LLAMA_TYPES, LoraSettings
