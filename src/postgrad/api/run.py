@@ -45,11 +45,11 @@ class Run:
         return summary
 
     def metrics(self) -> "pandas.DataFrame":
-        """A row a step, a column a metric: metrics.jsonl. Needs pandas."""
+        """metrics.jsonl: a row for each step, a column for each metric. Needs pandas."""
         return self._frame("metrics.jsonl")
 
     def evaluations(self) -> "pandas.DataFrame":
-        """A row an evaluation of one set: eval.jsonl. Needs pandas."""
+        """eval.jsonl: a row for each evaluation of one set. Needs pandas."""
         return self._frame("eval.jsonl")
 
     def samples(self, step: int | None = None) -> Iterator[dict[str, Any]]:
@@ -91,7 +91,6 @@ class Run:
             import pandas  # pyright: ignore[reportMissingTypeStubs]
         except ImportError as error:
             raise UsageError(
-                "a table of a run is a pandas frame, and pandas is not installed: "
-                "pip install pandas"
+                "tables of a run are pandas frames, and pandas is not installed: pip install pandas"
             ) from error
         return pandas.DataFrame(list(read_lines(self.path / name)))

@@ -1,13 +1,13 @@
-"""A tensor file in parts: each rank writes its own, and whoever reads puts them together.
+"""A tensor file in parts: each rank writes its own, and the reader puts them together.
 
     policy.weights.rank-0000-of-0004.safetensors    rows of every tensor that this rank has
     ...
     policy.weights.rank-0003-of-0004.safetensors
 
 Tensors are divided by rows, and under tensor parallelism some by columns before that. The header of
-each file says under "parts", as JSON, the whole shape of each of its tensors, the first of its rows
-("start"), and the first of its columns ("column") where that is not 0: so the files name their own
-places, and a reader needs neither the ranks nor their number.
+each file has under "parts", as JSON, the complete shape of each of its tensors, the first of its
+rows ("start"), and the first of its columns ("column") where that is not 0. So a reader needs
+neither the ranks nor their number.
 """
 
 import json
@@ -32,8 +32,8 @@ WITH_RANK = re.compile(r"\.rank-(\d+)-of-(\d+)", re.ASCII)  # in a file's name, 
 
 
 class Divided(Mapping[str, Tensor], ABC):
-    """The tensors of a file whose rows lie on several ranks. A tensor that is asked for by name is
-    put together here; to be saved, each rank writes what it has.
+    """The tensors of a file whose rows lie on several ranks. Reading one by name gathers it in this
+    process; `write` has each rank write its own rows.
     """
 
     @property
@@ -64,7 +64,7 @@ class Part(NamedTuple):
 
 
 def write_part(path: Path, tensors: Mapping[str, Part]) -> None:
-    """One rank's file, tensors by name; on the disk when this returns.
+    """Writes one rank's file, synced. tensors: by name.
 
     Raises OSError or SafetensorError where the disk does not take it.
     """
@@ -191,14 +191,16 @@ def _columns(shape: Sequence[int]) -> int:
 
 def _number(path: Path, name: str, tensor: Tensor, more: list[Any]) -> Tensor:
     if tensor.ndim or more:
-        raise RunError(f"{path}: {name!r} is no number, or several ranks have one")
+        raise RunError(f"{path}: {name!r} has to be a single number, of one rank")
     return tensor
 
 
 def _require_all(path: Path, by_rank: Mapping[int, re.Match[str]]) -> None:
     sizes = {int(match[2]) for match in by_rank.values()}
     if len(sizes) > 1 or sorted(by_rank) != list(range(max(sizes))):
-        raise RunError(f"{path}: of its parts there are only {sorted(by_rank)} of {sorted(sizes)}")
+        raise RunError(
+            f"{path}: parts are missing: there are only {sorted(by_rank)} of {sorted(sizes)}"
+        )
 
 
 def _require_numbers(name: str, shape: Sequence[int], paths: Sequence[Path]) -> None:
@@ -231,5 +233,5 @@ def _places(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} does not say where its tensors belong: {error!r}") from error
     if set(places) != names:
-        raise RunError(f"{path} has other tensors than its header places")
+        raise RunError(f"{path} has other tensors than those that its header names under {PARTS!r}")
     return places

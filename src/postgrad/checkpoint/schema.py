@@ -69,7 +69,7 @@ class ManifestSchema(Open):
 
 
 class CursorSchema(Strict):
-    """Tickets: `beyond` are all above `frontier`, or it would be further."""
+    """The settled tickets: all below `frontier`, and those of `beyond`, which are all above it."""
 
     frontier: Count
     beyond: list[Count]
@@ -92,7 +92,7 @@ class BestSchema(Strict):
 
 
 class ChoicesSchema(Open):
-    """jobs.choices.Choices, as far as a run has made them."""
+    """What the run chose at its start, as far as it has: the fields of Choices."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = Field(default=1, ge=1, le=2**16)
@@ -176,8 +176,8 @@ class StateSchema(Strict):
 
 
 def require(schema: Any, data: Mapping[str, Any]) -> Any:
-    """`data` as `schema`, one of these or another type, reads it. Raises ValueError with the key,
-    what it says, and what it should be, of the first thing that is wrong.
+    """`data` as `schema` validates it: a model of this file or any other type. Raises ValueError
+    for the first key that is wrong, with its value and what it should be.
     """
     try:
         return TypeAdapter[Any](schema).validate_python(data)

@@ -34,11 +34,11 @@ SPARE_BYTES = 2**20  # for state, manifest and the folder itself
 
 
 class SaveFailed(RunError):
-    """A checkpoint could not be written. Older ones stand, and so does the run."""
+    """A checkpoint could not be written. Older ones are untouched, and the run can go on."""
 
 
 class Untidy(RunError):
-    """A checkpoint was saved, but its neighbours could not be brought in order."""
+    """A checkpoint was saved, but `latest`, `best` or old checkpoints could not be updated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Checkpoint:
 
     @property
     def tensors(self) -> Reader:
-        """Reads the tensors of STEM.safetensors, or of the parts that ranks wrote, by stem."""
+        """Reads tensors by stem, from STEM.safetensors or from the parts that ranks wrote."""
         return Reader(self.path, self.files)
 
 
@@ -127,8 +127,9 @@ class CheckpointStore:
             self._tidy(newest.step, newest.step if best else self._best(newest))
         except OSError as error:
             raise Untidy(
-                f"the checkpoint of step {newest.step} is saved in {self.root}, but older ones "
-                f"could not be brought in order: {_reason(error)}; the next save tries again"
+                f"the checkpoint of step {newest.step} is saved in {self.root}, but "
+                f"older ones could not be removed, or latest and best not updated: "
+                f"{_reason(error)}; the next save tries again"
             ) from error
 
     def load(self, which: str | int = LATEST) -> Checkpoint:
@@ -189,7 +190,7 @@ class CheckpointStore:
         return list(files.steps_in(self.root))
 
     def require_space(self, size: int) -> int:
-        """Bytes that are free. Raises SaveFailed where a checkpoint of `size` bytes has no room."""
+        """How many bytes are free. Raises SaveFailed where there is no room for `size` bytes."""
         folder = self.root
         while not folder.exists():
             folder = folder.parent

@@ -44,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _require_paths(args)
         if rest and not args.takes_overrides:
-            raise UsageError(f"{args.command}: what is {rest[0]!r}? see postgrad {args.command} -h")
+            raise UsageError(
+                f"{args.command} has no argument {rest[0]!r}: see postgrad {args.command} -h"
+            )
         result = command(args, rest)
     except PostgradError as error:
         return _fail(error, args.debug, error.exit_code)
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _require_paths(args: argparse.Namespace) -> None:
-    """Raises UsageError where an argument is what no file can be called."""
+    """Raises UsageError where an argument is a path that no file can have."""
     for name, value in vars(args).items():
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, Path) and (problem := path_problem(str(path))):

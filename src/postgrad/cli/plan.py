@@ -43,7 +43,7 @@ def add(commands: Commands) -> None:
 def _plan(args: argparse.Namespace, rest: list[str]) -> Any:
     if args.calibrate:
         if rest or args.hardware or args.fit or args.search or args.rows:
-            raise UsageError("plan --calibrate RUN_DIR goes with no other flag of plan")
+            raise UsageError("plan --calibrate RUN_DIR takes no other flag of plan")
         from postgrad.plan.calibrate import calibrate
 
         return calibrate(args.recipe, console_of(args))

@@ -116,6 +116,6 @@ def _require_answer(address: str) -> None:
         raise RunError(f"no Ray cluster at {address}: {cause}; {WAYS_OUT}") from error
     if len(answer) < 4 or answer[3] != SETTINGS_FRAME:
         raise RunError(
-            f"no Ray cluster at {address}: something else answers there; is the port that of "
-            "ray start --head (6379 if nothing else was said)?"
+            f"no Ray cluster at {address}: something else answers there; is it the port "
+            "of ray start --head (6379 by default)?"
         )

@@ -1,6 +1,6 @@
 """What to change where a run does not fit or wastes devices: the cheapest first, with its effect.
 
-Every advice was planned as a recipe: its effect is what the planner computes, and no estimate.
+Every advice was planned as a recipe of its own, so that its effect is that of a plan.
 """
 
 import shlex
@@ -193,5 +193,5 @@ def _planned(recipe: Recipe, overrides: Overrides, facts: Facts) -> Outlook | No
 
 
 def gigabytes(count: float) -> str:
-    """In units of 10^9 bytes."""
+    """The bytes as text in units of 10^9: "13.4 GB"."""
     return f"{count / 1e9:.1f} GB"

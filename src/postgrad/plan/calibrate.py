@@ -56,7 +56,7 @@ def calibrate(run_dir: Path, console: Console) -> dict[str, Any]:
     facts = Facts(shape_of_model, hardware, lengths=row_lengths(recipe))  # without calibration
     rows = list(learned(outlook(recipe, facts), lines, machine, str(run_dir.resolve())))
     if not rows:
-        raise UsageError(f"{run_dir}: its metrics have no time of a phase that is planned")
+        raise UsageError(f"{run_dir}: its metrics have the time of no phase that a plan has")
     calibration.write(path, rows)
     _show(rows, path, console)
     return {"file": str(path), "measured": [row.model_dump() for row in rows]}
@@ -140,7 +140,9 @@ def _newest_plan(directory: RunDirectory) -> tuple[Machine, int]:
     """The machine of the newest plan in plan.json, and the step after which that plan holds."""
     plans = directory.plans()
     if not plans:
-        raise UsageError(f"{directory.plan} is not there: the run is one of an older version")
+        raise UsageError(
+            f"{directory.plan} is not there: an older version of postgrad made the run"
+        )
     try:
         recorded = json.dumps(plans[-1].get("machine"))
         machine = TypeAdapter(Machine).validate_json(recorded, strict=True)

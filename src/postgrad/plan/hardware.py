@@ -81,7 +81,7 @@ def parse_hardware(text: str, devices: Mapping[str, Device] | None = None) -> Ha
     devices = catalogue() if devices is None else devices
     parts = re.fullmatch(r"\s*(?:(\d+)\s*[x×*]\s*)?(.+?)\s*", text, re.IGNORECASE)
     if parts is None or parts[1] == "0":
-        raise UsageError(f"--hardware {text!r}: wanted is a count and a device, 8xA100-80G")
+        raise UsageError(f"--hardware {text!r}: wanted is a count and a device, such as 8xA100-80G")
     device = find_device(parts[2], devices)
     if device is None:
         raise UsageError(f"--hardware {text!r}: {_unknown(parts[2], devices)}")
@@ -173,7 +173,9 @@ def _nvidia() -> list[tuple[str, int | None]]:
     except (OSError, subprocess.CalledProcessError):
         return []  # no driver, or no device that it can reach
     except subprocess.TimeoutExpired as error:
-        raise UsageError("nvidia-smi does not answer: say --hardware, 8xH100") from error
+        raise UsageError(
+            "nvidia-smi does not answer: state the devices, such as --hardware 8xH100"
+        ) from error
     rows = [line.rsplit(",", 1) for line in done.stdout.splitlines() if "," in line]
     return [
         (name.strip(), int(mebibytes) * 2**20 if mebibytes.strip().isdigit() else None)
@@ -256,7 +258,9 @@ def _devices(text: str, source: str) -> dict[str, Device]:
 
 def _device(name: str, row: Any, source: str) -> Device:
     if not isinstance(row, dict):
-        raise UsageError(f"{source}: {name} = {row!r} stands outside a device's table, [NAME]")
+        raise UsageError(
+            f"{source}: {name} = {row!r} stands outside a device's table: put it below [NAME]"
+        )
     values = {"source": source, **cast("dict[str, Any]", row), "name": name}
     try:
         return Device.model_validate_json(json.dumps(values, default=str), strict=True)
