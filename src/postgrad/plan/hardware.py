@@ -173,9 +173,7 @@ def _nvidia() -> list[tuple[str, int | None]]:
     except (OSError, subprocess.CalledProcessError):
         return []  # no driver, or no device that it can reach
     except subprocess.TimeoutExpired as error:
-        raise UsageError(
-            "nvidia-smi does not answer: state the devices, such as --hardware 8xH100"
-        ) from error
+        raise UsageError("nvidia-smi does not answer: say --hardware, such as 8xH100") from error
     rows = [line.rsplit(",", 1) for line in done.stdout.splitlines() if "," in line]
     return [
         (name.strip(), int(mebibytes) * 2**20 if mebibytes.strip().isdigit() else None)
