@@ -63,7 +63,7 @@ def foreseen(case: Case, models: Path) -> dict[str, Any]:
     memory = outlook(recipe, facts).memory
     phases = {phase: memory.above_baseline(phase) for phase in PHASES}
     peak = memory.peak
-    lines = {f"{line.role} {line.what}": line.bytes.get(peak, 0) for line in memory.own_lines}
+    lines = {f"{line.role} {line.purpose}": line.bytes.get(peak, 0) for line in memory.own_lines}
     lines = {name: count for name, count in lines.items() if count}
     return {"bytes": phases[peak], "phase": peak, "phases": phases, "lines": lines}
 

@@ -14,8 +14,8 @@ from postgrad.checkpoint import manifest as contents
 from postgrad.checkpoint import store as module
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.state import Best
-from postgrad.checkpoint.store import CheckpointStore, size_of
-from postgrad.core.errors import RunError
+from postgrad.checkpoint.store import CheckpointStore, parse_which, size_of
+from postgrad.core.errors import RunError, UsageError
 
 MakeState = Callable[..., Any]
 MakeTensors = Callable[[int], Any]
@@ -339,3 +339,16 @@ def test_a_run_that_goes_on_ends_what_a_killed_save_began(
     assert (store.root / "latest").read_text("utf-8") == "step-000004\n"
     assert (store.root / "best").read_text("utf-8") == "step-000004\n"
     assert steps(store) == [3, 4]
+
+
+def test_a_checkpoint_is_named_by_latest_best_or_its_step(
+    store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
+) -> None:
+    store.save(make_state(1, best=Best("m", 0.5, 1)), make_tensors(1), best=True)
+    store.save(make_state(2, best=Best("m", 0.5, 1)), make_tensors(2))
+    for which, step in (("latest", 2), ("best", 1), ("000001", 1), ("2", 2), (1, 1)):
+        assert store.load(which).step == step
+    assert [parse_which(text) for text in ("latest", "best", "000010")] == ["latest", "best", 10]
+    for text in ("", "newest", "-1", "1.0", " 1", "step-000001", "\u00b2"):
+        with pytest.raises(UsageError, match="latest, best, or the number of a step"):
+            store.load(text)

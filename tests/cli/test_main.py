@@ -315,7 +315,7 @@ def test_an_unknown_command_is_refused_with_the_nearest_one(files: Files) -> Non
 
 
 def test_an_unknown_flag_of_a_command_without_overrides_is_refused(files: Files) -> None:
-    assert "what is '--what'?" in files.refused("doctor", "--what")
+    assert "doctor has no argument '--what': see" in files.refused("doctor", "--what")
 
 
 def test_a_model_that_bypasses_the_attention_interface_is_refused_by_name(files: Files) -> None:

@@ -17,7 +17,7 @@ from helpers.processes import SECONDS, all_gone, environment, left_of, postgrad
 from helpers.runs import lines
 from postgrad.cluster import connection
 from postgrad.cluster.group import RankGroup
-from postgrad.cluster.placing import Wanted
+from postgrad.cluster.placing import RoleRequest
 from postgrad.cluster.reservation import Reservation
 from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.errors import RunError
@@ -135,7 +135,7 @@ def test_ranks_that_disagree_on_the_recipe(recipe: str, monkeypatch: pytest.Monk
     settings = ClusterSettings(type="ray", start_seconds=600.0, limit_seconds=30.0)
     connection.start(settings)
     try:
-        held = Reservation([Wanted("policy", "learner.ranks = 2", 2)], 600.0)
+        held = Reservation([RoleRequest("policy", "learner.ranks = 2", 2)], 600.0)
         arguments: tuple[Any, ...] = (loaded.dump(), choose(loaded, {}))
         with pytest.raises(RunError, match=r"rank 1 and rank 0 disagree on the recipe \(its SHA"):
             RankGroup("helpers.other_rank:Other", arguments, 2, "cpu", settings, held)

@@ -10,7 +10,7 @@ import pytest
 
 from postgrad.cluster import connection, pulse, workers
 from postgrad.cluster.group import RankGroup
-from postgrad.cluster.placing import Wanted
+from postgrad.cluster.placing import RoleRequest
 from postgrad.cluster.reservation import MARK, Reservation
 from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.errors import RunError, UsageError
@@ -34,7 +34,7 @@ def _cluster() -> Iterator[None]:
 
 
 def reserve(count: int, gpus: int = 0) -> Reservation:
-    return Reservation([Wanted("policy", f"learner.ranks = {count}", count, gpus)], 600.0)
+    return Reservation([RoleRequest("policy", f"learner.ranks = {count}", count, gpus)], 600.0)
 
 
 @pytest.fixture

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.cluster.placing import Machine, Wanted, assign
+from postgrad.cluster.placing import Node, RoleRequest, assign
 from postgrad.core.errors import UsageError
 
-TWO = [Machine("10.0.0.1", 4, 16), Machine("10.0.0.2", 4, 16)]
+TWO = [Node("10.0.0.1", 4, 16), Node("10.0.0.2", 4, 16)]
 
 
-def ranks(count: int, **more: int) -> Wanted:
-    return Wanted("policy", f"learner.ranks = {count}", count, **more)  # pyright: ignore[reportArgumentType]
+def ranks(count: int, **more: int) -> RoleRequest:
+    return RoleRequest("policy", f"learner.ranks = {count}", count, **more)  # pyright: ignore[reportArgumentType]
 
 
-def fits(one: Wanted, machines: list[Machine]) -> bool:
+def fits(one: RoleRequest, machines: list[Node]) -> bool:
     """By trying every way to spread its processes."""
     rooms = [range(one.processes + 1)] * len(machines)
     even = [one.processes // max(1, one.machines)] * one.machines
@@ -32,7 +32,7 @@ def fits(one: Wanted, machines: list[Machine]) -> bool:
 
 
 MACHINES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=3).map(
-    lambda sizes: [Machine(f"10.0.0.{n}", *size) for n, size in enumerate(sizes)]
+    lambda sizes: [Node(f"10.0.0.{n}", *size) for n, size in enumerate(sizes)]
 )
 
 
@@ -45,7 +45,7 @@ MACHINES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=3)
     st.randoms(),
 )
 def test_what_fits_is_placed_within_what_there_is_and_nothing_else_is(
-    machines: list[Machine], count: int, gpus: int, cpus: int, spread: int, shuffled: object
+    machines: list[Node], count: int, gpus: int, cpus: int, spread: int, shuffled: object
 ) -> None:
     each = count * max(1, spread)  # as recipes are held to
     one = ranks(each if each <= 6 else count, gpus=gpus, cpus=cpus, machines=spread)
@@ -78,7 +78,7 @@ def test_processes_stay_on_one_machine_where_one_has_room() -> None:
 
 
 def test_a_role_of_its_own_gets_what_another_left() -> None:
-    engines = Wanted("rollout", "cluster.rollout.workers = 4", 4, gpus=1)
+    engines = RoleRequest("rollout", "cluster.rollout.workers = 4", 4, gpus=1)
     found = assign([ranks(4, gpus=1, machines=2), engines], TWO)
     both = found["policy"] + found["rollout"]
     assert {address: both.count(address) for address in both} == {"10.0.0.1": 4, "10.0.0.2": 4}
@@ -87,7 +87,7 @@ def test_a_role_of_its_own_gets_what_another_left() -> None:
 
 
 def test_roles_that_share_devices_are_side_by_side() -> None:
-    engines = Wanted("rollout", "cluster.rollout.workers = 2", 2, gpus=1, inside="policy")
+    engines = RoleRequest("rollout", "cluster.rollout.workers = 2", 2, gpus=1, inside="policy")
     found = assign([ranks(8, gpus=1), engines], TWO)
     assert found["rollout"] == found["policy"][:2]
 

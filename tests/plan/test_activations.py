@@ -24,7 +24,7 @@ from postgrad.plan import blocks, passes
 from postgrad.plan.activations import kept
 from postgrad.plan.blocks import Blocks
 from postgrad.plan.head import CHUNK
-from postgrad.plan.lengths import Lengths
+from postgrad.plan.lengths import RowLengths
 from postgrad.rollout.local import sampler
 
 SIZES = {
@@ -79,7 +79,7 @@ def test_what_is_foreseen_is_what_autograd_keeps(
     count, length = 2, 600  # three runs of queries
     found = bytes_kept(made(kind, dtype, lora, checkpointing), sequences(count, length))
     shape: ModelShape = shape_of({"model_type": kind, **SIZES})
-    geometry = Blocks.of(Lengths(length / 2, length / 2, 1.0, "here"), 1)
+    geometry = Blocks.of(RowLengths(length / 2, length / 2, 1.0, "here"), 1)
     if checkpointing:  # attention's masks are kept by the context: autograd does not see them
         geometry = replace(geometry, scores=0.0)
     foreseen = kept(shape, dtype.itemsize, lora, geometry, checkpointing=checkpointing, cpu=True)

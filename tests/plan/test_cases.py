@@ -7,7 +7,7 @@ import pytest
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.plan.advice import advise
 from postgrad.plan.hardware import parse_hardware
-from postgrad.plan.lengths import Lengths
+from postgrad.plan.lengths import RowLengths
 from postgrad.plan.page import Page
 from postgrad.plan.plan import Facts, Outlook, outlook
 from postgrad.recipe.load import parse_recipe, with_overrides
@@ -78,7 +78,7 @@ def test_with_zero3_it_is_slower_because_weights_are_gathered_across_pcie() -> N
 
 def test_with_zero3_and_rows_as_people_have_them_it_is_several_times_slower() -> None:
     """Two gathers of 13.4 GB a pair at 4.8 GB/s through the host: 5.6 s, however short its rows."""
-    usual = Lengths(prompt=400, answer=300, spread=1.2, source="a preference dataset")
+    usual = RowLengths(prompt=400, answer=300, spread=1.2, source="a preference dataset")
     facts = Facts(shape_of_model, parse_hardware("6xRTX-4090"), lengths=usual)
     divided, whole = (outlook(reward_model(8192, stage), facts) for stage in ("zero3", "zero2"))
     assert divided.timing.step_seconds > 5 * whole.timing.step_seconds
@@ -135,7 +135,7 @@ def test_all_logits_of_a_large_vocabulary_are_named_and_not_counted() -> None:
     logits = 2 * 16_384 * 151_936 * 4
     (note,) = [note for note in Page(found, ()).notes() if "151936" in note]
     assert f"{logits / 1e9:.1f} GB" in note
-    chunk = next(line for line in found.memory.lines if line.what == "logits of a chunk")
+    chunk = next(line for line in found.memory.lines if line.purpose == "logits of a chunk")
     assert chunk.bytes["update"] < logits / 10
 
 
@@ -195,7 +195,7 @@ def test_a_run_says_tokens_epochs_horizon_and_checkpoints_with_their_formulas() 
         rl("Qwen/Qwen2.5-0.5B", 1024),
         ["--learner.schedule", "cosine", "--learner.warmup_updates", "5"],
     )
-    lengths = Lengths(prompt=100, answer=200, spread=1.0, source="here", rows=3200)
+    lengths = RowLengths(prompt=100, answer=200, spread=1.0, source="here", rows=3200)
     facts = Facts(shape_of_model, parse_hardware("H100"), lengths=lengths)
     page = Page(outlook(recipe, facts), ())
     rows = {row[0]: row[1:] for row in page.batch_rows()}
@@ -270,7 +270,7 @@ def test_a_model_is_read_whole_in_the_dtype_that_it_computes_in() -> None:
         dtype: sum(
             line.bytes["load"]
             for line in planned(one, "6xRTX-4090").memory.lines
-            if line.what == "a model as it is read"
+            if line.purpose == "a model as it is read"
         )
         for dtype in ("bfloat16", "float32")
         for one in [with_overrides(recipe, ["--model.dtype", dtype])]

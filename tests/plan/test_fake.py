@@ -17,7 +17,7 @@ from postgrad.models.norm import fuse_norms
 from postgrad.models.shapes import shape_of
 from postgrad.plan.activations import kept
 from postgrad.plan.blocks import Blocks
-from postgrad.plan.lengths import Lengths
+from postgrad.plan.lengths import RowLengths
 
 pytestmark = pytest.mark.slow
 LAYERS = 2
@@ -63,6 +63,6 @@ def test_what_layers_of_large_models_keep_is_what_fake_tensors_say(
         (layout,) = backbone.micro_batches(of, np.arange(count))
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             backbone.logprobs(layout, 1.0)
-    geometry = Blocks.of(Lengths(length / 2, length / 2, 1.0, "here"), 1)
+    geometry = Blocks.of(RowLengths(length / 2, length / 2, 1.0, "here"), 1)
     each = kept(shape, 2, None, geometry, checkpointing=False, cpu=True)
     assert each * count * length == pytest.approx(sum(saved.values()), rel=0.05)

@@ -37,7 +37,7 @@ def planned(more: dict[str, Any], hardware: str = "CPU") -> Memory:
 
 
 def roles_with(memory: Memory, what: str) -> set[str]:
-    return {line.role for line in memory.lines if line.what == what and line.bytes.get("update")}
+    return {line.role for line in memory.lines if line.purpose == what and line.bytes.get("update")}
 
 
 def test_critic_and_policy_learn_one_after_the_other() -> None:
@@ -70,7 +70,7 @@ def test_an_engine_in_the_policys_process_borrows_what_is_float32() -> None:
         (found,) = [
             line.bytes["update"]
             for line in planned(changes).lines
-            if line.role == "engine" and line.what == "weights"
+            if line.role == "engine" and line.purpose == "weights"
         ]
         return found
 
@@ -90,7 +90,7 @@ def test_an_engine_in_the_policys_process_borrows_what_is_float32() -> None:
 
 
 def copied(memory: Memory) -> dict[str, int]:
-    lines = [line for line in memory.lines if line.what == "copy of the state"]
+    lines = [line for line in memory.lines if line.purpose == "copy of the state"]
     return {phase: count for line in lines for phase, count in line.bytes.items() if count}
 
 
@@ -119,9 +119,11 @@ def test_a_copy_stands_beside_what_the_next_forward_pass_has_kept_by_then() -> N
 
 def test_what_an_update_left_in_the_heap_is_given_back_before_an_engine_samples() -> None:
     wide = {"model": {"init": {**INIT, "hidden_size": 768, "num_hidden_layers": 24}}}
-    (kept,) = (line.bytes for line in planned(wide).lines if line.what == "kept by the allocator")
+    (kept,) = (
+        line.bytes for line in planned(wide).lines if line.purpose == "kept by the allocator"
+    )
     assert kept["update"] > TRIM_BYTES == kept["rollout"] == kept["save"]
-    (kept,) = (line.bytes for line in planned({}).lines if line.what == "kept by the allocator")
+    (kept,) = (line.bytes for line in planned({}).lines if line.purpose == "kept by the allocator")
     assert 0 < kept["update"] == kept["rollout"] == kept["save"] < TRIM_BYTES
 
 

@@ -17,7 +17,7 @@ from postgrad.models.fresh import make_fresh
 from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit, TokenizerInit
 from postgrad.plan import row_lengths as module
-from postgrad.plan.lengths import Lengths
+from postgrad.plan.lengths import RowLengths
 from postgrad.plan.row_lengths import row_lengths
 from postgrad.recipe.recipe import JOBS, Recipe
 
@@ -63,13 +63,13 @@ def recipe(job: str, data: Mapping[str, Any], **more: Any) -> Recipe:
     return JOBS[job].model_validate_json(json.dumps(table))
 
 
-def lengths(job: str, data: Mapping[str, Any], **more: Any) -> Lengths:
+def lengths(job: str, data: Mapping[str, Any], **more: Any) -> RowLengths:
     found = row_lengths(recipe(job, data, **more))
     assert found is not None
     return found
 
 
-def assert_means(found: Lengths, prompt: Sequence[float], answer: Sequence[float]) -> None:
+def assert_means(found: RowLengths, prompt: Sequence[float], answer: Sequence[float]) -> None:
     whole = np.add(prompt, answer)
     assert found.prompt == pytest.approx(np.mean(prompt))
     assert found.answer == pytest.approx(np.mean(answer))

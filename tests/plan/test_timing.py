@@ -6,7 +6,7 @@ import pytest
 
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.plan.hardware import Hardware, catalogue
-from postgrad.plan.lengths import Lengths
+from postgrad.plan.lengths import RowLengths
 from postgrad.plan.plan import Facts, outlook
 from postgrad.plan.timing import Timing
 from postgrad.recipe.load import parse_recipe
@@ -27,7 +27,7 @@ INIT: dict[str, Any] = {
 PROMPT = 16  # tokens, of a rollout
 
 
-def planned(table: dict[str, Any], lengths: Lengths) -> Timing:
+def planned(table: dict[str, Any], lengths: RowLengths) -> Timing:
     common = {"run_dir": "run", "steps": 1, "model": {"init": INIT, "dtype": "float32"}}
     recipe = parse_recipe({**common, **table})
     one_core = Hardware(count=1, device=catalogue({})["CPU-BF16"])
@@ -41,7 +41,7 @@ def update(sequences: int, length: int) -> float:
         "data": {"path": "rows.jsonl", "max_len": 2048},
         "batch": {"train_batch_size": sequences, "micro_train_tokens": 2048},
     }
-    return planned(table, Lengths(length / 2, length / 2, 1.0, "here")).step["update"]
+    return planned(table, RowLengths(length / 2, length / 2, 1.0, "here")).step["update"]
 
 
 def rollout(sequences: int, length: int) -> float:
@@ -53,7 +53,7 @@ def rollout(sequences: int, length: int) -> float:
         "algorithm": {"type": "reinforce_pp"},
         "rollout": {"slots": 16, "max_new_tokens": length},
     }
-    return planned(table, Lengths(PROMPT, length, 1.0, "here")).step["sample"]
+    return planned(table, RowLengths(PROMPT, length, 1.0, "here")).step["sample"]
 
 
 @pytest.mark.parametrize(

@@ -36,20 +36,20 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the run came to: summary.json. Raises UsageError where it has not ended."""
-        found = read_object(self.path / SUMMARY)
-        if found is None:
+        """The outcome of the run: summary.json. Raises UsageError where the run has not ended."""
+        summary = read_object(self.path / SUMMARY)
+        if summary is None:
             raise UsageError(
                 f"{self.path} has no {SUMMARY}: the run has not ended; see metrics(), or resume it"
             )
-        return found
+        return summary
 
     def metrics(self) -> "pandas.DataFrame":
-        """A row a step, a column a metric: metrics.jsonl. Needs pandas."""
+        """metrics.jsonl: a row for each step, a column for each metric. Needs pandas."""
         return self._frame("metrics.jsonl")
 
     def evaluations(self) -> "pandas.DataFrame":
-        """A row an evaluation of one set: eval.jsonl. Needs pandas."""
+        """eval.jsonl: a row for each evaluation of one set. Needs pandas."""
         return self._frame("eval.jsonl")
 
     def samples(self, step: int | None = None) -> Iterator[dict[str, Any]]:
@@ -91,7 +91,6 @@ class Run:
             import pandas  # pyright: ignore[reportMissingTypeStubs]
         except ImportError as error:
             raise UsageError(
-                "a table of a run is a pandas frame, and pandas is not installed: "
-                "pip install pandas"
+                "tables of a run are pandas frames, and pandas is not installed: pip install pandas"
             ) from error
         return pandas.DataFrame(list(read_lines(self.path / name)))

@@ -5,10 +5,9 @@
     step-000010.aside-1    had the name of a     .replaced-step-000010    one set aside until
                            step, was not ours                             another has its name
 
-Only what has exactly one of the names with a dot in front, or is a whole checkpoint, is removed.
+Only complete checkpoints, and what has exactly one of the names with a leading dot, are removed.
 """
 
-import errno
 import itertools
 import os
 import re
@@ -23,6 +22,7 @@ from postgrad.checkpoint import manifest as contents
 from postgrad.checkpoint.manifest import Damaged
 from postgrad.checkpoint.parts import Divided
 from postgrad.checkpoint.state import RunState
+from postgrad.core.array_files import disk_error
 from postgrad.core.errors import RunError
 from postgrad.core.files import remove, sync_directory, sync_file, write_json
 from postgrad.core.untrusted import read_bytes
@@ -53,8 +53,7 @@ def write(folder: Path, state: RunState, tensors: Mapping[str, Mapping[str, Tens
                 continue
             save_file({name: t.detach().contiguous() for name, t in named.items()}, path)
         except SafetensorError as error:
-            full = "No space left" in str(error)
-            raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
+            raise disk_error(error) from error
         sync_file(path)
     try:
         write_json(folder / STATE, state.to_json())
@@ -64,12 +63,12 @@ def write(folder: Path, state: RunState, tensors: Mapping[str, Mapping[str, Tens
 
 
 def commit(written: Path, step: int) -> Path:
-    """Gives a written checkpoint the name of its step. What had that name and is ours is replaced;
-    what is not ours, or cannot be told, is kept under another name.
+    """Gives a written checkpoint the name of its step; returns its path. A checkpoint of ours that
+    had the name is replaced. Anything else that had it is kept under another name.
     """
     final = written.with_name(f"step-{step:06d}")
     replaced = written.with_name(f"{REPLACED}{final.name}")
-    if final.exists():  # of a run that went on from an older one; what it holds is the past
+    if final.exists():  # the run went on from an older checkpoint: this one is obsolete
         final.rename(replaced if is_ours(final, step) else _aside(final))
     written.rename(final)
     sync_directory(final.parent)
@@ -86,7 +85,9 @@ def discard(path: Path, step: int) -> None:
 
 
 def clean_up(root: Path) -> None:
-    """Ends what a killed save began, one that was set aside and never replaced included."""
+    """Finishes what a killed save began: removes what it left, and gives a checkpoint that was set
+    aside and never replaced its name again.
+    """
     for path in left_behind(root):
         final = path.with_name(path.name.removeprefix(REPLACED))
         if final == path or final.exists():
@@ -96,7 +97,7 @@ def clean_up(root: Path) -> None:
 
 
 def left_behind(root: Path) -> list[Path]:
-    """What a killed save left in `root`."""
+    """Paths that a killed save left in `root`."""
     if not root.is_dir():
         return []
     return [
@@ -115,15 +116,17 @@ def size_left_behind(root: Path) -> int:
 
 
 def steps_in(root: Path) -> dict[int, Path]:
-    """Every checkpoint by step. One that was set aside counts until another has its name."""
+    """Every checkpoint's path by step, in order. One that was set aside counts until another takes
+    its name.
+    """
     if not root.is_dir():
         return {}
-    found: dict[int, Path] = {}
-    for path in sorted(root.iterdir()):  # set aside come first
+    paths: dict[int, Path] = {}
+    for path in sorted(root.iterdir()):  # those set aside come first
         match = _STEP.fullmatch(path.name)
         if match and path.is_dir():
-            found[int(match[1])] = path
-    return dict(sorted(found.items()))
+            paths[int(match[1])] = path
+    return dict(sorted(paths.items()))
 
 
 def named(path: Path) -> int | None:

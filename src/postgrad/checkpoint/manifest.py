@@ -31,14 +31,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """files: by plain name within the checkpoint's directory."""
+    """What a checkpoint consists of."""
 
     step: int
-    files: Mapping[str, Entry]
-    versions: Mapping[str, str]
+    files: Mapping[str, Entry]  # by name in the checkpoint's directory: "state.json"
+    versions: Mapping[str, str]  # of the packages that wrote it: {"torch": "2.11.0"}
 
     def to_json(self) -> dict[str, Any]:
-        """For manifest.json."""
+        """The content of manifest.json: `read_manifest` reads it."""
         return {
             "written_by": WRITER,
             "format": FORMAT,
@@ -110,14 +110,15 @@ def _verify_file(path: Path, entry: Entry) -> None:
     size = path.stat().st_size
     if size != entry.size:
         raise Damaged(f"{path} has {size} bytes, its manifest says {entry.size}")
-    holds = shutil.disk_usage(path.parent).total
-    if size > holds:  # a file of holes: its hash would be computed for days
-        raise Damaged(f"{path} has {size} bytes, its whole disk has {holds}")
+    capacity = shutil.disk_usage(path.parent).total
+    if size > capacity:  # a sparse file: its hash would be computed for days
+        raise Damaged(f"{path} has {size} bytes, its whole disk has {capacity}")
     if entry_of(path) != entry:
         raise Damaged(f"{path} has changed since it was written (its SHA-256 is another)")
 
 
 def _plain(name: str, path: Path) -> str:
+    """`name` where it is the name of a file beside the manifest `path`; raises Damaged."""
     if (
         not name
         or name in (".", "..", FILE)
@@ -131,7 +132,7 @@ def _plain(name: str, path: Path) -> str:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key stands there twice")
-    return found
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a key is there twice")
+    return table

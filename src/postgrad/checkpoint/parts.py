@@ -1,13 +1,13 @@
-"""A tensor file in parts: each rank writes its own, and whoever reads puts them together.
+"""A tensor file in parts: each rank writes its own, and the reader puts them together.
 
     policy.weights.rank-0000-of-0004.safetensors    rows of every tensor that this rank has
     ...
     policy.weights.rank-0003-of-0004.safetensors
 
 Tensors are divided by rows, and under tensor parallelism some by columns before that. The header of
-each file says under "parts", as JSON, the whole shape of each of its tensors, the first of its rows
-("start"), and the first of its columns ("column") where that is not 0: so the files name their own
-places, and a reader needs neither the ranks nor their number.
+each file has under "parts", as JSON, the complete shape of each of its tensors, the first of its
+rows ("start"), and the first of its columns ("column") where that is not 0. So a reader needs
+neither the ranks nor their number.
 """
 
 import json
@@ -32,8 +32,8 @@ WITH_RANK = re.compile(r"\.rank-(\d+)-of-(\d+)", re.ASCII)  # in a file's name, 
 
 
 class Divided(Mapping[str, Tensor], ABC):
-    """The tensors of a file whose rows lie on several ranks. A tensor that is asked for by name is
-    put together here; to be saved, each rank writes what it has.
+    """The tensors of a file whose rows lie on several ranks. Reading one by name gathers it in this
+    process; `write` has each rank write its own rows.
     """
 
     @property
@@ -43,28 +43,28 @@ class Divided(Mapping[str, Tensor], ABC):
 
     @abstractmethod
     def copied(self) -> "Divided":
-        """As they are now, whatever the ranks do next; on their CPUs."""
+        """A snapshot on the ranks' CPUs, which later steps do not change."""
 
     @abstractmethod
     def write(self, folder: Path, stem: str) -> None:
-        """Files of `stem` into a folder that all ranks can reach, on the disk when this returns."""
+        """Writes the files of `stem`, synced, into a folder that all ranks reach."""
 
 
 def part_name(stem: str, rank: int, ranks: int) -> str:
-    """The file of one rank."""
+    """The name of one rank's file."""
     return f"{stem}.rank-{rank:04d}-of-{ranks:04d}.safetensors"
 
 
 class Part(NamedTuple):
-    """What is here of a tensor of `shape`: from `offsets` on, by dimension (none: a number)."""
+    """The block of a tensor that one rank has."""
 
     held: Tensor
-    shape: tuple[int, ...]
-    offsets: tuple[int, ...]
+    shape: tuple[int, ...]  # of the complete tensor; (): a number
+    offsets: tuple[int, ...]  # where the block begins in it, by dimension
 
 
 def write_part(path: Path, tensors: Mapping[str, Part]) -> None:
-    """One rank's file, tensors by name; on the disk when this returns.
+    """Writes one rank's file, synced. tensors: by name.
 
     Raises OSError or SafetensorError where the disk does not take it.
     """
@@ -81,13 +81,12 @@ def write_part(path: Path, tensors: Mapping[str, Part]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads tensor files of a verified checkpoint; it can be sent to where they are wanted.
-
-    files: those whose hashes were checked. The folder has to be reachable under the same path.
+    """Reads tensor files of a verified checkpoint. It can be sent to another process or machine
+    that reaches the folder under the same path.
     """
 
-    path: Path
-    files: frozenset[str]
+    path: Path  # of the checkpoint's folder
+    files: frozenset[str]  # names of the files whose hashes were checked
 
     def __call__(self, stem: str) -> Mapping[str, Tensor]:
         """The tensors of STEM.safetensors, or of its parts, on the CPU. RunError where there are
@@ -95,17 +94,17 @@ class Reader:
         """
         path = self.path / f"{stem}.safetensors"
         parts = re.compile(rf"{re.escape(stem)}{WITH_RANK.pattern}\.safetensors", re.ASCII)
-        found = {int(match[1]): match for name in self.files if (match := parts.fullmatch(name))}
+        by_rank = {int(match[1]): match for name in self.files if (match := parts.fullmatch(name))}
         try:
             if path.name in self.files:
                 return load_file(path)
-            if found:
-                _require_all(path, found)
-                return Joined([self.path / found[rank].string for rank in sorted(found)])
+            if by_rank:
+                _require_all(path, by_rank)
+                return Joined([self.path / by_rank[rank].string for rank in sorted(by_rank)])
         except (OSError, SafetensorError) as error:
             raise RunError(f"{path} cannot be read: {error}") from error
-        known = ", ".join(sorted(self.files))
-        raise RunError(f"{path} is no file of this checkpoint, which has {known}")
+        names = ", ".join(sorted(self.files))
+        raise RunError(f"{path} is no file of this checkpoint, which has {names}")
 
 
 class Joined(Mapping[str, Tensor]):
@@ -129,11 +128,11 @@ class Joined(Mapping[str, Tensor]):
             with safe_open(path, "pt") as file:
                 return _number(path, name, file.get_tensor(name), more)
         _require_numbers(name, shape, [path for _, _, path in places])
-        made = _Whole(name, shape)
+        tensor = _JoinedTensor(name, shape)
         for column, start, path in places:
             with safe_open(path, "pt") as file:
-                made.add(file.get_tensor(name), start, column, path)
-        return made.finished()
+                tensor.add(file.get_tensor(name), start, column, path)
+        return tensor.finished()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -142,18 +141,20 @@ class Joined(Mapping[str, Tensor]):
         return len(self._shapes)
 
 
-class _Whole:
-    """A tensor from its parts, which come by columns and in these by rows, none missing."""
+class _JoinedTensor:
+    """Puts a tensor together from its parts, which have to come in order of columns, those of the
+    same columns in order of rows.
+    """
 
     def __init__(self, name: str, shape: list[int]) -> None:
         self._name = name
         self._shape = shape
-        self._found: Tensor | None = None
-        self._row = self._column = 0  # where the next one begins
-        self._width = 0  # of the last one
+        self._tensor: Tensor | None = None
+        self._row = self._column = 0  # where the next part has to begin
+        self._width = 0  # columns of the last part
 
     def add(self, held: Tensor, start: int, column: int, path: Path) -> None:
-        """Puts in what lies from row `start` and `column` on."""
+        """Copies a part to row `start` and `column`. path: of its file, for the message."""
         if held.shape[:1] == (0,):  # of more ranks than rows
             return
         if self._row == self._shape[0]:  # these columns are whole: the next ones
@@ -163,68 +164,74 @@ class _Whole:
         follows = (start, column) == (self._row, self._column) and self._width in (0, columns)
         if not alike or not follows or not self._inside(start + len(held), column + columns):
             raise RunError(f"{path}: the rows of {self._name!r} do not follow those of other parts")
-        if self._found is None:
-            self._found = held.new_empty(self._shape)
-        place = self._found[start : start + len(held)]
+        if self._tensor is None:
+            self._tensor = held.new_empty(self._shape)
+        place = self._tensor[start : start + len(held)]
         (place[:, column : column + columns] if held.ndim > 1 else place).copy_(held)
         self._row, self._width = start + len(held), columns
 
     def finished(self) -> Tensor:
-        """The whole tensor. Raises RunError where something is missing."""
+        """The complete tensor. Raises RunError where a part is missing."""
         width = self._column + self._width
-        if self._found is None or (self._row, width) != (self._shape[0], _columns(self._shape)):
+        if self._tensor is None or (self._row, width) != (self._shape[0], _columns(self._shape)):
             raise RunError(
                 f"the parts of {self._name!r} hold {self._row} of its {self._shape[0]} rows, in "
                 f"{width} of {_columns(self._shape)} columns"
             )
-        return self._found
+        return self._tensor
 
     def _inside(self, row: int, column: int) -> bool:
         return row <= self._shape[0] and column <= _columns(self._shape)
 
 
 def _columns(shape: Sequence[int]) -> int:
-    """Of a vector, one."""
+    """How many columns a tensor has; a vector has one."""
     return shape[1] if len(shape) > 1 else 1
 
 
-def _number(path: Path, name: str, found: Tensor, more: list[Any]) -> Tensor:
-    if found.ndim or more:
-        raise RunError(f"{path}: {name!r} is no number, or several ranks have one")
-    return found
+def _number(path: Path, name: str, tensor: Tensor, more: list[Any]) -> Tensor:
+    if tensor.ndim or more:
+        raise RunError(f"{path}: {name!r} has to be a single number, of one rank")
+    return tensor
 
 
-def _require_all(path: Path, found: Mapping[int, re.Match[str]]) -> None:
-    sizes = {int(match[2]) for match in found.values()}
-    if len(sizes) > 1 or sorted(found) != list(range(max(sizes))):
-        raise RunError(f"{path}: of its parts there are only {sorted(found)} of {sorted(sizes)}")
+def _require_all(path: Path, by_rank: Mapping[int, re.Match[str]]) -> None:
+    sizes = {int(match[2]) for match in by_rank.values()}
+    if len(sizes) > 1 or sorted(by_rank) != list(range(max(sizes))):
+        raise RunError(
+            f"{path}: parts are missing: there are only {sorted(by_rank)} of {sorted(sizes)}"
+        )
 
 
 def _require_numbers(name: str, shape: Sequence[int], paths: Sequence[Path]) -> None:
-    """Before memory is taken for a shape that is only a header's word."""
-    here = 0
+    """Raises RunError where the parts hold fewer numbers than `shape`, which a header claims. So
+    no memory is taken for a false claim.
+    """
+    held = 0
     for path in paths:
         with safe_open(path, "pt") as file:
-            here += math.prod(file.get_slice(name).get_shape())
-    if math.prod(shape) > here:
+            held += math.prod(file.get_slice(name).get_shape())
+    if math.prod(shape) > held:
         raise RunError(
-            f"the parts of {name!r} lack rows: of its {math.prod(shape)} numbers they hold {here} "
+            f"the parts of {name!r} lack rows: of its {math.prod(shape)} numbers they hold {held} "
             f"({', '.join(path.name for path in paths)})"
         )
 
 
 def _places(path: Path) -> dict[str, Any]:
-    """What a header says of its tensors. It is a file's word: all of it is checked."""
+    """{"shape", "start", "column"} of each tensor, from the file's header. The file is not trusted:
+    all of it is checked.
+    """
     with safe_open(path, "pt") as file:
-        names, said = set(file.keys()), (file.metadata() or {}).get(PARTS, "")
+        names, text = set(file.keys()), (file.metadata() or {}).get(PARTS, "")
     try:
-        places = parse_json(said)
+        places = parse_json(text)
         for place in places.values():
-            whole = [*place["shape"], place["start"], place.get("column", 0)]
-            if not all(type(number) is int and number >= 0 for number in whole):
+            numbers = [*place["shape"], place["start"], place.get("column", 0)]
+            if not all(type(number) is int and number >= 0 for number in numbers):
                 raise ValueError("shapes and starts are whole numbers")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} does not say where its tensors belong: {error!r}") from error
     if set(places) != names:
-        raise RunError(f"{path} has other tensors than its header places")
+        raise RunError(f"{path} has other tensors than those that its header names under {PARTS!r}")
     return places

@@ -1,4 +1,4 @@
-"""Which checkpoints may go: pure."""
+"""Which checkpoints may be deleted: pure."""
 
 from collections.abc import Collection, Iterable
 

@@ -1,8 +1,8 @@
-"""What a manifest and a run's state may say, checked before anything of them is used.
+"""Schemas of a checkpoint's manifest and state, checked before anything in them is used.
 
 A run directory may come from anywhere. Here is every key of docs/checkpoint-format.md with its type
-and range; a file that passes can be used without a further look, and nothing in it is changed by
-the check: state is kept as it was read, to the bit.
+and range. A file that passes needs no further check. The check changes nothing: the state is kept
+as it was read, to the bit.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class Strict(BaseModel):
 
 
 class Open(Strict):
-    """Keys that are known have their types; others are JSON values of whoever wrote them."""
+    """Keys of the schema have their types; further keys may hold any JSON value."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
@@ -69,7 +69,7 @@ class ManifestSchema(Open):
 
 
 class CursorSchema(Strict):
-    """Tickets: `beyond` are all above `frontier`, or it would be further."""
+    """The settled tickets: all below `frontier`, and those of `beyond`, which are all above it."""
 
     frontier: Count
     beyond: list[Count]
@@ -92,7 +92,7 @@ class BestSchema(Strict):
 
 
 class ChoicesSchema(Open):
-    """jobs.choices.Choices, as far as a run has made them."""
+    """What the run chose at its start, as far as it has: the fields of Choices."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = Field(default=1, ge=1, le=2**16)
@@ -107,8 +107,8 @@ class ChoicesSchema(Open):
 
 
 class AlgorithmSchema(Open):
-    """What the algorithms of this package get back: a KL coefficient, the moments of rewards, the
-    scale of a reward model's scores.
+    """What algorithms of this package keep from step to step: a KL coefficient, moments of rewards,
+    the scale of a reward model's scores.
     """
 
     kl_coef: float = Field(default=0.0, ge=0.0)
@@ -126,26 +126,26 @@ class AlgorithmSchema(Open):
 
 
 class SourceSchema(Open):
-    """What a curriculum knows: of a row its last mean reward and the epoch of that visit."""
+    """What a curriculum remembers: by row, its last mean reward and the epoch of that visit."""
 
     rows: dict[str, Two] = {}
 
 
 class SentinelSchema(Strict):
-    """Since when a sentinel speaks; what it remembers is checked by itself."""
+    """since: the step from which on a sentinel reports. Its memory is checked by the sentinel."""
 
     since: Count | None
     memory: dict[str, Any]
 
 
 class LoggersSchema(Open):
-    """The run's id at its loggers."""
+    """The id under which the run's loggers go on with its curves."""
 
     id: Annotated[str, Field(pattern=r"^[\w.-]{1,128}$")]
 
 
 class StateSchema(Strict):
-    """state.json."""
+    """Every key of state.json."""
 
     format: int
     step: Count
@@ -159,7 +159,7 @@ class StateSchema(Strict):
     log_offsets: dict[Name, Count]
     source: SourceSchema
     sentinels: dict[str, SentinelSchema]
-    loggers: Annotated[dict[str, Any], AfterValidator(lambda told: _loggers(told))]
+    loggers: Annotated[dict[str, Any], AfterValidator(lambda loggers: _checked_loggers(loggers))]
 
     @model_validator(mode="after")
     def _one_story(self) -> Self:
@@ -176,8 +176,8 @@ class StateSchema(Strict):
 
 
 def require(schema: Any, data: Mapping[str, Any]) -> Any:
-    """`data` as `schema`, one of these or another type, reads it. Raises ValueError with the key,
-    what it says, and what it should be, of the first thing that is wrong.
+    """`data` as `schema` validates it: a model of this file or any other type. Raises ValueError
+    for the first key that is wrong, with its value and what it should be.
     """
     try:
         return TypeAdapter[Any](schema).validate_python(data)
@@ -186,7 +186,7 @@ def require(schema: Any, data: Mapping[str, Any]) -> Any:
 
 
 def problem_of(error: ValidationError) -> str:
-    """The first problem in words."""
+    """The first problem as a message: 'step is -1: input should be ...'."""
     problem = error.errors(include_url=False, include_context=False)[0]
     key = ".".join(shown(part).strip("'") for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
@@ -201,7 +201,7 @@ def problem_of(error: ValidationError) -> str:
     return f"{key} is {shown(problem['input'])}: {wanted}"
 
 
-def _loggers(told: dict[str, Any]) -> dict[str, Any]:
-    if told:
-        require(LoggersSchema, told)
-    return told
+def _checked_loggers(loggers: dict[str, Any]) -> dict[str, Any]:
+    if loggers:
+        require(LoggersSchema, loggers)
+    return loggers

@@ -1,4 +1,4 @@
-"""What a recipe says about checkpoints."""
+"""The [checkpoint] section of a recipe."""
 
 from typing import Literal, Self
 
@@ -8,7 +8,7 @@ from postgrad.core.settings import Settings
 
 
 class CheckpointSettings(Settings):
-    """When to save, how many to keep, and which one is best. Names are the field's.
+    """When to save, how many checkpoints to keep, and which one is best.
 
     The newest `max_ckpt_num` checkpoints are kept, and always the best and the latest one.
     """

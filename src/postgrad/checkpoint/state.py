@@ -1,4 +1,4 @@
-"""The run's state beside its weights: all that decides what comes next, and nothing else."""
+"""The run's state beside weights and optimizers: all that decides what the next step does."""
 
 import math
 from collections.abc import Mapping
@@ -15,46 +15,40 @@ DICTS = ("algorithm", "choices", "log_offsets", "source", "sentinels", "loggers"
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best evaluation so far: which metric, its value, the step that had it, and how many
-    evaluations since then were no better.
-    """
+    """The best evaluation so far."""
 
-    metric: str
+    metric: str  # as checkpoint.best_metric names it: "eval/accuracy"
     value: float
-    step: int
-    waited: int = 0
+    step: int  # after which the metric had that value
+    waited: int = 0  # evaluations since then, none of them better
 
     def to_json(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Its keys as in state.json."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """After `step` steps of the loop and `update` optimizer steps.
-
-    episodes: samples whose tickets are settled. algorithm: what credit gets back (an adaptive KL
-    coefficient). evaluations: the newest result by metric. choices: what was probed at the start.
-    log_offsets: bytes of each log file that belong to these steps. source: what sampling knows of
-    the rows (a curriculum). sentinels: since when each speaks, and what it remembers. loggers: the
-    run's id at each.
+    """The state of a run after some steps. Its fields are the keys of state.json
+    (docs/checkpoint-format.md).
     """
 
-    step: int
-    update: int
-    episodes: int
-    cursor: Cursor
-    algorithm: Mapping[str, Any]
-    evaluations: Mapping[str, float]
-    best: Best | None
-    choices: Mapping[str, Any]
-    log_offsets: Mapping[str, int]
-    source: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    step: int  # steps of the loop so far
+    update: int  # optimizer steps so far
+    episodes: int  # samples whose tickets are settled
+    cursor: Cursor  # which tickets are settled
+    algorithm: Mapping[str, Any]  # what credit carries over to the next step: {"kl_coef": 0.1}
+    evaluations: Mapping[str, float]  # the newest result by metric
+    best: Best | None  # None: no evaluation has measured checkpoint.best_metric yet
+    choices: Mapping[str, Any]  # what the run chose at its start: dtype, threads, token budget
+    log_offsets: Mapping[str, int]  # bytes of each log file that belong to these steps, by name
+    source: Mapping[str, Any] = field(default_factory=dict[str, Any])  # a curriculum's rows
+    # By sentinel: the step since which it reports, and what it remembers.
     sentinels: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    loggers: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    loggers: Mapping[str, Any] = field(default_factory=dict[str, Any])  # the run's id there
 
     def to_json(self) -> dict[str, Any]:
-        """For state.json."""
+        """The content of state.json: `from_json` reads it."""
         return {
             "format": FORMAT,
             "step": self.step,
@@ -76,7 +70,9 @@ class RunState:
 
     @classmethod
     def from_json(cls, data: Any) -> "RunState":
-        """From state.json. Missing or unknown keys are RunErrors: no state is made up or lost."""
+        """Reads the content of state.json. Raises RunError for missing or unknown keys: no state is
+        made up or lost.
+        """
         if not isinstance(data, dict):
             raise RunError("state.json is not a run's state: no JSON object")
         data = cast(dict[str, Any], data)
@@ -85,7 +81,7 @@ class RunState:
                 f"state.json has format {data.get('format')!r}, this version reads {FORMAT}: "
                 "resume with the version of postgrad that wrote it (manifest.json names it)"
             )
-        names = {one.name for one in fields(cls)}
+        names = {entry.name for entry in fields(cls)}
         missing, unknown = names - set(data), set(data) - names - {"format"}
         if missing or unknown:
             raise RunError(
@@ -97,7 +93,7 @@ class RunState:
         except ValueError as error:
             raise RunError(f"state.json is not a run's state: {error}") from error
         best = data["best"]
-        return cls(  # of what was read, not of what the schema made of it: the same bits
+        return cls(  # from what was read, not from the schema's copy of it: the same bits
             cursor=Cursor.from_json(data["cursor"]),
             best=None if best is None else Best(**best),
             evaluations={

@@ -3,9 +3,10 @@
     step-000010/policy.weights.safetensors, policy.optimizer.safetensors, state.json, manifest.json
     latest, best      text files that name a step directory
 
-What is written: a temporary directory, its files, their sync, the manifest, the rename, the
-parent's sync; only then `latest` and `best` move, and only after that old ones go. So at every
-instant the newest whole checkpoint is found (docs/checkpoint-format.md).
+A save writes files into a temporary directory, syncs them, writes the manifest, renames the
+directory and syncs the parent. Only then does it update `latest` and `best`, and only after that
+does it remove old checkpoints. So the newest complete checkpoint can be found at every instant
+(docs/checkpoint-format.md).
 """
 
 import shutil
@@ -23,7 +24,7 @@ from postgrad.checkpoint.parts import WITH_RANK, Divided, Reader
 from postgrad.checkpoint.retention import surplus
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.state import RunState
-from postgrad.core.errors import RunError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import is_full, write_text
 from postgrad.core.untrusted import read_json
 
@@ -33,55 +34,55 @@ SPARE_BYTES = 2**20  # for state, manifest and the folder itself
 
 
 class SaveFailed(RunError):
-    """A checkpoint could not be written. Older ones stand, and so does the run."""
+    """A checkpoint could not be written. Older ones are untouched, and the run can go on."""
 
 
 class Untidy(RunError):
-    """A checkpoint was saved, but its neighbours could not be brought in order."""
+    """A checkpoint was saved, but `latest`, `best` or old checkpoints could not be updated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A verified checkpoint. files: those that were; skipped: what was wrong with newer ones."""
+    """A checkpoint whose hashes were all checked."""
 
-    path: Path
+    path: Path  # of its folder
     step: int
     state: RunState
-    files: frozenset[str]
-    skipped: tuple[str, ...] = ()
+    files: frozenset[str]  # names of the files that were checked, as in its manifest
+    skipped: tuple[str, ...] = ()  # messages: why newer checkpoints were passed over
 
     @property
     def stems(self) -> list[str]:
-        """What tensor files there are, those in parts once."""
-        found = (name.removesuffix(".safetensors") for name in self.files if name != STATE)
-        return sorted({WITH_RANK.sub("", stem) for stem in found})
+        """Stems of the tensor files, such as "policy.weights"; one in parts stands there once."""
+        stems = (name.removesuffix(".safetensors") for name in self.files if name != STATE)
+        return sorted({WITH_RANK.sub("", stem) for stem in stems})
 
     @property
     def tensors(self) -> Reader:
-        """Reads the tensors of STEM.safetensors, or of the parts that ranks wrote, by stem."""
+        """Reads tensors by stem, from STEM.safetensors or from the parts that ranks wrote."""
         return Reader(self.path, self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """One checkpoint as a table shows it. bytes: of all its files; problem: None where whole."""
+    """One checkpoint as a table shows it."""
 
     step: int
-    path: Path
-    bytes: int
-    files: tuple[str, ...]
-    latest: bool
+    path: Path  # of its folder
+    bytes: int  # of all its files
+    files: tuple[str, ...]  # their names
+    latest: bool  # whether a resume would go on from it
     best: bool
-    problem: str | None
+    problem: str | None  # what is damaged; None where nothing is
 
     @property
     def complete(self) -> bool:
-        """True where every file is what the manifest says."""
+        """Whether every file is as the manifest says."""
         return self.problem is None
 
 
 class CheckpointStore:
-    """Saves into `root` and reads from it. Files that are not ours are never touched."""
+    """Saves checkpoints into a folder and loads them. Files of others there are never touched."""
 
     def __init__(self, root: Path, settings: CheckpointSettings) -> None:
         self.root = root
@@ -90,10 +91,12 @@ class CheckpointStore:
     def save(
         self, state: RunState, tensors: Mapping[str, Mapping[str, Tensor]], *, best: bool = False
     ) -> Path:
-        """Commits a checkpoint; `tensors` by file stem and name. Replaces one of the same step.
+        """Commits a checkpoint and returns its folder. Replaces one of the same step.
 
-        Raises SaveFailed where the disk is full or cannot be written: older checkpoints stand;
-        Untidy where this one stands too, and only `latest`, `best` or old ones are behind.
+        tensors: by file stem ("policy.weights") and tensor name. best: it is the best one so far.
+        Raises SaveFailed where the disk is full or cannot be written: older checkpoints stand.
+        Raises Untidy where the checkpoint was saved, but `latest`, `best` or old checkpoints could
+        not be updated.
         """
         self.require_space(size_of(tensors))
         try:
@@ -114,30 +117,35 @@ class CheckpointStore:
         return final
 
     def tidy(self, newest: RunState, *, best: bool = False) -> None:
-        """Moves `latest` and `best`, then removes what is neither them nor new.
+        """Makes `latest` and `best` name the right checkpoints, then removes surplus ones.
 
-        newest: of the newest checkpoint; best: it is the best one, whatever was before. A save does
-        this, and a run that goes on from a save that was killed before it did. Raises Untidy.
+        newest: the state of the newest checkpoint. best: that one is the best, whatever was before.
+        Every save ends with this; a run that goes on after a killed save begins with it. Raises
+        Untidy where the disk refuses.
         """
         try:
             self._tidy(newest.step, newest.step if best else self._best(newest))
         except OSError as error:
             raise Untidy(
-                f"the checkpoint of step {newest.step} is saved in {self.root}, but older ones "
-                f"could not be brought in order: {_reason(error)}; the next save tries again"
+                f"the checkpoint of step {newest.step} is saved in {self.root}, but "
+                f"older ones could not be removed, or latest and best not updated: "
+                f"{_reason(error)}; the next save tries again"
             ) from error
 
     def load(self, which: str | int = LATEST) -> Checkpoint:
-        """The latest, the best, or the one of a step, after every hash was checked.
+        """A checkpoint, after every hash was checked. which: "latest", "best" or a step, also as
+        the text that --checkpoint takes.
 
-        A damaged latest one is passed over for the newest good one, which says so in `skipped`;
-        the best one or a step that is damaged is a RunError, and so is having none.
+        Where the latest one is damaged, the newest good one is loaded, and its `skipped` says so.
+        Raises UsageError for any other text; RunError where there is no such checkpoint, or the
+        best one or that of the step is damaged.
         """
+        which = parse_which(which) if isinstance(which, str) else which
         if which == LATEST:
             newest, skipped = self._newest()
             if newest is None:
-                told = "; ".join(skipped) or "none was ever saved"
-                raise RunError(f"{self.root} has no checkpoint to go on from: {told}")
+                reasons = "; ".join(skipped) or "none was ever saved"
+                raise RunError(f"{self.root} has no checkpoint to go on from: {reasons}")
             return newest
         paths = files.steps_in(self.root)
         if which == BEST:
@@ -148,8 +156,8 @@ class CheckpointStore:
         else:
             step = int(which)
         if step not in paths:
-            known = ", ".join(str(one) for one in paths) or "none"
-            raise RunError(f"{self.root} has no checkpoint of step {step}; there are: {known}")
+            steps = ", ".join(map(str, paths)) or "none"
+            raise RunError(f"{self.root} has no checkpoint of step {step}; there are: {steps}")
         try:
             return _read(paths[step], step)
         except Damaged as error:
@@ -174,7 +182,7 @@ class CheckpointStore:
 
     @property
     def best_metric(self) -> str | None:
-        """What the best checkpoint is the best in."""
+        """The metric that decides which checkpoint is the best; None: none is."""
         return self._settings.best_metric
 
     def steps(self) -> list[int]:
@@ -182,7 +190,7 @@ class CheckpointStore:
         return list(files.steps_in(self.root))
 
     def require_space(self, size: int) -> int:
-        """Bytes that are free. Raises SaveFailed where a checkpoint of `size` bytes has no room."""
+        """How many bytes are free. Raises SaveFailed where there is no room for `size` bytes."""
         folder = self.root
         while not folder.exists():
             folder = folder.parent
@@ -195,7 +203,7 @@ class CheckpointStore:
         return free
 
     def _newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest good one, and what was wrong with newer ones."""
+        """The newest checkpoint that is not damaged, and messages about newer ones that are."""
         skipped: list[str] = []
         for step, path in reversed(files.steps_in(self.root).items()):
             try:
@@ -205,11 +213,12 @@ class CheckpointStore:
         return None, skipped
 
     def _best(self, newest: RunState | None) -> int | None:
-        """What the newest state says, where that one lies here; else the newest that was the best
-        when it was saved; else what `best` names.
+        """The step of the best checkpoint: the one that the newest state names, where it is here;
+        else the newest that was the best when it was saved; else the one that the file `best`
+        names.
 
-        A save that was killed after its commit has not moved `best` yet, and the best one's own
-        save may have failed.
+        The file alone is not enough: a save that was killed after its commit has not updated it,
+        and the save of the best checkpoint may itself have failed.
         """
         paths = files.steps_in(self.root)
         if newest and newest.best and newest.best.step in paths:
@@ -218,7 +227,7 @@ class CheckpointStore:
         return max(once, default=files.named(self.root / BEST))
 
     def _why_no_best(self, newest: RunState | None) -> str:
-        """What is told where no checkpoint is the best one, and what can be done."""
+        """The message for a run without a best checkpoint: why there is none, and what to do."""
         metric, mode = self._settings.best_metric, self._settings.best_mode
         start = f"{self.root} has no best checkpoint"
         if metric is None:
@@ -255,8 +264,17 @@ class CheckpointStore:
             files.discard(ours[step], step)
 
 
+def parse_which(text: str) -> str | int:
+    """What --checkpoint names: "latest", "best", or the number of a step. Raises UsageError."""
+    if text in (LATEST, BEST):
+        return text
+    if text.isdecimal():
+        return int(text)
+    raise UsageError(f"--checkpoint {text}: latest, best, or the number of a step")
+
+
 def size_of(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
-    """Bytes of all tensors."""
+    """Bytes of all tensors, by stem and name."""
     return sum(
         named.size if isinstance(named, Divided) else sum(t.nbytes for t in named.values())
         for named in tensors.values()

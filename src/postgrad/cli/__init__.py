@@ -1,1 +1,1 @@
-"""The command line: subcommands only, a file for each family; heavy imports inside them."""
+"""The command line: a file for each family of subcommands. Heavy imports are inside functions."""

@@ -1,4 +1,4 @@
-"""What every command has: --json, --debug, overrides of a recipe where it reads one."""
+"""What all commands share: --json, --debug, and overrides for those that read a recipe."""
 
 import argparse
 import sys
@@ -15,22 +15,23 @@ if TYPE_CHECKING:  # the console is imported by the commands that need it
 
 OVERRIDES = "Every key of a recipe can be given as --section.key VALUE."
 
-Run = Callable[[argparse.Namespace, list[str]], Any]
+CommandFunction = Callable[[argparse.Namespace, list[str]], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a command ended that has something to tell and yet may not have gone well. result: what
-    --json prints.
-    """
+class CommandOutcome:
+    """The result of a command that prints a report and may still have failed, such as a dry run."""
 
-    result: Any
+    result: Any  # what --json prints
     exit_code: int
 
 
 class Commands:
-    """The subcommands of a parser. A command gets its flags and the words that no flag took, and
-    returns what --json prints."""
+    """The subcommands of a parser.
+
+    A command is a function of the parsed flags and of the words that no flag took. It returns what
+    --json prints.
+    """
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self.parser = parser
@@ -40,47 +41,49 @@ class Commands:
 
     def refuse_unknown(self, arguments: Sequence[str]) -> None:
         """Raises UsageError where the first word is no command."""
-        name = next((one for one in arguments if not one.startswith("-")), None)
-        known: list[str] = list(self._parsers.choices)
-        if name is not None and name not in known:
-            close = nearest(name, known)
-            hint = f"did you mean {close}?" if close else f"there are {', '.join(known)}"
+        name = next((word for word in arguments if not word.startswith("-")), None)
+        names: list[str] = list(self._parsers.choices)
+        if name is not None and name not in names:
+            close = nearest(name, names)
+            hint = f"did you mean {close}?" if close else f"there are {', '.join(names)}"
             raise UsageError(f"no command is called {name!r}: {hint}")
 
     def add(
-        self, name: str, run: Run, text: str, *, overrides: bool = False
+        self, name: str, run: CommandFunction, text: str, *, overrides: bool = False
     ) -> argparse.ArgumentParser:
-        """A command; with `overrides`, words that no flag takes go to its recipe."""
-        one: argparse.ArgumentParser = self._parsers.add_parser(
+        """Registers a command. overrides: words that no flag takes are overrides of its recipe."""
+        parser: argparse.ArgumentParser = self._parsers.add_parser(
             name, help=text, description=text, epilog=OVERRIDES if overrides else None,
             allow_abbrev=False,
         )  # fmt: skip
-        one.set_defaults(run=run, takes_overrides=overrides)
-        one.add_argument("--json", action="store_true", help="one JSON object on standard output")
-        one.add_argument("--debug", action="store_true", help="show tracebacks")
-        return one
+        parser.set_defaults(run=run, takes_overrides=overrides)
+        parser.add_argument(
+            "--json", action="store_true", help="one JSON object on standard output"
+        )
+        parser.add_argument("--debug", action="store_true", help="show tracebacks")
+        return parser
 
     def add_for_recipe(
-        self, name: str, run: Run, text: str, *, folders: bool = False
+        self, name: str, run: CommandFunction, text: str, *, folders: bool = False
     ) -> argparse.ArgumentParser:
-        """A command that reads a recipe, or with `folders` also a folder with pipeline.toml."""
-        one = self.add(name, run, text, overrides=True)
-        one.add_argument(
+        """Registers a command that reads a recipe; `folders`: or a folder with pipeline.toml."""
+        parser = self.add(name, run, text, overrides=True)
+        parser.add_argument(
             "recipe", type=Path, metavar="RECIPE.toml|DIR" if folders else "RECIPE.toml"
         )
-        return one
+        return parser
 
 
-def console_of(known: argparse.Namespace) -> "Console":
-    """The console as --json and --quiet want it."""
+def console_of(args: argparse.Namespace) -> "Console":
+    """The console that --json and --quiet ask for."""
     from postgrad.observe.console import Console
 
-    quiet = getattr(known, "quiet", False)
-    if known.json:
+    quiet = getattr(args, "quiet", False)
+    if args.json:
         return Console("quiet", sys.stderr) if quiet else Console("json")
     return Console("quiet" if quiet else "auto")
 
 
-def add_quiet(one: argparse.ArgumentParser) -> None:
-    """--quiet, of a command that takes long."""
-    one.add_argument("--quiet", action="store_true", help="only warnings and errors")
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """Adds --quiet, for a command that takes long."""
+    parser.add_argument("--quiet", action="store_true", help="only warnings and errors")

@@ -8,18 +8,20 @@ from postgrad.core.imports import heavy_imports
 
 
 def add(commands: Commands) -> None:
-    """The family's commands and their flags."""
-    one = commands.add_for_recipe("eval", _eval, "evaluate a model on the recipe's evaluation sets")
-    one.add_argument("--model", required=True, help="Hugging Face directory or hub id")
-    one.add_argument("--against", help="a second model, side by side")
-    add_quiet(one)
+    """Registers the commands of this file and their flags."""
+    parser = commands.add_for_recipe(
+        "eval", _eval, "evaluate a model on the recipe's evaluation sets"
+    )
+    parser.add_argument("--model", required=True, help="Hugging Face directory or hub id")
+    parser.add_argument("--against", help="a second model, side by side")
+    add_quiet(parser)
 
 
-def _eval(known: argparse.Namespace, rest: list[str]) -> Any:
+def _eval(args: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.recipe.load import load_recipe
 
-    recipe = load_recipe(known.recipe, rest)
+    recipe = load_recipe(args.recipe, rest)
     with heavy_imports():
         from postgrad.jobs.evaluate import evaluate
 
-    return evaluate(recipe, known.model, console_of(known), known.against)
+    return evaluate(recipe, args.model, console_of(args), args.against)

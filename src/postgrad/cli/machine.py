@@ -7,13 +7,13 @@ from postgrad.cli.command import Commands, console_of
 
 
 def add(commands: Commands) -> None:
-    """The family's commands and their flags."""
+    """Registers the commands of this file and their flags."""
     commands.add("doctor", _doctor, "what this machine has, and what a run would choose on it")
 
 
-def _doctor(known: argparse.Namespace, rest: list[str]) -> Any:
+def _doctor(args: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.jobs.doctor import examine, rows
 
     facts = examine()
-    console_of(known).table("this machine", ("", ""), rows(facts))
+    console_of(args).table("this machine", ("", ""), rows(facts))
     return facts

@@ -5,13 +5,12 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from postgrad import __version__
 from postgrad.cli import chat, checkpoints, evaluate, look, machine, plan, serve, train
-from postgrad.cli.command import OVERRIDES, Commands, Ended
+from postgrad.cli.command import OVERRIDES, CommandFunction, CommandOutcome, Commands
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.files import finite
 from postgrad.core.untrusted import path_problem, shown
@@ -37,36 +36,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         commands.refuse_unknown(sys.argv[1:] if arguments is None else arguments)
     except UsageError as error:
         return _fail(error, False, error.exit_code)
-    known, rest = commands.parser.parse_known_args(arguments)
-    command: Callable[[argparse.Namespace, list[str]], Any] | None = getattr(known, "run", None)
+    args, rest = commands.parser.parse_known_args(arguments)
+    command: CommandFunction | None = getattr(args, "run", None)
     if command is None:
         commands.parser.print_help()
         return 2
     try:
-        _require_paths(known)
-        if rest and not known.takes_overrides:
+        _require_paths(args)
+        if rest and not args.takes_overrides:
             raise UsageError(
-                f"{known.command}: what is {rest[0]!r}? see postgrad {known.command} -h"
+                f"{args.command} has no argument {rest[0]!r}: see postgrad {args.command} -h"
             )
-        result = command(known, rest)
+        result = command(args, rest)
     except PostgradError as error:
-        return _fail(error, known.debug, error.exit_code)
+        return _fail(error, args.debug, error.exit_code)
     except KeyboardInterrupt as error:
-        return _fail(error, known.debug, 1, "interrupted: the last checkpoint stands")
+        return _fail(error, args.debug, 1, "interrupted: the last checkpoint stands")
     except OSError as error:  # a disk, a network: nobody's mistake here
-        return _fail(error, known.debug, 1, f"{error}; mend that and start the command again")
-    except Exception as error:  # noqa: BLE001  # whatever is left has one line for people too
+        return _fail(error, args.debug, 1, f"{error}; mend that and start the command again")
+    except Exception as error:  # noqa: BLE001  # people see one line for every other error too
         hint = "; run again with --debug to see where, and please report it"
-        return _fail(error, known.debug, 1, f"{type(error).__name__}: {error}{hint}")
-    ended = result if isinstance(result, Ended) else Ended(result, 0)
-    if known.json:
-        print(json.dumps(finite(ended.result), ensure_ascii=False))
-    return ended.exit_code
+        return _fail(error, args.debug, 1, f"{type(error).__name__}: {error}{hint}")
+    outcome = result if isinstance(result, CommandOutcome) else CommandOutcome(result, 0)
+    if args.json:
+        print(json.dumps(finite(outcome.result), ensure_ascii=False))
+    return outcome.exit_code
 
 
-def _require_paths(known: argparse.Namespace) -> None:
-    """Raises UsageError where an argument is what no file can be called."""
-    for name, value in vars(known).items():
+def _require_paths(args: argparse.Namespace) -> None:
+    """Raises UsageError where an argument is a path that no file can have."""
+    for name, value in vars(args).items():
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, Path) and (problem := path_problem(str(path))):
                 raise UsageError(f"{name} {shown(str(path))}: {problem}")
@@ -80,7 +79,7 @@ def _fail(error: BaseException, debug: bool, code: int, text: str | None = None)
 
 
 def all_commands() -> Commands:
-    """What `postgrad` can be asked for."""
+    """The parser of `postgrad` with all its subcommands."""
     parser = argparse.ArgumentParser(
         prog="postgrad",
         description="Post-training of language models: exact, foreseen, the same everywhere.",

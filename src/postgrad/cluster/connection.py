@@ -6,7 +6,7 @@ import socket
 import time
 from typing import Any
 
-from postgrad.cluster.placing import Machine
+from postgrad.cluster.placing import Node
 from postgrad.cluster.settings import ADDRESS, ClusterSettings
 from postgrad.core.errors import RunError, UsageError
 
@@ -38,15 +38,16 @@ def start(settings: ClusterSettings) -> bool:
         raise UsageError(MISSING) from error
     if ray.is_initialized():
         return False
-    where = os.environ.get("RAY_ADDRESS", "auto")
-    where = where if settings.address == "auto" else settings.address
-    if where is not None and where != "auto" and re.match(ADDRESS, where):
-        _require_answer(where)
-    began = until = time.monotonic()
-    until += settings.start_seconds
+    address = settings.address
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", "auto")
+    if address is not None and address != "auto" and re.match(ADDRESS, address):
+        _require_answer(address)
+    began = time.monotonic()
+    deadline = began + settings.start_seconds
     while (error := _connected(settings.address)) is not None:
-        at_once = time.monotonic() - began < ANSWER_SECONDS  # no lack of time, and so no use
-        if settings.address is not None or at_once or time.monotonic() > until:
+        at_once = time.monotonic() - began < ANSWER_SECONDS  # time was not short: no retry helps
+        if settings.address is not None or at_once or time.monotonic() > deadline:
             raise RunError(
                 f"no Ray cluster at {settings.address or 'this machine'}: {first_line(error)}; "
                 f"{WAYS_OUT if settings.address else 'is the machine overloaded?'}"
@@ -56,8 +57,8 @@ def start(settings: ClusterSettings) -> bool:
 
 
 def _connected(address: str | None) -> Exception | None:
-    """What Ray raised, if it did. On a machine that is busy its own start may take longer than it
-    allows itself (30 seconds).
+    """Connects; returns the error that Ray raised, None where it is connected. On a busy machine
+    Ray's own start may take longer than the 30 seconds that it allows itself.
     """
     import ray
 
@@ -75,20 +76,20 @@ def _connected(address: str | None) -> Exception | None:
 
 
 def stop() -> None:
-    """Leaves the cluster; one that was made of this machine ends."""
+    """Disconnects from the cluster, and ends one that was made of this machine."""
     import ray
 
     if ray.is_initialized():
         ray.shutdown()
 
 
-def machines() -> list[Machine]:
-    """Those that are there now."""
+def nodes_alive() -> list[Node]:
+    """The machines of the cluster that are up now."""
     import ray
 
     nodes: list[dict[str, Any]] = ray.nodes()
     return [
-        Machine(
+        Node(
             node["NodeManagerAddress"],
             int(node["Resources"].get("GPU", 0)),
             int(node["Resources"].get("CPU", 0)),
@@ -99,7 +100,7 @@ def machines() -> list[Machine]:
 
 
 def first_line(error: BaseException) -> str:
-    """Of what it says."""
+    """The first line of an error's message."""
     return str(error).strip().partition("\n")[0]
 
 
@@ -107,14 +108,14 @@ def _require_answer(address: str) -> None:
     """Raises RunError where nobody, or something else than Ray, answers at HOST:PORT."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS) as held:
-            held.sendall(GREETING)
-            answer = held.recv(9)
+        with socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS) as connection:
+            connection.sendall(GREETING)
+            answer = connection.recv(9)
     except OSError as error:
-        told = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        raise RunError(f"no Ray cluster at {address}: {told}; {WAYS_OUT}") from error
+        cause = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        raise RunError(f"no Ray cluster at {address}: {cause}; {WAYS_OUT}") from error
     if len(answer) < 4 or answer[3] != SETTINGS_FRAME:
         raise RunError(
-            f"no Ray cluster at {address}: something else answers there; is the port that of "
-            "ray start --head (6379 if nothing else was said)?"
+            f"no Ray cluster at {address}: something else answers there; is it the port "
+            "of ray start --head (6379 by default)?"
         )

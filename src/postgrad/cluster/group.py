@@ -7,11 +7,11 @@ from postgrad.cluster.reservation import Reservation
 from postgrad.cluster.settings import ClusterSettings
 from postgrad.cluster.workers import Workers
 
-POLICY = "policy"  # the role whose places they take
+POLICY = "policy"  # the role whose places the ranks take
 
 
 class RankGroup(Workers):
-    """`size` ranks, which hold one process group. Their worker has to have `join`."""
+    """`size` ranks in one process group. The worker's class has to have `join`."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class RankGroup(Workers):
         settings: ClusterSettings,
         reservation: Reservation,
     ) -> None:
-        """See Workers. device: "cpu" or "cuda"."""
+        """device: "cpu" or "cuda". The other parameters are those of Workers."""
         still = device == "cpu"
         super().__init__(
             "rank", worker, arguments, size, settings, reservation, POLICY, still=still
@@ -31,8 +31,8 @@ class RankGroup(Workers):
             (address,) = self._each([self._actors[0].meeting.remote(settings.port)])
             self._each(
                 [
-                    one.call.remote("join", (rank, size, address, device, settings.limit_seconds))
-                    for rank, one in enumerate(self._actors)
+                    actor.call.remote("join", (rank, size, address, device, settings.limit_seconds))
+                    for rank, actor in enumerate(self._actors)
                 ]
             )
         except BaseException:

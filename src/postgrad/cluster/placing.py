@@ -1,16 +1,16 @@
-"""Which process goes to which machine: pure, so that an impossible placement is told at once."""
+"""Which process goes to which machine: pure, so that an impossible placement fails at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from postgrad.cluster.settings import Placement
+from postgrad.cluster.settings import RolePlacement
 from postgrad.core.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """One of a cluster: its address, and what it has in all."""
+class Node:
+    """A machine of a cluster. gpus, cpus: all that it has, free or not."""
 
     address: str
     gpus: int
@@ -18,32 +18,32 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Processes of a role. key: what a person would change, with its value. gpus, cpus: of each.
-    machines: as in Placement. inside: they use what another role's processes have.
-    """
+class RoleRequest:
+    """What the processes of one role ask of a cluster."""
 
-    role: str
-    key: str
+    role: str  # "policy" or "rollout"
+    key: str  # the recipe's key that sets how many there are, with its value: "learner.ranks = 8"
     processes: int
-    gpus: int = 0
-    cpus: int = 0
-    machines: int = 0
-    inside: str | None = None
+    gpus: int = 0  # of each process
+    cpus: int = 0  # cores of each process
+    machines: int = 0  # how many machines they are spread over, evenly; 0: as few as have room
+    inside: str | None = None  # the role whose processes they share machines and GPUs with
 
 
-def wanted(
+def role_request(
     role: str,
     key: str,
     processes: int,
-    placement: Placement,
+    placement: RolePlacement,
     device: str,
     inside: str | None = None,
     least: int = 1,
-) -> Wanted:
-    """What a placement asks for where the run's device is `device`, on which a process works with
-    `least` GPUs or more. Recipes whose GPUs do not divide were refused. Raises UsageError where it
-    would have none, too few, or such that it would not use.
+) -> RoleRequest:
+    """The request of a role with that placement.
+
+    device: of the run, "cpu" or "cuda". least: GPUs that each process needs on "cuda". That the
+    GPUs divide evenly over the processes was checked with the recipe. Raises UsageError where a
+    process would have too few GPUs, or GPUs that it would not use.
     """
     gpus = least if device == "cuda" else 0
     if placement.gpus is not None:
@@ -65,54 +65,55 @@ def wanted(
             f"cluster.{inside}.colocate: an engine shares the one GPU of a rank, and rollout.vllm "
             f"wants {least} (tensor_parallel * engines): leave colocate out, or use 1"
         )
-    return Wanted(role, key, processes, gpus, placement.cpus, placement.machines, inside)
+    return RoleRequest(role, key, processes, gpus, placement.cpus, placement.machines, inside)
 
 
-def assign(wants: Sequence[Wanted], machines: Sequence[Machine]) -> dict[str, list[str]]:
-    """By role: the address of every process's machine, those of one machine side by side.
+def assign(requests: Sequence[RoleRequest], nodes: Sequence[Node]) -> dict[str, list[str]]:
+    """By role, the address of each process's machine; processes of one machine are neighbours.
 
-    The same cluster gives the same answer, in whatever order its machines come. Raises UsageError
-    where they have no room, with what each has.
+    The same cluster gives the same answer, whatever the order of its machines. Raises UsageError
+    with what each machine has, where there is not enough room.
     """
-    left = {one.address: (one.gpus, one.cpus) for one in machines}
-    found: dict[str, list[str]] = {}
-    choosy_first = sorted(wants, key=lambda one: (not one.machines, -one.gpus))
-    for one in choosy_first:
-        if one.inside is not None:
+    free = {node.address: (node.gpus, node.cpus) for node in nodes}
+    addresses: dict[str, list[str]] = {}
+    for request in sorted(requests, key=lambda request: (not request.machines, -request.gpus)):
+        if request.inside is not None:
             continue
-        rooms = {address: _room(one, *free) for address, free in left.items()}
-        counts = _counts(one, rooms)
+        rooms = {address: _room(request, *resources) for address, resources in free.items()}
+        counts = _counts(request, rooms)
         if counts is None:
-            raise UsageError(_no_room(one, machines, rooms))
-        found[one.role] = [address for address, count in counts for _ in range(count)]
+            raise UsageError(_no_room(request, nodes, rooms))
+        addresses[request.role] = [address for address, count in counts for _ in range(count)]
         for address, count in counts:
-            gpus, cpus = left[address]
-            left[address] = gpus - count * one.gpus, cpus - count * one.cpus
-    for one in wants:
-        if one.inside is not None:
-            found[one.role] = found[one.inside][: one.processes]
-    return found
+            gpus, cpus = free[address]
+            free[address] = gpus - count * request.gpus, cpus - count * request.cpus
+    for request in requests:
+        if request.inside is not None:
+            addresses[request.role] = addresses[request.inside][: request.processes]
+    return addresses
 
 
-def _room(one: Wanted, gpus: int, cpus: int) -> float:
-    """How many of its processes a machine with so much left can hold."""
-    by_gpus = gpus // one.gpus if one.gpus else inf
-    by_cpus = cpus // one.cpus if one.cpus else inf
+def _room(request: RoleRequest, gpus: int, cpus: int) -> float:
+    """How many of the role's processes fit on a machine with so many GPUs and cores left."""
+    by_gpus = gpus // request.gpus if request.gpus else inf
+    by_cpus = cpus // request.cpus if request.cpus else inf
     return min(by_gpus, by_cpus)
 
 
-def _counts(one: Wanted, rooms: dict[str, float]) -> list[tuple[str, int]] | None:
-    """How many processes on which machine; None where there is no way."""
-    if one.machines:
-        each = one.processes // one.machines
+def _counts(request: RoleRequest, rooms: dict[str, float]) -> list[tuple[str, int]] | None:
+    """(address, number of processes) of each machine that is used; None where they do not fit."""
+    if request.machines:
+        each = request.processes // request.machines
         fitting = sorted((room, address) for address, room in rooms.items() if room >= each)
-        if len(fitting) < one.machines:
+        if len(fitting) < request.machines:
             return None
-        return [(address, each) for _, address in fitting[: one.machines]]
-    whole = sorted((room, address) for address, room in rooms.items() if room >= one.processes)
-    if whole:
-        return [(whole[0][1], one.processes)]
-    left, counts = one.processes, list[tuple[str, int]]()
+        return [(address, each) for _, address in fitting[: request.machines]]
+    fits_all = sorted(
+        (room, address) for address, room in rooms.items() if room >= request.processes
+    )
+    if fits_all:
+        return [(fits_all[0][1], request.processes)]
+    left, counts = request.processes, list[tuple[str, int]]()
     for room, address in sorted(((-room, address) for address, room in rooms.items())):
         count = int(min(-room, left))
         if count:
@@ -121,22 +122,24 @@ def _counts(one: Wanted, rooms: dict[str, float]) -> list[tuple[str, int]] | Non
     return None if left else counts
 
 
-def _no_room(one: Wanted, machines: Sequence[Machine], rooms: dict[str, float]) -> str:
+def _no_room(request: RoleRequest, nodes: Sequence[Node], rooms: dict[str, float]) -> str:
+    """The message for a role that does not fit: what it needs, and what each machine has."""
+    gpus, cpus, machines = request.gpus, request.cpus, request.machines
     needs = [
-        *(["as many GPUs"] if one.gpus == 1 else []),
-        *([f"{one.gpus} GPUs for each of {one.processes} processes"] if one.gpus > 1 else []),
-        *([f"{one.cpus} cores for each of {one.processes} processes"] if one.cpus else []),
+        *(["as many GPUs"] if gpus == 1 else []),
+        *([f"{gpus} GPUs for each of {request.processes} processes"] if gpus > 1 else []),
+        *([f"{cpus} cores for each of {request.processes} processes"] if cpus else []),
+        *([f"{machines} machines with as many processes on each"] if machines else []),
     ]
-    spread = f"{one.machines} machines with as many processes on each" if one.machines else ""
-    asked = " and ".join([*needs, *([spread] if spread else [])])
+    asked = " and ".join(needs)
     there = "; ".join(
-        f"{machine.address} has {machine.gpus} GPUs and {machine.cpus} cores, "
-        f"room for {_count(rooms[machine.address])}"
-        for machine in sorted(machines, key=lambda machine: machine.address)
+        f"{node.address} has {node.gpus} GPUs and {node.cpus} cores, "
+        f"room for {_count(rooms[node.address])}"
+        for node in sorted(nodes, key=lambda node: node.address)
     )
     return (
-        f"{one.key} needs {asked}, and the Ray cluster has not: {there or 'no machine is there'}; "
-        "lower it, or join a larger cluster (cluster.address)"
+        f"{request.key} needs {asked}, and the Ray cluster has not: "
+        f"{there or 'no machine is there'}; lower it, or join a larger cluster (cluster.address)"
     )
 
 

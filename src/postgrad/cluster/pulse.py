@@ -1,9 +1,10 @@
-"""Who stands still while others wait for it: told long before their collective gives up.
+"""Finds a process that hangs, long before the collective in which others wait for it times out.
 
-A process says beside its call how much the call has computed, and where it is. It hangs where it
-has computed nothing for STILL_SECONDS outside of a collective while all others do nothing but wait,
-one of them in a collective; or where it says nothing at all and its machine sees it use no
-processor. So whoever computes, however slowly, does not hang, nor does a large tensor on its way.
+Beside its call, each process answers how much processor time the call has used and where in the
+code it is. A process hangs in two cases: it has used no processor time for STILL_SECONDS outside of
+a collective, while all others do nothing but wait and one of them waits in a collective; or it does
+not answer, and its machine sees it use no processor. So a slow computation is not taken for a hang,
+and neither is the transfer of a large tensor.
 """
 
 import os
@@ -20,18 +21,16 @@ OUTSIDE_SECONDS = 5.0  # for a look at a process that says nothing
 
 
 class Pulse(NamedTuple):
-    """What a call does. spent: seconds of processors, of its thread and of processes that this one
-    started. waits: in a collective. place: "file:line in function"; empty: there is no call.
-    """
+    """What a process is doing."""
 
-    spent: float = 0.0
-    waits: bool = False
-    place: str = ""
+    spent: float = 0.0  # seconds of processor time, of the call's thread and of child processes
+    waits: bool = False  # in a collective
+    place: str = ""  # "file:line in function"; empty: no call is under way
 
 
 def pulse_of(thread: int | None) -> Pulse:
-    """Of the thread of this process that has this identifier, and lives. Where a system does not
-    say what a thread computes (macOS), it is as if there were no call.
+    """The pulse of a thread of this process, by its identifier. Where the system cannot tell the
+    processor time of a thread (macOS), it is as if no call were under way.
     """
     import psutil
 
@@ -68,8 +67,9 @@ def uses_nothing(pid: int, seconds: float) -> bool:
 class Watch:
     """Looks at actors that have a `pulse`, for as long as somebody waits for them.
 
-    nodes, pids: where each is. still: look also for those that stand still. Not on GPUs, where a
-    thread spins while it waits for its device, and computes nothing while the device does.
+    nodes: Ray's id of each actor's machine. pids: of their processes. still: look also for actors
+    that answer and compute nothing. That cannot be seen on GPUs, where a thread spins while it
+    waits for its device.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class Watch:
         self._asked: list[Any] = [None] * len(actors)
         self._outside: list[Any] = [None] * len(actors)
         self._asked_at = [now] * len(actors)
-        self._heard = [now] * len(actors)  # when what was answered last was asked, at the least
-        self._moved = [now] * len(actors)  # when what is new was known, at the most
+        self._heard = [now] * len(actors)  # when the newest question that has an answer was asked
+        self._moved = [now] * len(actors)  # when an answer last differed from the one before
         self._last = [Pulse()] * len(actors)
 
     def look(self) -> tuple[list[int], str] | None:
-        """The numbers of those that hang, and what is known of them."""
+        """The numbers of the actors that hang, and a message about them; None where none hangs."""
         if not self._turn.acquire(blocking=False):
             return None  # another caller looks
         try:
@@ -100,7 +100,7 @@ class Watch:
             self._turn.release()
 
     def _listen(self, now: float) -> None:
-        """Takes what was answered to the last look, and asks again."""
+        """Takes the answers to the last questions, and asks again."""
         import ray
         from ray.exceptions import RayActorError
 
@@ -110,17 +110,19 @@ class Watch:
                 if not ray.wait([asked], timeout=0.0)[0]:
                     continue
                 try:
-                    found = Pulse(*ray.get(asked))
-                except RayActorError:  # it is lost, which its call says
-                    found = Pulse()
-                if found != self._last[number]:
+                    pulse = Pulse(*ray.get(asked))
+                except RayActorError:  # the actor is lost: its call raises that
+                    pulse = Pulse()
+                if pulse != self._last[number]:
                     self._moved[number] = now
-                self._heard[number], self._last[number] = self._asked_at[number], found
+                self._heard[number], self._last[number] = self._asked_at[number], pulse
                 self._outside[number] = None
             self._asked[number], self._asked_at[number] = actor.pulse.remote(), now
 
     def _silent(self, now: float) -> tuple[list[int], str] | None:
-        """Whoever holds the interpreter cannot answer and is not to blame: its machine is asked."""
+        """A process that does not answer and that uses no processor, as its machine sees it. A call
+        that holds the interpreter cannot answer either, but it does use one.
+        """
         import ray
         from ray.exceptions import RayError
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -136,7 +138,7 @@ class Watch:
             elif ray.wait([self._outside[number]], timeout=0.0)[0]:
                 try:
                     stopped: bool = ray.get(self._outside[number])
-                except RayError:  # its machine is lost, which its call says
+                except RayError:  # its machine is lost: its call raises that
                     stopped = False
                 if stopped:
                     return [number], (
@@ -147,6 +149,7 @@ class Watch:
         return None
 
     def _standing(self) -> tuple[list[int], str] | None:
+        """Processes that answer, compute nothing, and for which others wait in a collective."""
         called = [number for number, last in enumerate(self._last) if last.place]
         waiting = [number for number in called if self._last[number].waits]
         late = [number for number in called if not self._last[number].waits]
@@ -162,11 +165,13 @@ class Watch:
         )
 
 
-def _numbers(found: Sequence[int]) -> str:
-    return "rank" + "s" * (len(found) > 1) + " " + ", ".join(map(str, found))
+def _numbers(ranks: Sequence[int]) -> str:
+    return "rank" + "s" * (len(ranks) > 1) + " " + ", ".join(map(str, ranks))
 
 
 def _folder_of(package: str) -> str:
-    """Where a package is that was imported; without one, what no path begins with."""
+    """The folder of a package, with a separator at its end; where it was never imported, a text
+    that no path begins with.
+    """
     file = getattr(sys.modules.get(package), "__file__", None)
     return str(Path(file).parent) + os.sep if file else "\0"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from postgrad.cluster import connection
-from postgrad.cluster.placing import Wanted, assign
+from postgrad.cluster.placing import RoleRequest, assign
 from postgrad.core.errors import RunError, UsageError
 
 MARK = 0.0001  # the least that Ray counts: a bundle cannot be empty
@@ -15,30 +15,32 @@ LOOK_SECONDS = 1.0
 class Reservation:
     """Holds the places of all roles until `close`. Processes that share a bundle share its GPU."""
 
-    def __init__(self, wants: Sequence[Wanted], seconds: float, *, patient: bool = False) -> None:
-        """seconds: to wait where others hold what is asked for. patient: also where the cluster
-        itself is too small now, to which machines may come.
+    def __init__(
+        self, requests: Sequence[RoleRequest], seconds: float, *, patient: bool = False
+    ) -> None:
+        """seconds: how long to wait while other runs hold what is asked for. patient: wait too
+        while the cluster is too small, because more machines may join.
 
-        Raises UsageError where the placement is impossible, RunError where it is not to be had.
+        Raises UsageError where the placement is impossible, RunError where it is not free in time.
         """
         import ray
 
         end = time.monotonic() + seconds
-        places = _assigned(wants, end, patient)
+        addresses = _assigned(requests, end, patient)
         self._bundles: dict[str, list[int]] = {}
-        self._shares = {one.role: 1.0 for one in wants}
+        self._shares = {request.role: 1.0 for request in requests}
         bundles: list[dict[str, float]] = []
-        own = [one for one in wants if one.inside is None]
-        for one in own:
+        separate = [request for request in requests if request.inside is None]
+        for request in separate:
             first = len(bundles)
-            self._bundles[one.role] = list(range(first, first + one.processes))
-            bundles += [_bundle(one, address) for address in places[one.role]]
-        for one in wants:
-            if one.inside is not None:
-                self._bundles[one.role] = self._bundles[one.inside][: one.processes]
-                self._shares[one.role] = self._shares[one.inside] = 0.5
-        self._gpus = {one.role: one.gpus for one in wants}
-        self._cpus = {one.role: one.cpus for one in own}
+            self._bundles[request.role] = list(range(first, first + request.processes))
+            bundles += [_bundle(request, address) for address in addresses[request.role]]
+        for request in requests:
+            if request.inside is not None:
+                self._bundles[request.role] = self._bundles[request.inside][: request.processes]
+                self._shares[request.role] = self._shares[request.inside] = 0.5
+        self._gpus = {request.role: request.gpus for request in requests}
+        self._cpus = {request.role: request.cpus for request in separate}
         self._group: Any = ray.util.placement_group(bundles, strategy="PACK")
         if not self._group.wait(max(1.0, end - time.monotonic())):
             self.close()
@@ -49,7 +51,7 @@ class Reservation:
             )
 
     def options(self, role: str, number: int) -> dict[str, Any]:
-        """How an actor is made that is the role's process `number`."""
+        """Ray's options for the actor that is process `number` of the role."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return {
@@ -61,30 +63,35 @@ class Reservation:
         }
 
     def close(self) -> None:
-        """Gives it back."""
+        """Releases the places of all roles."""
         import ray
 
         ray.util.remove_placement_group(self._group)
 
 
-def _assigned(wants: Sequence[Wanted], end: float, patient: bool) -> dict[str, list[str | None]]:
-    """By role, the machine of each process; None where Ray is to say, which knows what is free."""
+def _assigned(
+    requests: Sequence[RoleRequest], end: float, patient: bool
+) -> dict[str, list[str | None]]:
+    """By role, the machine of each process; None where Ray chooses, which knows what is free."""
     while True:
         try:
-            found = assign(wants, connection.machines())
+            addresses = assign(requests, connection.nodes_alive())
             break
         except UsageError:
             if not patient or time.monotonic() > end:
                 raise
         time.sleep(LOOK_SECONDS)
-    pinned = {one.role: bool(one.machines) for one in wants}
-    return {role: [at if pinned[role] else None for at in where] for role, where in found.items()}
+    pinned = {request.role for request in requests if request.machines}
+    return {
+        role: [address if role in pinned else None for address in of_role]
+        for role, of_role in addresses.items()
+    }
 
 
-def _bundle(one: Wanted, address: str | None) -> dict[str, float]:
-    """Of one process."""
-    found = {"GPU": float(one.gpus), "CPU": float(one.cpus)}
+def _bundle(request: RoleRequest, address: str | None) -> dict[str, float]:
+    """The resources that Ray keeps for one process, by Ray's names. address: of its machine."""
+    resources = {"GPU": float(request.gpus), "CPU": float(request.cpus)}
     if address is not None:
-        found[f"node:{address}"] = MARK
-    found = {name: amount for name, amount in found.items() if amount}
-    return found or {"CPU": MARK}
+        resources[f"node:{address}"] = MARK
+    resources = {name: amount for name, amount in resources.items() if amount}
+    return resources or {"CPU": MARK}

@@ -1,4 +1,4 @@
-"""What a recipe says of where ranks and engines run. Free of ray."""
+"""The [cluster] section of a recipe: where ranks and engines run. Free of ray."""
 
 from typing import Any, Literal
 
@@ -10,20 +10,19 @@ ON_THE_RANKS = ("critic", "reference", "reward_model")
 ADDRESS = r"^(auto|[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:.%]+\]:\d{1,5})$"
 
 
-class Placement(Settings):
-    """Where a role's processes run.
+class RolePlacement(Settings):
+    """Where a role's processes run."""
 
-    gpus: of all of them together, the same number each; where left out one each on GPUs, none on
-    CPUs. cpus: cores that are kept for each of them; 0: they share what there is. machines: how
-    many they are spread over, as many on each; 0: as few as have room.
-    """
-
+    # GPUs of all processes together, evenly divided; where left out: one each on a GPU machine,
+    # none on a CPU.
     gpus: int | None = Field(default=None, ge=0)
+    # Cores that are kept for each process; 0: they share what there is.
     cpus: int = Field(default=0, ge=0)
+    # How many machines the processes are spread over, evenly; 0: as few as have room.
     machines: int = Field(default=0, ge=0)
 
 
-class PolicyPlacement(Placement):
+class PolicyPlacement(RolePlacement):
     """The ranks, on which policy, critic, reference and reward model lie: `learner.ranks` says how
     many. colocate = "rollout": the engines work on the same devices, while the ranks do not.
     """
@@ -31,7 +30,7 @@ class PolicyPlacement(Placement):
     colocate: Literal["rollout"] | None = None
 
 
-class RolloutPlacement(Placement):
+class RolloutPlacement(RolePlacement):
     """Engines in processes of their own. workers: how many; each samples its share of a step's
     prompts with all of the weights. Where left out one, or one on each device of the ranks that
     they share.

@@ -1,6 +1,6 @@
 """Processes behind Ray: started where they belong, called, watched and ended.
 
-What runs in one is an object of a class that is named, so that this room knows nothing of roles.
+Each process holds an object of a class that is given by name, so that this room knows no roles.
 """
 
 import os
@@ -21,14 +21,14 @@ from postgrad.core.errors import PostgradError, RunError, WorkerLost
 from postgrad.core.handles import Handle
 from postgrad.core.names import resolve
 
-GRACE_SECONDS = 2.0  # in which others may say what really went wrong
-HUNG_SECONDS = 10.0  # in which all that wait for one have given up: whoever is silent then hangs
-WAITED = "waited in vain"  # what one says that gave a collective up
-GONE = ("closed by peer", "reset by peer", "Broken pipe")  # what a lost process leaves to others
+GRACE_SECONDS = 2.0  # after a first error: another process may report the real cause
+HUNG_SECONDS = 10.0  # after a collective timed out: whoever reports nothing until then hangs
+WAITED = "waited in vain"  # in the message of a process whose collective timed out
+GONE = ("closed by peer", "reset by peer", "Broken pipe")  # in errors of a lost process's peers
 
 
 class Workers:
-    """`size` actors, each with an object of one class, in the places of `role`."""
+    """`size` actors, each with an object of one class, in the places reserved for `role`."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class Workers:
         *,
         still: bool = False,
     ) -> None:
-        """title: what one is called ("rank"). worker: "package.module:Class", made with `arguments`
-        in each. still: see Watch. Raises what making one raises, or RunError where not all come up
-        in settings.start_seconds.
+        """title: what messages call a process ("rank"). worker: "package.module:Class", of which
+        each process makes an object with `arguments`. still: as in Watch. Raises the error of that
+        object's constructor, or RunError where not all start within settings.start_seconds.
         """
         import ray
 
@@ -57,59 +57,61 @@ class Workers:
         remote: Any = ray.remote  # its types know neither an actor's groups nor numbers by name
         actor: Any = remote(concurrency_groups={"aside": 1, "pulse": 1})(_Worker)
         self._actors = [actor.options(**reservation.options(role, n)).remote() for n in range(size)]
-        self.places = [("?", 0)] * size  # the address of its machine and its pid, of each
+        self.places = [("?", 0)] * size  # of each process: its machine's address, its pid
         try:
-            places = self._each([one.stand.remote(str(Path.cwd())) for one in self._actors])
+            places = self._each([actor.stand.remote(str(Path.cwd())) for actor in self._actors])
             order = _side_by_side([address for address, *_ in places])
             self._actors = [self._actors[number] for number in order]
             self.places = [places[number][:2] for number in order]
             nodes = [places[number][2] for number in order]
             pids = [pid for _, pid in self.places]
             self._watch = Watch(self._actors, nodes, pids, still=still)
-            self._each([one.make.remote(worker, list(arguments)) for one in self._actors])
+            self._each([actor.make.remote(worker, list(arguments)) for actor in self._actors])
         except BaseException:
             self.close()
             raise
 
     def call(self, method: str, *arguments: Any) -> Handle[Any]:
-        """Calls a method of every object, in the order of calls; what the first one returns.
+        """Calls a method of every object, in the order of calls. The handle gives what the first
+        object returned.
 
-        An error of any of them is the handle's, and ends all: the others would wait for ever.
+        An error of any process is the handle's error, and ends all processes: the others would wait
+        for ever.
         """
         return self._submit("call", self._actors, method, arguments)
 
     def aside(self, method: str, *arguments: Any) -> Handle[Any]:
-        """The same beside what they are doing: for files."""
+        """As `call`, but at once, beside a call that is under way: for files."""
         return self._submit("aside", self._actors, method, arguments)
 
     def ask(self, number: int, method: str, *arguments: Any) -> Handle[Any]:
-        """Calls a method of one of them."""
+        """Calls a method of the object of one process."""
         return self._submit("call", [self._actors[number]], method, arguments)
 
-    def told(self) -> str:
-        """Where each is."""
+    def description(self) -> str:
+        """How many processes there are, with pid and machine of each, for logs."""
         where = (f"{n} is pid {pid} on {address}" for n, (address, pid) in enumerate(self.places))
         return f"{self.size} {self._title}s: {', '.join(where)}"
 
     def close(self) -> None:
-        """Ends every one at once."""
+        """Kills all processes at once, whatever they do."""
         import ray
 
         self._ended = True
-        for one in self._actors:
-            ray.kill(one)
+        for actor in self._actors:
+            ray.kill(actor)
         self._order.shutdown(wait=False)
 
     def _submit(
-        self, way: str, actors: list[Any], method: str, arguments: tuple[Any, ...]
+        self, entry: str, actors: list[Any], method: str, arguments: tuple[Any, ...]
     ) -> Handle[Any]:
         import ray
 
         if self._ended:
             raise RunError(f"the {self._title}s have ended: see the error before this one")
-        held = ray.put(arguments)  # once for all of them
-        with self._turn:  # all get calls in one order, whoever calls
-            refs = [getattr(one, way).remote(method, held) for one in actors]
+        stored = ray.put(arguments)  # once for all of them
+        with self._turn:  # all actors get calls in one order, whichever thread calls
+            refs = [getattr(actor, entry).remote(method, stored) for actor in actors]
         return self._order.submit(self._collect_or_end, refs, self._actors.index(actors[0]))
 
     def _collect_or_end(self, refs: list[Any], first: int) -> Any:
@@ -125,16 +127,17 @@ class Workers:
         return self._collect(refs, self._settings.start_seconds)
 
     def _collect(self, refs: list[Any], seconds: float | None = None, first: int = 0) -> list[Any]:
-        """What each returned, once all have. The first error counts, unless another one says within
-        GRACE_SECONDS what was behind it. first: the number of the one that was asked first.
+        """The results, once all calls have returned. After an error the others have a short time to
+        report what was behind it (GRACE_SECONDS, HUNG_SECONDS). seconds: to wait at most; None: for
+        ever, while none hangs. first: the number of the process that refs[0] belongs to.
         """
         import ray
 
         left, failed = list(refs), list[tuple[int, Exception]]()
         end = None if seconds is None else time.monotonic() + seconds
         while left:
-            more = pulse.LOOK_SECONDS if end is None else max(0.0, end - time.monotonic())
-            ready, left = ray.wait(left, num_returns=1, timeout=more)
+            timeout = pulse.LOOK_SECONDS if end is None else max(0.0, end - time.monotonic())
+            ready, left = ray.wait(left, num_returns=1, timeout=timeout)
             if not ready and end is None:
                 self._require_none_hangs()
             elif not ready and failed:
@@ -144,47 +147,49 @@ class Workers:
                     f"{len(left)} of {len(refs)} {self._title}s did not start within {seconds:g} "
                     "seconds (cluster.start_seconds): is the cluster full, or another run in it?"
                 )
-            for one in ready:
+            for ref in ready:
                 try:
-                    ray.get(one)
+                    ray.get(ref)
                 except Exception as error:  # noqa: BLE001  collected, and raised below
-                    failed.append((first + refs.index(one), error))
-                    more = HUNG_SECONDS if WAITED in str(error) else GRACE_SECONDS
-                    end = time.monotonic() + more
+                    failed.append((first + refs.index(ref), error))
+                    timeout = HUNG_SECONDS if WAITED in str(error) else GRACE_SECONDS
+                    end = time.monotonic() + timeout
         if failed:
-            raise self._cause(failed, [first + refs.index(one) for one in left])
-        return [ray.get(one) for one in refs]
+            raise self._cause(failed, [first + refs.index(ref) for ref in left])
+        return [ray.get(ref) for ref in refs]
 
     def _require_none_hangs(self) -> None:
-        if (found := self._watch.look()) is not None:
-            hung, told = found
-            raise RunError(f"{self._named(hung)} hangs: {told}")
+        if (hang := self._watch.look()) is not None:
+            numbers, message = hang
+            raise RunError(f"{self._named(numbers)} hangs: {message}")
 
     def _cause(self, failed: list[tuple[int, Exception]], silent: list[int]) -> Exception:
-        """What to raise of several errors: a process that was lost before all, then one with a
-        message of ours, and one that merely waited for another last, with those that are silent.
+        """Which of several errors to raise. First in rank: a process was lost; then: a process
+        raised an error of its own; last: a collective timed out, because another process failed or
+        hangs. failed: (number of the process, its error). silent: processes without an answer.
         """
         from ray.exceptions import RayActorError, RayTaskError
 
-        found: list[tuple[int, int, Exception]] = []
+        ranked: list[tuple[int, int, Exception]] = []  # least first: (rank, process, error)
         for number, error in failed:
             name = f"{self._title} {number}"
             if isinstance(error, RayActorError):
-                told = f"{name} died: {first_line(error)} ({self._where(number)})"
-                found.append((-1, number, WorkerLost(f"{told}; was it killed, or out of memory?")))
+                death = f"{name} died: {first_line(error)} ({self._where(number)})"
+                lost = WorkerLost(f"{death}; was it killed, or out of memory?")
+                ranked.append((-1, number, lost))
                 continue
             cause = error.cause if isinstance(error, RayTaskError) else error
             if not isinstance(cause, PostgradError | OSError) or cause is error:
-                told = RunError(f"{name} failed: {cause!r}")
-                told.__cause__ = cause
-                found.append((0, number, told))
+                failure = RunError(f"{name} failed: {cause!r}")
+                failure.__cause__ = cause
+                ranked.append((0, number, failure))
             elif WAITED in str(cause):
-                lost = any(said in str(cause) for said in GONE)
-                waited = WorkerLost(str(cause)) if lost else self._hung(cause, silent)
-                found.append((1, number, waited))
+                peer_lost = any(text in str(cause) for text in GONE)
+                waited = WorkerLost(str(cause)) if peer_lost else self._hung(cause, silent)
+                ranked.append((1, number, waited))
             else:
-                found.append((0, number, cause))
-        _, _, error = min(found, key=lambda one: one[:2])
+                ranked.append((0, number, cause))
+        _, _, error = min(ranked, key=lambda entry: entry[:2])
         return error
 
     def _hung(self, cause: Exception, silent: list[int]) -> Exception:
@@ -193,21 +198,21 @@ class Workers:
         return RunError(f"{self._named(silent)} did not come and says nothing, it hangs: {cause}")
 
     def _named(self, numbers: Sequence[int]) -> str:
-        return " and ".join(f"{self._title} {one} ({self._where(one)})" for one in numbers)
+        return " and ".join(f"{self._title} {n} ({self._where(n)})" for n in numbers)
 
     def _where(self, number: int) -> str:
         return "pid {1} on {0}".format(*self.places[number])
 
 
 class _Worker:
-    """One actor."""
+    """The actor in each process: holds the worker's object and calls its methods."""
 
     _object: Any
-    _thread: int | None = None  # that has a call
+    _thread: int | None = None  # identifier of the thread that runs a call
 
     def stand(self, folder: str) -> tuple[str, int, str]:
-        """Takes the run's folder as its own, so that a recipe's paths mean the same here; its
-        machine's address, its process's number, and Ray's name of the machine.
+        """Changes into the run's folder, so that a recipe's paths mean the same here. Returns the
+        machine's address, the pid, and Ray's id of the machine.
         """
         import ray
 
@@ -226,13 +231,13 @@ class _Worker:
         self._object = resolve(worker, {}, "worker")(*arguments)
 
     def meeting(self, port: int) -> str:
-        """Where others can meet this one: its machine, and the port, or one that is free now."""
+        """HOST:PORT where the ranks meet: this machine, and the port, or for 0 one that is free."""
         import ray
 
         if not port:
-            with socket.socket() as held:
-                held.bind(("", 0))
-                port = held.getsockname()[1]
+            with socket.socket() as free:
+                free.bind(("", 0))
+                port = free.getsockname()[1]
         return f"{ray.util.get_node_ip_address()}:{port}"
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -254,17 +259,17 @@ class _Worker:
 
 
 def _side_by_side(addresses: Sequence[str]) -> list[int]:
-    """The order in which those of one machine are neighbours, and else that of before."""
+    """Indices in an order in which processes of one machine are neighbours; otherwise stable."""
     first = {address: addresses.index(address) for address in addresses}
     return sorted(range(len(addresses)), key=lambda number: (first[addresses[number]], number))
 
 
 def _use_interface_of(address: str) -> None:
-    """Has gloo listen where Ray does: a host's own name often means an address that no other
-    machine reaches. What a person has set stays.
+    """Makes gloo listen where Ray does: a host's own name often resolves to an address that no
+    other machine reaches. A GLOO_SOCKET_IFNAME that is set already stays.
     """
     import psutil
 
-    for name, known in psutil.net_if_addrs().items():
-        if any(one.address == address for one in known):
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 import postgrad
-from postgrad.core.files import whole_file
+from postgrad.core.array_files import read_arrays, write_arrays
 from postgrad.core.ragged import Ragged
 from postgrad.core.versions import version
 from postgrad.data import templates
@@ -61,7 +59,7 @@ class TokenCache:
             cached = _read(path, len(messages))
         except FileNotFoundError:
             cached = None
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, KeyError, ValueError) as error:
             notes.append(f"the cache entry {path} cannot be used: {error}; it is made again")
             cached = None
         if cached is not None:
@@ -70,7 +68,7 @@ class TokenCache:
         columns = make()
         try:
             _write(path, columns)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             notes.append(f"tokens are not kept for the next run: {error} (data.cache, {path})")
         return columns
 
@@ -126,28 +124,14 @@ def cache_folder() -> Path | None:
 def _write(path: Path, columns: Columns) -> None:
     tensors = {"lengths": columns["token_ids"].lengths}
     tensors |= {name: column.values for name, column in columns.items()}
-    with whole_file(path) as written:
-        save_file(tensors, written, {"sha256": _digest(tensors)})
+    write_arrays(path, tensors)
 
 
 def _read(path: Path, rows: int) -> Columns:
-    """The columns of an entry of `rows` rows. Raises ValueError where its hash or size is wrong."""
-    with safe_open(path, "np") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        recorded = (file.metadata() or {}).get("sha256")
-    if _digest(tensors) != recorded:
-        raise ValueError("its content has another hash than when it was written")
+    """Raises ValueError where the content is not what was written."""
+    tensors = read_arrays(path)
     lengths = tensors.pop("lengths")
     if len(lengths) != rows:
         raise ValueError(f"it has {len(lengths)} rows, not {rows}")
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     return {name: Ragged(values, offsets) for name, values in tensors.items()}
-
-
-def _digest(tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        values = tensors[name]
-        digest.update(f"{name} {values.dtype} {values.shape}\n".encode())
-        digest.update(np.ascontiguousarray(values).data)
-    return digest.hexdigest()

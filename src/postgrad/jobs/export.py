@@ -36,7 +36,7 @@ def export(
     recipe = recipe_from_json(directory.recipe())
     base = recipe.model.source or str(directory.init)
     role = role_of(recipe, name or own_role(recipe), base)
-    checkpoint = open_store(run_dir).load(_which(which))
+    checkpoint = open_store(run_dir).load(which)
     choices = choose(recipe, checkpoint.state.choices)
     state = checkpoint.state.algorithm
     weights = checkpoint.tensors(role.stem)
@@ -144,11 +144,3 @@ def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
             critic = ExportedRole("critic.weights", start, model.lora, scores=True)
             found["critic"] = replace(critic, template=template)
     return found
-
-
-def _which(text: str) -> str | int:
-    if text in ("latest", "best"):
-        return text
-    if text.isdigit():
-        return int(text)
-    raise UsageError(f"--checkpoint {text}: latest, best, or the number of a step")

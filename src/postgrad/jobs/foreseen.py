@@ -14,7 +14,7 @@ from postgrad.observe.sinks import Logs
 from postgrad.plan.advice import advise
 from postgrad.plan.calibrate import median, warm
 from postgrad.plan.calibration import calibration_file, chosen, machine_of, read
-from postgrad.plan.foreseen import PHASE_OF, columns, phase_bytes, phase_seconds
+from postgrad.plan.foreseen import PHASE_OF, foreseen_columns, phase_bytes, phase_seconds
 from postgrad.plan.hardware import Hardware, this_cpu, this_machine, with_threads
 from postgrad.plan.page import Page
 from postgrad.plan.plan import Facts, Outlook, outlook
@@ -40,7 +40,7 @@ class Foreseen:
     @property
     def columns(self) -> Mapping[str, float]:
         """What each line of metrics.jsonl says of it."""
-        return columns(self.seconds, self.bytes)
+        return foreseen_columns(self.seconds, self.bytes)
 
     def beside(
         self, recipe: Recipe, lines: Sequence[Mapping[str, Any]], peaks: Mapping[str, int]

@@ -293,7 +293,7 @@ def _newest(store: CheckpointStore, console: Console) -> Checkpoint | None:
     """The checkpoint to go on from, if any. A save that was killed may not have named it yet."""
     if not store.steps():
         return None
-    checkpoint = store.load("latest")
+    checkpoint = store.load()
     try:
         store.tidy(checkpoint.state)
     except Untidy as error:

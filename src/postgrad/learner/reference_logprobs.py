@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
 
-from postgrad.core.files import whole_file
+from postgrad.core.array_files import Arrays, read_arrays, write_arrays
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 
@@ -101,19 +99,18 @@ def _digest(name: Mapping[str, Any], part: Sequences) -> str:
 def _read(path: Path, part: Sequences) -> Sequence[Floats] | None:
     """The logprobs of each sequence; None where there is no such file, or a damaged one."""
     try:
-        with safe_open(path, "np") as file:
-            values, wanted = file.get_tensor(FIELD), (file.metadata() or {}).get("sha256")
-    except (FileNotFoundError, SafetensorError, KeyError, ValueError):
+        values = read_arrays(path, _sha256)[FIELD]
+    except (FileNotFoundError, ValueError):
         return None
-    if len(values) != len(part.tokens.values) or _sha256(values) != wanted:
+    if len(values) != len(part.tokens.values):
         return None
     return list(part.tokens.like(values))
 
 
 def _write(path: Path, logprobs: Ragged) -> None:
-    with whole_file(path) as written:
-        save_file({FIELD: logprobs.values}, written, {"sha256": _sha256(logprobs.values)})
+    write_arrays(path, {FIELD: logprobs.values}, _sha256)
 
 
-def _sha256(values: Floats) -> str:
-    return hashlib.sha256(values.astype("<f4").tobytes()).hexdigest()
+def _sha256(arrays: Arrays) -> str:
+    """Over the values alone: so files of earlier versions are still read."""
+    return hashlib.sha256(arrays[FIELD].astype("<f4").tobytes()).hexdigest()

@@ -1,8 +1,8 @@
-"""What forward and backward passes of a decoder's layers hold, in bytes a token.
+"""Activation memory of forward and backward passes of a decoder's layers, in bytes a token.
 
-Counted from the operations that models and autograd make of a layer, and held to what torch's
-memory events say by benchmarks and tests. `width` is bytes of one number of the format that the
-model computes in. The output head is in plan.head, attention's geometry in plan.blocks.
+The counts follow the operations of a layer and of its backward pass; tests and benchmarks compare
+them with torch's memory events. `width` is the bytes of one number in the dtype that the model
+computes in. The output head is `Head`, attention's geometry `Blocks`.
 """
 
 from postgrad.models.settings import LLAMA_TYPES, LoraSettings
@@ -16,7 +16,7 @@ FLOAT32 = 4
 def kept_by_layer(
     shape: ModelShape, width: int, lora: LoraSettings | None, blocks: Blocks, *, cpu: bool
 ) -> int:
-    """What one decoder layer keeps for its backward pass."""
+    """Bytes a token that one decoder layer keeps for its backward pass."""
     hidden, inner, queries = shape.hidden_size, shape.intermediate_size, shape.query_size
     linear = (2 * hidden + queries) * width  # the inputs of q/k/v, of gate/up and of o
     feedforward = 4 * inner * width  # gate, up, the activated gate, and their product
@@ -30,9 +30,9 @@ def kept_by_layer(
 
 
 def _kept_by_norm(shape: ModelShape, width: int, lora: LoraSettings | None, *, cpu: bool) -> int:
-    """Of each number that it reads. One that is fused keeps what it reads; another computes in
-    float32 and keeps its input there, which is the stream itself where that is float32, and where
-    its weight trains what that scales.
+    """Bytes that a norm keeps for each number of its input. A fused norm keeps its input. Any other
+    norm keeps it in float32 (where the residual stream is float32, that is the stream itself) and,
+    where its weight trains, also the numbers that the weight scales.
     """
     if cpu and shape.model_type in LLAMA_TYPES:
         return width
@@ -40,7 +40,9 @@ def _kept_by_norm(shape: ModelShape, width: int, lora: LoraSettings | None, *, c
 
 
 def _kept_by_adapter(shape: ModelShape, width: int, lora: LoraSettings | None) -> int:
-    """An adapter is float32: what it reads is converted, once for every layer that it stands on."""
+    """Bytes a token that a layer's adapters keep. An adapter computes in float32: each adapted
+    linear layer keeps a converted copy of its input.
+    """
     if lora is None:
         return 0
     layers = adapted_layers(shape, lora)
@@ -58,8 +60,8 @@ def kept(
     checkpointing: bool,
     cpu: bool,
 ) -> int:
-    """What a whole forward pass keeps until its backward pass: of every layer all, or with
-    checkpointing its input; attention's masks, once; the last norm; what the head reads.
+    """Bytes a token that a forward pass keeps until its backward pass: all that every layer keeps,
+    or with checkpointing only its input; attention's masks, once; the last norm; the head's input.
     """
     layer = shape.hidden_size * width
     if not checkpointing:
@@ -78,8 +80,8 @@ def backward_of_layer(
     checkpointing: bool,
     cpu: bool,
 ) -> int:
-    """What the backward pass of one layer holds beside what was kept: gradients, and with
-    checkpointing all that the layer would have kept.
+    """Bytes a token of the backward pass of one layer beside what was kept: gradients, and with
+    checkpointing all that the layer computes and keeps anew.
     """
     gradients = (2 * shape.intermediate_size + 2 * shape.hidden_size) * width
     if not checkpointing:
@@ -88,8 +90,8 @@ def backward_of_layer(
 
 
 def forward_only(shape: ModelShape, width: int, blocks: Blocks, *, cpu: bool) -> int:
-    """What a forward pass that keeps nothing holds: of the feed-forward three products, or
-    attention's, beside the stream.
+    """Bytes a token of a forward pass that keeps nothing: the products of the feed-forward or those
+    of attention, whichever are more, beside the residual stream.
     """
     queries = shape.query_size
     each = FLOAT32 if cpu else width
@@ -99,5 +101,7 @@ def forward_only(shape: ModelShape, width: int, blocks: Blocks, *, cpu: bool) ->
 
 
 def _masks(shape: ModelShape, width: int, blocks: Blocks) -> int:
-    """What is added to scores, once for all layers, for every query head of a key head."""
+    """Bytes a token of the mask that is added to attention's scores: one for all layers, for every
+    query head of a key head.
+    """
     return int(blocks.scores * (shape.heads // shape.kv_heads) * width)

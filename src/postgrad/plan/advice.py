@@ -1,6 +1,6 @@
-"""What to change where a run does not fit or wastes: the cheapest first, each with its effect.
+"""What to change where a run does not fit or wastes devices: the cheapest first, with its effect.
 
-Every advice is a recipe that was planned: what is said to fit fits by the planner's own word.
+Every advice was planned as a recipe of its own, so that its effect is that of a plan.
 """
 
 import shlex
@@ -15,33 +15,31 @@ from postgrad.plan.plan import Facts, Outlook, outlook
 from postgrad.recipe.load import with_overrides
 from postgrad.recipe.recipe import Recipe
 
-COUNTS = (2, 4, 8, 16, 32, 64)  # of devices, where those that are there do not do
+COUNTS = (2, 4, 8, 16, 32, 64)  # devices to try where those that are there are too few
 WORTH = 0.95  # a change that only saves time has to save a twentieth
-WASTED = 2 / 3  # half of the devices that do the run for less than this of the device-hours
+WASTED = 2 / 3  # half of the devices are advised where they take less of the device-hours
 CHANGES_LEARNING = ("--model.lora", "--data.max_len")
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """overrides: flags of the command line; after: the outlook with it and all advice before, on
-    more devices than there are where that is the advice.
-    """
+    """A change of a recipe and its effect."""
 
-    overrides: Overrides
-    reason: str
-    before: Outlook
-    after: Outlook
+    overrides: Overrides  # flags of the command line: ("--model.gradient_checkpointing", "true")
+    reason: str  # what the flags do
+    before: Outlook  # with all advice before this one
+    after: Outlook  # with this one too; it may be on more devices than there are
 
     @property
     def change(self) -> str:
-        """As it is typed."""
+        """The flags as they are typed in a shell."""
         had, has = self.before.hardware, self.after.hardware
         more = () if had == has else ("--hardware", str(has))
         return shlex.join((*more, *self.overrides))
 
     @property
     def effect(self) -> str:
-        """Peak memory, and time of a step and of the run, before and after."""
+        """The reason, and peak memory, time of a step and of the run before and after."""
         was, now = self.before, self.after
         parts = [
             f"{gigabytes(was.memory.peak_bytes)} -> {gigabytes(now.memory.peak_bytes)} at the peak",
@@ -56,18 +54,18 @@ class Advice:
         return f"{self.reason}: {', '.join(parts)}"
 
     def to_json(self) -> dict[str, Any]:
-        """{change, effect}."""
+        """Its entry in the output of --json."""
         return {"change": self.change, "effect": self.effect}
 
 
 def _digits(value: float) -> str:
-    """Three digits, and never a power of ten: 0.0123, 4.56, 17,900."""
+    """The number with three digits and without an exponent: 0.0123, 4.56, 17,900."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def advise(start: Outlook, facts: Facts) -> tuple[Advice, ...]:
-    """Changes in order, each on top of those before it; none where all is well. Where nothing
-    helps the last outlook does not fit either.
+    """Changes in order, each on top of those before it; none where the run fits and wastes
+    nothing. Where no change helps enough, the last outlook does not fit either.
     """
     if start.fits:
         return tuple(_without_waste(start, facts))
@@ -83,18 +81,18 @@ def advise(start: Outlook, facts: Facts) -> tuple[Advice, ...]:
         else:
             break
     if now.fits:
-        return tuple(_told(start, _needed(start, steps, facts), facts))
+        return tuple(_advised(start, _needed(start, steps, facts), facts))
     return tuple(_on_more_devices(start, steps, facts))
 
 
 def _better(tried: Outlook, now: Outlook) -> bool:
-    """Needs fewer missing devices, or less memory on a device."""
+    """Whether a change leaves fewer devices missing, or else takes less memory on a device."""
     before = now.missing_devices, now.memory.peak_bytes
     return (tried.missing_devices, tried.memory.peak_bytes) < before
 
 
 def _without_waste(start: Outlook, facts: Facts) -> Iterator[Advice]:
-    """Where there is room: what costs time or devices and is not needed."""
+    """Advice for a run that fits: undoes what costs time or devices and is not needed."""
     now, spread = start, False
     for overrides, reason in faster(start):
         tried = _planned(now.recipe, overrides, facts)
@@ -111,36 +109,37 @@ def _without_waste(start: Outlook, facts: Facts) -> Iterator[Advice]:
 
 
 def _halved(now: Outlook, facts: Facts) -> Advice | None:
-    """The fewest devices, each time half of them, that do the run for much fewer device-hours."""
-    found: Advice | None = None
+    """Halves the devices as often as that saves many device-hours; None where it never does."""
+    advice: Advice | None = None
     last = now
     while True:
         for overrides, reason in fewer_devices(last):
             tried = _planned(last.recipe, overrides, facts)
             if tried is not None and tried.fits and _cheaper(tried, last):
-                found, last = Advice(overrides, reason, now, tried), tried
+                advice, last = Advice(overrides, reason, now, tried), tried
                 break
         else:
-            return found
+            return advice
 
 
 def _cheaper(tried: Outlook, now: Outlook) -> bool:
     return _device_seconds(tried) < WASTED * _device_seconds(now)
 
 
-def _device_seconds(of: Outlook) -> float:
-    """That a step takes of all devices together."""
-    return of.timing.step_seconds * of.timing.devices
+def _device_seconds(planned: Outlook) -> float:
+    """Seconds of a step times the devices that it uses."""
+    return planned.timing.step_seconds * planned.timing.devices
 
 
 def _on_more_devices(start: Outlook, steps: Sequence[Change], facts: Facts) -> Iterator[Advice]:
-    """The fewest devices of this kind that do: with what changes nothing that is learned, else with
-    all of the steps. Where none do, the steps as they are.
+    """The fewest devices of this kind on which the run fits: with those steps that do not change
+    what is learned, else with all steps. Where no number of devices is enough, the steps alone.
     """
-    lossless = [one for one in steps if not one[0][0].startswith((*CHANGES_LEARNING, "--learner"))]
-    for chosen in (lossless, [one for one in steps if not one[0][0].startswith("--learner")]):
-        told = list(_told(start, chosen, facts))
-        now = told[-1].after if told else start
+    others = [step for step in steps if not step[0][0].startswith("--learner")]
+    lossless = [step for step in others if not step[0][0].startswith(CHANGES_LEARNING)]
+    for chosen in (lossless, others):
+        advised = list(_advised(start, chosen, facts))
+        now = advised[-1].after if advised else start
         for count in COUNTS:
             for stage in ("zero2", "zero3"):
                 if count <= start.hardware.count:
@@ -149,10 +148,10 @@ def _on_more_devices(start: Outlook, steps: Sequence[Change], facts: Facts) -> I
                 overrides = ranked(count, stage)
                 tried = _planned(now.recipe, overrides, there)
                 if tried is not None and tried.fits:
-                    yield from told
+                    yield from advised
                     yield Advice(overrides, "more devices", now, tried)
                     return
-    yield from _told(start, steps, facts)
+    yield from _advised(start, steps, facts)
 
 
 def _more(hardware: Hardware, count: int) -> Hardware:
@@ -160,7 +159,7 @@ def _more(hardware: Hardware, count: int) -> Hardware:
 
 
 def _needed(start: Outlook, steps: list[Change], facts: Facts) -> list[Change]:
-    """Without those that a later one made superfluous, the dearest being left out first."""
+    """The steps without those that a later one made superfluous; costly ones are left out first."""
     for step in reversed(steps[:-1]):
         rest = [other for other in steps if other is not step]
         tried = _planned(start.recipe, tuple(flag for flags, _ in rest for flag in flags), facts)
@@ -169,22 +168,24 @@ def _needed(start: Outlook, steps: list[Change], facts: Facts) -> list[Change]:
     return steps
 
 
-def _told(start: Outlook, steps: Sequence[Change], facts: Facts) -> Iterator[Advice]:
-    """The steps with what each does on top of those before it; several of one key are one."""
+def _advised(start: Outlook, steps: Sequence[Change], facts: Facts) -> Iterator[Advice]:
+    """The steps as advice, each on top of those before it. Of several steps of one key the last
+    counts.
+    """
     last = {overrides[0]: place for place, (overrides, _) in enumerate(steps)}
     now = start
     for place, (overrides, reason) in enumerate(steps):
         if last[overrides[0]] != place:
             continue
         after = _planned(now.recipe, overrides, facts)
-        if after is None:  # a step that only held on top of one that was left out
+        if after is None:  # the step was possible only with another one, which was left out
             continue
         yield Advice(overrides, reason, now, after)
         now = after
 
 
 def _planned(recipe: Recipe, overrides: Overrides, facts: Facts) -> Outlook | None:
-    """None for a change that is no recipe, such as a budget that a row does not fit."""
+    """The outlook of a changed recipe; None where that is no valid recipe."""
     try:
         return outlook(with_overrides(recipe, overrides), facts)
     except UsageError:
@@ -192,5 +193,5 @@ def _planned(recipe: Recipe, overrides: Overrides, facts: Facts) -> Outlook | No
 
 
 def gigabytes(count: float) -> str:
-    """In units of 10^9 bytes."""
+    """The bytes as text in units of 10^9: "13.4 GB"."""
     return f"{count / 1e9:.1f} GB"

@@ -1,7 +1,7 @@
 """Sizes that a recipe leaves to the plan: "auto" as batch.micro_train_tokens or rollout.slots.
 
-The largest that fit, from what is fastest down: each is halved in turn where the fullest moment is
-its own.
+The plan chooses the largest that fit. It starts with the fastest sizes and halves one at a time:
+the one that takes most of the memory at the peak.
 """
 
 from dataclasses import dataclass, replace
@@ -16,24 +16,24 @@ EVALUATED = 512  # sequences of an evaluation, before its rows are read
 
 @dataclass(frozen=True, slots=True)
 class AutoSizes:
-    """Sizes to try. None: the recipe does not ask for it. floor: tokens of the longest row, or
-    pair, which has to lie in one forward.
-    """
+    """Sizes that the plan tries for those that are "auto"."""
 
-    tokens: int | None
-    slots: int | None
-    floor: int
+    tokens: int | None  # batch.micro_train_tokens; None: the recipe states it
+    slots: int | None  # rollout.slots; None: the recipe states it
+    floor: int  # tokens of the longest row, or pair, which one forward pass has to hold
 
     @classmethod
     def largest(cls, recipe: Recipe, *, cpu: bool) -> "AutoSizes":
-        """What would be fastest, were there room."""
+        """The fastest sizes, whether or not they fit."""
         floor = least_tokens(recipe)
         most = max(floor, MICRO_TRAIN_TOKENS["cpu" if cpu else "cuda"])
         asked = recipe.batch.micro_train_tokens == "auto"
         return cls(most if asked else None, _most_slots(recipe), floor)
 
     def smaller(self, peak: Phase) -> "AutoSizes | None":
-        """Half of what takes most at the peak, else of the other; None where both are least."""
+        """With half of the size that takes most at the phase `peak`, else of the other size; None
+        where neither can be halved.
+        """
         tokens = self.tokens is not None and self.tokens > self.floor
         slots = self.slots is not None and self.slots > 1
         if tokens and (peak != "rollout" or not slots):
@@ -45,7 +45,7 @@ class AutoSizes:
         return None
 
     def applied(self, recipe: Recipe) -> Recipe:
-        """The recipe with these numbers."""
+        """The recipe with these sizes as numbers."""
         if self.tokens is not None:
             batch = recipe.batch.model_copy(update={"micro_train_tokens": self.tokens})
             recipe = recipe.model_copy(update={"batch": batch})
@@ -57,24 +57,25 @@ class AutoSizes:
         return recipe
 
     def to_json(self) -> dict[str, int]:
-        """By the key of the recipe, those that it asks for."""
+        """The sizes that the recipe leaves open, by its key."""
         named = {"batch.micro_train_tokens": self.tokens, "rollout.slots": self.slots}
         return {key: size for key, size in named.items() if size is not None}
 
 
 def least_tokens(recipe: Recipe) -> int:
-    """Tokens that one forward has to hold: a row, or both of a pair."""
+    """Tokens that one forward pass has to hold: those of a row, or of both answers of a pair."""
     return recipe.min_micro_tokens
 
 
 def longest_places(recipe: Recipe) -> int:
-    """Places of the engine's cache that the longest sequence takes, an evaluation's too."""
-    return places_for(max(recipe.data.max_len, *(one.max_len for one in recipe.eval.sets), 0))
+    """Places of the engine's cache that the longest sequence takes, of training or evaluations."""
+    evaluated = (settings.max_len for settings in recipe.eval.sets)
+    return places_for(max(recipe.data.max_len, *evaluated, 0))
 
 
 def _most_slots(recipe: Recipe) -> int | None:
-    """A slot for each sequence, as far as a stated cache has places; None where it is not asked, or
-    nothing is sampled.
+    """A slot for each sequence, as far as a stated cache has places for them; None where the recipe
+    states the slots, or samples nothing.
     """
     rollout = recipe.rollout_settings
     if rollout is None or rollout.slots != "auto" or not recipe.samples_answers:

@@ -11,23 +11,23 @@ from postgrad.plan.held import state_bytes
 from postgrad.plan.plan import Outlook
 from postgrad.plan.timing import Samples
 
-Number = int | float | None  # None: only the data says it
+Number = int | float | None  # None: it depends on the data, which is not known
 
 
-def batch_rows(of: Outlook) -> list[list[str]]:
-    """Name, number, unit and formula: those of the geometry, then those of the run."""
-    rows = [list(row) for row in of.geometry.rows()]
-    return rows + [[name, _text(value), formula] for name, value, formula in _numbers(of)]
+def batch_rows(planned: Outlook) -> list[list[str]]:
+    """A row for each number: its name, value, unit and formula. The geometry's come first."""
+    rows = [list(row) for row in planned.geometry.rows()]
+    return rows + [[name, _text(value), formula] for name, value, formula in _numbers(planned)]
 
 
-def batch_json(of: Outlook) -> dict[str, Any]:
+def batch_json(planned: Outlook) -> dict[str, Any]:
     """The same numbers by name."""
-    return of.geometry.to_json() | {name: value for name, value, _ in _numbers(of)}
+    return planned.geometry.to_json() | {name: value for name, value, _ in _numbers(planned)}
 
 
-def _numbers(of: Outlook) -> Iterator[tuple[str, Number, str]]:
-    geometry, lengths = of.geometry, of.lengths
-    samples = Samples.of(of.recipe, geometry, lengths)
+def _numbers(planned: Outlook) -> Iterator[tuple[str, Number, str]]:
+    geometry, lengths = planned.geometry, planned.lengths
+    samples = Samples.of(planned.recipe, geometry, lengths)
     prompts = "rollout_batch_size" if geometry.rollout_batch_size else "train_batch_size"
     answers = "n_samples_per_prompt" if geometry.n_samples_per_prompt else "answers"
     yield (
@@ -38,8 +38,8 @@ def _numbers(of: Outlook) -> Iterator[tuple[str, Number, str]]:
     )
     if geometry.micro_train_batch_size is None:
         share = samples.tokens * geometry.epochs_per_rollout / geometry.updates_per_step
-        replicas = of.recipe.learner.context_parallel * geometry.data_parallel_size
-        count = share / replicas / of.sizes.micro_tokens
+        replicas = planned.recipe.learner.context_parallel * geometry.data_parallel_size
+        count = share / replicas / planned.sizes.micro_tokens
         yield (
             "micro_batches",
             max(1, math.ceil(count)),
@@ -54,18 +54,22 @@ def _numbers(of: Outlook) -> Iterator[tuple[str, Number, str]]:
         f"passes over the data = steps * {prompts} / "
         f"{'its rows' if rows is None else f'{rows} rows'}",
     )
-    yield "learning_rate_horizon", horizon(of.recipe.algorithm, of.geometry), _schedule(of)
-    yield "checkpoints", _saves(of), _kept(of)
+    yield (
+        "learning_rate_horizon",
+        horizon(planned.recipe.algorithm, planned.geometry),
+        _schedule(planned),
+    )
+    yield "checkpoints", _saves(planned), _kept(planned)
     yield (
         "checkpoint_bytes",
-        sum(state_bytes(role) for role in of.roles),
+        sum(state_bytes(role) for role in planned.roles),
         "of one = 4 bytes a trained weight and what the optimizer and averages keep of it",
     )
 
 
-def _schedule(of: Outlook) -> str:
-    learner = of.recipe.learner
-    total = horizon(of.recipe.algorithm, of.geometry)
+def _schedule(planned: Outlook) -> str:
+    learner = planned.recipe.learner
+    total = horizon(planned.recipe.algorithm, planned.geometry)
     if total is None:
         updates = learner.warmup_updates or f"{learner.warmup_ratio:g} of them"
         warms = bool(learner.warmup_updates or learner.warmup_ratio)
@@ -78,14 +82,14 @@ def _schedule(of: Outlook) -> str:
         "linear": f"down a line to {learner.min_lr_ratio:g} of the rate",
         "cosine": f"down a cosine to {learner.min_lr_ratio:g} of the rate",
     }[learner.schedule]
-    without = " without the critic's own" if total != of.geometry.total_updates else ""
+    without = " without the critic's own" if total != planned.geometry.total_updates else ""
     parts = [f"updates = total_updates{without}; {shape}", warmup]
     return " ".join(part for part in parts if part)
 
 
-def _saves(of: Outlook) -> int | None:
-    """Checkpoints of the whole run; those of a better evaluation come on top."""
-    steps, settings, hours = of.geometry.steps, of.recipe.checkpoint, of.timing.hours
+def _saves(planned: Outlook) -> int | None:
+    """How many checkpoints the run saves, without those of better evaluations; None: not known."""
+    steps, settings, hours = planned.geometry.steps, planned.recipe.checkpoint, planned.timing.hours
     if steps is None:
         return None
     count = math.ceil(steps / settings.save_steps) if settings.save_steps else 1
@@ -94,16 +98,16 @@ def _saves(of: Outlook) -> int | None:
     return min(count, steps)
 
 
-def _kept(of: Outlook) -> str:
-    settings = of.recipe.checkpoint
+def _kept(planned: Outlook) -> str:
+    settings = planned.recipe.checkpoint
     ways = [f"steps / {settings.save_steps} (save_steps)"] if settings.save_steps else []
     if settings.save_minutes:
         ways.append(f"one in {settings.save_minutes:g} minutes")
-    made = " + ".join(ways) or "one, at the end"
+    saved = " + ".join(ways) or "one, at the end"
     if settings.best_metric:
-        made += ", and where an evaluation is better"
+        saved += ", and where an evaluation is better"
     most = settings.max_ckpt_num + (settings.best_metric is not None)
-    return f"in all = {made}; up to {most} are kept at a time (max_ckpt_num)"
+    return f"in all = {saved}; up to {most} are kept at a time (max_ckpt_num)"
 
 
 def _text(value: Number) -> str:

@@ -1,4 +1,4 @@
-"""`postgrad plan --calibrate RUN_DIR`: how fast this machine is, from what a run measured."""
+"""`postgrad plan --calibrate RUN_DIR`: measures how fast this machine is by a run's metrics."""
 
 import json
 import statistics
@@ -26,17 +26,17 @@ from postgrad.plan.timing import Samples
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
 
-LEAST = 3  # steps beyond those that warm up, or a median says little
+LEAST = 3  # steps after those that warm up: of fewer, a median says little
 WARM_UP = 1  # steps of a run in which kernels are chosen and memory is first taken
 
-Line = Mapping[str, Any]
+Metrics = Mapping[str, Any]  # a line of metrics.jsonl
 
 
 def calibrate(run_dir: Path, console: Console) -> dict[str, Any]:
-    """Learns from the run in `run_dir` and stores it for later plans; returns what was learned.
+    """Measures this machine by the run in `run_dir`, stores that for later plans, and returns it.
 
-    Raises UsageError where there is no run, no plan.json or too few steps in it, or it ran on other
-    hardware than this.
+    Raises UsageError where there is no run, no plan.json, or too few steps, and where the run was
+    on other hardware.
     """
     directory = RunDirectory.open(run_dir)
     machine, after = _newest_plan(directory)
@@ -53,55 +53,59 @@ def calibrate(run_dir: Path, console: Console) -> dict[str, Any]:
     path = calibration.calibration_file()
     if path is None:
         raise UsageError("no home directory: name the calibration file in POSTGRAD_CALIBRATION")
-    facts = Facts(shape_of_model, hardware, lengths=row_lengths(recipe))  # and nothing calibrated
+    facts = Facts(shape_of_model, hardware, lengths=row_lengths(recipe))  # without calibration
     rows = list(learned(outlook(recipe, facts), lines, machine, str(run_dir.resolve())))
     if not rows:
-        raise UsageError(f"{run_dir}: its metrics have no time of a phase that is planned")
+        raise UsageError(f"{run_dir}: its metrics have the time of no phase that a plan has")
     calibration.write(path, rows)
     _show(rows, path, console)
     return {"file": str(path), "measured": [row.model_dump() for row in rows]}
 
 
 def _hardware(machine: Machine, run_dir: Path) -> Hardware:
-    """This machine, as far as the run used it. Raises UsageError where it is another."""
-    found = this_cpu()
-    if machine.device != full_name(found.device):
-        found = this_machine()
-    if machine.device != full_name(found.device):
+    """The hardware of this machine that the run used. Raises UsageError where the run was on
+    another machine.
+    """
+    hardware = this_cpu()
+    if machine.device != full_name(hardware.device):
+        hardware = this_machine()
+    if machine.device != full_name(hardware.device):
         raise UsageError(
-            f"{run_dir} ran on {machine.device}, this machine is {full_name(found.device)}: "
+            f"{run_dir} ran on {machine.device}, this machine is {full_name(hardware.device)}: "
             "calibrate where the run was"
         )
-    return with_threads(found, machine.threads or None)
+    return with_threads(hardware, machine.threads or None)
 
 
-def warm(lines: Sequence[Line], recipe: Recipe) -> Sequence[Line]:
-    """Without the steps that warm up, those of a critic too, in which the policy does not learn."""
+def warm(lines: Sequence[Metrics], recipe: Recipe) -> Sequence[Metrics]:
+    """The lines without the steps that warm up, and without those in which only a critic learns."""
     algorithm = recipe.algorithm
     alone = algorithm.critic_warmup_steps if isinstance(algorithm, Critic) else 0
     return lines[max(WARM_UP, alone) :]
 
 
-def median(lines: Sequence[Line], key: str) -> float | None:
-    """Of the lines that have the number; None where none has."""
+def median(lines: Sequence[Metrics], key: str) -> float | None:
+    """The median over the lines that have the number; None where no line has it."""
     values = [line[key] for line in lines if line.get(key) is not None]
     return statistics.median(values) if values else None
 
 
-def learned(of: Outlook, lines: Sequence[Line], machine: Machine, run: str) -> Iterator[Measured]:
-    """A row for each phase. of: the outlook with nothing calibrated."""
-    shares = _shares(of, lines)
-    for name, phases in PHASE_OF[of.recipe.job].items():
+def learned(
+    planned: Outlook, lines: Sequence[Metrics], machine: Machine, run: str
+) -> Iterator[Measured]:
+    """A row for each phase that was measured. planned: without calibration."""
+    shares = _shares(planned, lines)
+    for name, phases in PHASE_OF[planned.recipe.job].items():
         if len(phases) != 1:  # its parts are measured too
             continue
         (phase,) = phases
-        seconds, foreseen = median(lines, f"{name}_seconds"), of.timing.step.get(phase)
+        seconds, foreseen = median(lines, f"{name}_seconds"), planned.timing.step.get(phase)
         if not seconds or not foreseen:
             continue
         tokens = shares.get(phase, 1.0)
         yield Measured(
             **machine.to_json(),
-            job=of.recipe.job,
+            job=planned.recipe.job,
             phase=phase,
             times=_rounded(seconds / foreseen / tokens),
             tokens=_rounded(tokens),
@@ -110,21 +114,21 @@ def learned(of: Outlook, lines: Sequence[Line], machine: Machine, run: str) -> I
         )
 
 
-def _shares(of: Outlook, lines: Sequence[Line]) -> dict[str, float]:
-    """Tokens of a step over those that are foreseen, of the phases that count them."""
-    samples = Samples.of(of.recipe, of.geometry, of.lengths)
-    learners = sum(role.learner is not None for role in of.roles)
-    learning = learners * of.geometry.epochs_per_rollout * samples.tokens
+def _shares(planned: Outlook, lines: Sequence[Metrics]) -> dict[str, float]:
+    """By phase, measured tokens of a step over the foreseen ones, where runs count the tokens."""
+    samples = Samples.of(planned.recipe, planned.geometry, planned.lengths)
+    learners = sum(role.learner is not None for role in planned.roles)
+    foreseen = learners * planned.geometry.epochs_per_rollout * samples.tokens
     computed = [_sum(line, "/computed_tokens") for line in lines]
-    found = {"update": statistics.median(computed) / learning}
-    written = median(lines, "response_tokens")
-    if written is not None:
-        found["sample"] = written / samples.learned
-        found["score"] = (samples.tokens - samples.learned + written) / samples.tokens
-    return {phase: share for phase, share in found.items() if share > 0.0}
+    shares = {"update": statistics.median(computed) / foreseen}
+    sampled = median(lines, "response_tokens")
+    if sampled is not None:
+        shares["sample"] = sampled / samples.learned
+        shares["score"] = (samples.tokens - samples.learned + sampled) / samples.tokens
+    return {phase: share for phase, share in shares.items() if share > 0.0}
 
 
-def _sum(line: Line, ending: str) -> float:
+def _sum(line: Metrics, ending: str) -> float:
     return sum(value for key, value in line.items() if key.endswith(ending) and value is not None)
 
 
@@ -133,13 +137,15 @@ def _rounded(value: float) -> float:
 
 
 def _newest_plan(directory: RunDirectory) -> tuple[Machine, int]:
-    """What the run computed with, and the step after which that holds."""
+    """The machine of the newest plan in plan.json, and the step after which that plan holds."""
     plans = directory.plans()
     if not plans:
-        raise UsageError(f"{directory.plan} is not there: the run is one of an older version")
+        raise UsageError(
+            f"{directory.plan} is not there: an older version of postgrad made the run"
+        )
     try:
-        told = json.dumps(plans[-1].get("machine"))
-        machine = TypeAdapter(Machine).validate_json(told, strict=True)
+        recorded = json.dumps(plans[-1].get("machine"))
+        machine = TypeAdapter(Machine).validate_json(recorded, strict=True)
     except ValidationError as error:
         raise UsageError(
             f"{directory.plan} says no machine: {problem_of(error)}; calibrate from another run"
@@ -147,8 +153,8 @@ def _newest_plan(directory: RunDirectory) -> tuple[Machine, int]:
     return machine, plans[-1]["after_step"]
 
 
-def _lines(path: Path, after: int) -> list[Line]:
-    """Steps after step `after`, from which on the plan holds."""
+def _lines(path: Path, after: int) -> list[Metrics]:
+    """The metrics of the steps after step `after`, for which the plan holds."""
     try:
         return [line for line in read_steps(path) if line["step"] > after]
     except (OSError, RunError) as error:
@@ -156,8 +162,7 @@ def _lines(path: Path, after: int) -> list[Line]:
 
 
 def _show(rows: Sequence[Measured], path: Path, console: Console) -> None:
-    one = rows[0]
-    machine = Machine(one.device, one.dtype, one.threads)
+    machine = Machine(rows[0].device, rows[0].dtype, rows[0].threads)
     console.table(
         f"learned of {machine}",
         ("phase", "times what the table foresees, by token", "tokens, of those foreseen"),

@@ -1,4 +1,4 @@
-"""What runs have shown of machines: how long a phase takes, beside what the figures foresee."""
+"""Measured speeds of machines: how long phases of runs took, over what the table foresees."""
 
 import os
 import tomllib
@@ -18,39 +18,36 @@ from postgrad.plan.hardware import Device, full_name
 from postgrad.plan.timing import Timing
 from postgrad.recipe.recipe import Recipe
 
-KEY = ("device", "dtype", "threads", "job", "phase")  # what stands once in the file
+KEY = ("device", "dtype", "threads", "job", "phase")  # the file has one row for each
 ROLES = ("reference", "critic", "reward_model")  # tables of a recipe that have a model of their own
 
 
 class Measured(Settings):
-    """One phase of one run.
+    """A row of the calibration file: one phase of one run."""
 
-    times: seconds of a token over those that are foreseen from the hardware table. tokens: tokens
-    of a step over those that are foreseen, which are the job's own: answers shorter than they may
-    be, groups without gradient. device: its full name. threads: of a CPU; 0 elsewhere.
-    """
-
-    device: str
-    dtype: str
-    threads: int = Field(ge=0)
-    job: str
-    phase: str
-    times: float = Field(gt=0.0)
+    device: str  # its full name
+    dtype: str  # that the models computed in
+    threads: int = Field(ge=0)  # of a CPU; 0 elsewhere
+    job: str  # "rl", "sft", ...
+    phase: str  # of a plan: "sample", "score" or "update"
+    times: float = Field(gt=0.0)  # measured seconds a token over those foreseen from the table
+    # Measured tokens of a step over the foreseen ones. They depend on the job: answers may be
+    # shorter than the longest, groups may have no gradient.
     tokens: float = Field(gt=0.0)
-    run: str
-    date: str
+    run: str  # its directory
+    date: str  # of the calibration: "2026-01-31"
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What decides how fast a phase is."""
+    """What a calibration holds for: the same device, dtype and threads."""
 
-    device: str
-    dtype: str
-    threads: int
+    device: str  # its full name
+    dtype: str  # that the models compute in
+    threads: int  # of a CPU; 0 elsewhere
 
     def to_json(self) -> dict[str, Any]:
-        """For plan.json."""
+        """The value of "machine" in plan.json."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -60,13 +57,15 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """What a plan's seconds are multiplied by. source: the runs that it comes from, for people."""
+    """Factors for the seconds of a plan."""
 
-    phases: Mapping[str, float]
-    source: str
+    phases: Mapping[str, float]  # by phase of the plan
+    source: str  # the runs that they come from, for people
 
     def applied(self, timing: Timing) -> Timing:
-        """With the seconds that these make of it. What comes once is read as samples are."""
+        """The timing with its seconds multiplied. What is computed once takes the factor of
+        "score": it reads samples too.
+        """
         once = self.phases.get("score", 1.0)
         return Timing(
             {name: seconds * self.phases.get(name, 1.0) for name, seconds in timing.step.items()},
@@ -77,7 +76,9 @@ class Factors:
 
 
 def machine_of(recipe: Recipe, device: Device) -> Machine:
-    """What a recipe computes with, as far as it says; else a CPU's float32 and all of its cores."""
+    """The machine that a recipe computes on. Where the recipe leaves them open: the dtype is
+    float32 on a CPU and else bfloat16, the threads are all cores of this machine.
+    """
     dtype = recipe.model.dtype
     if dtype == "auto":
         dtype = "float32" if device.is_cpu else "bfloat16"
@@ -86,20 +87,20 @@ def machine_of(recipe: Recipe, device: Device) -> Machine:
 
 
 def settled(recipe: Recipe, device: Device, rows: Sequence[Measured]) -> Recipe:
-    """With dtype and threads that the recipe leaves open as the newest run on this device chose
-    them: on a CPU both are measured when a run starts.
+    """The recipe with the dtype and threads, where it leaves them open, that the newest measured
+    run on this device chose: on a CPU, runs choose both by measuring.
     """
-    own = full_name(device)
+    name = full_name(device)
     dtype, threads = recipe.model.dtype, recipe.learner.threads
     for row in reversed(rows):
         stated = (dtype in ("auto", row.dtype), threads in (None, row.threads))
-        if device.is_cpu and row.device == own and all(stated):
+        if device.is_cpu and row.device == name and all(stated):
             return chosen(recipe, row.dtype, row.threads)
     return recipe
 
 
 def chosen(recipe: Recipe, dtype: str, threads: int | None) -> Recipe:
-    """A recipe in which nothing about them is open; all roles compute in one dtype."""
+    """The recipe with that dtype for all roles, and that number of threads."""
     roles = {
         name: role.model_copy(update={"model": role.model.model_copy(update={"dtype": dtype})})
         for name in ROLES
@@ -111,21 +112,21 @@ def chosen(recipe: Recipe, dtype: str, threads: int | None) -> Recipe:
 
 
 def factors(rows: Sequence[Measured], machine: Machine, job: str) -> Factors | None:
-    """What runs on this machine have shown: of the job's own phases, else what other jobs say of
-    them by token. None where there was no run.
+    """The factors that runs on this machine have measured: rows of the same job, and for other
+    phases the seconds a token of other jobs. None where no run was measured.
     """
-    own = [row for row in rows if (row.device, row.dtype, row.threads) == _key(machine)]
-    found = {row.phase: row for row in own if row.job != job}
-    found |= {row.phase: row for row in own if row.job == job}
-    if not found:
+    matching = [row for row in rows if (row.device, row.dtype, row.threads) == _key(machine)]
+    by_phase = {row.phase: row for row in matching if row.job != job}
+    by_phase |= {row.phase: row for row in matching if row.job == job}
+    if not by_phase:
         return None
-    told = dict.fromkeys(f"{row.run} on {row.date}" for row in found.values())
+    runs = dict.fromkeys(f"{row.run} on {row.date}" for row in by_phase.values())
     return Factors(
         {
             phase: row.times * (row.tokens if row.job == job else 1.0)
-            for phase, row in found.items()
+            for phase, row in by_phase.items()
         },
-        f"calibrated from {', '.join(told)}",
+        f"calibrated from {', '.join(runs)}",
     )
 
 
@@ -134,8 +135,8 @@ def _key(machine: Machine) -> tuple[str, str, int]:
 
 
 def calibration_file(environment: Mapping[str, str] | None = None) -> Path | None:
-    """$POSTGRAD_CALIBRATION, else calibration.toml of the person's own settings; None where
-    nobody's home is known.
+    """$POSTGRAD_CALIBRATION, else calibration.toml in the user's configuration folder; None where
+    there is no home folder.
     """
     environment = os.environ if environment is None else environment
     return user_file("calibration.toml", "POSTGRAD_CALIBRATION", environment)
@@ -143,7 +144,7 @@ def calibration_file(environment: Mapping[str, str] | None = None) -> Path | Non
 
 def read(path: Path | None) -> tuple[Measured, ...]:
     """The rows of a calibration file, the oldest first; none where there is no file. Raises
-    UsageError where it is not one.
+    UsageError where the file is not a calibration.
     """
     if path is None:
         return ()

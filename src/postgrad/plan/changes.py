@@ -41,7 +41,7 @@ def smaller(now: Outlook) -> Iterator[Change]:
 
 
 def faster(start: Outlook) -> Iterator[Change]:
-    """Where there is room: what would use devices that stand idle, and what is not needed."""
+    """Changes that save time where there is room: idle devices work, savings of memory end."""
     recipe = start.recipe
     learner, count = recipe.learner, start.hardware.count
     if count > learner.ranks:
@@ -59,7 +59,7 @@ def faster(start: Outlook) -> Iterator[Change]:
 
 
 def fewer_devices(now: Outlook) -> Iterator[Change]:
-    """Half of the ranks, with the same sharding where that is left."""
+    """Half of the ranks, with the same sharding where more than one is left."""
     learner = now.recipe.learner
     half = learner.ranks // 2
     if learner.ranks % 2 == 0 and half % (learner.tensor_parallel * learner.context_parallel) == 0:
@@ -67,7 +67,7 @@ def fewer_devices(now: Outlook) -> Iterator[Change]:
 
 
 def ranked(count: int, stage: str) -> Overrides:
-    """Flags that train on so many ranks."""
+    """Flags for training on `count` ranks, sharded by `stage`."""
     if count == 1:
         return (
             *flags("learner.ranks", 1),
@@ -95,7 +95,7 @@ def _smaller_forward(now: Outlook) -> Iterator[Change]:
 
 
 def _fewer_places(now: Outlook, least: int) -> Iterator[Change]:
-    """Half the cache of the engine, for at least so many sequences."""
+    """Half of the engine's slots and cache, for at least `least` sequences."""
     engine = now.sizes.engine
     if engine is None or engine.slots < 2 * least:
         return
@@ -106,7 +106,7 @@ def _fewer_places(now: Outlook, least: int) -> Iterator[Change]:
 
 
 def _sharded(now: Outlook, last: Stage) -> Iterator[Change]:
-    """The next stage of sharding up to `last`, or more ranks where devices are idle."""
+    """The next stage of sharding up to `last`, and more ranks where devices are idle."""
     learner, idle = now.recipe.learner, now.hardware.count - now.recipe.learner.ranks
     stage = STAGES.index(learner.sharding)
     if learner.ranks > 1 and stage < STAGES.index(last):
@@ -117,17 +117,17 @@ def _sharded(now: Outlook, last: Stage) -> Iterator[Change]:
 
 
 def _shorter(recipe: Recipe) -> Overrides:
-    """Half of data.max_len, and of what has to fit into it."""
+    """Flags for half of data.max_len, and for fewer new tokens where those would not fit in it."""
     half = recipe.data.max_len // 2
-    found = flags("data.max_len", half)
+    overrides = flags("data.max_len", half)
     rollout = recipe.rollout_settings
     if rollout is not None and rollout.max_new_tokens >= half:
         new = half * rollout.max_new_tokens // recipe.data.max_len
-        found += flags("rollout.max_new_tokens", max(1, new))
-    return found
+        overrides += flags("rollout.max_new_tokens", max(1, new))
+    return overrides
 
 
 def flags(key: str, value: object) -> Overrides:
-    """As they are typed."""
+    """The flag of a recipe's key as it is typed: ("--model.lora", "...")."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return (f"--{key}", text)

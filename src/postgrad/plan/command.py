@@ -1,4 +1,4 @@
-"""`postgrad plan`: what a recipe will do on some hardware, told before a weight is loaded."""
+"""`postgrad plan`: what a recipe will do on some hardware, before any weight is loaded."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -39,26 +39,26 @@ def plan(
     """The plan of the recipe at `path`, or of each in a folder with pipeline.toml, as tables and as
     JSON values.
 
-    hardware: "8xA100-80G"; this machine where left out. fit: where the recipe with all advice is
-    written. searching: also which hardware of the table would do, and what it costs. rows: of an
-    epoch, in place of those that are counted. Raises UsageError where a recipe is wrong, or a
-    model's shape is nowhere to be had.
+    hardware: "8xA100-80G"; where left out, this machine. fit: the file to which the recipe with
+    all advice is written. searching: also search the hardware on which the recipe fits. rows: of an
+    epoch, in place of the counted ones. Raises UsageError where a recipe is wrong, or the shape of
+    a model cannot be found.
     """
     if rows is not None and not 1 <= rows <= MOST_ROWS:
         raise UsageError(f"--rows {rows}: a number from 1 to {MOST_ROWS} is wanted")
-    found = parse_hardware(hardware) if hardware else this_machine()
+    available = parse_hardware(hardware) if hardware else this_machine()
     if path.is_dir():
         if fit is not None:
             raise UsageError("--fit writes one recipe: name a TOML file, not a folder")
         if rows is not None:
             raise UsageError("--rows is of the data of one recipe: name a TOML file, not a folder")
-        return _stages(load_pipeline(path, overrides), found, console, searching=searching)
+        return _stages(load_pipeline(path, overrides), available, console, searching=searching)
     recipe = load_recipe(path, overrides)
     require_models(recipe)
-    recipe, facts = facts_of(recipe, found)
+    recipe, facts = facts_of(recipe, available)
     report, page = _shown(recipe, replace(facts, rows=rows), console, searching=searching)
     if fit is not None:
-        changed = [flag for one in page.advice for flag in one.overrides]
+        changed = [flag for advice in page.advice for flag in advice.overrides]
         write_changed(path, [*overrides, *changed], fit)
         console.note(f"wrote {fit}: {path} with all of that")
     return report
@@ -67,29 +67,29 @@ def plan(
 def _stages(
     pipeline: Pipeline, hardware: Hardware, console: Console, *, searching: bool
 ) -> dict[str, Any]:
-    """A plan for each recipe of a pipeline, and what holds of all: they run one after the other."""
+    """A plan for each recipe of a pipeline, and the sums: the recipes run one after the other."""
     models: dict[str, ModelSettings] = {}
     plans: dict[str, dict[str, Any]] = {}
     for stage in pipeline.stages:
         console.heading(f"{stage.name}: {stage.path}")
         planned = facts_of(stage.recipe, hardware, models)
         plans[stage.name], _ = _shown(*planned, console, searching=searching)
-        models[stage.name] = made_from(stage.recipe.model, models)
-    hours = [one["hours"] for one in plans.values()]
-    whole = None if None in hours else sum(hours)
-    misfits = [name for name, one in plans.items() if not one["fits"]]
+        models[stage.name] = start_of(stage.recipe.model, models)
+    hours = [report["hours"] for report in plans.values()]
+    total = None if None in hours else sum(hours)
+    misfits = [name for name, report in plans.items() if not report["fits"]]
     word = f"{' and '.join(misfits)} will not fit" if misfits else "everything fits"
-    endless = [name for name, one in plans.items() if one["hours"] is None]
+    endless = [name for name, report in plans.items() if report["hours"] is None]
     long = (
         f"; hours of {' and '.join(endless)} unknown"
-        if whole is None
-        else f"; {whole:.2f} h in all"
+        if total is None
+        else f"; {total:.2f} h in all"
     )
     console.note(f"{pipeline.name}: {word}{long}")
     return {
         "fits": not misfits,
-        "hours": whole,
-        "devices": max(one["devices"] for one in plans.values()),
+        "hours": total,
+        "devices": max(report["devices"] for report in plans.values()),
         "stages": plans,
     }
 
@@ -97,7 +97,7 @@ def _stages(
 def _shown(
     recipe: Recipe, facts: Facts, console: Console, *, searching: bool
 ) -> tuple[dict[str, Any], Page]:
-    """One recipe's plan, on the console too."""
+    """Plans one recipe and prints that; the plan as JSON values and as a page."""
     page = page_of(recipe, facts)
     show(page, console)
     report = page.to_json()
@@ -105,13 +105,13 @@ def _shown(
         offers = search(recipe, facts)
         console.table("hardware that does, the recipe as it is", *search_rows(offers))
         console.note(search_note(offers))
-        report["search"] = [one.to_json() for one in offers]
+        report["search"] = [offer.to_json() for offer in offers]
     return report, page
 
 
-def made_from(model: ModelSettings, models: Mapping[str, ModelSettings]) -> ModelSettings:
-    """What the weights of a pipeline's stage (`@NAME`) began as: of the same shape, with the same
-    tokenizer.
+def start_of(model: ModelSettings, models: Mapping[str, ModelSettings]) -> ModelSettings:
+    """The model that the weights of a pipeline's stage (`@NAME`) started from, which has the same
+    shape and tokenizer. models: by stage.
     """
     name = stage_named(model.path)
     return model if name is None else models.get(name, model)
@@ -120,30 +120,30 @@ def made_from(model: ModelSettings, models: Mapping[str, ModelSettings]) -> Mode
 def facts_of(
     recipe: Recipe, hardware: Hardware, models: Mapping[str, ModelSettings] = MappingProxyType({})
 ) -> tuple[Recipe, Facts]:
-    """What is known of a recipe on some hardware: lengths of its data, what runs have shown; and
-    the recipe, as settled as those runs settle it. models: of the stages before it in a pipeline.
-    Raises UsageError as those do.
+    """The recipe with what measured runs settle of it, and the facts for its plan: lengths of its
+    data, what runs have measured. models: of the stages before it in a pipeline. Raises UsageError
+    where the data or the calibration cannot be read.
     """
-    shown = read(calibration_file())
-    recipe = settled(recipe, hardware.device, shown)
+    measured = read(calibration_file())
+    recipe = settled(recipe, hardware.device, measured)
     hardware = with_threads(hardware, recipe.learner.threads)
-    lengths = row_lengths(recipe, made_from(recipe.model, models))
+    lengths = row_lengths(recipe, start_of(recipe.model, models))
     return recipe, Facts(
-        lambda model: shape_of_model(made_from(model, models)),
+        lambda model: shape_of_model(start_of(model, models)),
         hardware,
         lengths=lengths,
-        calibration=shown,
+        calibration=measured,
     )
 
 
 def page_of(recipe: Recipe, facts: Facts) -> Page:
-    """The plan with its advice. Raises UsageError where a model's shape is not to be had."""
+    """The plan with its advice. Raises UsageError where the shape of a model cannot be found."""
     start = outlook(recipe, facts)
     return Page(start, advise(start, facts))
 
 
 def show(page: Page, console: Console) -> None:
-    """The page on a console."""
+    """Prints the page on a console."""
     console.note(page.verdict())
     console.table("batches", ("", "", ""), page.batch_rows())
     console.table("memory of one device, GB", ("role", "what", *PHASES), page.memory_rows())

@@ -1,22 +1,18 @@
-"""Which share of a device's figures real work gets: a guess, or what the machine has shown."""
+"""The share of a device's peak figures that real work gets: guesses by kind of link."""
 
 from postgrad.core.settings import Settings
 from postgrad.plan.hardware import Device
 
 
 class Efficiency(Settings):
-    """products: of the peak of matrix products; attention: of what those get; between: of the
-    memory's bandwidth, what layers do between products; decoding: of the same, weights and cache
-    while one token a sequence is computed; link: of what ranks exchange with; overhead: seconds of
-    one layer of a forward pass, whatever its size.
-    """
+    """Shares between 0 and 1 of a device's peak figures, and an overhead."""
 
-    products: float
-    attention: float
-    between: float
-    decoding: float
-    link: float
-    overhead: float
+    products: float  # of the peak of matrix products
+    attention: float  # of the rate that matrix products reach
+    between: float  # of the memory's bandwidth, in what layers do between products
+    decoding: float  # of the memory's bandwidth, where one token a sequence is computed
+    link: float  # of the bandwidth of the link between ranks
+    overhead: float  # seconds of one layer of a forward pass, whatever its size
 
 
 # Matrix products of GPUs: with what layers do between them, 0.55 makes 0.4 of the peak of an 8B
@@ -40,5 +36,5 @@ GUESSES = {
 
 
 def efficiency_of(device: Device) -> Efficiency:
-    """The guess for its kind of link."""
+    """The guess for a device, by its kind of link."""
     return GUESSES[device.link]

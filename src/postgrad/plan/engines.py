@@ -1,4 +1,4 @@
-"""What a plan says of rollout engines that are not built in."""
+"""Notes of a plan about rollout engines that are not built in."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,12 @@ from postgrad.plan.hardware import Device
 from postgrad.recipe.recipe import Recipe
 
 
-def notes(recipe: Recipe, device: Device) -> Iterator[str]:
-    """What a person should know of the engine."""
+def engine_notes(recipe: Recipe, device: Device) -> Iterator[str]:
+    """Sentences for people about the recipe's engine; none where it is the built-in one."""
     rollout = recipe.rollout_settings
     if rollout is None:
         return
-    one = rollout.vllm
+    vllm = rollout.vllm
     if rollout.type == "openai":
         yield (
             f"answers come from {rollout.openai.base_url}: what that server takes is not in this "
@@ -19,15 +19,15 @@ def notes(recipe: Recipe, device: Device) -> Iterator[str]:
         )
     if rollout.type != "vllm":
         return
-    places = "" if one.tensor_parallel == 1 else f" over {one.tensor_parallel} devices each"
-    copies = "1 process" if one.engines == 1 else f"{one.engines} processes"
+    places = "" if vllm.tensor_parallel == 1 else f" over {vllm.tensor_parallel} devices each"
+    copies = "1 process" if vllm.engines == 1 else f"{vllm.engines} processes"
     yield (
         f"vLLM: {copies}{places}, each with a whole copy of the weights and a cache; the engine's "
         "lines are those of one built-in engine"
     )
     if not device.is_cpu:
-        reserved = one.memory_fraction * device.memory_bytes / 1e9
+        reserved = vllm.memory_fraction * device.memory_bytes / 1e9
         yield (
-            f"vLLM reserves rollout.vllm.memory_fraction = {one.memory_fraction:g} of each of its "
+            f"vLLM reserves rollout.vllm.memory_fraction = {vllm.memory_fraction:g} of each of its "
             f"devices, {reserved:.1f} GB, whatever its lines say"
         )

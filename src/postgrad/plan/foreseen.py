@@ -1,12 +1,11 @@
-"""A plan in the words of a run's metrics: what it foresees for each phase that a run measures."""
+"""A plan by the names of a run's metrics: seconds and bytes of each phase that a run measures."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from postgrad.plan.memory import Memory
 from postgrad.plan.phases import Phase
 from postgrad.plan.plan import Outlook
 
-# A run's phases and parts of phases, and the plan's phases whose time they take.
+# By job: a run's phases and parts of phases, and which phases of the plan each consists of.
 _SUPERVISED = {"train": ("update",)}
 PHASE_OF: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "rl": {
@@ -29,35 +28,36 @@ MEMORY_OF: Mapping[str, tuple[Phase, ...]] = {
 }
 
 
-def phase_seconds(of: Outlook) -> dict[str, float]:
-    """Seconds of a step by phase, in the run's words; "step": of all of it."""
-    found = {
-        name: sum(of.timing.step.get(one, 0.0) for one in phases)
-        for name, phases in PHASE_OF[of.recipe.job].items()
+def phase_seconds(planned: Outlook) -> dict[str, float]:
+    """Seconds of a step by phase of the run; "step": of all phases."""
+    seconds = {
+        name: sum(planned.timing.step.get(phase, 0.0) for phase in phases)
+        for name, phases in PHASE_OF[planned.recipe.job].items()
     }
-    found["step"] = of.timing.step_seconds
-    return {name: seconds for name, seconds in found.items() if seconds}
+    seconds["step"] = planned.timing.step_seconds
+    return {name: value for name, value in seconds.items() if value}
 
 
-def phase_bytes(of: Outlook) -> dict[str, int]:
-    """Bytes by phase, in the run's words, of the run's own process above its baseline: so it is
-    measured.
+def phase_bytes(planned: Outlook) -> dict[str, int]:
+    """Bytes by phase of the run, as a run measures them: of its own process, above what that took
+    before the run.
     """
-    return dict(_bytes(of.memory, PHASE_OF[of.recipe.job]))
+    timed = PHASE_OF[planned.recipe.job]
+    return {
+        name: max(planned.memory.above_baseline(phase) for phase in phases)
+        for name, phases in MEMORY_OF.items()
+        if name in timed or name in ("load", "save")
+    }
 
 
-def _bytes(memory: Memory, timed: Mapping[str, object]) -> Iterator[tuple[str, int]]:
-    for name, phases in MEMORY_OF.items():
-        if name in timed or name in ("load", "save"):
-            yield name, max(memory.above_baseline(one) for one in phases)
-
-
-def columns(seconds: Mapping[str, float], peaks: Mapping[str, int]) -> dict[str, float]:
-    """What a line of metrics.jsonl says beside what was measured: foreseen/NAME_seconds and
-    foreseen/NAME_memory_bytes of what is in a step.
+def foreseen_columns(seconds: Mapping[str, float], peaks: Mapping[str, int]) -> dict[str, float]:
+    """The columns foreseen/NAME_seconds and foreseen/NAME_memory_bytes of metrics.jsonl, for the
+    phases of a step. seconds, peaks: as phase_seconds and phase_bytes give them.
     """
-    found: dict[str, float] = {
+    columns: dict[str, float] = {
         f"foreseen/{name}_seconds": round(value, 6) for name, value in seconds.items()
     }
-    held = {name: count for name, count in peaks.items() if name not in ("load", "save")}
-    return found | {f"foreseen/{name}_memory_bytes": count for name, count in held.items()}
+    for name, count in peaks.items():
+        if name not in ("load", "save"):
+            columns[f"foreseen/{name}_memory_bytes"] = count
+    return columns

@@ -26,103 +26,97 @@ Link = Literal["nvlink", "xgmi", "pcie", "none"]
 
 
 class Device(Settings):
-    """One row of the table: what one device has.
-
-    kind: models compute in float32 on a "cpu", and all ranks share its memory.
-    memory_bytes: that a process can use. bandwidth: of its memory, bytes a second. bf16_flops,
-    float32_flops: of dense matrix products, a second. link_bytes_per_second: to other devices, in
-    one direction. price_per_hour: in whatever money the row's owner pays. source: where the figures
-    are from. also: other ways to write the name.
-    """
+    """One row of the table of hardware: the figures of one device."""
 
     name: str
-    kind: Literal["gpu", "cpu"] = "gpu"
-    memory_bytes: int = Field(gt=0)
-    bandwidth: float = Field(gt=0.0)
-    bf16_flops: float = Field(gt=0.0)
-    float32_flops: float = Field(gt=0.0)
-    link: Link = "none"
-    link_bytes_per_second: float = Field(default=0.0, ge=0.0)
-    price_per_hour: float | None = Field(default=None, ge=0.0)
-    source: str
-    also: tuple[str, ...] = ()
+    kind: Literal["gpu", "cpu"] = "gpu"  # "cpu": models compute in float32, ranks share its memory
+    memory_bytes: int = Field(gt=0)  # that a process can use
+    bandwidth: float = Field(gt=0.0)  # of its memory, in bytes a second
+    bf16_flops: float = Field(gt=0.0)  # of dense matrix products, a second
+    float32_flops: float = Field(gt=0.0)  # the same
+    link: Link = "none"  # to other devices
+    link_bytes_per_second: float = Field(default=0.0, ge=0.0)  # in one direction
+    price_per_hour: float | None = Field(default=None, ge=0.0)  # in any currency
+    source: str  # where the figures are from
+    also: tuple[str, ...] = ()  # other names of the device
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is no GPU."""
+        """Whether the device is a CPU, and not a GPU."""
         return self.kind == "cpu"
 
 
 class Hardware(Settings):
-    """As many devices of one kind as a run may use."""
+    """The devices that a run may use, all of one kind."""
 
     count: int = Field(ge=1)
     device: Device
 
     def __str__(self) -> str:
-        """As parse_hardware reads it."""
+        """ "8xA100-80G": parse_hardware reads it."""
         return f"{self.count}x{self.device.name}"
 
 
 def catalogue(environment: Mapping[str, str] | None = None) -> dict[str, Device]:
-    """Every known device by its name; rows of the user's own file last, in place of known ones.
+    """All devices by name: those of the package, then those of the user's file, which may replace
+    the package's.
 
     The file is $POSTGRAD_HARDWARE, else postgrad/hardware.toml in $XDG_CONFIG_HOME or ~/.config.
-    environment: those variables; the process's own when not given. Raises UsageError naming file
-    and row for what a row may not say.
+    environment: those variables; where left out, the process's own. Raises UsageError with file and
+    row for a row that is wrong.
     """
     builtin = files("postgrad.plan").joinpath("hardware.toml").read_text("utf-8")
-    found = _devices(builtin, "hardware.toml")
-    own = _own_file(os.environ if environment is None else environment)
-    return found if own is None else found | _devices(_read(own), str(own))
+    devices = _devices(builtin, "hardware.toml")
+    path = _users_file(os.environ if environment is None else environment)
+    return devices if path is None else devices | _devices(_read(path), str(path))
 
 
-def parse_hardware(text: str, known: Mapping[str, Device] | None = None) -> Hardware:
-    """ "8xA100-80G", "H200", "2 x RTX 4090": how many of which device; capitals, blanks and dashes
-    do not matter. known: the catalogue when not given.
+def parse_hardware(text: str, devices: Mapping[str, Device] | None = None) -> Hardware:
+    """Reads "8xA100-80G", "H200", "2 x RTX 4090": a count and a device, whose capitals, blanks and
+    dashes do not matter. devices: by name; where left out, the catalogue.
 
-    A CPU has as many cores and as much memory as this machine has. Raises UsageError, with the
-    nearest names, where no such device is known.
+    A CPU has the cores and the memory of this machine. Raises UsageError with the nearest names
+    where no device has that name.
     """
-    known = catalogue() if known is None else known
+    devices = catalogue() if devices is None else devices
     parts = re.fullmatch(r"\s*(?:(\d+)\s*[x×*]\s*)?(.+?)\s*", text, re.IGNORECASE)
     if parts is None or parts[1] == "0":
-        raise UsageError(f"--hardware {text!r}: wanted is a count and a device, 8xA100-80G")
-    device = find_device(parts[2], known)
+        raise UsageError(f"--hardware {text!r}: wanted is a count and a device, such as 8xA100-80G")
+    device = find_device(parts[2], devices)
     if device is None:
-        raise UsageError(f"--hardware {text!r}: {_unknown(parts[2], known)}")
+        raise UsageError(f"--hardware {text!r}: {_unknown(parts[2], devices)}")
     if device.name in PER_CORE:
         device = _cpu(device)
     return Hardware(count=int(parts[1] or 1), device=device)
 
 
-def this_machine(known: Mapping[str, Device] | None = None) -> Hardware:
-    """The devices of this machine that a run would use: NVIDIA's, else its CPU. Without torch.
+def this_machine(devices: Mapping[str, Device] | None = None) -> Hardware:
+    """The devices of this machine that a run would use: NVIDIA's GPUs, else the CPU. Without torch.
 
-    The GPU with the least memory stands for all of them. Raises UsageError for a GPU that the
-    catalogue lacks, and where nvidia-smi does not answer.
+    The GPU with the least memory stands for all of them. devices: as in parse_hardware. Raises
+    UsageError for a GPU that is not among them, and where nvidia-smi does not answer.
     """
-    known = catalogue() if known is None else known
+    devices = catalogue() if devices is None else devices
     gpus = _visible(_nvidia(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     if not gpus:
-        return this_cpu(known)
-    name, found = min(gpus, key=lambda gpu: gpu[1] or 0)
-    device = find_device(name, known)
+        return this_cpu(devices)
+    name, memory = min(gpus, key=lambda gpu: gpu[1] or 0)
+    device = find_device(name, devices)
     if device is None:
-        raise UsageError(f"this machine's GPU: {_unknown(name, known)}")
-    if found:  # part of one: what the driver gives to a virtual machine
-        device = device.model_copy(update={"memory_bytes": min(found, device.memory_bytes)})
+        raise UsageError(f"this machine's GPU: {_unknown(name, devices)}")
+    if memory:  # may be a part of the device: what the driver gives to a virtual machine
+        device = device.model_copy(update={"memory_bytes": min(memory, device.memory_bytes)})
     return Hardware(count=len(gpus), device=device)
 
 
-def this_cpu(known: Mapping[str, Device] | None = None) -> Hardware:
-    """This machine without its GPUs."""
-    known = catalogue() if known is None else known
-    return Hardware(count=1, device=_cpu(known["CPU-BF16" if _multiplies_bfloat16() else "CPU"]))
+def this_cpu(devices: Mapping[str, Device] | None = None) -> Hardware:
+    """This machine's CPU, with all of its cores and its memory. devices: as in parse_hardware."""
+    devices = catalogue() if devices is None else devices
+    return Hardware(count=1, device=_cpu(devices["CPU-BF16" if _multiplies_bfloat16() else "CPU"]))
 
 
 def with_threads(hardware: Hardware, threads: int | None) -> Hardware:
-    """A CPU of which a run uses so many cores; other hardware, and None, as it is."""
+    """A CPU of which a run uses `threads` cores. Other hardware, and None, change nothing."""
     if threads is None or hardware.device.name not in PER_CORE:
         return hardware
     core = catalogue()[hardware.device.name]
@@ -130,7 +124,7 @@ def with_threads(hardware: Hardware, threads: int | None) -> Hardware:
 
 
 def full_name(device: Device) -> str:
-    """What tells its figures from those of another machine: a CPU with its processor."""
+    """The name that calibrations go by: of a CPU with the processor's model, since cores differ."""
     if device.name not in PER_CORE:
         return device.name
     try:
@@ -140,44 +134,46 @@ def full_name(device: Device) -> str:
     return f"{device.name} {line[1] if line else platform.processor() or platform.machine()}"
 
 
-def find_device(name: str, known: Mapping[str, Device]) -> Device | None:
-    """The device of that name or other name."""
+def find_device(name: str, devices: Mapping[str, Device]) -> Device | None:
+    """The device that has that name, or has it among its other names."""
     plain = _plain(name)
-    for device in reversed(list(known.values())):  # the user's own before ours
+    for device in reversed(list(devices.values())):  # the user's rows before ours
         if plain in map(_plain, (device.name, *device.also)):
             return device
     return None
 
 
 def _plain(name: str) -> str:
-    """A name in small letters, without makers, blanks and dashes: A100-SXM4-80GB, a100sxm480g."""
+    """The name in small letters, without makers, blanks and dashes: A100-SXM4-80GB gives
+    a100sxm480g.
+    """
     words = re.split(r"[\s\-_]+", name.lower())
     joined = "".join(word for word in words if word not in ("nvidia", "geforce", "amd", "instinct"))
     return re.sub(r"(\d)gi?b", r"\1g", joined)
 
 
-def _unknown(name: str, known: Mapping[str, Device]) -> str:
-    plain = {_plain(device.name): device.name for device in known.values()}
-    begun = [device for key, device in plain.items() if key.startswith(_plain(name))]
-    if begun:
-        return f"which one: {', '.join(begun)}?"
+def _unknown(name: str, devices: Mapping[str, Device]) -> str:
+    plain = {_plain(device.name): device.name for device in devices.values()}
+    longer = [device for key, device in plain.items() if key.startswith(_plain(name))]
+    if longer:
+        return f"which one: {', '.join(longer)}?"
     near = nearest(_plain(name), plain)
     hint = f"did you mean {plain[near]}? " if near else ""
     return (
-        f"no device is called {name!r}. {hint}Known are {', '.join(known)}; a row of your own goes "
-        "into ~/.config/postgrad/hardware.toml"
+        f"no device is called {name!r}. {hint}Known are {', '.join(devices)}; a row of your own "
+        "goes into ~/.config/postgrad/hardware.toml"
     )
 
 
 def _nvidia() -> list[tuple[str, int | None]]:
-    """(name, bytes or None where it does not say) of each GPU, in the driver's order."""
+    """(name, bytes of memory) of each GPU in the driver's order; None where it does not say."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.CalledProcessError):
         return []  # no driver, or no device that it can reach
     except subprocess.TimeoutExpired as error:
-        raise UsageError("nvidia-smi does not answer: say --hardware, 8xH100") from error
+        raise UsageError("nvidia-smi does not answer: say --hardware, such as 8xH100") from error
     rows = [line.rsplit(",", 1) for line in done.stdout.splitlines() if "," in line]
     return [
         (name.strip(), int(mebibytes) * 2**20 if mebibytes.strip().isdigit() else None)
@@ -188,20 +184,24 @@ def _nvidia() -> list[tuple[str, int | None]]:
 def _visible(
     gpus: list[tuple[str, int | None]], allowed: str | None
 ) -> list[tuple[str, int | None]]:
-    """Those that $CUDA_VISIBLE_DEVICES leaves; what stands behind an unknown one is not seen."""
+    """The GPUs that $CUDA_VISIBLE_DEVICES leaves. As in CUDA, what it lists after an unknown device
+    is not seen.
+    """
     if allowed is None:
         return gpus
-    found: list[tuple[str, int | None]] = []
+    visible: list[tuple[str, int | None]] = []
     for number, name in enumerate(part.strip() for part in allowed.split(",")):
         index = number if name.startswith(("GPU-", "MIG-")) else int(name) if name.isdigit() else -1
         if not 0 <= index < len(gpus):
             break
-        found.append(gpus[index])
-    return found
+        visible.append(gpus[index])
+    return visible
 
 
 def _cpu(core: Device, cores: int | None = None) -> Device:
-    """This machine's CPU: as many times one core as training takes, and the memory that is here."""
+    """This machine's CPU. core: the row with the figures of one core. cores: how many a run uses;
+    None: all physical ones that this process may use.
+    """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     cores = cores or max(1, min(affinity or 1, psutil.cpu_count(logical=False) or 1))
     return core.model_copy(
@@ -216,13 +216,13 @@ def _cpu(core: Device, cores: int | None = None) -> Device:
 
 def _memory() -> int:
     """Bytes that this process may use: the machine's, or its container's."""
-    found = psutil.virtual_memory().total
+    size = psutil.virtual_memory().total
     for limit in ("memory.max", "memory/memory.limit_in_bytes"):  # control groups, version 2 and 1
         try:
-            found = min(found, int((CONTROL_GROUP / limit).read_text("utf-8")))
+            size = min(size, int((CONTROL_GROUP / limit).read_text("utf-8")))
         except (OSError, ValueError):
             continue  # no container, or "max"
-    return found
+    return size
 
 
 def _multiplies_bfloat16() -> bool:
@@ -233,7 +233,7 @@ def _multiplies_bfloat16() -> bool:
     return bool({"avx512_bf16", "amx_bf16"} & set(flags.split()))
 
 
-def _own_file(environment: Mapping[str, str]) -> Path | None:
+def _users_file(environment: Mapping[str, str]) -> Path | None:
     path = user_file("hardware.toml", "POSTGRAD_HARDWARE", environment)
     named = bool(environment.get("POSTGRAD_HARDWARE"))
     return path if path is not None and (named or path.is_file()) else None
@@ -256,7 +256,9 @@ def _devices(text: str, source: str) -> dict[str, Device]:
 
 def _device(name: str, row: Any, source: str) -> Device:
     if not isinstance(row, dict):
-        raise UsageError(f"{source}: {name} = {row!r} stands outside a device's table, [NAME]")
+        raise UsageError(
+            f"{source}: {name} = {row!r} stands outside a device's table: put it below [NAME]"
+        )
     values = {"source": source, **cast("dict[str, Any]", row), "name": name}
     try:
         return Device.model_validate_json(json.dumps(values, default=str), strict=True)

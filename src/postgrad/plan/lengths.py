@@ -1,4 +1,4 @@
-"""How long rows are: from the data where it is at hand, else as long as they may be."""
+"""How long the rows of the data are: read from it where it is at hand, else assumed longest."""
 
 from dataclasses import dataclass
 
@@ -9,48 +9,50 @@ GYM = "reasoning-gym:"  # data.gym.PREFIX, whose module a plan does not import
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """Mean tokens of what is read (prompt) and of what is learned from (answer), of the rows that
-    data.max_len keeps; spread: the mean square of a sequence over the square of its mean, 1 where
-    all are equal. source: where from, for people. rows: samples of an epoch, before those are left
-    out that repeat others or the evaluation's; None where they were not counted.
-    """
+class RowLengths:
+    """Mean lengths, in tokens, of the rows that data.max_len keeps."""
 
-    prompt: float
-    answer: float
-    spread: float
-    source: str
+    prompt: float  # mean tokens that are only read
+    answer: float  # mean tokens that are learned from
+    spread: float  # mean squared length over squared mean length; 1.0 where all are equally long
+    source: str  # where the figures are from, for people: "1000 rows of the data, counted with ..."
+    # Samples of an epoch, duplicates and rows that evaluations hold out included; None: unknown.
     rows: int | None = None
 
     def computed(self, answers: int) -> float:
-        """Tokens of one prompt with several answers, the prompt once."""
+        """Tokens that are computed for a prompt with several answers: the prompt once."""
         return self.prompt + answers * self.answer
 
     def squares(self, answers: int) -> float:
-        """What attention over them costs: of each token's position, twice the sum."""
-        whole = (self.prompt + self.answer) ** 2 * self.spread
-        return self.prompt**2 + answers * (whole - self.prompt**2)
+        """Squared tokens, to which the cost of attention is proportional: twice the sum of all
+        tokens' positions.
+        """
+        sequence = (self.prompt + self.answer) ** 2 * self.spread
+        return self.prompt**2 + answers * (sequence - self.prompt**2)
 
 
-def longest(recipe: Recipe) -> Lengths:
-    """Rows as long as they may be: half of a row is the answer where nothing says more."""
-    whole = recipe.data.max_len
-    answer = recipe.sampled_tokens or whole // 2
+def longest(recipe: Recipe) -> RowLengths:
+    """Rows as long as data.max_len allows. Half of a row is the answer, in RL as many tokens as
+    rollout.max_new_tokens.
+    """
+    row = recipe.data.max_len
+    answer = recipe.sampled_tokens or row // 2
     source = "every row as long as data.max_len allows"
-    return Lengths(whole - answer, answer, 1.0, source, rows=_made(recipe))
+    return RowLengths(row - answer, answer, 1.0, source, rows=_generated_rows(recipe))
 
 
-def _made(recipe: Recipe) -> int | None:
-    """Rows of an epoch where all of them are made as the recipe says; None where any is read."""
+def _generated_rows(recipe: Recipe) -> int | None:
+    """Rows of an epoch where all of them are generated; None where any are read from a dataset."""
     counts = [
-        one.draws(made) if isinstance(one, Share) else made
-        for one in recipe.data.sources
-        if (made := _problems(one)) is not None
+        settings.draws(count) if isinstance(settings, Share) else count
+        for settings in recipe.data.sources
+        if (count := _problems(settings)) is not None
     ]
     return sum(counts) if len(counts) == len(recipe.data.sources) else None
 
 
 def _problems(settings: RowSettings) -> int | None:
+    """How many problems reasoning-gym generates for these settings; None: unknown, or no gym."""
     if not settings.path.startswith(GYM) or "[" in settings.split or settings.filter:
         return None
     return min(settings.size, settings.limit or settings.size)

@@ -4,49 +4,49 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from postgrad.plan import engines
 from postgrad.plan.advice import Advice, gigabytes
 from postgrad.plan.batches import batch_json, batch_rows
+from postgrad.plan.engines import engine_notes
 from postgrad.plan.phases import PHASES
 from postgrad.plan.plan import Outlook, full_logits_bytes
 
 Rows = list[list[str]]
-LARGE = 4e9  # logits that are worth a line though nobody makes them
+LARGE = 4e9  # bytes of logits that are worth a note, though the run never holds them
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What `postgrad plan` says of a recipe."""
+    """The output of `postgrad plan` for a recipe."""
 
     outlook: Outlook
     advice: tuple[Advice, ...]
 
     def verdict(self) -> str:
-        """Whether it fits, and by how much, in a line or two."""
-        of = self.outlook
-        where = f"{of.hardware.count} x {of.hardware.device.name}"
-        if of.missing_devices:
-            ranks = of.recipe.learner.ranks
+        """In a line or two: whether the run fits, by how much, and how long it takes."""
+        outlook = self.outlook
+        where = f"{outlook.hardware.count} x {outlook.hardware.device.name}"
+        if outlook.missing_devices:
+            ranks = outlook.recipe.learner.ranks
             return f"does not fit: {ranks} ranks need a device each, there are {where}"
-        peak = f"{gigabytes(of.memory.peak_bytes)} of {gigabytes(of.memory.capacity)}"
-        word = "fits" if of.fits else "does not fit"
-        hours = of.timing.hours
+        peak = f"{gigabytes(outlook.memory.peak_bytes)} of {gigabytes(outlook.memory.capacity)}"
+        word = "fits" if outlook.fits else "does not fit"
+        hours = outlook.timing.hours
         long = (
             "; hours unknown"
             if hours is None
-            else f"; {hours:.2f} h, {hours * of.timing.devices:.2f} device-hours"
+            else f"; {hours:.2f} h, {hours * outlook.timing.devices:.2f} device-hours"
         )
-        return f"{word}: {peak} at the peak ({of.memory.peak}) on {where}{long}"
+        return f"{word}: {peak} at the peak ({outlook.memory.peak}) on {where}{long}"
 
     def batch_rows(self) -> Rows:
-        """Name, number, unit and formula."""
+        """A row for each batch number: its name, the number, its unit and formula."""
         return batch_rows(self.outlook)
 
     def memory_rows(self) -> Rows:
-        """A line for each thing that a role holds, a column for each phase, and the sums."""
+        """A row for each line of memory, with gigabytes by phase, and a last row with the sums."""
         memory = self.outlook.memory
         rows = [
-            [line.role, line.what, *(_bytes(line.bytes.get(phase, 0)) for phase in PHASES)]
+            [line.role, line.purpose, *(_bytes(line.bytes.get(phase, 0)) for phase in PHASES)]
             for line in memory.lines
         ]
         return [*rows, ["sum", "", *(_bytes(memory.at(phase)) for phase in PHASES)]]
@@ -54,9 +54,9 @@ class Page:
     def time_rows(self) -> Rows:
         """Seconds of a step by phase, with their share."""
         timing = self.outlook.timing
-        whole = timing.step_seconds or 1.0
+        step_seconds = timing.step_seconds or 1.0
         rows = [
-            [f"{name}, each step", f"{seconds:.3g}", f"{seconds / whole:.0%}"]
+            [f"{name}, each step", f"{seconds:.3g}", f"{seconds / step_seconds:.0%}"]
             for name, seconds in timing.step.items()
             if seconds
         ]
@@ -65,71 +65,72 @@ class Page:
 
     def hours_problem(self) -> str | None:
         """Why there are no hours, and what to do; None where there are."""
-        of = self.outlook
-        if of.timing.hours is not None:
+        outlook = self.outlook
+        if outlook.timing.hours is not None:
             return None
-        paths = ", ".join(dict.fromkeys(one.path for one in of.recipe.data.sources))
+        paths = ", ".join(dict.fromkeys(settings.path for settings in outlook.recipe.data.sources))
         return (
-            f"no hours: how many steps epochs = {of.recipe.epochs:g} are, the rows of {paths} say. "
+            f"no hours: the steps of epochs = {outlook.recipe.epochs:g} depend on the rows of "
+            f"{paths}. "
             "They were not counted: they are not on this machine, or too many to read for a plan. "
             "State steps, or the rows of an epoch with --rows N"
         )
 
     def notes(self) -> Iterator[str]:
-        """What else a person should know."""
-        of = self.outlook
+        """Sentences below the tables: what the plan assumes, and what a person should know."""
+        outlook = self.outlook
         if problem := self.hours_problem():
             yield problem
-        yield f"lengths: {of.lengths.source}"
-        if of.calibrated is not None:
-            yield f"times: {of.calibrated}"
-        if of.auto:
-            told = ", ".join(f"{key} = {size}" for key, size in of.auto.items())
-            yield f'"auto" chooses {told} here; a run tries them before its first step'
-        if idle := of.hardware.count - of.recipe.learner.ranks if of.fits else 0:
-            yield f"{idle} of {of.hardware.count} devices train nothing (learner.ranks)"
+        yield f"lengths: {outlook.lengths.source}"
+        if outlook.calibrated is not None:
+            yield f"times: {outlook.calibrated}"
+        if outlook.auto:
+            chosen = ", ".join(f"{key} = {size}" for key, size in outlook.auto.items())
+            yield f'"auto" chooses {chosen} here; a run tries them before its first step'
+        if idle := outlook.hardware.count - outlook.recipe.learner.ranks if outlook.fits else 0:
+            yield f"{idle} of {outlook.hardware.count} devices train nothing (learner.ranks)"
         if self.advice and not self.advice[-1].after.fits:
             after = self.advice[-1].after.memory
             peak, room = gigabytes(after.peak_bytes), gigabytes(after.capacity)
             yield f"with all of the advice it still does not fit: {peak} of {room}"
-        yield from engines.notes(of.recipe, of.hardware.device)
-        logits = full_logits_bytes(of)
+        yield from engine_notes(outlook.recipe, outlook.hardware.device)
+        logits = full_logits_bytes(outlook)
         if logits > LARGE:
             yield (
-                f"all logits of {of.sizes.micro_tokens} tokens over a vocabulary of "
-                f"{of.roles[0].shape.vocab_size} would take {gigabytes(logits)} with their "
+                f"all logits of {outlook.sizes.micro_tokens} tokens over a vocabulary of "
+                f"{outlook.roles[0].shape.vocab_size} would take {gigabytes(logits)} with their "
                 "gradient; they are made a chunk at a time and never kept"
             )
 
     def to_json(self) -> dict[str, Any]:
-        """fits, hours, devices, memory, batch, advice, and what they were made from."""
-        of = self.outlook
+        """The output of --json: the plan, its advice, and what they were computed from."""
+        outlook = self.outlook
         return {
-            "fits": of.fits,
-            "hours": of.timing.hours,
+            "fits": outlook.fits,
+            "hours": outlook.timing.hours,
             "hours_problem": self.hours_problem(),
-            "devices": of.recipe.learner.ranks,
-            "hardware": {"device": of.hardware.device.name, "count": of.hardware.count},
-            "memory": of.memory.to_json(),
-            "time": of.timing.to_json(),
-            "batch": batch_json(of),
-            "sizes": _sizes(of),
-            "auto": dict(of.auto),
-            "calibrated": of.calibrated,
-            "advice": [one.to_json() for one in self.advice],
+            "devices": outlook.recipe.learner.ranks,
+            "hardware": {"device": outlook.hardware.device.name, "count": outlook.hardware.count},
+            "memory": outlook.memory.to_json(),
+            "time": outlook.timing.to_json(),
+            "batch": batch_json(outlook),
+            "sizes": _sizes(outlook),
+            "auto": dict(outlook.auto),
+            "calibrated": outlook.calibrated,
+            "advice": [advice.to_json() for advice in self.advice],
             "notes": list(self.notes()),
         }
 
 
 def advice_rows(advice: Sequence[Advice]) -> Rows:
-    """Number, change and effect."""
-    return [[str(n), one.change, one.effect] for n, one in enumerate(advice, 1)]
+    """A row for each advice: its number, the change, the effect."""
+    return [[str(n), entry.change, entry.effect] for n, entry in enumerate(advice, 1)]
 
 
-def _sizes(of: Outlook) -> dict[str, Any]:
-    engine = of.sizes.engine
+def _sizes(outlook: Outlook) -> dict[str, Any]:
+    engine = outlook.sizes.engine
     return {
-        "micro_tokens": of.sizes.micro_tokens,
+        "micro_tokens": outlook.sizes.micro_tokens,
         **({} if engine is None else engine.to_json()),
     }
 

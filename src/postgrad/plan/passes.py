@@ -1,7 +1,7 @@
-"""What passes of a role hold while they run, beside what it always holds: bytes by what for.
+"""Memory of the passes of a role while they run, beside its weights: bytes by purpose.
 
-One role computes at a time, and its peak is either where the output head meets all that was kept,
-or in the backward pass of the last layer: the second is shown as what it takes beyond the first.
+One role computes at a time. Its peak is either in the output head, when all activations are kept,
+or in the backward pass of the last layer. The second shows as what it takes beyond the first.
 """
 
 from collections.abc import Mapping
@@ -11,61 +11,62 @@ from postgrad.plan import activations
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.blocks import Blocks
 from postgrad.plan.head import Head
-from postgrad.plan.lengths import Lengths
+from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import Sizes, width
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 from postgrad.rollout.local.budget import align
 from postgrad.rollout.local.shared import LANES
 
-SAMPLED, FILTERED = 4, 41  # bytes a logit: its weight; sorted, ranked and summed beside it
+SAMPLED = 4  # bytes a logit while a token is drawn: its weight
+FILTERED = 41  # and with top_k, top_p or min_p: it is sorted, ranked and summed up
 SAMPLED_TOGETHER = 2**24  # rollout.local.sampler.CHUNK_VALUES
 
-Bytes = Mapping[str, int]
+Bytes = Mapping[str, int]  # by purpose
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Passes of a run's roles on one device, before tensor parallelism divides them."""
+    """The passes of a run's roles on one device, before tensor parallelism divides them."""
 
     recipe: Recipe
     sizes: Sizes
-    lengths: Lengths
-    cpu: bool
+    lengths: RowLengths  # mean lengths of the training data
+    cpu: bool  # whether the device is a CPU
 
     def learning(self, role: PlannedRole) -> Bytes:
-        """One forward and backward pass."""
+        """Bytes of one forward and backward pass."""
         kept, layer = self._of_layers(role)
-        found = {"activations": kept}
         if role.scores:
-            return found | {"backward pass of a layer": layer}
+            return {"activations": kept, "backward pass of a layer": layer}
         head = self._head(role, trains=role.model.lora is None)
         inside = max(layer + head.waiting(), head.ending())
         logits, matrix = head.backward()
-        return found | {
+        return {
+            "activations": kept,
             "logits of a chunk": logits,
             "gradient of the output matrix": matrix,
             "backward pass of a layer": max(0, inside - logits - matrix),
         }
 
     def _of_layers(self, role: PlannedRole) -> tuple[int, int]:
-        """What all layers keep, and what the backward pass of one takes beside it."""
+        """Bytes that all layers keep, and that the backward pass of one layer takes beside them."""
         b, tokens = width(role.model.dtype, cpu=self.cpu), self.sizes.micro_tokens
-        given = role.shape, b, role.model.lora, self._blocks(role)
+        model = role.shape, b, role.model.lora, self._blocks(role)
         checkpointing = role.model.gradient_checkpointing
-        kept = activations.kept(*given, checkpointing=checkpointing, cpu=self.cpu)
-        layer = activations.backward_of_layer(*given, checkpointing=checkpointing, cpu=self.cpu)
+        kept = activations.kept(*model, checkpointing=checkpointing, cpu=self.cpu)
+        layer = activations.backward_of_layer(*model, checkpointing=checkpointing, cpu=self.cpu)
         return tokens * kept, tokens * layer
 
-    def made(self, role: PlannedRole) -> int:
-        """What all layers make of a micro-batch that autograd wants, kept at one time or not, and
-        the gradients in one layer.
+    def allocated(self, role: PlannedRole) -> int:
+        """Bytes that the backward pass of a micro-batch needs of all layers, whether they are there
+        at the same time or computed anew, and of the gradients in one layer.
         """
         without = role.model.model_copy(update={"gradient_checkpointing": False})
         return sum(self._of_layers(replace(role, model=without)))
 
     def reading(self, role: PlannedRole) -> Bytes:
-        """One forward pass without gradients."""
+        """Bytes of one forward pass without gradients."""
         b = width(role.model.dtype, cpu=self.cpu)
         tokens = self.sizes.micro_tokens
         layer = tokens * activations.forward_only(role.shape, b, self._blocks(role), cpu=self.cpu)
@@ -76,8 +77,8 @@ class Passes:
         return {"activations": layer, "logits of a chunk": max(0, stream + logits - layer)}
 
     def cache(self, role: PlannedRole, b: int) -> int:
-        """The engine's cache. A CPU gives only the pages that are written: prompts stand once for
-        the samples that share them.
+        """Bytes of the engine's cache. A CPU takes memory only for pages that are written: a prompt
+        has its places once for all samples that share it.
         """
         engine, recipe = self.sizes.engine, self.recipe
         assert engine is not None
@@ -91,7 +92,9 @@ class Passes:
         return tokens * role.shape.cache_bytes_per_token(b)
 
     def sampling(self, role: PlannedRole, b: int) -> Bytes:
-        """Prompts that are computed ahead, with their keys and values; then a row's logits."""
+        """Bytes of sampling: prompts that are computed ahead, with their keys and values; then the
+        logits of all slots.
+        """
         engine, recipe = self.sizes.engine, self.recipe
         assert engine is not None
         assert isinstance(recipe, Answering)
@@ -111,7 +114,7 @@ class Passes:
         }
 
     def _prompt_tokens(self, recipe: Answering) -> int:
-        """Of one forward pass over prompts: as many as there are, up to a limit."""
+        """Prompt tokens of one forward pass: as many as wait, up to a limit."""
         most = self.sizes.prefill_tokens
         if not isinstance(recipe, RLRecipe):
             return most
@@ -120,7 +123,7 @@ class Passes:
 
     @property
     def _answers(self) -> int:
-        """That stand behind one prompt."""
+        """How many answers share one prompt."""
         return self.recipe.answers_per_prompt
 
     def _blocks(self, role: PlannedRole) -> Blocks:

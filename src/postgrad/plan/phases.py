@@ -1,7 +1,8 @@
-"""The moments of a run that a plan of memory looks at, and what it says of each.
+"""The phases of a run whose memory is planned, and the lines of that plan.
 
-Phases: load (weights are read), rollout (the engine samples), score (roles that do not learn here
-read the samples), update (forward, backward and the optimizer's step), save (the state is copied).
+Phases: load (weights are read), rollout (the engine samples), score (roles compute logprobs and
+values of the samples without learning), update (forward, backward and the optimizer's step), save
+(the state is copied).
 """
 
 from collections.abc import Mapping
@@ -13,19 +14,19 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Bytes on one device that a role takes for something, in each phase."""
+class MemoryLine:
+    """Bytes that a role takes on one device for one purpose."""
 
-    role: str
-    what: str
-    bytes: Mapping[Phase, int]
+    role: str  # "policy", "engine", ...; "run": not of one role
+    purpose: str  # "weights", "activations", "key-value cache"
+    bytes: Mapping[Phase, int]  # a phase that is missing takes none
 
 
 def awake(value: int) -> dict[Phase, int]:
-    """What an engine has while it samples, and after weights were published until it rests."""
+    """Bytes that the engine takes while it samples, and from a publish until it rests."""
     return {"rollout": value, "save": value}
 
 
 def always(value: int) -> dict[Phase, int]:
-    """The same in all phases."""
+    """The same bytes in all phases."""
     return dict.fromkeys(PHASES, value)

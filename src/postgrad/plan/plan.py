@@ -1,4 +1,4 @@
-"""The whole plan of a run on some hardware: batches, memory, time; nothing is run or loaded."""
+"""The plan of a run on some hardware: batches, memory and time. Nothing is run or loaded."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,35 +11,32 @@ from postgrad.plan.auto import AutoSizes
 from postgrad.plan.calibration import Measured, factors, machine_of
 from postgrad.plan.efficiency import Efficiency, efficiency_of
 from postgrad.plan.hardware import Hardware
-from postgrad.plan.lengths import Lengths, longest
+from postgrad.plan.lengths import RowLengths, longest
 from postgrad.plan.memory import Memory, engine_width, memory
 from postgrad.plan.roles import Find, PlannedRole, planned_roles
 from postgrad.plan.sharing import Sharing
 from postgrad.plan.sizes import Sizes, sizes
-from postgrad.plan.timing import Machine, Timing, timing
+from postgrad.plan.timing import CostModel, Timing, timing
 from postgrad.recipe.recipe import Answering, Recipe
 
-FREE = 0.8  # of what is left when weights are loaded: what the engine finds free on a GPU
+FREE = 0.8  # the share of a GPU's memory, beside loaded weights, that the engine finds free
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a recipe will do on some hardware. advice is made from several of these.
+    """The plan of a recipe on some hardware. Advice compares several of these."""
 
-    auto: sizes that the recipe left to the plan, by key; in `recipe` they are numbers. calibrated:
-    where its times come from, None where from the hardware table alone.
-    """
-
-    recipe: Recipe
+    recipe: Recipe  # sizes that it left to the plan ("auto") are numbers here
     hardware: Hardware
     geometry: BatchGeometry
-    roles: tuple[PlannedRole, ...]
+    roles: tuple[PlannedRole, ...]  # the one that the job trains first
     sizes: Sizes
-    lengths: Lengths
+    lengths: RowLengths  # mean lengths of the training data
     memory: Memory
     timing: Timing
+    # Sizes that the recipe left to the plan, by key: {"batch.micro_train_tokens": 8192}.
     auto: Mapping[str, int] = field(default_factory=dict[str, int])
-    calibrated: str | None = None
+    calibrated: str | None = None  # which runs corrected its times; None: the table's alone
 
     @property
     def missing_devices(self) -> int:
@@ -54,25 +51,23 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a plan is made from beside the recipe. lengths: of the training data, if at hand.
-    calibration: what runs have shown. rows: of an epoch, where a person says how many there are.
-    """
+    """What a plan is computed from beside the recipe."""
 
-    find: Find
+    find: Find  # the shape of a model
     hardware: Hardware
-    lengths: Lengths | None = None
-    efficiency: Efficiency | None = None
-    calibration: Sequence[Measured] = ()
-    shapes: dict[str, Any] = field(default_factory=dict[str, Any])
-    rows: int | None = None
+    lengths: RowLengths | None = None  # of the training data; None: it is not on this machine
+    efficiency: Efficiency | None = None  # None: the guess for the device
+    calibration: Sequence[Measured] = ()  # what runs have measured
+    shapes: dict[str, Any] = field(default_factory=dict[str, Any])  # a cache of `shape`
+    rows: int | None = None  # of an epoch, in place of the counted ones (--rows)
 
-    def lengths_of(self, recipe: Recipe) -> Lengths:
-        """Of the data, else as long as rows may be; with the rows that a person says."""
-        found = self.lengths or longest(recipe)
-        return found if self.rows is None else replace(found, rows=self.rows)
+    def lengths_of(self, recipe: Recipe) -> RowLengths:
+        """Lengths of the data, else as long as rows may be; with `rows` where that is given."""
+        lengths = self.lengths or longest(recipe)
+        return lengths if self.rows is None else replace(lengths, rows=self.rows)
 
     def shape(self, model: ModelSettings) -> Any:
-        """`find`, each model once."""
+        """The ModelShape that `find` gives, which is called once for each model."""
         key = model.model_dump_json(include={"path", "init"})
         if key not in self.shapes:
             self.shapes[key] = self.find(model)
@@ -80,16 +75,16 @@ class Facts:
 
 
 def outlook(recipe: Recipe, facts: Facts) -> Outlook:
-    """Plans `recipe`, sizes that are "auto" as large as they fit. Raises UsageError where the shape
-    of one of its models is not to be had.
+    """Plans a recipe. Sizes that are "auto" become the largest that fit. Raises UsageError where
+    the shape of one of its models cannot be found.
     """
-    sizes = AutoSizes.largest(recipe, cpu=facts.hardware.device.is_cpu)
+    auto = AutoSizes.largest(recipe, cpu=facts.hardware.device.is_cpu)
     while True:
-        found = replace(_outlook(sizes.applied(recipe), facts), auto=sizes.to_json())
-        smaller = None if found.memory.fits else sizes.smaller(found.memory.peak)
+        planned = replace(_outlook(auto.applied(recipe), facts), auto=auto.to_json())
+        smaller = None if planned.memory.fits else auto.smaller(planned.memory.peak)
         if smaller is None:
-            return found
-        sizes = smaller
+            return planned
+        auto = smaller
 
 
 def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
@@ -101,7 +96,7 @@ def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
     b = engine_width(recipe, policy, cpu=device.is_cpu) if isinstance(recipe, Answering) else 0
     before = memory(recipe, roles, Sizes(0, 0, None, 0), sharing, device, lengths).at("load")
     free = int((device.memory_bytes - before - policy.shape.parameters() * b) * FREE)
-    found = sizes(
+    planned_sizes = sizes(
         recipe,
         geometry,
         sharing,
@@ -109,27 +104,27 @@ def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
         token_bytes=policy.shape.cache_bytes_per_token(b),
         free_bytes=max(0, free),
     )
-    machine = Machine(device, facts.efficiency or efficiency_of(device), sharing)
-    shown = factors(facts.calibration, machine_of(recipe, device), recipe.job)
-    times = timing(recipe, geometry, roles, found, lengths, machine)
+    costs = CostModel(device, facts.efficiency or efficiency_of(device), sharing)
+    measured = factors(facts.calibration, machine_of(recipe, device), recipe.job)
+    times = timing(recipe, geometry, roles, planned_sizes, lengths, costs)
     return Outlook(
         recipe=recipe,
         hardware=facts.hardware,
         geometry=geometry,
         roles=roles,
-        sizes=found,
+        sizes=planned_sizes,
         lengths=lengths,
-        memory=memory(recipe, roles, found, sharing, device, lengths),
-        timing=times if shown is None else shown.applied(times),
-        calibrated=shown and shown.source,
+        memory=memory(recipe, roles, planned_sizes, sharing, device, lengths),
+        timing=times if measured is None else measured.applied(times),
+        calibrated=measured and measured.source,
     )
 
 
-def full_logits_bytes(of: Outlook) -> int:
-    """What all logits of a micro-batch would take, forward and backward, in a trainer that makes
-    them; 0 for a job that has none.
+def full_logits_bytes(planned: Outlook) -> int:
+    """Bytes of all logits of a micro-batch, forward and backward, in a trainer that computes them
+    at once; 0 for a job without logits.
     """
-    policy = of.roles[0]
+    policy = planned.roles[0]
     if policy.scores:
         return 0
-    return 2 * of.sizes.micro_tokens * policy.shape.vocab_size * FLOAT32
+    return 2 * planned.sizes.micro_tokens * policy.shape.vocab_size * FLOAT32

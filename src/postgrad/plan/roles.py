@@ -1,4 +1,4 @@
-"""Which sets of weights a run will hold: from its recipe and the shapes of its models alone."""
+"""The roles of a run and their weights, from its recipe and the shapes of its models alone."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,42 +13,37 @@ Find = Callable[[ModelSettings], ModelShape]
 
 @dataclass(frozen=True, slots=True)
 class PlannedRole:
-    """A role and the weights that it holds.
+    """A role and the weights that it holds."""
 
-    learner: None where it is frozen. scores: it has a `score` head in place of the output head.
-    on: the role on whose frozen weights it lies, so that it has none of its own but an adapter.
-    follows: it holds a float32 average of the policy's weights too.
-    """
-
-    name: str
+    name: str  # "policy", "reference", "critic" or "reward_model"
     shape: ModelShape
     model: ModelSettings
-    learner: LearnerSettings | None = None
-    scores: bool = False
-    on: str | None = None
-    follows: bool = False
+    learner: LearnerSettings | None = None  # None: it is frozen
+    scores: bool = False  # it has a `score` head in place of the output head
+    on: str | None = None  # the role whose frozen weights it uses; of its own it has an adapter
+    follows: bool = False  # it also holds a float32 average of the policy's weights
 
     @property
     def parameters(self) -> int:
-        """Weights of the model itself, its own or the ones that it shares."""
-        whole = self.shape.parameters()
+        """How many weights the model has, also those that it shares with another role."""
+        count = self.shape.parameters()
         if not self.scores:
-            return whole
-        return whole - self.shape.head_parameters + self.shape.hidden_size
+            return count
+        return count - self.shape.head_parameters + self.shape.hidden_size
 
     @property
     def trained(self) -> int:
-        """Weights that an optimizer moves."""
+        """How many weights an optimizer updates."""
         if self.learner is None:
             return 0
         if self.model.lora is None:
             return self.parameters
-        own = adapter_parameters(self.shape, self.model.lora)
-        return own + (self.shape.hidden_size if self.scores else 0)  # a score head trains whole
+        adapter = adapter_parameters(self.shape, self.model.lora)
+        return adapter + (self.shape.hidden_size if self.scores else 0)  # the score head trains too
 
 
 def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
-    """The roles of a run, the one it is about first. find: the shape that a [model] table names."""
+    """The roles of a run, the one that the job trains first. find: the shape of a [model] table."""
     if recipe.trained_role == "reward_model":
         shape = find(recipe.model)
         return (PlannedRole("reward_model", shape, recipe.model, recipe.learner, scores=True),)
@@ -62,22 +57,22 @@ def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
 
 
 def _beside(recipe: RLRecipe, policy: PlannedRole, find: Find) -> list[PlannedRole]:
-    """What stands beside the policy while it learns from rewards."""
-    needs, found = recipe.algorithm.needs(), list[PlannedRole]()
+    """The other roles of reinforcement learning, beside the policy."""
+    needs, roles = recipe.algorithm.needs(), list[PlannedRole]()
     if needs.critic:
         critic = recipe.critic
-        found.append(PlannedRole("critic", find(critic.model), critic.model, critic.learner, True))
+        roles.append(PlannedRole("critic", find(critic.model), critic.model, critic.learner, True))
     if needs.reference:
         model, moves = recipe.reference.model, recipe.reference.moves
         shared = policy.model.lora is not None and not _is_another(recipe, model)
         on = policy.name if shared else None
-        found.append(PlannedRole("reference", find(model), model, on=on, follows=moves))
+        roles.append(PlannedRole("reference", find(model), model, on=on, follows=moves))
     if any(reward.type == "reward_model" for reward in recipe.rewards):
         model, critic = recipe.reward_model.model, recipe.critic.model
         shared = needs.critic and critic.lora is not None and critic.source == model.source
         on = "critic" if shared else None
-        found.append(PlannedRole("reward_model", find(model), model, scores=True, on=on))
-    return found
+        roles.append(PlannedRole("reward_model", find(model), model, scores=True, on=on))
+    return roles
 
 
 def _is_another(recipe: RLRecipe | PreferenceRecipe, reference: ModelSettings) -> bool:
@@ -103,11 +98,13 @@ def linear_layers(shape: ModelShape) -> Mapping[str, tuple[int, int]]:
 
 
 def adapted_layers(shape: ModelShape, lora: LoraSettings) -> list[tuple[int, int]]:
-    """(inputs, outputs) of the linear layers of one decoder layer that an adapter stands on."""
+    """(inputs, outputs) of the linear layers of one decoder layer that are adapted."""
     ends = tuple(f".{target}" for target in lora.targets) or ("",)
     return [size for name, size in linear_layers(shape).items() if f".{name}".endswith(ends)]
 
 
 def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
-    """A [rank, inputs] and B [outputs, rank] of every adapted layer."""
+    """How many weights an adapter has: A [rank, inputs] and B [outputs, rank] of every adapted
+    linear layer.
+    """
     return shape.layers * sum(lora.rank * (a + b) for a, b in adapted_layers(shape, lora))

@@ -1,6 +1,6 @@
-"""How long a dataset's rows are, where it is at hand: a sample of them, counted in a second.
+"""How long the rows of a dataset are, where it is on this machine: a sample, counted in a second.
 
-No chat template is rendered, which would need transformers: messages stand as in ChatML.
+No chat template is rendered, which would need transformers: messages are counted as in ChatML.
 """
 
 import re
@@ -21,10 +21,10 @@ from postgrad.data.rows import Row, parse_split
 from postgrad.data.settings import DataSettings, RowSettings, Share
 from postgrad.models.files import require_regular
 from postgrad.models.settings import ModelSettings
-from postgrad.plan.lengths import Lengths
+from postgrad.plan.lengths import RowLengths
 from postgrad.recipe.recipe import Recipe
 
-SAMPLE = 1000  # rows of each set
+SAMPLE = 1000  # rows that are counted of each set
 LARGE = 100_000_000  # bytes; of larger data only the first rows are read
 # Tokens around a message in ChatML, beside its role: <|im_start|>, new line; <|im_end|>, new line.
 OPENING, CLOSING = 2, 2
@@ -32,48 +32,50 @@ OPENING, CLOSING = 2, 2
 # with a hundred thousand tokens have nearly every word.
 PIECES = re.compile(r" ?[^\W\d_]{1,12}|\d| ?(?:[^\s\w]|_)+|\s")
 
-Count = Callable[[str], int]
+CountTokens = Callable[[str], int]
 
 
-def row_lengths(recipe: Recipe, model: ModelSettings | None = None) -> Lengths | None:
-    """Lengths of the recipe's training data; None where it is not on this machine, or no sampled
-    row fits. model: whose tokenizer counts, where it is not the recipe's own.
+def row_lengths(recipe: Recipe, model: ModelSettings | None = None) -> RowLengths | None:
+    """Lengths of the recipe's training data; None where it is not on this machine, or none of the
+    counted rows fits. model: the model whose tokenizer counts, where it is not the recipe's.
 
-    Tokens are those of the model's tokenizer where that is at hand, else guessed from words, within
-    a tenth for English and wide vocabularies. Sampled answers are as long as they may become.
-    Raises UsageError as the reading of the data does.
+    Where that tokenizer is not on this machine, tokens are guessed from words; for English and
+    large vocabularies that is within a tenth. Answers that RL samples count with the most tokens
+    that they may have. Raises the UsageErrors of reading the data.
     """
     count, how = _counter(model or recipe.model)
     parts: list[tuple[float, np.ndarray[Any, Any]]] = []
-    whole, sampled = True, 0
+    all_read, counted = True, 0
     for settings in recipe.data.sources:
         size = _bytes(settings)
         if size is None:
             return None
         rows = prepared_rows(_first_rows(settings) if size > LARGE else settings)
-        whole &= size <= LARGE
+        all_read &= size <= LARGE
         chosen = rows[:: -(-len(rows) // SAMPLE)]
         pairs = [pair for row in chosen for pair in _counted(row, settings, recipe, count)]
         draws = settings.draws(len(rows)) if isinstance(settings, Share) else len(rows)
-        sampled += len(chosen)
+        counted += len(chosen)
         parts.append((draws / len(chosen), np.array(pairs, np.float64)))
-    weights = np.concatenate([np.full(len(found), weight) for weight, found in parts])
-    prompt, answer, kept = _fitting(np.concatenate([found for _, found in parts]), recipe)
+    weights = np.concatenate([np.full(len(pairs), weight) for weight, pairs in parts])
+    prompt, answer, kept = _fitting(np.concatenate([pairs for _, pairs in parts]), recipe)
     if not kept.any():
         return None
     weights = np.where(kept, weights, 0.0)
     mean = partial(np.average, weights=weights)
-    return Lengths(
+    return RowLengths(
         prompt=float(mean(prompt)),
         answer=float(mean(answer)),
         spread=float(mean((prompt + answer) ** 2) / mean(prompt + answer) ** 2),
-        rows=round(float(weights.sum())) if whole else None,
-        source=f"{sampled} rows of the data, {how}",
+        rows=round(float(weights.sum())) if all_read else None,
+        source=f"{counted} rows of the data, {how}",
     )
 
 
 def _fitting(pairs: np.ndarray[Any, Any], recipe: Recipe) -> Any:
-    """Tokens of prompt and answer as data.on_too_long leaves them, and which rows are kept."""
+    """Arrays over rows: tokens of the prompt and of the answer as data.on_too_long leaves them, and
+    whether the row is kept. pairs: [rows, 2], tokens of prompt and answer.
+    """
     prompt, answer, limit = pairs[:, 0], pairs[:, 1], recipe.data.max_len
     if recipe.sampled_tokens is not None:
         answer = np.full(len(prompt), recipe.sampled_tokens)
@@ -85,33 +87,38 @@ def _fitting(pairs: np.ndarray[Any, Any], recipe: Recipe) -> Any:
 
 
 def _counted(
-    row: Row, settings: RowSettings, recipe: Recipe, count: Count
+    row: Row, settings: RowSettings, recipe: Recipe, count: CountTokens
 ) -> Iterator[tuple[float, float]]:
-    """Tokens of prompt and answer of each sample of a row; of a pair's answers, their mean."""
+    """(tokens of the prompt, tokens of the answer) of each sample of a row. A pair is one sample:
+    its answer has the mean of the two answers.
+    """
 
     def tokens(messages: list[Message]) -> int:
         around = sum(OPENING + count(message["role"]) + CLOSING for message in messages)
         return around + sum(count(message["content"]) for message in messages)
 
-    opening = OPENING + count("assistant")  # of the answer: the policy reads it
+    opening = OPENING + count("assistant")  # the answer's first tokens, which are not learned
     if isinstance(settings, PairSettings):
         paired = recipe.row_kind == "pair"
-        found = pair_of(row, settings) if paired else labelled_of(row, settings)
-        replies = [one[found.first :] for one in found.conversations]
-        answers = [tokens(one) - opening - 1 for one in replies]  # up to the end of the turn
-        prompt = tokens(found.conversations[0][: found.first]) + opening
-        yield from [(prompt, sum(answers) / 2)] if paired else [(prompt, one) for one in answers]
+        sample = pair_of(row, settings) if paired else labelled_of(row, settings)
+        replies = [messages[sample.first :] for messages in sample.conversations]
+        answers = [tokens(reply) - opening - 1 for reply in replies]  # up to the end of the turn
+        prompt = tokens(sample.conversations[0][: sample.first]) + opening
+        if paired:
+            answers = [sum(answers) / 2]
+        yield from [(prompt, answer) for answer in answers]
     elif isinstance(settings, DataSettings):
         if recipe.row_kind == "prompt":
             yield tokens(prompt_of(row, settings)) + opening, 0
             return
-        said = conversation_of(row, settings)
-        first = next((i for i, one in enumerate(said) if one["role"] == "assistant"), len(said))
-        yield tokens(said[:first]) + opening, tokens(said[first:]) - opening
+        messages = conversation_of(row, settings)
+        replies = (i for i, message in enumerate(messages) if message["role"] == "assistant")
+        first = next(replies, len(messages))
+        yield tokens(messages[:first]) + opening, tokens(messages[first:]) - opening
 
 
-def _counter(model: ModelSettings) -> tuple[Count, str]:
-    """How many tokens a text has, and how that is known."""
+def _counter(model: ModelSettings) -> tuple[CountTokens, str]:
+    """A function that counts the tokens of a text, and in words how it does."""
     if model.source is not None:
         file = _tokenizer_file(model.source)
         if file is not None:
@@ -133,7 +140,7 @@ def _counter(model: ModelSettings) -> tuple[Count, str]:
 
 
 def _tokenizer_file(path: str) -> Path | None:
-    """tokenizer.json of a directory, or of a hub id that was fetched before."""
+    """tokenizer.json of a directory, or of a hub id from the cache; None where there is none."""
     if Path(path).is_dir():
         file = Path(path) / "tokenizer.json"
         return file if file.is_file() else None
@@ -141,14 +148,14 @@ def _tokenizer_file(path: str) -> Path | None:
 
     name, revision = split_revision(path)
     try:
-        found = try_to_load_from_cache(name, "tokenizer.json", revision=revision)
+        cached = try_to_load_from_cache(name, "tokenizer.json", revision=revision)
     except ValueError:  # no hub id
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def _bytes(settings: RowSettings) -> int | None:
-    """Size of the files of a dataset; None where they are not on this machine."""
+    """Bytes of the files of a dataset; None where they are not on this machine."""
     path = Path(settings.path).expanduser()
     if path.is_file():
         return path.stat().st_size

@@ -1,4 +1,4 @@
-"""Which hardware a recipe would run on as it is, and what that costs in device-hours."""
+"""The hardware on which a recipe fits as it is, and the device-hours that it takes there."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -16,12 +16,12 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The fewest devices of a kind on which the recipe fits. overrides: how its ranks are set."""
+    """The fewest devices of a kind on which the recipe fits."""
 
     device: Device
-    count: int
-    overrides: tuple[str, ...]
-    outlook: Outlook
+    count: int  # devices
+    overrides: tuple[str, ...]  # flags that set the recipe's ranks: ("--learner.ranks", "8", ...)
+    outlook: Outlook  # of the recipe with these ranks
 
     @property
     def device_hours(self) -> float | None:
@@ -30,7 +30,7 @@ class Offer:
         return None if hours is None else hours * self.count
 
     def to_json(self) -> dict[str, Any]:
-        """For --json."""
+        """Its entry in the output of --json."""
         return {
             "device": self.device.name,
             "count": self.count,
@@ -45,12 +45,12 @@ class Offer:
 def search(recipe: Recipe, facts: Facts) -> list[Offer]:
     """One offer for each kind of GPU that the recipe fits on, the cheapest first."""
     devices = [device for device in catalogue().values() if not device.is_cpu]
-    found = [offer for device in devices for offer in _first(recipe, facts, device)]
-    return sorted(found, key=lambda one: (one.device_hours or 0.0, one.count))
+    offers = [offer for device in devices for offer in _first(recipe, facts, device)]
+    return sorted(offers, key=lambda offer: (offer.device_hours or 0.0, offer.count))
 
 
 def _first(recipe: Recipe, facts: Facts, device: Device) -> Iterator[Offer]:
-    """The fewest devices that do, weights divided only where that is needed."""
+    """The fewest devices of a kind that are enough, with the least sharding that fits."""
     for count in COUNTS:
         for stage in ("zero1", "zero2", "zero3") if count > 1 else ("none",):
             ranks = ("--cluster.type", "ray", "--learner.sharding", stage) if count > 1 else ()
@@ -67,18 +67,18 @@ def _first(recipe: Recipe, facts: Facts, device: Device) -> Iterator[Offer]:
                 return
 
 
-def search_rows(found: Sequence[Offer]) -> tuple[Sequence[str], list[list[str]]]:
-    """Headings, and a line for each offer."""
+def search_rows(offers: Sequence[Offer]) -> tuple[Sequence[str], list[list[str]]]:
+    """Headings, and a row for each offer. Columns that are empty in all rows are left out."""
     rows = [
         [
-            f"{one.count} x {one.device.name}",
-            one.outlook.recipe.learner.sharding,
-            f"{one.outlook.memory.peak_bytes / 1e9:.1f} of {one.device.memory_bytes / 1e9:.0f}",
-            "" if one.outlook.timing.hours is None else f"{one.outlook.timing.hours:,.2f}",
-            "" if one.device_hours is None else f"{one.device_hours:,.2f}",
-            _price(one),
+            f"{offer.count} x {offer.device.name}",
+            offer.outlook.recipe.learner.sharding,
+            f"{offer.outlook.memory.peak_bytes / 1e9:.1f} of {offer.device.memory_bytes / 1e9:.0f}",
+            "" if offer.outlook.timing.hours is None else f"{offer.outlook.timing.hours:,.2f}",
+            "" if offer.device_hours is None else f"{offer.device_hours:,.2f}",
+            _price(offer),
         ]
-        for one in found
+        for offer in offers
     ]
     headings = ["devices", "sharding", "GB at the peak", "hours", "device-hours", "price"]
     keep = [any(row[n] for row in rows) or n < 3 for n in range(len(headings))]
@@ -86,16 +86,16 @@ def search_rows(found: Sequence[Offer]) -> tuple[Sequence[str], list[list[str]]]
     return [text for text, stays in zip(headings, keep, strict=True) if stays], kept
 
 
-def search_note(found: Sequence[Offer]) -> str:
-    """How an offer is taken, below the table."""
-    if not found:
+def search_note(offers: Sequence[Offer]) -> str:
+    """The note below the table: how to run on an offered hardware."""
+    if not offers:
         return f"no hardware of the table does, up to {COUNTS[-1]} devices of a kind"
-    several = [one for one in found if one.count > 1]
-    flags = shlex.join((several or found)[0].overrides)
+    several = [offer for offer in offers if offer.count > 1]
+    flags = shlex.join((several or offers)[0].overrides)
     return f"the recipe with its ranks set so: {flags}, as the line says"
 
 
-def _price(one: Offer) -> str:
-    """What it costs where the device's row says what an hour does."""
-    price, hours = one.device.price_per_hour, one.device_hours
+def _price(offer: Offer) -> str:
+    """The price of the run; empty where the device's row has none, or the hours are not known."""
+    price, hours = offer.device.price_per_hour, offer.device_hours
     return "" if price is None or hours is None else f"{price * hours:,.2f}"

@@ -13,23 +13,21 @@ from postgrad.learner.settings import LearnerSettings
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """replicas: of the batch. divided: parts that weights, masters and moments are cut into, beside
-    tensor parallelism's, within each group that holds all of them. scatters: gradients are added in
-    every micro-batch. gathers: weights are gathered layer by layer. offloads: what is divided lies
-    in the host's memory.
-    """
+    """The arrangement of the learner's ranks."""
 
-    replicas: int
-    tensor: int
-    context: int
+    replicas: int  # data parallel ranks: into how many parts a batch is divided
+    tensor: int  # tensor parallel ranks
+    context: int  # context parallel ranks, which share one sequence
+    # Shards of weights, masters and moments within each group of ranks that holds all of them,
+    # beside tensor parallelism; 1: nothing is sharded.
     divided: int
-    scatters: bool
-    gathers: bool
-    offloads: bool = False
+    scatters: bool  # gradients are summed and scattered in every micro-batch (from ZeRO-2 on)
+    gathers: bool  # weights are gathered layer by layer (ZeRO-3)
+    offloads: bool = False  # sharded state lies in the host's memory
 
     @classmethod
     def of(cls, learner: LearnerSettings) -> "Sharing":
-        """What the learner's settings say; ranks have to divide, as core.geometry checks."""
+        """The arrangement that the settings state. That the ranks divide was checked with them."""
         tensor, context = learner.tensor_parallel, learner.context_parallel
         replicas = max(1, learner.ranks // (tensor * context))
         stage = ("none", "zero1", "zero2", "zero3").index(learner.sharding)
@@ -47,7 +45,7 @@ class Sharing:
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """How many ranks train."""
         return self.replicas * self.context * self.tensor
 
 

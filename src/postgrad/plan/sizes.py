@@ -13,7 +13,7 @@ DType = Literal["auto", "float32", "bfloat16"]
 
 
 def width(dtype: DType, *, cpu: bool) -> int:
-    """Bytes of a number in what computes."""
+    """Bytes of one number of a dtype; "auto" is float32 on a CPU, else bfloat16."""
     if dtype == "auto":
         return 4 if cpu else 2
     return 4 if dtype == "float32" else 2
@@ -21,14 +21,12 @@ def width(dtype: DType, *, cpu: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """micro_tokens: of one forward of the learner on one rank, at most. longest: tokens of the
-    longest sequence. engine: None where nothing is sampled.
-    """
+    """How many tokens are computed or cached at once."""
 
-    micro_tokens: int
-    longest: int
-    engine: EngineSizes | None
-    prefill_tokens: int
+    micro_tokens: int  # most tokens of one forward pass of the learner on one rank
+    longest: int  # tokens of the longest sequence
+    engine: EngineSizes | None  # slots and cache of the engine; None: nothing is sampled
+    prefill_tokens: int  # most prompt tokens of one forward pass of the engine
 
 
 def sizes(
@@ -40,10 +38,10 @@ def sizes(
     token_bytes: int,
     free_bytes: int,
 ) -> Sizes:
-    """What the recipe states, else what would be chosen at the start of the run.
+    """The sizes that the recipe states, else those that the run would choose at its start.
 
-    token_bytes: of one place of the engine's cache; free_bytes: of the device when the engine is
-    made.
+    token_bytes: of one place of the engine's cache. free_bytes: free on the device when the engine
+    starts.
     """
     longest = recipe.data.max_len
     sample = longest * recipe.sequences_per_sample
@@ -59,7 +57,7 @@ def sizes(
     rollout = recipe.rollout_settings
     if rollout is None or not recipe.samples_answers:
         return Sizes(tokens, longest, None, 0)
-    evaluated = max((one.max_len for one in recipe.eval.sets), default=0)
+    evaluated = max((settings.max_len for settings in recipe.eval.sets), default=0)
     places = max(longest, evaluated)
     engine = choose_sizes(
         rollout,
@@ -74,5 +72,7 @@ def sizes(
 
 
 def _sequences(recipe: Recipe, geometry: BatchGeometry) -> int:
-    """Sequences of a step or an evaluation; how many rows that reads is not known here."""
+    """Sequences that the engine gets at once, of a step or of an evaluation, whose rows nobody has
+    counted yet.
+    """
     return geometry.samples_per_step if recipe.trains_on_rollouts else 512

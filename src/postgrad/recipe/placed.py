@@ -4,7 +4,7 @@ recipe alone can tell. Each yields (place, what is wrong).
 
 from collections.abc import Iterator
 
-from postgrad.cluster.settings import ClusterSettings, Placement
+from postgrad.cluster.settings import ClusterSettings, RolePlacement
 from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.settings import CommonSections
 
@@ -53,7 +53,7 @@ def _unread(settings: ClusterSettings) -> Iterator[RecipeProblem]:
 
 
 def _spread(
-    role: str, placement: Placement, processes: int, stated: str
+    role: str, placement: RolePlacement, processes: int, stated: str
 ) -> Iterator[RecipeProblem]:
     """Processes that do not divide evenly over machines. stated: the key that says how many."""
     if placement.machines and processes % placement.machines:
@@ -63,7 +63,7 @@ def _spread(
         )
 
 
-def _colocated(rollout: Placement | None, workers: int, ranks: int) -> Iterator[RecipeProblem]:
+def _colocated(rollout: RolePlacement | None, workers: int, ranks: int) -> Iterator[RecipeProblem]:
     """Engines on the ranks' devices: how many fit, and keys that are then the ranks'."""
     if workers > ranks:
         yield (

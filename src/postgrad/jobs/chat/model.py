@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from postgrad.checkpoint.store import Checkpoint
+from postgrad.checkpoint.store import BEST, LATEST, Checkpoint
 from postgrad.core.errors import UsageError
 from postgrad.data.templates import template_call
 from postgrad.jobs.chat.talker import TalkingEngine
@@ -22,8 +22,6 @@ from postgrad.parallel import device as placing
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Comparing, Recipe, RewardRecipe
 from postgrad.rollout.local.budget import places_for
-
-POINTERS = ("latest", "best")  # files beside the checkpoints of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ def load(name: str, which: str | None, dtype: str, max_len: int) -> ChatModel:
     """
     path = Path(name)
     if RunDirectory.holds_run(path):
-        return _of_run(name, path, which or "latest", dtype, max_len)
+        return _of_run(name, path, which or LATEST, dtype, max_len)
     run_dir = path.parent.parent  # of RUN_DIR/checkpoints/step-000010, or latest, or best
     if path.exists() and path.parent.name == "checkpoints" and RunDirectory.holds_run(run_dir):
         return _of_run(name, run_dir, _named(path), dtype, max_len)
@@ -85,9 +83,7 @@ def _of_run(name: str, run_dir: Path, which: str, dtype: str, max_len: int) -> C
     store = store_of(recipe, directory)
     if not store.steps():
         raise UsageError(f"{run_dir} has no checkpoint yet: nothing of it can be talked to")
-    if which not in POINTERS and not which.isdigit():
-        raise UsageError(f"--checkpoint {which}: latest, best, or the number of a step")
-    checkpoint = store.load(which if which in POINTERS else int(which))
+    checkpoint = store.load(which)
     base = recipe.model.source or str(directory.init)
     computed = dtype if dtype != "auto" else _dtype(checkpoint)
     engine, tokenizer = _engine(base, computed, max_len)
@@ -129,9 +125,9 @@ def _engine(path: str, dtype: str, max_len: int) -> tuple[TalkingEngine, Any]:
 
 def _named(path: Path) -> str:
     """latest, best, or the number in a checkpoint's name."""
-    if path.name in POINTERS:
+    if path.name in (LATEST, BEST):
         return path.name
     number = path.name.removeprefix("step-")
-    if number == path.name or not number.isdigit():
+    if number == path.name or not number.isdecimal():
         raise UsageError(f"{path} is no checkpoint: name RUN_DIR/checkpoints/step-000010, say")
-    return str(int(number))
+    return number

@@ -38,7 +38,7 @@ def engine(
         "rollout worker", WORKER, arguments, count, recipe.cluster, run.reservation, ROLE
     )
     stack.callback(workers.close)
-    run.logs.event("placed", workers.told(), role=ROLE, places=workers.places)
+    run.logs.event("placed", workers.description(), role=ROLE, places=workers.places)
     share = -(-sequences // count)
 
     def build(number: int) -> Handle[Choices]:

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 from postgrad.cluster import connection
 from postgrad.cluster.group import POLICY, RankGroup
-from postgrad.cluster.placing import Wanted, wanted
+from postgrad.cluster.placing import RoleRequest, role_request
 from postgrad.cluster.reservation import Reservation
 from postgrad.core.errors import RunError, UsageError
 from postgrad.jobs.ranks.engines import ROLE
@@ -39,21 +39,21 @@ def join(run: Run, stack: ExitStack, *, again: bool = False) -> None:
     made = RankGroup(WORKER, arguments, ranks, choices.device, settings, run.reservation)
     stack.callback(made.close)
     run.group = made
-    run.logs.event("placed", made.told(), role=POLICY, places=made.places)
+    run.logs.event("placed", made.description(), role=POLICY, places=made.places)
     run.console.note(f"{ranks} ranks, {recipe.learner.sharding} sharding, behind Ray")
 
 
-def wants_of(recipe: Recipe, device: str) -> list[Wanted]:
+def wants_of(recipe: Recipe, device: str) -> list[RoleRequest]:
     """What the recipe's processes ask of a cluster. device: "cpu" or "cuda". Raises UsageError for
     a placement that does not suit it.
     """
     settings, ranks = recipe.cluster, recipe.learner.ranks
-    found = [wanted(POLICY, f"learner.ranks = {ranks}", ranks, settings.policy, device)]
+    found = [role_request(POLICY, f"learner.ranks = {ranks}", ranks, settings.policy, device)]
     count = settings.engines(ranks)
     if isinstance(recipe, Answering) and recipe.samples_answers and count:
         key, inside = f"cluster.rollout.workers = {count}", settings.policy.colocate and POLICY
         place = settings.rollout or settings.policy
         engine = recipe.rollout.vllm
         gpus = engine.tensor_parallel * engine.engines if recipe.rollout.type == "vllm" else 1
-        found.append(wanted(ROLE, key, count, place, device, inside, gpus))
+        found.append(role_request(ROLE, key, count, place, device, inside, gpus))
     return found
