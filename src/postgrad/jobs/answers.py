@@ -42,12 +42,12 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """For summary.json; turns only where there are several."""
-        said = [{"author": author, "text": text} for author, text in self.turns]
+        turns = [{"author": author, "text": text} for author, text in self.turns]
         return {
             "question": self.question,
             "reference": self.reference,
             "answer": self.answer,
-            **({"turns": said} if len(said) > 1 else {}),
+            **({"turns": turns} if len(turns) > 1 else {}),
         }
 
 
@@ -89,7 +89,7 @@ class _Writer:
         self._lm = lm
         self._tokenizer = tokenizer
         self._stop = recipe.rollout.stop
-        self._max_len = max(one.max_len for one in recipe.eval.sets)
+        self._max_len = max(eval_set.max_len for eval_set in recipe.eval.sets)
         self.most = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
         self._ends = eos_token_ids(lm, tokenizer)
 

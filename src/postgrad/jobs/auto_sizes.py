@@ -65,23 +65,23 @@ def planned(
     sizes = AutoSizes.largest(recipe, cpu=choices.device == "cpu")
     with suppress(PostgradError):  # what it is made from is not known: the device says what fits
         sizes = _fitting(recipe, choices)
-    found = choices
+    updated = choices
     if TOKENS in untried:
-        found = replace(found, micro_train_tokens=sizes.tokens)
+        updated = replace(updated, micro_train_tokens=sizes.tokens)
     if SLOTS in untried and sizes.slots is not None:
         applied = sizes.applied(recipe)
         assert isinstance(applied, Answering)
-        found = replace(found, slots=sizes.slots, cache_tokens=applied.rollout.cache_tokens)
-    return found, untried if recipe.learner.ranks == 1 else frozenset()
+        updated = replace(updated, slots=sizes.slots, cache_tokens=applied.rollout.cache_tokens)
+    return updated, untried if recipe.learner.ranks == 1 else frozenset()
 
 
 def _fitting(recipe: Recipe, choices: Choices) -> AutoSizes:
     """The plan's, for the memory that is free."""
-    made = foreseen.settled(recipe, choices)
-    facts = foreseen.facts_here(made, choices)
+    settled = foreseen.settled(recipe, choices)
+    facts = foreseen.facts_here(settled, choices)
     device = facts.hardware.device.model_copy(update={"memory_bytes": free_bytes(choices.device)})
     hardware = facts.hardware.model_copy(update={"device": device})
-    auto = outlook(made, replace(facts, hardware=hardware)).auto
+    auto = outlook(settled, replace(facts, hardware=hardware)).auto
     return AutoSizes(
         auto.get("batch.micro_train_tokens"), auto.get("rollout.slots"), least_tokens(recipe)
     )
@@ -132,13 +132,13 @@ def try_tokens(run: Run, learners: Sequence[Learner[Any]], readers: Sequence[Rea
             result.append(True)
         return bool(result)
 
-    found = largest(start, floor, fits)
-    if found is None:
+    budget = largest(start, floor, fits)
+    if budget is None:
         raise _none(run, f"one forward and backward pass over {floor} tokens, the longest row")
-    run.choices = replace(run.choices, micro_train_tokens=found)
+    run.choices = replace(run.choices, micro_train_tokens=budget)
     for role in (*learners, *readers):
-        role.backbone.micro = MicroBatch(found)
-    _tell(run, "batch.micro_train_tokens", found)
+        role.backbone.micro = MicroBatch(budget)
+    _tell(run, "batch.micro_train_tokens", budget)
 
 
 def engine(run: Run, recipe: Answering, path: str, *, sequences: int, max_len: int) -> LocalEngine:
@@ -149,7 +149,7 @@ def engine(run: Run, recipe: Answering, path: str, *, sequences: int, max_len: i
     """
 
     def build(choices: Choices) -> LocalEngine:
-        made, run.choices = roles.engine(
+        rollout_engine, run.choices = roles.engine(
             recipe,
             path,
             choices,
@@ -157,27 +157,27 @@ def engine(run: Run, recipe: Answering, path: str, *, sequences: int, max_len: i
             max_len=max_len,
             borrows=run.group is None,
         )
-        return made
+        return rollout_engine
 
     start = run.choices.slots
     if SLOTS not in run.untried or start is None:
         return build(run.choices)
-    before, made = run.choices, list[LocalEngine]()
+    before, fitting = run.choices, list[LocalEngine]()
 
     def fits(slots: int) -> bool:
         places = recipe.rollout.cache_tokens or slots * places_for(max_len)
         with _tried(run, "rollout.slots", slots) as result:
-            one = build(replace(before, slots=slots, cache_tokens=places))
-            _decode(one, slots, max_len, PREFILL_TOKENS[before.device])
-            made.append(one)
+            candidate = build(replace(before, slots=slots, cache_tokens=places))
+            _decode(candidate, slots, max_len, PREFILL_TOKENS[before.device])
+            fitting.append(candidate)
             result.append(True)
         return bool(result)
 
-    found = largest(min(start, sequences), 1, fits)
-    if found is None:
+    most = largest(min(start, sequences), 1, fits)
+    if most is None:
         raise _none(run, f"an engine for one sequence of {max_len} tokens")
-    _tell(run, "rollout.slots", found)
-    return made[0]
+    _tell(run, "rollout.slots", most)
+    return fitting[0]
 
 
 @contextmanager
@@ -243,7 +243,7 @@ def _moments_to_come(learner: Learner[Any]) -> int:
     """Bytes that the optimizer takes at its first step."""
     if learner.optimizer.updates:
         return 0
-    masters = sum(one.nbytes for one in learner.optimizer.master.values())
+    masters = sum(master.nbytes for master in learner.optimizer.master.values())
     return learner.optimizer.state_bytes() - masters
 
 
@@ -262,17 +262,17 @@ def _rows(tokens: int, longest: int) -> Sequences:
     )
 
 
-def _decode(one: LocalEngine, slots: int, max_len: int, prefill: int) -> None:
+def _decode(rollout_engine: LocalEngine, slots: int, max_len: int, prefill: int) -> None:
     """Prompts of one prefill of so many tokens, and two tokens in every slot."""
     length = max(1, max_len - NEW_TOKENS)
     prompts = min(slots, max(1, prefill // length))
     sampling = SamplingSettings(max_new_tokens=NEW_TOKENS)
     for number, samples in enumerate(np.array_split(np.arange(slots), prompts)):
         prompt = np.zeros(length, np.int32)
-        one.submit(Request(number, tuple(samples.tolist()), prompt, sampling))
-    while one.completed():
+        rollout_engine.submit(Request(number, tuple(samples.tolist()), prompt, sampling))
+    while rollout_engine.completed():
         pass
-    one.stats = EngineStats()
+    rollout_engine.stats = EngineStats()
 
 
 def _tell(run: Run, key: str, size: int) -> None:
@@ -280,10 +280,10 @@ def _tell(run: Run, key: str, size: int) -> None:
     run.logs.event("size_chosen", f"{key} = {size}", key=key, size=size)
 
 
-def _none(run: Run, what: str) -> OutOfMemory:
+def _none(run: Run, purpose: str) -> OutOfMemory:
     room = free_bytes(run.choices.device) / 1e9
     return OutOfMemory(
-        f"there is no memory for {what}; {room:.1f} GB are free beside what the run holds: see "
+        f"there is no memory for {purpose}; {room:.1f} GB are free beside what the run holds: see "
         "`postgrad plan` for what to change (a shorter data.max_len, "
         "model.gradient_checkpointing = true, an adapter)"
     )

@@ -49,7 +49,8 @@ def card_of(
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-classification" if role in ("reward", "critic") else "text-generation",
         tags=["postgrad", recipe.job, _algorithm(recipe), *(["lora"] if adapter else [])],
-        datasets=list(dict.fromkeys(one.path for one in read if _trains_on_hub(one))) or None,
+        datasets=list(dict.fromkeys(source.path for source in read if _trains_on_hub(source)))
+        or None,
         model_name=name if results else None,
         eval_results=_for_the_hub(recipe, results) or None,
         base_model_relation=("adapter" if adapter else "finetune") if start else None,
@@ -70,10 +71,10 @@ def _body(
     role: str,
     adapter: bool,
 ) -> Iterator[str]:
-    what = "adapter (LoRA)" if adapter else "model"
+    artifact = "adapter (LoRA)" if adapter else "model"
     yield f"# {name}\n"
     yield (
-        f"The {role} {what} of a run of [postgrad](https://pypi.org/project/postgrad/) "
+        f"The {role} {artifact} of a run of [postgrad](https://pypi.org/project/postgrad/) "
         f"{postgrad.__version__}: job `{recipe.job}`, algorithm `{_algorithm(recipe)}`.\n"
     )
     yield from _table(
@@ -92,9 +93,15 @@ def _body(
     yield from _table(
         ("used for", "data", "configuration", "split", "revision or content"),
         [
-            (one.key, _at_home(one.path), one.subset or "", one.split or "", _content(one, hashes))
-            for one in read
-            if one.kind == "dataset"
+            (
+                source.key,
+                _at_home(source.path),
+                source.subset or "",
+                source.split or "",
+                _content(source, hashes),
+            )
+            for source in read
+            if source.kind == "dataset"
         ],
     )
     if results:
@@ -107,7 +114,7 @@ def _body(
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     yield f"{fence}toml\n{text}{fence}"
     yield "\n## Versions\n"
-    yield ", ".join(f"{package} {found}" for package, found in versions(PACKAGES).items())
+    yield ", ".join(f"{package} {version}" for package, version in versions(PACKAGES).items())
 
 
 def _algorithm(recipe: Recipe) -> str:
@@ -152,8 +159,8 @@ def _about_base(base: str) -> dict[str, Any]:
 
 def _results(run_dir: Path, step: int) -> list[dict[str, Any]]:
     """The lines of the newest evaluation that was done by a step."""
-    lines = [one for one in read_lines(run_dir / "eval.jsonl") if one["step"] <= step]
-    return [one for one in lines if one["step"] == lines[-1]["step"]]
+    lines = [line for line in read_lines(run_dir / "eval.jsonl") if line["step"] <= step]
+    return [line for line in lines if line["step"] == lines[-1]["step"]]
 
 
 def _metrics(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -170,8 +177,8 @@ def _rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     for line in results:
         for name, value in _metrics(line):
             low, high = line.get(f"{name}_low"), line.get(f"{name}_high")
-            known = isinstance(low, float) and isinstance(high, float)
-            shown = f"{value:.4g}" + (f" ({low:.4g} to {high:.4g})" if known else "")
+            has_interval = isinstance(low, float) and isinstance(high, float)
+            shown = f"{value:.4g}" + (f" ({low:.4g} to {high:.4g})" if has_interval else "")
             yield str(line.get("set") or ""), name, shown, str(line.get("rows", ""))
 
 
@@ -179,9 +186,9 @@ def _for_the_hub(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> list[A
     """Results on data sets of the hub: it lists no others."""
     from huggingface_hub import EvalResult
 
-    sets = {one.name: place for place, one in enumerate(recipe.eval.sets)}
-    places = {one.place: one for one in sources(recipe)}
-    found: list[Any] = []
+    sets = {settings.name: place for place, settings in enumerate(recipe.eval.sets)}
+    places = {source.place: source for source in sources(recipe)}
+    eval_results: list[Any] = []
     for line in results:
         source = places.get(("eval", "sets", sets.get(line.get("set"), -1)))
         if source is None or not source.hub:
@@ -189,7 +196,7 @@ def _for_the_hub(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> list[A
         revision = source.revision
         commit = revision if revision and COMMIT.fullmatch(revision) else None
         for name, value in _metrics(line):
-            found.append(
+            eval_results.append(
                 EvalResult(
                     task_type="text-generation",
                     dataset_type=source.path,
@@ -201,7 +208,7 @@ def _for_the_hub(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> list[A
                     metric_value=value,
                 )
             )
-    return found
+    return eval_results
 
 
 def _table(head: Sequence[str], rows: Any) -> Iterator[str]:
@@ -219,9 +226,9 @@ def _clean(value: Any, name: str = "") -> Any:
     """Without what is not stated, and without secrets; names of environment variables are none."""
     if isinstance(value, dict):
         table = cast(dict[str, Any], value)
-        return {key: _clean(one, key) for key, one in table.items() if one is not None}
+        return {key: _clean(entry, key) for key, entry in table.items() if entry is not None}
     if isinstance(value, list):
-        return [_clean(one, name) for one in cast(list[Any], value) if one is not None]
+        return [_clean(entry, name) for entry in cast(list[Any], value) if entry is not None]
     if not isinstance(value, str):
         return value
     return REDACTED if SECRET.search(name) and value else USER.sub(f"{REDACTED}@", _at_home(value))

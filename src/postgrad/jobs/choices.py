@@ -67,22 +67,25 @@ def choose(recipe: Recipe, recorded: Mapping[str, Any], *, measure: bool = True)
     measure: whether what is left may depend on a measurement. What keeps no record must not: two
     evaluations of a model give the same numbers.
     """
-    known = recorded.get
+    recorded_value = recorded.get
     probed = placing.choose(recipe.learner.threads, recipe.learner.deterministic)
-    device = known("device") or probed.device
-    dtype = _dtype(recipe, known("dtype"), device, measure)
-    threads = recipe.learner.threads or known("threads")
+    device = recorded_value("device") or probed.device
+    dtype = _dtype(recipe, recorded_value("dtype"), device, measure)
+    threads = recipe.learner.threads or recorded_value("threads")
     sampling = None if isinstance(recipe, Comparing) else recipe.rollout
     return Choices(
         device=device,
         threads=threads or _threads(device, probed.threads, measure),
         deterministic=recipe.learner.deterministic,
         dtype=dtype,
-        rollout_dtype=sampling and _rollout_dtype(sampling.dtype, known("rollout_dtype"), dtype),
-        micro_train_tokens=_micro_train_tokens(recipe, known("micro_train_tokens"), device),
-        slots=sampling and (sampling.stated_slots or known("slots")),
-        cache_tokens=sampling and (sampling.cache_tokens or known("cache_tokens")),
-        frozen=known("frozen") or {},
+        rollout_dtype=sampling
+        and _rollout_dtype(sampling.dtype, recorded_value("rollout_dtype"), dtype),
+        micro_train_tokens=_micro_train_tokens(
+            recipe, recorded_value("micro_train_tokens"), device
+        ),
+        slots=sampling and (sampling.stated_slots or recorded_value("slots")),
+        cache_tokens=sampling and (sampling.cache_tokens or recorded_value("cache_tokens")),
+        frozen=recorded_value("frozen") or {},
     )
 
 
@@ -127,11 +130,11 @@ def _layer(recipe: Recipe) -> tuple[int, int]:
     if recipe.model.path is None:
         init = recipe.model.init
         return (init.hidden_size, init.intermediate_size) if init else (0, 0)
-    config = Path(recipe.model.path) / "config.json"
+    path = Path(recipe.model.path) / "config.json"
     try:
-        said = read_object(config)
-        require_config(said, config)
-        sizes = said["hidden_size"], said.get("intermediate_size") or said["hidden_size"]
+        config = read_object(path)
+        require_config(config, path)
+        sizes = config["hidden_size"], config.get("intermediate_size") or config["hidden_size"]
         return min(int(sizes[0]), probe.WIDEST), min(int(sizes[1]), probe.WIDEST)
     except (UsageError, KeyError, TypeError):
         return probe.WIDEST, probe.WIDEST

@@ -66,7 +66,9 @@ class Comparison:
             "set": self.name,
             "rows": len(self.pairs),
             "unpaired": self.unpaired,
-            "metrics": {rate: one.to_json() for rate, one in self.differences.items()},
+            "metrics": {
+                rate: difference.to_json() for rate, difference in self.differences.items()
+            },
             "differing": [
                 {
                     "dataset": ours.dataset,
@@ -82,15 +84,15 @@ class Comparison:
 
 def compare(model: Result, against: Result, seed: int) -> Comparison:
     """The rates of a set, paired row by row. seed: of the drawn signs of permutation tests."""
-    others = {(one.dataset, one.row): one for one in against.problems}
+    others = {(problem.dataset, problem.row): problem for problem in against.problems}
     pairs = [
-        (one, others[one.dataset, one.row])
-        for one in model.problems
-        if (one.dataset, one.row) in others
+        (problem, others[problem.dataset, problem.row])
+        for problem in model.problems
+        if (problem.dataset, problem.row) in others
     ]
     unpaired = len(model.problems) + len(others) - 2 * len(pairs)
-    rates = [rate for rate in model.intervals if "/" not in rate]
-    differences = {rate: _difference(pairs, rate, seed) for rate in rates}
+    names = [rate for rate in model.intervals if "/" not in rate]
+    differences = {rate: _difference(pairs, rate, seed) for rate in names}
     return Comparison(model.name, pairs, unpaired, differences)
 
 

@@ -34,8 +34,8 @@ class HFCopies:
         try:
             run, role = self._run, self._role
             now = replace(state, choices=run.choices.to_json())
-            own = own_role(run.recipe)
-            card = card_of(run.directory, run.recipe, now, role.base, role=own, adapter=False)
+            role_name = own_role(run.recipe)
+            card = card_of(run.directory, run.recipe, now, role.base, role=role_name, adapter=False)
             role.export(weights, state.algorithm, to, run.choices, overwrite=True, card=card)
             kept = {f"step-{step:06d}" for step in (*self._run.store.steps(), state.step)}
             for old in self._folder.glob("step-*"):

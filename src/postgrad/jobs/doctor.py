@@ -44,23 +44,26 @@ def examine() -> dict[str, Any]:
 
 def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """The facts as a table."""
-    found: list[tuple[str, str]] = []
+    table: list[tuple[str, str]] = []
     for name, value in facts.items():
         if name.endswith("_bytes"):
-            found.append(
+            table.append(
                 (name.removesuffix("_bytes").replace("_", " "), f"{value / 2**30:.1f} GiB")
             )
         elif isinstance(value, dict):
-            known: dict[str, str | None] = value  # pyright: ignore[reportUnknownVariableType]
-            found += [
-                (f"  {package}", version or "not installed") for package, version in known.items()
+            package_versions: dict[str, str | None] = value  # pyright: ignore[reportUnknownVariableType]
+            table += [
+                (f"  {package}", version or "not installed")
+                for package, version in package_versions.items()
             ]
         elif name == "cuda_devices":
-            names = [f"{one['name']}, {one['memory_bytes'] / 2**30:.0f} GiB" for one in value]
-            found.append(("CUDA devices", "; ".join(names) or "none"))
+            names = [
+                f"{device['name']}, {device['memory_bytes'] / 2**30:.0f} GiB" for device in value
+            ]
+            table.append(("CUDA devices", "; ".join(names) or "none"))
         else:
-            found.append((name.replace("_", " "), str(value)))
-    return found
+            table.append((name.replace("_", " "), str(value)))
+    return table
 
 
 def _cuda(number: int) -> dict[str, Any]:
@@ -80,5 +83,5 @@ def _bfloat16() -> str:
     flags = torch.backends.cpu.get_cpu_capability()
     path = Path("/proc/cpuinfo")
     text = path.read_text("utf-8", errors="replace") if path.exists() else ""
-    found = [name for name in ("amx_bf16", "avx512_bf16") if name in text]
-    return f"{', '.join(found) or 'no instructions of its own'} ({flags})"
+    extensions = [name for name in ("amx_bf16", "avx512_bf16") if name in text]
+    return f"{', '.join(extensions) or 'no instructions of its own'} ({flags})"

@@ -30,8 +30,8 @@ def scorer(recipe: Answering, learned: LearnedReward | None = None) -> Scorer:
     UsageError where its rewards are wrong. learned: the run's own reward model.
     """
     rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
-    own = by_component(recipe, learned)
-    return Scorer(rewards, recipe.scoring, environment_weight(recipe), own)
+    learned_scores = by_component(recipe, learned)
+    return Scorer(rewards, recipe.scoring, environment_weight(recipe), learned_scores)
 
 
 def through(recipe: Answering, data: AnyData) -> AnyData:
@@ -44,7 +44,7 @@ def through(recipe: Answering, data: AnyData) -> AnyData:
             raise UsageError(f"data.chat_template_kwargs: {key!r} comes from [environment]")
     update: dict[str, Any] = {"chat_template_kwargs": {**data.chat_template_kwargs, **more}}
     if isinstance(data, MixSettings):
-        update["sets"] = tuple(one.model_copy(update=update) for one in data.sets)
+        update["sets"] = tuple(dataset.model_copy(update=update) for dataset in data.sets)
     return data.model_copy(update=update)
 
 

@@ -43,27 +43,27 @@ def evaluate(
         raise UsageError("the recipe has nothing to evaluate on: give [eval] a path")
     recipe, read = pin(recipe, sections=("reward_model", "eval"))
     models = {name: pin_model(name) for name in dict.fromkeys((model, against)) if name}
-    found = {name: _results(recipe, source, console) for name, source in models.items()}
-    report = {"model": model, **_report(recipe, found[model])}
-    if told := [one.to_json() for one in read] + [
+    results = {name: _results(recipe, source, console) for name, source in models.items()}
+    report = {"model": model, **_report(recipe, results[model])}
+    if resolved := [source.to_json() for source in read] + [
         {"key": "--model", "path": name, "commit": split_revision(source)[1]}
         for name, source in models.items()
         if source != name
     ]:
-        report["sources"] = told
+        report["sources"] = resolved
     if against is None:
-        _show([found[model]], [], console)
+        _show([results[model]], [], console)
         return report
-    pairs = zip(found[model], found[against], strict=True)
+    pairs = zip(results[model], results[against], strict=True)
     comparisons = [compare(ours, theirs, recipe.seed) for ours, theirs in pairs]
     console.note(f"model    {model}\nagainst  {against}")
-    _show([found[model], found[against]], comparisons, console)
-    for one in comparisons:
-        _show_differing(one, console)
+    _show([results[model], results[against]], comparisons, console)
+    for comparison in comparisons:
+        _show_differing(comparison, console)
     return {
         **report,
-        "against": {"model": against, **_report(recipe, found[against])},
-        "comparison": [one.to_json() for one in comparisons],
+        "against": {"model": against, **_report(recipe, results[against])},
+        "comparison": [comparison.to_json() for comparison in comparisons],
     }
 
 
@@ -125,19 +125,19 @@ def _report(recipe: Recipe, results: list[Result]) -> dict[str, Any]:
 
 
 def _show(
-    found: Sequence[Sequence[Result]], comparisons: Sequence[Comparison], console: Console
+    by_model: Sequence[Sequence[Result]], comparisons: Sequence[Comparison], console: Console
 ) -> None:
     """A line for each set and metric, a column for each model, and for two their difference."""
     columns = ["", "model", *(("against", "difference", "p") if comparisons else ())]
     rows: list[list[str]] = []
-    for place, several in enumerate(zip(*found, strict=True)):
+    for place, several in enumerate(zip(*by_model, strict=True)):
         name = several[0].name
         compared = comparisons[place] if comparisons else None
         for metric in _metrics(several):
             row = [metric if name is None else f"{name} {metric}"]
             row += [_value(result, metric) for result in several]
             rows.append(row + (_difference(several, metric, compared) if compared else []))
-        counts = [f"{one.rows} / {one.failed}" for one in several]
+        counts = [f"{result.rows} / {result.failed}" for result in several]
         rows.append(["rows / failed", *counts, *[""] * (len(columns) - 1 - len(counts))])
     console.table("evaluation", columns, rows)
 
@@ -155,11 +155,14 @@ def _value(result: Result, metric: str) -> str:
 
 def _difference(several: Sequence[Result], metric: str, compared: Comparison) -> list[str]:
     """The paired difference with its interval, and p; of what is no rate the difference alone."""
-    one = compared.differences.get(metric)
-    if one is None or not one.rows:
+    difference = compared.differences.get(metric)
+    if difference is None or not difference.rows:
         ours, theirs = (result.metrics.get(metric, math.nan) for result in several)
         return ["–" if math.isnan(ours - theirs) else f"{ours - theirs:+.3g}", ""]
-    return [f"{one.value:+.3f}{plus_minus(one.value, one.interval)}", f"{one.p_value:.2g}"]
+    return [
+        f"{difference.value:+.3f}{plus_minus(difference.value, difference.interval)}",
+        f"{difference.p_value:.2g}",
+    ]
 
 
 def _show_differing(compared: Comparison, console: Console) -> None:

@@ -47,8 +47,8 @@ def _of_policy(
         reference = roles.frozen_policy(recipe, recipe.reference.model, start, choices)
 
     def score(sequences: Sequences) -> NDArray[np.float64]:
-        found = policy.logprobs(sequences).result()
+        logprobs = policy.logprobs(sequences).result()
         ref = None if reference is None else reference.logprobs(sequences).result()
-        return implicit_rewards(recipe.algorithm, sequences, found, ref)
+        return implicit_rewards(recipe.algorithm, sequences, logprobs, ref)
 
     return score

@@ -28,17 +28,19 @@ from postgrad.rollout.sampling import Drawing, mean_counts, sample_groups
 from postgrad.rollout.settings import SamplingSettings
 
 
-def read_set(recipe: Answering, one: EvalSet, tokenizer: Any) -> PromptSet:
+def read_set(recipe: Answering, eval_set: EvalSet, tokenizer: Any) -> PromptSet:
     """One evaluation set. Raises UsageError for data that cannot be read, see data.prompts, and for
     a row without the column that `by` names.
     """
     new = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
-    found = load_prompts(
-        environments.through(recipe, one.data), tokenizer, max_prompt_tokens=one.max_len - new
+    prompts = load_prompts(
+        environments.through(recipe, eval_set.data),
+        tokenizer,
+        max_prompt_tokens=eval_set.max_len - new,
     )
-    for prompt in found.all():
-        _dataset(prompt, one.by)
-    return found
+    for prompt in prompts.all():
+        _dataset(prompt, eval_set.by)
+    return prompts
 
 
 class Evaluator:
@@ -57,7 +59,8 @@ class Evaluator:
         )
         self._environment = environments.environment(recipe, tokenizer) or SingleTurn()
         self._sets: list[tuple[str | None, PromptSet]] = [
-            (one.name, read_set(recipe, one, tokenizer)) for one in self.settings.sets
+            (eval_set.name, read_set(recipe, eval_set, tokenizer))
+            for eval_set in self.settings.sets
         ]
 
     @property
@@ -78,7 +81,7 @@ class Evaluator:
     @property
     def max_len(self) -> int:
         """Tokens of the longest prompt and answer that any set allows."""
-        return max(one.max_len for one in self.settings.sets)
+        return max(eval_set.max_len for eval_set in self.settings.sets)
 
     @property
     def total(self) -> int:
@@ -92,11 +95,11 @@ class Evaluator:
         on_done hears how many samples have ended. Raises RunError where too many verifiers failed.
         """
         return [
-            self._one(name, prompts.all(), one.by, engine, on_done)
-            for one, (name, prompts) in zip(self.settings.sets, self._sets, strict=True)
+            self._evaluate_set(name, prompts.all(), eval_set.by, engine, on_done)
+            for eval_set, (name, prompts) in zip(self.settings.sets, self._sets, strict=True)
         ]
 
-    def _one(
+    def _evaluate_set(
         self,
         name: str | None,
         prompts: Sequence[Prompt],
@@ -111,9 +114,9 @@ class Evaluator:
             coldest = self._sampling.model_copy(update={"temperature": 0.0})
             greedy = self._sample(prompts, 1, coldest, engine, on_done)
         problems = [self._problem(*pair, by) for pair in zip(groups, greedy, strict=True)]
-        found = rates(problems, self.settings.pass_at)
+        overall = rates(problems, self.settings.pass_at)
         parts = by_dataset(problems, self.settings.pass_at)
-        metrics = {metric: rate for metric, (rate, _) in found.items()}
+        metrics = {metric: rate for metric, (rate, _) in overall.items()}
         metrics |= left_out(problems, self.settings.pass_at) | sample_metrics(groups)
         return Result(
             name=name,
@@ -121,7 +124,7 @@ class Evaluator:
             failed=sum(self._failed(group) for group in (*groups, *greedy) if group is not None),
             metrics=metrics | {metric: rate for metric, (rate, _) in parts.items()},
             seconds=time.perf_counter() - began,
-            intervals={metric: ends for metric, (_, ends) in (found | parts).items() if ends},
+            intervals={metric: ends for metric, (_, ends) in (overall | parts).items() if ends},
             problems=problems,
         )
 
@@ -180,8 +183,8 @@ def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     """
     totals = np.concatenate([group.total[group.kept] for group in groups])
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    lengths = [sum(len(turn.token_ids) for turn in one.turns) for one in rollouts]
-    truncated = [one.finish_reason == "length" for one in rollouts]
+    lengths = [sum(len(turn.token_ids) for turn in rollout.turns) for rollout in rollouts]
+    truncated = [rollout.finish_reason == "length" for rollout in rollouts]
     metrics = {
         **{f"environment/{name}": value for name, value in mean_counts(rollouts).items()},
         "reward": float(totals.mean()) if len(totals) else math.nan,

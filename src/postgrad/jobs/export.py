@@ -35,13 +35,13 @@ def export(
     directory = RunDirectory.open(run_dir)
     recipe = recipe_from_json(directory.recipe())
     base = recipe.model.source or str(directory.init)
-    role = role_of(recipe, name or own_role(recipe), base)
+    role_name = name or own_role(recipe)
+    role = role_of(recipe, role_name, base)
     checkpoint = open_store(run_dir).load(_which(which))
     choices = choose(recipe, checkpoint.state.choices)
     state = checkpoint.state.algorithm
     weights = checkpoint.tensors(role.stem)
-    told = name or own_role(recipe)
-    card = card_of(directory, recipe, checkpoint.state, role.base, role=told, adapter=adapter)
+    card = card_of(directory, recipe, checkpoint.state, role.base, role=role_name, adapter=adapter)
     if adapter:
         role.export_adapter(weights, to, card)
     else:
@@ -114,36 +114,36 @@ def role_of(recipe: Recipe, name: str, base: str) -> ExportedRole:
     the job trains. base: of the policy. Raises UsageError where the run has none of that name.
     """
     stems = roles_of(recipe, base)
-    own = "reward_model" if isinstance(recipe, RewardRecipe) else "policy"
-    found = {own_role(recipe): stems[own]}
+    trained = "reward_model" if isinstance(recipe, RewardRecipe) else "policy"
+    named = {own_role(recipe): stems[trained]}
     if recipe.learner.ema_decay:
-        found["ema"] = replace(stems[own], stem=f"{own}.ema")
+        named["ema"] = replace(stems[trained], stem=f"{trained}.ema")
     if "critic" in stems:
-        found["critic"] = stems["critic"]
-    if name not in found:
-        raise UsageError(f"--role {name}: this run has {' and '.join(found)}")
-    return found[name]
+        named["critic"] = stems["critic"]
+    if name not in named:
+        raise UsageError(f"--role {name}: this run has {' and '.join(named)}")
+    return named[name]
 
 
 def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
     """What a checkpoint's files begin with, and whose weights they are. base: of the policy."""
     lora, template = recipe.model.lora, recipe.data.chat_template
 
-    def own(stem: str, *, scores: bool) -> ExportedRole:
+    def of_base(stem: str, *, scores: bool) -> ExportedRole:
         return ExportedRole(stem, base, lora, scores, template)
 
     if isinstance(recipe, RewardRecipe):
-        return {"reward_model": own("reward_model.weights", scores=True)}
-    found = {"policy": own("policy.weights", scores=False)}
+        return {"reward_model": of_base("reward_model.weights", scores=True)}
+    by_stem = {"policy": of_base("policy.weights", scores=False)}
     if isinstance(recipe, RLRecipe):
         if recipe.reference.moves:
-            found["reference"] = replace(found["policy"], stem="reference.weights", lora=None)
+            by_stem["reference"] = replace(by_stem["policy"], stem="reference.weights", lora=None)
         if recipe.algorithm.needs().critic:
             model = recipe.critic.model
             start = model.source or base
             critic = ExportedRole("critic.weights", start, model.lora, scores=True)
-            found["critic"] = replace(critic, template=template)
-    return found
+            by_stem["critic"] = replace(critic, template=template)
+    return by_stem
 
 
 def _which(text: str) -> str | int:

@@ -49,18 +49,18 @@ class Foreseen:
         seconds, the most bytes of any. peaks: of the process, for phases that are in no step.
         """
         steps = warm(lines, recipe) or lines
-        found: dict[str, dict[str, float]] = {}
+        by_phase: dict[str, dict[str, float]] = {}
         for name in ("load", *PHASE_OF[recipe.job], "save"):
             held = [line.get(f"{name}_memory_bytes") or 0 for line in lines]
-            known = {
+            figures = {
                 "foreseen_seconds": self.seconds.get(name),
                 "seconds": median(steps, f"{name}_seconds"),
                 "foreseen_memory_bytes": self.bytes.get(name),
                 "memory_bytes": max([*held, peaks.get(name, 0)]) or None,
             }
-            if known["seconds"] is not None or known["memory_bytes"] is not None:
-                found[name] = {key: value for key, value in known.items() if value is not None}
-        return found
+            if figures["seconds"] is not None or figures["memory_bytes"] is not None:
+                by_phase[name] = {key: value for key, value in figures.items() if value is not None}
+        return by_phase
 
 
 def foresee(
@@ -79,36 +79,38 @@ def foresee(
 
     A plan that cannot be made stops no run: plan.json and an event say why.
     """
-    made = as_chosen(recipe, choices).model_copy(
+    filled = as_chosen(recipe, choices).model_copy(
         update={"steps": steps, "epochs": None, "total_episodes": None}
     )
     entry: dict[str, Any] = {}
-    found = Foreseen()
+    expected = Foreseen()
     try:
-        facts = facts_here(made, choices)
-        entry["machine"] = machine_of(made, facts.hardware.device).to_json()
-        planned = outlook(made, facts)
+        facts = facts_here(filled, choices)
+        entry["machine"] = machine_of(filled, facts.hardware.device).to_json()
+        planned = outlook(filled, facts)
         entry |= Page(planned, advise(planned, facts)).to_json()
-        found = Foreseen.of(planned)
+        expected = Foreseen.of(planned)
         if held is not None and choices.device == "cpu":  # peak_memory_bytes counts them too
-            found = replace(found, bytes={**found.bytes, "peak": planned.memory.with_held(held)})
+            expected = replace(
+                expected, bytes={**expected.bytes, "peak": planned.memory.with_held(held)}
+            )
     except Exception as error:  # noqa: BLE001  # recorded: to run matters more than to foresee
-        told = str(error) if isinstance(error, PostgradError) else repr(error)
-        entry["problem"] = f"no plan could be made: {told}"
+        reason = str(error) if isinstance(error, PostgradError) else repr(error)
+        entry["problem"] = f"no plan could be made: {reason}"
         logs.event("no_plan", entry["problem"])
     _add(directory, entry, after)
-    return found
+    return expected
 
 
 def as_chosen(recipe: Recipe, choices: Choices) -> Recipe:
     """The recipe with what was chosen at the start in place of what it leaves open."""
-    made = settled(recipe, choices)
-    batch = made.batch.model_copy(update={"micro_train_tokens": choices.micro_train_tokens})
-    made = made.model_copy(update={"batch": batch})
-    if isinstance(made, Answering) and choices.sizes is not None:
-        rollout = made.rollout.model_copy(update=choices.sizes.to_json())
-        made = made.model_copy(update={"rollout": rollout})
-    return made
+    filled = settled(recipe, choices)
+    batch = filled.batch.model_copy(update={"micro_train_tokens": choices.micro_train_tokens})
+    filled = filled.model_copy(update={"batch": batch})
+    if isinstance(filled, Answering) and choices.sizes is not None:
+        rollout = filled.rollout.model_copy(update=choices.sizes.to_json())
+        filled = filled.model_copy(update={"rollout": rollout})
+    return filled
 
 
 def settled(recipe: Recipe, choices: Choices) -> Recipe:
@@ -118,8 +120,8 @@ def settled(recipe: Recipe, choices: Choices) -> Recipe:
 
 def hardware_here(choices: Choices) -> Hardware:
     """The devices that the run computes on."""
-    found = this_machine() if choices.device == "cuda" else this_cpu()
-    return with_threads(found, choices.threads)
+    hardware = this_machine() if choices.device == "cuda" else this_cpu()
+    return with_threads(hardware, choices.threads)
 
 
 def facts_here(recipe: Recipe, choices: Choices) -> Facts:
@@ -134,10 +136,10 @@ def facts_here(recipe: Recipe, choices: Choices) -> Facts:
 
 def _add(directory: RunDirectory, entry: Mapping[str, Any], after: int) -> None:
     """What was foreseen of steps that a resume takes back is taken back with them."""
-    before = [one for one in directory.plans() if one["after_step"] <= after]
+    before = [plan for plan in directory.plans() if plan["after_step"] <= after]
     new = json.loads(json.dumps(finite(entry)))
     if not before or {**before[-1], "after_step": None} != {"after_step": None, **new}:
-        before = [one for one in before if one["after_step"] < after]
+        before = [plan for plan in before if plan["after_step"] < after]
         before.append({"after_step": after, **new})
     directory.write_plans(before)
 

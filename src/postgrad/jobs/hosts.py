@@ -18,6 +18,6 @@ def own_hosts(address: str, port: int) -> frozenset[str]:
     return frozenset(with_port + (names if port == HTTP_PORT else []))
 
 
-def is_own(hosts: frozenset[str], given: list[str]) -> bool:
+def is_own(hosts: frozenset[str], requested: list[str]) -> bool:
     """Whether a request's Host headers are one, and name this server."""
-    return len(given) == 1 and given[0].strip().lower() in hosts
+    return len(requested) == 1 and requested[0].strip().lower() in hosts

@@ -12,7 +12,7 @@ from postgrad.plan.advice import advise
 from postgrad.plan.plan import outlook
 
 # What torch's allocator for a CPU says in a plain RuntimeError.
-SAID = ("can't allocate memory", "not enough memory", "DefaultCPUAllocator")
+REFUSALS = ("can't allocate memory", "not enough memory", "DefaultCPUAllocator")
 LESS = 0.8  # of the peak that was foreseen has to do: it was too much
 # What a run that has begun can change: neither its data nor what is in its checkpoints.
 CHANGEABLE = ("--batch.micro_", "--model.gradient_checkpointing", "--rollout.slots")
@@ -30,7 +30,7 @@ def ran_out(error: BaseException) -> bool:
         return True
     if type(error) is RunError and error.__cause__ is not None:  # what a rank raised
         return ran_out(error.__cause__)
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in SAID)
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in REFUSALS)
 
 
 def phase_of(run: Run) -> str:
@@ -40,7 +40,7 @@ def phase_of(run: Run) -> str:
 
 def explain(run: Run, step: int, phase: str, error: BaseException, standing: str) -> OutOfMemory:
     """What is raised in place of `error`. standing: what the run can go on from."""
-    told = str(error).strip().partition("\n")[0] or type(error).__name__
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
     where = f"{phase} of step {step + 1}" if "plan" in run.clock.total else f"phase {phase}"
     changes = smaller(run, phase)
     if changes:
@@ -50,8 +50,8 @@ def explain(run: Run, step: int, phase: str, error: BaseException, standing: str
         advice = f"with less it goes on as: {command}"
     else:
         advice = f"what takes less: {GENERAL}; see postgrad plan"
-    run.logs.event("out_of_memory", told, step=step, phase=phase)
-    return OutOfMemory(f"out of memory in {where}: {told}; {standing}; {advice}")
+    run.logs.event("out_of_memory", reason, step=step, phase=phase)
+    return OutOfMemory(f"out of memory in {where}: {reason}; {standing}; {advice}")
 
 
 def smaller(run: Run, phase: str) -> tuple[str, ...]:
@@ -67,16 +67,16 @@ def smaller(run: Run, phase: str) -> tuple[str, ...]:
     try:
         recipe = foreseen.as_chosen(run.recipe, run.choices)
         facts = foreseen.facts_here(recipe, run.choices)
-        planned = outlook(recipe, facts)
-        room = int(min(planned.memory.peak_bytes, planned.memory.capacity) * LESS)
+        forecast = outlook(recipe, facts)
+        room = int(min(forecast.memory.peak_bytes, forecast.memory.capacity) * LESS)
         device = facts.hardware.device.model_copy(update={"memory_bytes": max(1, room)})
         hardware = facts.hardware.model_copy(update={"device": device})
         facts = replace(facts, hardware=hardware)
         advised = advise(outlook(recipe, facts), facts)
     except Exception:  # noqa: BLE001  # plan.json says why; what failed is told first
         return flags
-    for one in advised:
-        key = one.overrides[0]
+    for change in advised:
+        key = change.overrides[0]
         if key.startswith(CHANGEABLE) and key not in flags:
-            flags += one.overrides
+            flags += change.overrides
     return flags

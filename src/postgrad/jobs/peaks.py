@@ -44,9 +44,9 @@ class Resident:
 
     def peak(self) -> int:
         """Gauge.peak."""
-        found = _status("VmHWM")
-        Resident.most = max(Resident.most, found)
-        return found
+        peak = _status("VmHWM")
+        Resident.most = max(Resident.most, peak)
+        return peak
 
     def restart(self) -> None:
         """Gauge.restart."""
@@ -129,15 +129,15 @@ class Peaks:
 
     def take_step(self) -> dict[str, int]:
         """NAME_memory_bytes of the step that ends here."""
-        found = {f"{name}_memory_bytes": count for name, count in self.step.items()}
+        metrics = {f"{name}_memory_bytes": count for name, count in self.step.items()}
         self.step = {}
-        return found
+        return metrics
 
     def _gather(self) -> None:
         """What was held so far belongs to all open spans; what follows may belong to others."""
         assert self._gauge is not None
         peak = self._gauge.peak()
-        self._open = [max(one, peak) for one in self._open]
+        self._open = [max(open_peak, peak) for open_peak in self._open]
         self._gauge.restart()
 
 

@@ -63,12 +63,12 @@ class Profiled:
         run = self._run
         folder = run.directory.path
         recorded.export_chrome_trace(str(folder / TRACE))
-        events = [_event(one) for one in cast(Any, recorded.events())]
+        events = [_event(event) for event in cast(Any, recorded.events())]
         phases = summary(events, spans)
         choices = {"device": run.choices.device, "threads": run.choices.threads}
         choices |= {"dtype": run.choices.dtype, "rollout_dtype": run.choices.rollout_dtype}
-        found = {"timed": timed, "recorded": {"step": timed["step"] + 1, "phases": phases}}
-        write_json(folder / TABLE, {**choices, **found, "trace": TRACE})
+        tables = {"timed": timed, "recorded": {"step": timed["step"] + 1, "phases": phases}}
+        write_json(folder / TABLE, {**choices, **tables, "trace": TRACE})
         columns = ("", "seconds", "share", "CPU seconds")
         run.console.table(f"step {timed['step']}, timed", columns, time_rows(timed))
         columns = ("", "share of the phase", "calls")
@@ -114,10 +114,10 @@ class Look:
             if name in later.cpu_seconds:
                 used = later.cpu_seconds[name] - self.cpu_seconds.get(name, 0.0)
                 phases[name]["cpu_seconds"] = used
-        whole = [one for name, one in phases.items() if "/" not in name]
+        outermost = [times for name, times in phases.items() if "/" not in name]
         phases["other"] = {
-            "seconds": max(0.0, wall - sum(one["seconds"] for one in whole)),
-            "cpu_seconds": max(0.0, cpu - sum(one["cpu_seconds"] for one in whole)),
+            "seconds": max(0.0, wall - sum(times["seconds"] for times in outermost)),
+            "cpu_seconds": max(0.0, cpu - sum(times["cpu_seconds"] for times in outermost)),
         }
         names = sorted(phases, key=lambda name: _place(name, list(phases)))
         return {
@@ -142,20 +142,22 @@ class Event:
     name: str
     start: float
     end: float
-    own: float
+    self_time: float
     device: float = 0.0
     within: tuple[str, ...] = ()
 
 
-def _event(one: Any) -> Event:
+def _event(recorded: Any) -> Event:
     within: list[str] = []
-    parent = one.cpu_parent
+    parent = recorded.cpu_parent
     while parent is not None:
         within.append(parent.name)
         parent = parent.cpu_parent
-    span = one.time_range
-    device = float(one.self_device_time_total)
-    return Event(one.name, span.start, span.end, one.self_cpu_time_total, device, tuple(within))
+    span = recorded.time_range
+    device = float(recorded.self_device_time_total)
+    return Event(
+        recorded.name, span.start, span.end, recorded.self_cpu_time_total, device, tuple(within)
+    )
 
 
 def summary(events: Iterable[Event], spans: set[str]) -> dict[str, dict[str, Any]]:
@@ -165,20 +167,20 @@ def summary(events: Iterable[Event], spans: set[str]) -> dict[str, dict[str, Any
     spans: the names of phases and parts among the events. Shares are of the phase's seconds.
     """
     events = list(events)
-    phases = [one for one in events if one.name in spans and "/" not in one.name]
-    found: dict[str, dict[str, Any]] = {}
-    for phase in sorted(phases, key=lambda one: one.start):
-        inside = [one for one in events if phase.start <= one.start < phase.end]
+    phases = [event for event in events if event.name in spans and "/" not in event.name]
+    by_phase: dict[str, dict[str, Any]] = {}
+    for phase in sorted(phases, key=lambda event: event.start):
+        inside = [event for event in events if phase.start <= event.start < phase.end]
         length = phase.end - phase.start
         kinds = dict.fromkeys((*KINDS, "outside"), 0.0)
-        for one in inside:
-            kinds["outside" if one.name in spans else _kind(one)] += one.own / length
-        found[phase.name] = {
+        for event in inside:
+            kinds["outside" if event.name in spans else _kind(event)] += event.self_time / length
+        by_phase[phase.name] = {
             "seconds": length / 1e6,
             "shares": kinds,
-            "operations": _longest([one for one in inside if one.name not in spans], length),
+            "operations": _longest([event for event in inside if event.name not in spans], length),
         }
-    return found
+    return by_phase
 
 
 def _longest(events: Sequence[Event], length: float) -> list[dict[str, Any]]:
@@ -186,20 +188,20 @@ def _longest(events: Sequence[Event], length: float) -> list[dict[str, Any]]:
     one was at work.
     """
     named: dict[str, list[Event]] = {}
-    for one in events:
-        named.setdefault(one.name, []).append(one)
-    found = [
+    for event in events:
+        named.setdefault(event.name, []).append(event)
+    operations = [
         {
             "name": name,
             "calls": len(calls),
-            "share": sum(one.own for one in calls) / length,
-            "seconds": sum(one.own for one in calls) / 1e6,
-            "device_seconds": sum(one.device for one in calls) / 1e6,
+            "share": sum(event.self_time for event in calls) / length,
+            "seconds": sum(event.self_time for event in calls) / 1e6,
+            "device_seconds": sum(event.device for event in calls) / 1e6,
         }
         for name, calls in named.items()
     ]
-    by = "device_seconds" if any(one.device for one in events) else "seconds"
-    return sorted(found, key=lambda one: one[by], reverse=True)[:MOST]
+    by = "device_seconds" if any(event.device for event in events) else "seconds"
+    return sorted(operations, key=lambda operation: operation[by], reverse=True)[:MOST]
 
 
 def _kind(event: Event) -> str:
@@ -214,12 +216,12 @@ def _kind(event: Event) -> str:
 def time_rows(timed: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """The table of a timed step: a row for each phase and, below it, for its parts."""
     rows: list[tuple[str, ...]] = []
-    for name, one in timed["phases"].items():
+    for name, times in timed["phases"].items():
         phase, _, part = name.rpartition("/")
         label = f"  {part}" if phase else part
-        cpu = f"{one['cpu_seconds']:.3f}" if "cpu_seconds" in one else ""
-        share = one["seconds"] / timed["seconds"]
-        rows.append((label, f"{one['seconds']:.3f}", f"{share:.1%}", cpu))
+        cpu = f"{times['cpu_seconds']:.3f}" if "cpu_seconds" in times else ""
+        share = times["seconds"] / timed["seconds"]
+        rows.append((label, f"{times['seconds']:.3f}", f"{share:.1%}", cpu))
     rows.append(("step", f"{timed['seconds']:.3f}", "", f"{timed['cpu_seconds']:.3f}"))
     return rows
 
@@ -232,8 +234,10 @@ def operation_rows(phases: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, .
         for kind, label in {**KINDS, "outside": "Python and waiting"}.items():
             if phase["shares"][kind] >= 0.001:
                 rows.append((f"  {label}", f"{phase['shares'][kind]:.1%}", ""))
-        for one in phase["operations"]:
-            if one["share"] >= 0.01:
-                called = one["name"].removeprefix("aten::").removeprefix(f"{BACKWARD}: ")
-                rows.append((f"    {called[:WIDEST]}", f"{one['share']:.1%}", str(one["calls"])))
+        for operation in phase["operations"]:
+            if operation["share"] >= 0.01:
+                called = operation["name"].removeprefix("aten::").removeprefix(f"{BACKWARD}: ")
+                rows.append(
+                    (f"    {called[:WIDEST]}", f"{operation['share']:.1%}", str(operation["calls"]))
+                )
     return rows

@@ -36,7 +36,7 @@ def report(
         for part in pages(readers, contents(run_dirs)):
             file.write(part)
     size = target.stat().st_size
-    samples = sum(one.samples for one in readers)
+    samples = sum(run_reader.samples for run_reader in readers)
     console.note(f"wrote {target}: {size / 2**20:.1f} MiB, {samples} samples; open it in a browser")
     return {"report": str(target), "bytes": size, "samples": samples}
 

@@ -91,14 +91,14 @@ def rates(problems: Sequence[Problem], pass_at: Sequence[int]) -> dict[str, tupl
     with its 95% interval.
     """
     metrics = ["accuracy", *(f"pass@{k}" for k in pass_at if k > 1)]
-    if any(one.greedy is not None for one in problems):
+    if any(problem.greedy is not None for problem in problems):
         metrics.append("greedy_accuracy")
-    found: dict[str, tuple[float, Interval]] = {}
+    by_metric: dict[str, tuple[float, Interval]] = {}
     for metric in metrics:
-        values = [v for one in problems if (v := one.value(metric)) is not None]
+        values = [v for problem in problems if (v := problem.value(metric)) is not None]
         mean = sum(values) / len(values) if values else math.nan
-        found[metric] = mean, mean_interval(values)
-    return found
+        by_metric[metric] = mean, mean_interval(values)
+    return by_metric
 
 
 def left_out(problems: Sequence[Problem], pass_at: Sequence[int]) -> dict[str, float]:
@@ -106,7 +106,7 @@ def left_out(problems: Sequence[Problem], pass_at: Sequence[int]) -> dict[str, f
     scored. Their verifiers failed, or the component does not apply to them.
     """
     return {
-        f"{LEFT_OUT}{k}": float(sum(one.samples[0] < k for one in problems))
+        f"{LEFT_OUT}{k}": float(sum(problem.samples[0] < k for problem in problems))
         for k in dict.fromkeys((1, *pass_at))
     }
 
@@ -115,13 +115,15 @@ def by_dataset(
     problems: Sequence[Problem], pass_at: Sequence[int]
 ) -> dict[str, tuple[float, Interval | None]]:
     """RATE/DATASET, and rows/DATASET without an interval; nothing where there is one dataset."""
-    names = sorted({one.dataset for one in problems})
-    found: dict[str, tuple[float, Interval | None]] = {}
+    names = sorted({problem.dataset for problem in problems})
+    by_metric: dict[str, tuple[float, Interval | None]] = {}
     for name in names if len(names) > 1 else ():
-        own = [one for one in problems if one.dataset == name]
-        found[f"rows/{name}"] = len(own), None
-        found |= {f"{metric}/{name}": rate for metric, rate in rates(own, pass_at).items()}
-    return found
+        of_dataset = [problem for problem in problems if problem.dataset == name]
+        by_metric[f"rows/{name}"] = len(of_dataset), None
+        by_metric |= {
+            f"{metric}/{name}": rate for metric, rate in rates(of_dataset, pass_at).items()
+        }
+    return by_metric
 
 
 def ends(metric: str, interval: Interval) -> dict[str, float]:

@@ -29,17 +29,17 @@ def foresee_disk(run: Run, size: int) -> None:
     most = settings.max_ckpt_num + (settings.best_metric is not None) + 1
     if free < size * (most - len(run.store.steps())):
         run.console.warn(
-            f"disk: there is no room for {most} checkpoints of {_told(size)}: lower "
+            f"disk: there is no room for {most} checkpoints of {_size_text(size)}: lower "
             "checkpoint.max_ckpt_num, or saves will fail (older checkpoints would stand)"
         )
     run.console.note(
-        f"disk: a checkpoint takes {_told(size)}, all that lie in {run.store.root} at one time up "
-        f"to {_told(most * size)} (checkpoint.max_ckpt_num, the best, one being written); "
-        f"{_told(free)} are free"
+        f"disk: a checkpoint takes {_size_text(size)}, all that lie in {run.store.root} at one time "
+        f"up to {_size_text(most * size)} (checkpoint.max_ckpt_num, the best, one being written); "
+        f"{_size_text(free)} are free"
     )
 
 
-def _told(size: int) -> str:
+def _size_text(size: int) -> str:
     return f"{size / 2**20:.1f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"
 
 
@@ -99,7 +99,7 @@ class Saver:
         self._at = time.monotonic()
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: _Writing | None = None
-        self._told = False
+        self._warned = False
         self._copies = HFCopies(run) if run.recipe.checkpoint.save_hf == "each" else None
 
     def due(self, state: RunState) -> bool:
@@ -144,19 +144,19 @@ class Saver:
         """Until the save under way, if any, has ended. must: a failure is raised."""
         if self._writing is None:
             return
-        one, self._writing = self._writing, None
+        writing, self._writing = self._writing, None
         try:
-            seconds = one.future.result()
+            seconds = writing.future.result()
         except (DiskFull, SaveFailed) as error:
             if must:
                 raise
-            self._tell("save_failed", error, one.step)
+            self._tell("save_failed", error, writing.step)
             return
         except Untidy as error:
-            self._tell("save_untidy", error, one.step)
+            self._tell("save_untidy", error, writing.step)
         else:
-            self._run.logs.event("saved", f"step {one.step}", **one.to_json(seconds))
-        self._saved = one.step
+            self._run.logs.event("saved", f"step {writing.step}", **writing.to_json(seconds))
+        self._saved = writing.step
 
     def close(self) -> None:
         """Lets the save under way end, whatever else has happened."""
@@ -175,11 +175,11 @@ class Saver:
         """True where memory holds a copy and as much again."""
         if psutil.virtual_memory().available > 2 * size_of(tensors):
             return True
-        if not self._told:
+        if not self._warned:
             self._run.console.note(
                 "no memory for a copy of the state: saves stop the run meanwhile"
             )
-            self._told = True
+            self._warned = True
         return False
 
     def stop(self, state: RunState, why: str = "") -> str:

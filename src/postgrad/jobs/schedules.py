@@ -38,8 +38,8 @@ def _schedules(recipe: Recipe, rows: int | None) -> dict[str, tuple[LearnerSetti
     updates = horizon(recipe.algorithm, geometry)
     assert updates is not None  # rows are known
     assert geometry.total_updates is not None
-    own = "reward_model" if recipe.job == "reward" else "policy"
-    found = {own: (recipe.learner, updates)}
+    trained = "reward_model" if recipe.job == "reward" else "policy"
+    by_role = {trained: (recipe.learner, updates)}
     if isinstance(recipe, RLRecipe):
-        found["critic"] = (recipe.critic.learner, geometry.total_updates)
-    return found
+        by_role["critic"] = (recipe.critic.learner, geometry.total_updates)
+    return by_role

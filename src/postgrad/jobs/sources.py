@@ -49,13 +49,15 @@ def pin(
     unless `allowed` has its key. sections: of the recipe, such as "eval", that are looked at; None:
     all. Raises UsageError where a commit is not to be had.
     """
-    known = {one.get("key"): one for one in before}
+    recorded = {entry.get("key"): entry for entry in before}
     looked_at = [
-        one for one in sources(recipe) if sections is None or str(one.place[0]) in sections
+        source for source in sources(recipe) if sections is None or str(source.place[0]) in sections
     ]
-    found = [_resolved(one, known.get(one.key), allowed) for one in looked_at if one.hub]
-    commits = {source.place: one.commit for source, one in found}
-    return pinned(recipe, commits), [one for _, one in found]
+    resolved = [
+        _resolved(source, recorded.get(source.key), allowed) for source in looked_at if source.hub
+    ]
+    commits = {source.place: hub_source.commit for source, hub_source in resolved}
+    return pinned(recipe, commits), [hub_source for _, hub_source in resolved]
 
 
 def pin_model(source: str) -> str:
@@ -109,11 +111,11 @@ def hold_to(
     recorded: what the newest checkpoint says, {} for a new run. Raises UsageError for what has
     changed since, unless `allowed` has its key.
     """
-    found: dict[str, str] = {}
+    identities: dict[str, str] = {}
     changed: list[str] = []
     for part in chain.from_iterable(map(_parts, sources(recipe))):
         before = recorded.get(part.name, part.identity)
-        found[part.name] = part.identity
+        identities[part.name] = part.identity
         if before != part.identity and not any(covers(a, k) for a in allowed for k in part.keys):
             key = part.keys[0]
             changed.append(
@@ -123,7 +125,7 @@ def hold_to(
             )
     if changed:
         raise UsageError("\n".join(changed))
-    return found
+    return identities
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ def _parts(source: Source) -> Iterator[_Part]:
     """The source itself and its chat template, where they are named by something."""
     key, keys = source.key, ("revision", "path") if source.hub else ("path", "revision")
     if (identity := _identity(source)) is not None:
-        yield _Part(key, tuple(f"{key}.{one}" for one in keys), source.path, identity)
+        yield _Part(key, tuple(f"{key}.{key_part}" for key_part in keys), source.path, identity)
     if (identity := _template(source)) is not None:
         yield _Part(
             f"{key}.chat_template", (f"{key}.chat_template",), source.chat_template, identity
@@ -176,5 +178,7 @@ def _template(source: Source) -> str | None:
 
 def _may(source: Source, allowed: Sequence[str]) -> bool:
     return any(
-        covers(one, f"{source.key}.{key}") for one in allowed for key in ("path", "revision")
+        covers(allowed_key, f"{source.key}.{key}")
+        for allowed_key in allowed
+        for key in ("path", "revision")
     )

@@ -37,7 +37,7 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-            heard = [one for one in SIGNALS if one != signal.SIGHUP or not under_nohup]
+            heard = [number for number in SIGNALS if number != signal.SIGHUP or not under_nohup]
             self._before = {number: signal.signal(number, self._on_signal) for number in heard}
         return self
 

@@ -30,22 +30,22 @@ def verify(run_dir: Path, console: Console) -> list[dict[str, Any]]:
     store = store_of(recipe, directory)
     base = recipe.model.source or str(directory.init)
     wanted = {stem: _shapes(role) for stem, role in roles_of(recipe, base).items()}
-    found = [(one, _problem(store, one, wanted, run_dir)) for one in store.infos()]
-    rows = [(str(one.step), problem or "good") for one, problem in found]
+    states = [(info, _problem(store, info, wanted, run_dir)) for info in store.infos()]
+    rows = [(str(info.step), problem or "good") for info, problem in states]
     console.table(f"checkpoints in {store.root}", ("step", "state"), rows)
-    broken = [problem for _, problem in found if problem is not None]
-    if broken or not found:
+    broken = [problem for _, problem in states if problem is not None]
+    if broken or not states:
         raise RunError("\n".join(broken) or f"{store.root} has no checkpoint")
-    return [{"step": one.step, "path": str(one.path), "good": True} for one, _ in found]
+    return [{"step": info.step, "path": str(info.path), "good": True} for info, _ in states]
 
 
 def _problem(
-    store: CheckpointStore, one: CheckpointInfo, wanted: Mapping[str, Shapes], run_dir: Path
+    store: CheckpointStore, info: CheckpointInfo, wanted: Mapping[str, Shapes], run_dir: Path
 ) -> str | None:
-    if one.problem is not None:
-        return one.problem
+    if info.problem is not None:
+        return info.problem
     try:
-        checkpoint = store.load(one.step)
+        checkpoint = store.load(info.step)
         _check_tensors(checkpoint, wanted)
     except RunError as error:
         return str(error)
@@ -53,7 +53,7 @@ def _problem(
         log = run_dir / name
         size = log.stat().st_size if log.exists() else 0
         if size < offset:
-            return f"{log} has {size} bytes, the checkpoint of step {one.step} counts on {offset}"
+            return f"{log} has {size} bytes, the checkpoint of step {info.step} counts on {offset}"
     return None
 
 
@@ -63,11 +63,11 @@ def _check_tensors(checkpoint: Checkpoint, by_role: Mapping[str, Shapes]) -> Non
         path = checkpoint.path / f"{stem}.safetensors"
         tensors = dict(checkpoint.tensors(stem))
         names = set(tensors)
-        role, _, what = stem.partition(".")
+        role, _, content = stem.partition(".")
         if role not in by_role:
             raise RunError(f"{path} is of a role that this run has not")
         wanted = by_role[role]
-        if what == "optimizer":
+        if content == "optimizer":
             if tensors.pop(UPDATES, None) is None:
                 raise RunError(
                     f"{path} does not say how many updates there were: lacks {UPDATES!r}"
@@ -80,11 +80,11 @@ def _check_tensors(checkpoint: Checkpoint, by_role: Mapping[str, Shapes]) -> Non
                 f"{path} is of another model: unknown {unknown[:3]}, lacks {missing[:3]}"
             )
         for name, tensor in tensors.items():
-            own = name if name in shapes else name.rpartition(".")[0]
-            if tensor.shape != shapes[own]:
+            parameter = name if name in shapes else name.rpartition(".")[0]
+            if tensor.shape != shapes[parameter]:
                 raise RunError(
                     f"{path}: {name!r} has shape {tuple(tensor.shape)}, the model's is "
-                    f"{tuple(shapes[own])}"
+                    f"{tuple(shapes[parameter])}"
                 )
 
 

@@ -35,23 +35,27 @@ def verify_resume(
     stated = [word.partition("=")[0] for word in overrides]
     length = [] if any(word in LENGTHS for word in stated) else ["--steps", STEPS]
     with TemporaryDirectory(prefix="postgrad-") as folder:
-        whole, killed = Path(folder) / "whole", Path(folder) / "killed"
+        unbroken, killed = Path(folder) / "whole", Path(folder) / "killed"
         words = [*overrides, *length, "--checkpoint.save_steps", "1"]
         words += ["--checkpoint.push_to_hub", ""]  # nothing of it is anybody's model
         began = time.monotonic()
-        _end(_start(recipe, whole, words))
+        _end(_start(recipe, unbroken, words))
         seconds = time.monotonic() - began
         console.note(f"a run that is left alone: {seconds:.1f} s")
         shares = sorted(0.2 + 0.75 * float(uniform(seed, "kills", i)) for i in range(kills))
         moments = [seconds * share for share in shares]  # early ones first: less is left each time
         done = _kill(recipe, killed, words, moments, console)
-        one, two = fingerprint(whole), fingerprint(killed)
-    different = sorted(name for name in {*one, *two} if one.get(name) != two.get(name))
-    rows = [(name, "differs" if name in different else "the same bits") for name in sorted(one)]
+        expected, resumed = fingerprint(unbroken), fingerprint(killed)
+    different = sorted(
+        name for name in {*expected, *resumed} if expected.get(name) != resumed.get(name)
+    )
+    rows = [
+        (name, "differs" if name in different else "the same bits") for name in sorted(expected)
+    ]
     console.table(f"{done} kills and resumes against none", ("file", ""), rows)
     if different:
         raise RunError(f"a killed and resumed run differs in {', '.join(different)}")
-    return {"kills": done, "same": sorted(one)}
+    return {"kills": done, "same": sorted(expected)}
 
 
 def fingerprint(run: Path) -> dict[str, str]:
@@ -59,20 +63,20 @@ def fingerprint(run: Path) -> dict[str, str]:
     differ: times, sizes, and how many bytes they take.
     """
     latest = run / "checkpoints" / (run / "checkpoints" / "latest").read_text("utf-8").strip()
-    found = {
+    hashes = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(latest.glob("*.safetensors"))
     }
     state = json.loads((latest / STATE).read_text("utf-8"))
-    found[STATE] = _hash({key: value for key, value in state.items() if key != "log_offsets"})
+    hashes[STATE] = _hash({key: value for key, value in state.items() if key != "log_offsets"})
     for name in LOGS:
         lines = [
             {key: value for key, value in line.items() if not key.endswith(TIMED)}
             for line in read_lines(run / name)
         ]
         if lines:
-            found[name] = _hash(lines)
-    return found
+            hashes[name] = _hash(lines)
+    return hashes
 
 
 def _hash(value: Any) -> str:
@@ -109,6 +113,6 @@ def _start(recipe: Path, run: Path, words: Sequence[str]) -> "subprocess.Popen[s
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    _, told = process.communicate()
+    _, errors = process.communicate()
     if process.returncode:
-        raise RunError(f"the run failed, exit code {process.returncode}: {told.strip()}")
+        raise RunError(f"the run failed, exit code {process.returncode}: {errors.strip()}")
