@@ -1,8 +1,8 @@
-"""Sizes that are "auto": first from the plan and the memory that is free, then tried on the device.
+"""Sizes that the recipe leaves "auto": planned for the free memory, then tried on the device.
 
-What is tried is the most that a step will do: two forward and backward passes over as many tokens
-as one may have, beside the optimizer's moments; two tokens of as many sequences as there are slots.
-No weight, optimizer or random number is touched: a recipe that states the same sizes gives the same
+A trial does the most that a step will do: two forward and backward passes over a full micro-batch
+beside the optimizer's moments, or two tokens for as many sequences as there are slots. It changes
+no weight, optimizer state or random number: a recipe that states the same sizes gives the same
 bits.
 """
 
@@ -42,8 +42,8 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 Fits = Callable[[int], bool]
 
 
-class Reads(Protocol):
-    """A role."""
+class HasBackbone(Protocol):
+    """A role whose micro-batches a token budget cuts."""
 
     backbone: Backbone
 
@@ -51,9 +51,9 @@ class Reads(Protocol):
 def planned(
     recipe: Recipe, choices: Choices, recorded: Mapping[str, Any]
 ) -> tuple[Choices, frozenset[str]]:
-    """The choices with what the plan says for memory that is free now, and the names of those that
-    have to be tried: what was recorded is used as it is. With several ranks, whose trials would
-    have to agree, the plan alone decides.
+    """The choices with the plan's sizes for the memory that is free now, and the names of the
+    choices that have to be tried. Recorded sizes are used as they are. With several ranks, whose
+    trials would have to agree, the plan alone decides.
     """
     asked = {
         TOKENS: recipe.batch.micro_train_tokens == "auto",
@@ -63,7 +63,7 @@ def planned(
     if not untried:
         return choices, untried
     sizes = AutoSizes.largest(recipe, cpu=choices.device == "cpu")
-    with suppress(PostgradError):  # what it is made from is not known: the device says what fits
+    with suppress(PostgradError):  # without a plan the trials start from the largest sizes
         sizes = _fitting(recipe, choices)
     updated = choices
     if TOKENS in untried:
@@ -76,7 +76,7 @@ def planned(
 
 
 def _fitting(recipe: Recipe, choices: Choices) -> AutoSizes:
-    """The plan's, for the memory that is free."""
+    """The sizes that the plan gives for the free memory."""
     settled = foreseen.settled(recipe, choices)
     facts = foreseen.facts_here(settled, choices)
     device = facts.hardware.device.model_copy(update={"memory_bytes": free_bytes(choices.device)})
@@ -88,7 +88,7 @@ def _fitting(recipe: Recipe, choices: Choices) -> AutoSizes:
 
 
 def free_bytes(device: str) -> int:
-    """Memory that this process may still take, its container's limit counted."""
+    """Bytes of memory that this process may still take, within its container's limit."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
     free = psutil.virtual_memory().available
@@ -114,9 +114,11 @@ def largest(start: int, floor: int, fits: Fits) -> int | None:
     return size
 
 
-def try_tokens(run: Run, learners: Sequence[Learner[Any]], readers: Sequence[Reads] = ()) -> None:
-    """Finds the token budget with which all learners can learn, and sets it where it was open, for
-    readers, which only compute forward, too.
+def try_tokens(
+    run: Run, learners: Sequence[Learner[Any]], readers: Sequence[HasBackbone] = ()
+) -> None:
+    """Finds the largest token budget with which all learners can learn, where it is untried, and
+    sets it for them and for readers, roles that only compute forward.
 
     Raises OutOfMemory where not even the longest row has room.
     """
@@ -142,10 +144,10 @@ def try_tokens(run: Run, learners: Sequence[Learner[Any]], readers: Sequence[Rea
 
 
 def engine(run: Run, recipe: Answering, path: str, *, sequences: int, max_len: int) -> LocalEngine:
-    """roles.engine, with as many slots as can decode where that was open. Sets the run's choices.
-    It borrows the weights of a policy that is in this process too.
+    """Builds the engine of `roles.engine`, with as many slots as have room where their number is
+    untried, and sets the run's choices. The engine borrows the weights of a policy in this process.
 
-    Raises OutOfMemory where not even one has room.
+    Raises OutOfMemory where not even one slot has room.
     """
 
     def build(choices: Choices) -> LocalEngine:
@@ -182,7 +184,9 @@ def engine(run: Run, recipe: Answering, path: str, *, sequences: int, max_len: i
 
 @contextmanager
 def _tried(run: Run, key: str, size: int) -> Generator[list[bool]]:
-    """What runs out of memory inside did not fit, and is told. Generators are put back."""
+    """A trial: an error that means out of memory is logged and swallowed, and the list stays empty.
+    The block appends True where the size fits. Random generators are put back.
+    """
     result: list[bool] = []
     why = ""
     state, states = torch.get_rng_state(), torch.cuda.get_rng_state_all()
@@ -202,8 +206,8 @@ def _tried(run: Run, key: str, size: int) -> Generator[list[bool]]:
 
 
 def _learn(learner: Learner[Any], tokens: int, longest: int, run: Run) -> None:
-    """Two passes: the second beside the gradients of the first. Raises MemoryError where a CPU's
-    memory would not hold what they took beside the moments.
+    """Runs two passes, the second beside the gradients of the first. Raises MemoryError where a
+    CPU's free memory could not hold both these passes and the optimizer's moments.
     """
     backbone = learner.backbone
     before = backbone.micro
@@ -230,7 +234,7 @@ def _learn(learner: Learner[Any], tokens: int, longest: int, run: Run) -> None:
 
 
 def _output(learner: Learner[Any], layout: Layout) -> torch.Tensor:
-    """What its loss is made of."""
+    """[tokens] outputs that the learner's loss is computed from."""
     if isinstance(learner, PolicyLearner):
         logprobs, entropy = learner.backbone.logprobs(layout, learner.temperature, True)
         assert entropy is not None
@@ -240,7 +244,7 @@ def _output(learner: Learner[Any], layout: Layout) -> torch.Tensor:
 
 
 def _moments_to_come(learner: Learner[Any]) -> int:
-    """Bytes that the optimizer takes at its first step."""
+    """Bytes that the optimizer will allocate at its first step; 0 after it."""
     if learner.optimizer.updates:
         return 0
     masters = sum(master.nbytes for master in learner.optimizer.master.values())
@@ -248,7 +252,7 @@ def _moments_to_come(learner: Learner[Any]) -> int:
 
 
 def _rows(tokens: int, longest: int) -> Sequences:
-    """As many of the longest rows as fit, and what is left as one more; every token but the first
+    """`tokens` zeros in rows of `longest` tokens and one shorter rest; every token but the first
     bears loss.
     """
     lengths = [longest] * (tokens // longest)
@@ -263,7 +267,9 @@ def _rows(tokens: int, longest: int) -> Sequences:
 
 
 def _decode(rollout_engine: LocalEngine, slots: int, max_len: int, prefill: int) -> None:
-    """Prompts of one prefill of so many tokens, and two tokens in every slot."""
+    """Decodes `NEW_TOKENS` tokens in every slot, after prompts that fill one prefill of `prefill`
+    tokens.
+    """
     length = max(1, max_len - NEW_TOKENS)
     prompts = min(slots, max(1, prefill // length))
     sampling = SamplingSettings(max_new_tokens=NEW_TOKENS)

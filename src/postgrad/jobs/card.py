@@ -1,4 +1,4 @@
-"""README.md of an exported model: a model card as the hub reads it, of what a run has recorded."""
+"""README.md of an exported model: a model card for the hub, from what the run has recorded."""
 
 import math
 import os
@@ -29,11 +29,11 @@ PASSED_ON = ("license", "license_name", "license_link", "language")  # of the ba
 def card_of(
     directory: RunDirectory, recipe: Recipe, state: RunState, base: str, *, role: str, adapter: bool
 ) -> str:
-    """The card of one role as it is at a step. base: where the role started from. role: as --role
-    names it. adapter: whether it is written alone.
+    """The text of the card of one role at a step.
 
-    Metadata are the hub's: base model, data sets, results, and the licence where the base states
-    one. Raises RunError where eval.jsonl cannot be read.
+    base: path or hub id of the model that the role started from. role: its name as of --role.
+    adapter: the adapter is exported alone. The card's metadata name base model, data sets, results,
+    and the licence where the base states one. Raises RunError where eval.jsonl cannot be read.
     """
     from huggingface_hub import ModelCardData
 
@@ -122,7 +122,9 @@ def _algorithm(recipe: Recipe) -> str:
 
 
 def _named(base: str, recipe: Recipe) -> str:
-    """A hub id with its commit, a directory by its name: others' folders are nobody's business."""
+    """The base model for readers: a hub id with its commit; of a local directory the name alone,
+    because its path is private.
+    """
     if recipe.model.path is None:
         return "a fresh model ([model.init])"
     repository, revision = split_revision(base)
@@ -140,7 +142,7 @@ def _trains_on_hub(source: Source) -> bool:
 
 
 def _about_base(base: str) -> dict[str, Any]:
-    """The metadata of the base's own card, where it is on this machine and can be read."""
+    """The metadata of the base model's card; {} where no readable card is on this machine."""
     import huggingface_hub
     from yaml import YAMLError
 
@@ -158,7 +160,7 @@ def _about_base(base: str) -> dict[str, Any]:
 
 
 def _results(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    """The lines of the newest evaluation that was done by a step."""
+    """The lines of eval.jsonl of the newest evaluation up to `step`."""
     lines = [line for line in read_lines(run_dir / "eval.jsonl") if line["step"] <= step]
     return [line for line in lines if line["step"] == lines[-1]["step"]]
 
@@ -183,7 +185,7 @@ def _rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
 
 
 def _for_the_hub(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Results on data sets of the hub: it lists no others."""
+    """Results on data sets of the hub, which lists no others, as EvalResult."""
     from huggingface_hub import EvalResult
 
     sets = {settings.name: place for place, settings in enumerate(recipe.eval.sets)}
@@ -223,7 +225,9 @@ def _cell(text: str) -> str:
 
 
 def _clean(value: Any, name: str = "") -> Any:
-    """Without what is not stated, and without secrets; names of environment variables are none."""
+    """A recipe value without None and without secrets: values of keys such as "token", user names
+    in URLs and in paths. name: the key of the value.
+    """
     if isinstance(value, dict):
         table = cast(dict[str, Any], value)
         return {key: _clean(entry, key) for key, entry in table.items() if entry is not None}
@@ -235,6 +239,6 @@ def _clean(value: Any, name: str = "") -> Any:
 
 
 def _at_home(path: str) -> str:
-    """Without the name of who ran it."""
+    """A path with ~ in place of the home directory, which holds the user's name."""
     home = os.environ.get("HOME", "").rstrip("/")
     return f"~{path[len(home) :]}" if home and path.startswith(f"{home}/") else path

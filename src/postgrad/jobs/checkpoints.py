@@ -1,4 +1,4 @@
-"""`postgrad checkpoints`: what a run can go on from."""
+"""`postgrad checkpoints`: the checkpoints of a run, with sizes and evaluations."""
 
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def store_of(recipe: Recipe, directory: RunDirectory) -> CheckpointStore:
 
 
 def _metrics(store: CheckpointStore, info: CheckpointInfo) -> dict[str, float]:
-    """The newest evaluation results that a whole checkpoint knows."""
+    """The newest evaluation results in a checkpoint's state; {} where it is not complete."""
     return dict(store.load(info.step).state.evaluations) if info.complete else {}
 
 

@@ -15,10 +15,11 @@ from postgrad.jobs.run import Run
 
 
 class HFCopies:
-    """Writes `step-000010` when that step is saved, and removes it when the checkpoint goes.
+    """Writes `step-000010` when that step is saved, and removes it when the checkpoint is removed.
 
-    Training waits meanwhile: making a model sets torch's default dtype for all threads. A copy that
-    cannot be written is told and recorded; the checkpoint stands, and `postgrad export` makes it.
+    Training waits meanwhile: building a model sets torch's default dtype for all threads. A copy
+    that cannot be written is warned of and recorded; `postgrad export` makes it later from the
+    checkpoint.
     """
 
     def __init__(self, run: Run) -> None:
@@ -28,7 +29,7 @@ class HFCopies:
         self._folder = run.directory.copies
 
     def write(self, state: RunState, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """The copy of one step; those of checkpoints that are gone go too."""
+        """Writes the copy of one step and removes copies whose checkpoints are gone."""
         to = self._folder / f"step-{state.step:06d}"
         weights: Mapping[str, Any] = tensors[self._role.stem]
         try:

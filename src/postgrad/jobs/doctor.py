@@ -1,4 +1,4 @@
-"""`postgrad doctor`: what this machine has, and what a run would choose on it."""
+"""`postgrad doctor`: the hardware and packages of this machine, and a run's choices on it."""
 
 import importlib.metadata
 import os
@@ -20,7 +20,7 @@ OPTIONAL = ("ray", "vllm", "wandb", "tensorboard")
 
 
 def examine() -> dict[str, Any]:
-    """Facts by name, JSON values. Sizes in bytes."""
+    """Facts about the machine by name, as JSON values; sizes in bytes."""
     placement = choose(None, True)
     memory = psutil.virtual_memory()
     return {
@@ -79,7 +79,7 @@ def _version(package: str) -> str | None:
 
 
 def _bfloat16() -> str:
-    """How the processor multiplies bfloat16: without its own instructions it is no faster."""
+    """The processor's bfloat16 instructions: without any, bfloat16 is no faster than float32."""
     flags = torch.backends.cpu.get_cpu_capability()
     path = Path("/proc/cpuinfo")
     text = path.read_text("utf-8", errors="replace") if path.exists() else ""

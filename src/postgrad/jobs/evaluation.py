@@ -18,7 +18,7 @@ from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.core.seeds import integer
 from postgrad.data.prompts import PromptSet, load_prompts
 from postgrad.jobs import environments
-from postgrad.jobs.results import Count, Problem, Result, by_dataset, left_out, rates
+from postgrad.jobs.results import Count, EvaluatedProblem, Result, by_dataset, left_out, rates
 from postgrad.recipe.recipe import Answering
 from postgrad.recipe.settings import EvalSet, EvalSettings
 from postgrad.rewards.scorer import Scorer
@@ -34,7 +34,7 @@ def read_set(recipe: Answering, eval_set: EvalSet, tokenizer: Any) -> PromptSet:
     """
     new = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
     prompts = load_prompts(
-        environments.through(recipe, eval_set.data),
+        environments.with_tools(recipe, eval_set.data),
         tokenizer,
         max_prompt_tokens=eval_set.max_len - new,
     )
@@ -57,7 +57,7 @@ class Evaluator:
         self._sampling = SamplingSettings(
             temperature=self.settings.temperature, max_new_tokens=new, stop=stop
         )
-        self._environment = environments.environment(recipe, tokenizer) or SingleTurn()
+        self._environment = environments.environment_of(recipe, tokenizer) or SingleTurn()
         self._sets: list[tuple[str | None, PromptSet]] = [
             (eval_set.name, read_set(recipe, eval_set, tokenizer))
             for eval_set in self.settings.sets
@@ -69,13 +69,13 @@ class Evaluator:
         return self._sets
 
     def probe(self, count: int) -> list[NDArray[np.int32]]:
-        """Token ids of the first prompts, `count` of them where there are so many."""
+        """Token ids of the first `count` prompts of all sets, fewer where there are fewer."""
         every = (prompt.token_ids for _, prompts in self._sets for prompt in prompts.all())
         return list(islice(every, count))
 
     @property
     def sequences(self) -> int:
-        """Samples of the largest set: what the engine is sized for."""
+        """Sequences that the largest set samples: the engine is sized for them."""
         return max(len(prompts) for _, prompts in self._sets) * self.settings.n_samples
 
     @property
@@ -92,7 +92,8 @@ class Evaluator:
     def __call__(self, engine: Engine, on_done: Callable[[int], None]) -> list[Result]:
         """The results of every set, in the recipe's order, with the engine's newest weights.
 
-        on_done hears how many samples have ended. Raises RunError where too many verifiers failed.
+        on_done is called with the number of samples that have just ended. Raises RunError where too
+        many verifiers failed.
         """
         return [
             self._evaluate_set(name, prompts.all(), eval_set.by, engine, on_done)
@@ -140,8 +141,10 @@ class Evaluator:
         with self._scorer.step():
             return sample_groups(engine, self._scorer, prompts, drawing, self._tokenizer, on_done)
 
-    def _problem(self, group: ScoredGroup, greedy: ScoredGroup | None, by: str | None) -> Problem:
-        return Problem(
+    def _problem(
+        self, group: ScoredGroup, greedy: ScoredGroup | None, by: str | None
+    ) -> EvaluatedProblem:
+        return EvaluatedProblem(
             dataset=_dataset(group.prompt, by),
             row=group.prompt.row,
             question=group.prompt.question,
@@ -159,13 +162,15 @@ class Evaluator:
         return int(np.isnan(self._scores(group)).sum())
 
     def _scores(self, group: ScoredGroup) -> NDArray[np.float64]:
-        """Of the component that says what is right; none where it does not apply to the prompt."""
+        """[samples] scores of the component that judges correctness (eval.component); [0] where it
+        does not apply to the prompt.
+        """
         component = self.settings.component or next(iter(group.rewards))
         return group.rewards.get(component, np.zeros(0))
 
 
 def _dataset(prompt: Prompt, by: str | None) -> str:
-    """What a prompt is counted under: the value of the column `by`, else its dataset's name."""
+    """The dataset name that a prompt is counted under: its value in the column `by`, or its own."""
     if by is None:
         return prompt.dataset
     value = prompt.metadata.get(by)

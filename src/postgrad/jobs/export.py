@@ -26,11 +26,12 @@ from postgrad.recipe.recipe import Recipe, RewardRecipe, RLRecipe
 def export(
     run_dir: Path, which: str, to: Path, name: str | None = None, *, adapter: bool = False
 ) -> Path:
-    """Writes a role of a checkpoint to `to`; see role_of. None: what the job trains.
+    """Writes one role of a checkpoint as a Hugging Face directory to `to`, which it returns.
 
-    which: latest, best or a step. adapter: as PEFT's directory, not merged into its base. Raises
-    UsageError where there is no such role, or `to` is there already, RunError where there is no
-    such checkpoint.
+    which: "latest", "best" or a step. name: as of `role_of`; None: the role that the job trains.
+    adapter: writes the adapter alone, as PEFT's directory, not merged into its base. Raises
+    UsageError where there is no such role or `to` exists, RunError where there is no such
+    checkpoint.
     """
     directory = RunDirectory.open(run_dir)
     recipe = recipe_from_json(directory.recipe())
@@ -51,15 +52,13 @@ def export(
 
 @dataclass(frozen=True, slots=True)
 class ExportedRole:
-    """stem: its file in a checkpoint. base: where it started from. lora: of its adapter, where the
-    file holds one. scores: it has a score head. template: the recipe's data.chat_template.
-    """
+    """A role of a run as it can be exported."""
 
-    stem: str
-    base: str
-    lora: LoraSettings | None
-    scores: bool
-    template: str = ""
+    stem: str  # its file in a checkpoint: "policy.weights"
+    base: str  # path or hub id of the model that it started from
+    lora: LoraSettings | None  # of its adapter; None where the file holds all weights
+    scores: bool  # it has a score head
+    template: str = ""  # the recipe's data.chat_template
 
     def export(
         self,
@@ -71,10 +70,11 @@ class ExportedRole:
         overwrite: bool,
         card: str | None = None,
     ) -> None:
-        """Weights with the base model's config and tokenizer, in the dtype of the run, and the chat
-        template of the training data.
+        """Writes weights in the run's dtype, with the base model's config and tokenizer and the
+        chat template of the training data.
 
-        state: the algorithm's, which holds the scale of a reward model's scores.
+        state: of the algorithm; it holds the scale of a reward model's scores. card: the text of
+        README.md.
         """
         dtype = compute_dtype(choices.dtype, torch.device("cpu"))
         on_cpu = {name: weight.detach().cpu() for name, weight in weights.items()}
@@ -98,14 +98,14 @@ class ExportedRole:
     def export_adapter(
         self, weights: Mapping[str, Tensor], to: Path, card: str | None = None
     ) -> None:
-        """The adapter alone. Raises UsageError where the role has none."""
+        """Writes the adapter alone. Raises UsageError where the role has none."""
         if self.lora is None:
             raise UsageError("--adapter: this role was trained whole, without [model.lora]")
         write_adapter(weights, self.lora, self.base, to, chat_template=self.template, card=card)
 
 
 def own_role(recipe: Recipe) -> str:
-    """What a job trains first of all."""
+    """The name of the role that a job trains in the first place: "policy" or "reward"."""
     return "reward" if isinstance(recipe, RewardRecipe) else "policy"
 
 
@@ -126,7 +126,7 @@ def role_of(recipe: Recipe, name: str, base: str) -> ExportedRole:
 
 
 def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
-    """What a checkpoint's files begin with, and whose weights they are. base: of the policy."""
+    """The roles in a run's checkpoints, by the stem of their files. base: of the policy."""
     lora, template = recipe.model.lora, recipe.data.chat_template
 
     def of_base(stem: str, *, scores: bool) -> ExportedRole:

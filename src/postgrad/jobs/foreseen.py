@@ -1,4 +1,4 @@
-"""What was foreseen of a run, beside what happened: plan.json, metrics.jsonl, summary.json."""
+"""The forecast of a run beside its measurements, in plan.json, metrics.jsonl and summary.json."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,26 +27,28 @@ COLUMNS = ("", "foreseen s", "measured s", "foreseen GB", "measured GB")  # of `
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """Seconds of a step and bytes, by phase. Empty where no plan could be made."""
+    """The forecast by phase, such as "train". Empty where no plan could be made."""
 
-    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
-    bytes: Mapping[str, int] = field(default_factory=dict[str, int])
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])  # of a step
+    bytes: Mapping[str, int] = field(default_factory=dict[str, int])  # peak memory
 
     @classmethod
     def of(cls, outlook: Outlook) -> "Foreseen":
-        """What a plan says, in the words of metrics.jsonl."""
+        """The forecast of a plan, by the phase names of metrics.jsonl."""
         return cls(phase_seconds(outlook), phase_bytes(outlook))
 
     @property
     def columns(self) -> Mapping[str, float]:
-        """What each line of metrics.jsonl says of it."""
+        """The columns that each line of metrics.jsonl has of the forecast."""
         return columns(self.seconds, self.bytes)
 
     def beside(
         self, recipe: Recipe, lines: Sequence[Mapping[str, Any]], peaks: Mapping[str, int]
     ) -> dict[str, dict[str, float]]:
-        """By phase, foreseen and measured, as far as they are known: the median of the steps'
-        seconds, the most bytes of any. peaks: of the process, for phases that are in no step.
+        """Forecast and measurement by phase, as far as they are known: the median of the steps'
+        seconds, the most bytes of any step.
+
+        lines: of metrics.jsonl. peaks: bytes of the process, for phases that are in no step.
         """
         steps = warm(lines, recipe) or lines
         by_phase: dict[str, dict[str, float]] = {}
@@ -73,11 +75,11 @@ def foresee(
     steps: int,
     held: int | None,
 ) -> Foreseen:
-    """Plans the run as it is about to go on after step `after`, and writes that to plan.json behind
-    what was foreseen of it before, where it is something else. held: resident bytes before the run;
-    None where they are not known.
+    """Plans the run as it continues after step `after`, and appends the forecast to plan.json where
+    it differs from the one before.
 
-    A plan that cannot be made stops no run: plan.json and an event say why.
+    held: resident bytes before the run; None where they are not known. A plan that cannot be made
+    stops no run: plan.json and an event say why.
     """
     filled = as_chosen(recipe, choices).model_copy(
         update={"steps": steps, "epochs": None, "total_episodes": None}
@@ -103,7 +105,7 @@ def foresee(
 
 
 def as_chosen(recipe: Recipe, choices: Choices) -> Recipe:
-    """The recipe with what was chosen at the start in place of what it leaves open."""
+    """The recipe with all choices of the run in place of "auto" and missing values."""
     filled = settled(recipe, choices)
     batch = filled.batch.model_copy(update={"micro_train_tokens": choices.micro_train_tokens})
     filled = filled.model_copy(update={"batch": batch})
@@ -114,18 +116,18 @@ def as_chosen(recipe: Recipe, choices: Choices) -> Recipe:
 
 
 def settled(recipe: Recipe, choices: Choices) -> Recipe:
-    """The recipe with what was chosen before sizes are."""
+    """The recipe with the run's dtype and threads: what is chosen before the sizes."""
     return chosen(recipe, choices.dtype, choices.threads)
 
 
 def hardware_here(choices: Choices) -> Hardware:
-    """The devices that the run computes on."""
+    """The hardware that the run computes on, with its number of threads."""
     hardware = this_machine() if choices.device == "cuda" else this_cpu()
     return with_threads(hardware, choices.threads)
 
 
 def facts_here(recipe: Recipe, choices: Choices) -> Facts:
-    """What a plan for this machine is made from."""
+    """The facts that a plan for this machine needs."""
     return Facts(
         shape_of_model,
         hardware_here(choices),
@@ -135,7 +137,9 @@ def facts_here(recipe: Recipe, choices: Choices) -> Facts:
 
 
 def _add(directory: RunDirectory, entry: Mapping[str, Any], after: int) -> None:
-    """What was foreseen of steps that a resume takes back is taken back with them."""
+    """Appends an entry to plan.json where it differs from the last one. Drops entries after step
+    `after`: a resume has taken those steps back.
+    """
     before = [plan for plan in directory.plans() if plan["after_step"] <= after]
     new = json.loads(json.dumps(finite(entry)))
     if not before or {**before[-1], "after_step": None} != {"after_step": None, **new}:
@@ -145,7 +149,7 @@ def _add(directory: RunDirectory, entry: Mapping[str, Any], after: int) -> None:
 
 
 def rows(beside: Mapping[str, Mapping[str, float]]) -> Rows:
-    """The table of `Foreseen.beside` for people: seconds of a step, and gigabytes."""
+    """The table of `Foreseen.beside` with the head `COLUMNS`: seconds of a step, and gigabytes."""
 
     def cell(of: Mapping[str, float], key: str) -> str:
         if key not in of:

@@ -37,7 +37,7 @@ def read_set(recipe: SFTRecipe, eval_set: EvalSet, tokenizer: Any) -> Conversati
     """One evaluation set, read as training data is. Raises UsageError for rows that cannot be read
     or have no answer.
     """
-    return load_conversations(environments.through(recipe, eval_set.data), tokenizer)
+    return load_conversations(environments.with_tools(recipe, eval_set.data), tokenizer)
 
 
 class LossEvaluator:
@@ -85,7 +85,7 @@ def _result(name: str | None, held: Sequence[Conversation], logprobs: Logprobs) 
 
 
 def with_losses(answered: Sequence[Result], losses: Sequence[Result]) -> list[Result]:
-    """What sampled answers gave, and the losses of the same sets."""
+    """The results of sampled answers with the losses of the same sets added."""
     return [
         replace(
             result,

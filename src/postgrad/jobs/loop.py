@@ -137,7 +137,7 @@ def _evaluate(run: Run, job: Job, state: RunState) -> tuple[RunState, bool, dict
         run.logs.evaluation(line)
         found |= result.by_metric()
         seen |= of_evaluation(line)
-    told = ", ".join(part for result in results for part in result.told())
+    told = ", ".join(part for result in results for part in result.texts())
     run.console.note(f"evaluation after step {state.step}: {told}")
     run.console.evaluated(state.step, found)
     remembered, _ = run.sentinels.look(state.step, seen, state.sentinels)

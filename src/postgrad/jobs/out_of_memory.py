@@ -1,4 +1,4 @@
-"""Out of memory: how it is told apart from other failures, and what a person is told to change."""
+"""Out of memory: recognises it among other failures, and advises what to change."""
 
 import shlex
 from dataclasses import replace
@@ -21,11 +21,11 @@ GENERAL = "a smaller batch.micro_train_tokens, model.gradient_checkpointing = tr
 
 
 class OutOfMemory(RunError):
-    """There was too little memory; the message says where the run stands and what to change."""
+    """Memory ran out; the message says where the run stands and what to change."""
 
 
 def ran_out(error: BaseException) -> bool:
-    """True where `error` says that memory was refused."""
+    """True where `error` means that memory ran out, on a device, a CPU or a rank."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if type(error) is RunError and error.__cause__ is not None:  # what a rank raised
@@ -34,12 +34,14 @@ def ran_out(error: BaseException) -> bool:
 
 
 def phase_of(run: Run) -> str:
-    """The phase, or part of one, that was under way when it failed."""
+    """The phase, or part of one, that was under way when the run failed."""
     return run.clock.open[-1] if run.clock.open else "start"
 
 
 def explain(run: Run, step: int, phase: str, error: BaseException, standing: str) -> OutOfMemory:
-    """What is raised in place of `error`. standing: what the run can go on from."""
+    """The error to raise in place of `error`, with advice. standing: a sentence that names what the
+    run can go on from.
+    """
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     where = f"{phase} of step {step + 1}" if "plan" in run.clock.total else f"phase {phase}"
     changes = smaller(run, phase)
@@ -55,8 +57,8 @@ def explain(run: Run, step: int, phase: str, error: BaseException, standing: str
 
 
 def smaller(run: Run, phase: str) -> tuple[str, ...]:
-    """Flags of the changes that the plan advises where there is less memory than it takes, as far
-    as they can be made in the middle of a run; () where there is no plan.
+    """Command-line overrides that make the run take less memory: fewer slots where the engine was
+    at work, and the plan's advice for less memory, as far as a run that has begun can follow it.
     """
     sizes = run.choices.sizes
     flags: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.data.account import RowAccount
 from postgrad.data.pairs import Pair, PairSet, load_pairs
-from postgrad.jobs.results import Problem, Result, by_dataset, rates
+from postgrad.jobs.results import EvaluatedProblem, Result, by_dataset, rates
 from postgrad.ops.calibration import calibration_error, margin_histogram
 from postgrad.recipe.settings import PairEvalSet, PairEvalSettings
 
@@ -76,7 +76,7 @@ class PairEvaluator:
         told = scores.reshape(-1, 2)[known]  # a pair without a score has failed: it is in no mean
         margins = told[:, 0] - told[:, 1]
         problems = [
-            Problem(
+            EvaluatedProblem(
                 dataset=_dataset(pair, by, pairs.account.name),
                 row=pair.row,
                 question=self._tokenizer.decode(pair.chosen[: int(np.argmax(pair.chosen_mask))]),

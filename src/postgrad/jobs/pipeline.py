@@ -45,7 +45,7 @@ def train_pipeline(
 
 
 def _saving(recipe: Recipe) -> Recipe:
-    """Later stages start from exported models."""
+    """The recipe with checkpoint.save_hf on: later stages start from exported models."""
     saved = recipe.checkpoint.save_hf or True
     checkpoint = recipe.checkpoint.model_copy(update={"save_hf": saved})
     return recipe.model_copy(update={"checkpoint": checkpoint})
@@ -99,7 +99,7 @@ def _show(
 
 
 def _rows(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """A line for each figure, a column for each stage."""
+    """The rows of the summary table: a row for each figure, a column for each stage."""
     phases = [phase for phase in PHASES if any(phase in stage["phase_seconds"] for stage in stages)]
     rows = [*_reached(stages), ("time", *(f"{whole_seconds(stage):.1f} s" for stage in stages))]
     for phase in phases:
@@ -112,7 +112,7 @@ def _rows(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def _reached(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """What the evaluations say, the loss, and how far a policy went from its reference."""
+    """Rows with evaluation results, the loss, and the policy's KL from its reference."""
     rows = [("accuracy", *(change(stage, "accuracy") for stage in stages))]
     for name in _sets(stages):
         accuracies = (stage["evaluations"].get(f"eval/{name}/accuracy") for stage in stages)
@@ -141,14 +141,14 @@ def _four_digits(value: float) -> str:
 
 
 def _sets(stages: Sequence[dict[str, Any]]) -> list[str]:
-    """The names of evaluation sets that have one."""
+    """The names of all evaluation sets that have a name."""
     keys = [key for stage in stages for key in stage["evaluations"]]
     named = [key.split("/")[1] for key in keys if key.count("/") == 2 and key.endswith("/accuracy")]
     return list(dict.fromkeys(named))
 
 
 def _components(stage: dict[str, Any]) -> dict[str, str]:
-    """Of the reward, each with how it changed."""
+    """The reward's components by name, each as "before → after"."""
     flat = {
         name: {"_before": reward["before"], "_after": reward["after"]}
         for name, reward in stage.get("rewards", {}).items()
@@ -157,7 +157,7 @@ def _components(stage: dict[str, Any]) -> dict[str, str]:
 
 
 def _kl(stage: dict[str, Any]) -> str:
-    """Nats at the end, what they were held to, and the most of any step."""
+    """KL per token in nats: the mean at the end, the target, and the most of any step."""
     if "kl" not in stage:
         return ""
     kl = stage["kl"]

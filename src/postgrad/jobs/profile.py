@@ -29,10 +29,10 @@ KINDS = {"operations": "operations", "backward": "backward pass", "optimizer": "
 
 
 class Profiled:
-    """A job whose second step is timed and whose third is recorded, into the run's directory."""
+    """A job whose second step is timed and whose third is recorded, both into the run directory."""
 
     def __init__(self, job: Job, run: Run, state: RunState) -> None:
-        """Raises UsageError where the run has not so many steps left from `state`."""
+        """Raises UsageError where the run has less than `RECORDED` steps left from `state`."""
         left = run.steps - state.step
         if left < RECORDED:
             raise UsageError(
@@ -42,17 +42,17 @@ class Profiled:
         self._job = job
         self._run = run
         self._steps = 0
-        self._at = Look()
+        self._at = ClockReading()
         self._timed: dict[str, Any] = {}
 
     def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
-        """Job.step."""
+        """A step of the job, profiled where its turn has come."""
         self._steps += 1
         if self._steps == TIMED:
-            self._at = Look.at(self._run)
+            self._at = ClockReading.of(self._run)
         if self._steps != RECORDED:
             return self._job.step(state)
-        timed = {"step": state.step, **self._at.until(Look.at(self._run))}
+        timed = {"step": state.step, **self._at.until(ClockReading.of(self._run))}
         before = set(self._run.clock.total)
         with profile() as recorded:
             result = self._job.step(state)
@@ -77,33 +77,34 @@ class Profiled:
         run.console.note(f"{folder / TABLE} has both tables; {TRACE} beside it is for Perfetto")
 
     def evaluate(self) -> list[Result]:
-        """Job.evaluate."""
         return self._job.evaluate()
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """Job.tensors."""
         return self._job.tensors()
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """The clocks of a run at one moment. seconds: by phase and part."""
+class ClockReading:
+    """The clocks of a run at one moment, all in seconds."""
 
-    wall: float = 0.0
-    cpu: float = 0.0
+    wall: float = 0.0  # time.perf_counter()
+    cpu: float = 0.0  # of all threads
+    # spent so far by phase ("train") and part ("train/update")
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     cpu_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
-    def at(cls, run: Run) -> "Look":
-        """Now."""
+    def of(cls, run: Run) -> "ClockReading":
+        """The clocks of `run` as they stand now."""
         clock = run.clock
         return cls(
             time.perf_counter(), time.process_time(), dict(clock.total), dict(clock.total_cpu)
         )
 
-    def until(self, later: "Look") -> dict[str, Any]:
-        """What lies between two looks; what is in no phase is the phase "other"."""
+    def until(self, later: "ClockReading") -> dict[str, Any]:
+        """The seconds between two readings, in all and by phase, as JSON values. Time that is in no
+        phase is the phase "other".
+        """
         wall, cpu = later.wall - self.wall, later.cpu - self.cpu
         phases: dict[str, dict[str, float]] = {}
         for name, seconds in later.seconds.items():
@@ -128,23 +129,21 @@ class Look:
 
 
 def _place(name: str, names: list[str]) -> tuple[int, int]:
-    """Phases in the order in which they ended, each before its parts."""
+    """A sorting key: phases in the order in which they ended, each before its parts."""
     phase = name.partition("/")[0]
     return names.index(phase), (1 + names.index(name)) * ("/" in name)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that was recorded, in microseconds. own: less what was recorded inside it; device:
-    what its kernels took on an accelerator. within: the names around it, the innermost first.
-    """
+    """An event of torch's profiler. All times are in microseconds."""
 
-    name: str
+    name: str  # "aten::mm", or a phase such as "train"
     start: float
     end: float
-    self_time: float
-    device: float = 0.0
-    within: tuple[str, ...] = ()
+    self_time: float  # CPU time without that of the events inside it
+    device: float = 0.0  # time of its kernels on an accelerator
+    within: tuple[str, ...] = ()  # names of the events around it, the innermost first
 
 
 def _event(recorded: Any) -> Event:
@@ -161,8 +160,8 @@ def _event(recorded: Any) -> Event:
 
 
 def summary(events: Iterable[Event], spans: set[str]) -> dict[str, dict[str, Any]]:
-    """By phase: seconds, the shares of `KINDS` and of what is outside of all operations (Python,
-    waiting), and the operations that took longest by themselves.
+    """By phase: seconds, the shares of `KINDS` and of time outside all operations (Python,
+    waiting), and the operations with the longest time of their own.
 
     spans: the names of phases and parts among the events. Shares are of the phase's seconds.
     """
@@ -184,8 +183,8 @@ def summary(events: Iterable[Event], spans: set[str]) -> dict[str, dict[str, Any
 
 
 def _longest(events: Sequence[Event], length: float) -> list[dict[str, Any]]:
-    """The operations of a phase of `length` microseconds by their own time, on an accelerator where
-    one was at work.
+    """The `MOST` operations with the longest time of their own in a phase of `length` microseconds;
+    the time on the accelerator decides where one was at work.
     """
     named: dict[str, list[Event]] = {}
     for event in events:
@@ -214,7 +213,7 @@ def _kind(event: Event) -> str:
 
 
 def time_rows(timed: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The table of a timed step: a row for each phase and, below it, for its parts."""
+    """The table of the timed step: a row for each phase and, below it, for each of its parts."""
     rows: list[tuple[str, ...]] = []
     for name, times in timed["phases"].items():
         phase, _, part = name.rpartition("/")
@@ -227,7 +226,7 @@ def time_rows(timed: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def operation_rows(phases: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """The table of a recorded step: for each phase its kinds, then its longest operations."""
+    """The table of the recorded step: for each phase the shares by kind, then its operations."""
     rows: list[tuple[str, ...]] = []
     for name, phase in phases.items():
         rows.append((name, "", ""))

@@ -21,8 +21,8 @@ Tensors = Mapping[str, Mapping[str, Tensor]]  # by file stem, then by name
 
 
 def foresee_disk(run: Run, size: int) -> None:
-    """Says before the run what its checkpoints of `size` bytes take. Raises SaveFailed where not
-    even one has room.
+    """Prints before the run how much disk its checkpoints of `size` bytes take. Raises SaveFailed
+    where not even one has room.
     """
     settings = run.recipe.checkpoint
     free = run.store.require_space(size)
@@ -33,9 +33,9 @@ def foresee_disk(run: Run, size: int) -> None:
             "checkpoint.max_ckpt_num, or saves will fail (older checkpoints would stand)"
         )
     run.console.note(
-        f"disk: a checkpoint takes {_size_text(size)}, all that lie in {run.store.root} at one time "
-        f"up to {_size_text(most * size)} (checkpoint.max_ckpt_num, the best, one being written); "
-        f"{_size_text(free)} are free"
+        f"disk: a checkpoint takes {_size_text(size)}, all that lie in {run.store.root} at one "
+        f"time up to {_size_text(most * size)} (checkpoint.max_ckpt_num, the best, one being "
+        f"written); {_size_text(free)} are free"
     )
 
 
@@ -53,17 +53,17 @@ class Stateful(Protocol):
 
 @dataclass(slots=True)
 class _Writing:
-    """A save under way. pause: seconds for which training stood still, None while it still does."""
+    """A save under way."""
 
     step: int
-    size: int
-    behind: bool
-    future: Future[float]
-    began: float
-    pause: float | None = None
+    size: int  # bytes
+    behind: bool  # written in a thread while the next steps run
+    future: Future[float]  # seconds that writing took
+    began: float  # time.perf_counter()
+    pause: float | None = None  # seconds that training stood still; None while it still does
 
     def to_json(self, seconds: float) -> dict[str, Any]:
-        """For its event; `seconds` is how long writing took."""
+        """The fields of its event. seconds: that writing took."""
         pause = time.perf_counter() - self.began if self.pause is None else self.pause
         return {
             "step": self.step,
@@ -103,7 +103,7 @@ class Saver:
         self._copies = HFCopies(run) if run.recipe.checkpoint.save_hf == "each" else None
 
     def due(self, state: RunState) -> bool:
-        """True where save_steps or save_minutes ask for one."""
+        """True where save_steps or save_minutes ask for a save now."""
         settings = self._run.recipe.checkpoint
         by_steps = bool(settings.save_steps) and state.step % settings.save_steps == 0
         seconds = time.monotonic() - self._at
@@ -141,7 +141,7 @@ class Saver:
                 self._copies.write(state, tensors)
 
     def wait(self, must: bool = False) -> None:
-        """Until the save under way, if any, has ended. must: a failure is raised."""
+        """Waits for the save under way, if any. Its failure is recorded, or raised with `must`."""
         if self._writing is None:
             return
         writing, self._writing = self._writing, None
@@ -159,11 +159,11 @@ class Saver:
         self._saved = writing.step
 
     def close(self) -> None:
-        """Lets the save under way end, whatever else has happened."""
+        """Waits for the save under way and ends the writing thread."""
         self._writer.shutdown(wait=True)
 
     def _with_logs(self, state: RunState) -> RunState:
-        """The state that counts on the lines logged so far, which are on the disk now."""
+        """Syncs the logs to disk; returns the state with their lengths and the run's choices."""
         offsets = self._run.logs.sync()
         return replace(state, log_offsets=offsets, choices=self._run.choices.to_json())
 
@@ -172,7 +172,7 @@ class Saver:
         self._run.console.warn(str(error))
 
     def _has_room(self, tensors: Tensors) -> bool:
-        """True where memory holds a copy and as much again."""
+        """True where the free memory is more than twice the state's size."""
         if psutil.virtual_memory().available > 2 * size_of(tensors):
             return True
         if not self._warned:
@@ -183,8 +183,8 @@ class Saver:
         return False
 
     def stop(self, state: RunState, why: str = "") -> str:
-        """Asked to stop: saves `state` where it is a boundary; says where the run stands. why: what
-        is to be said of a step that did not end.
+        """Saves `state` where no update has moved the weights since; returns a sentence that says
+        where the run stopped. why: added where the step did not end.
         """
         run = self._run
         self.wait()
@@ -197,8 +197,8 @@ class Saver:
         return f"stopped after step {state.step}: {self._standing()}"
 
     def rescue(self, state: RunState) -> str:
-        """After memory ran out: saves `state` where it is a boundary and that can be done; says
-        what the run can go on from.
+        """Saves `state` after memory ran out, where no update has moved the weights since; a save
+        that fails is recorded. Returns a sentence that names the last checkpoint.
         """
         run = self._run
         self.wait()

@@ -22,12 +22,12 @@ TOKENS = {  # tokens of a step and the phase that made them
 
 
 def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
-    """summary.json of a run that ended.
+    """The content of summary.json for a run that ended.
 
-    seconds: of this process; accuracies, tokens per second and phase_seconds: of the whole run,
-    also before it was resumed, but for load, save and export. accuracy_before is that of step 0,
-    None where nothing was asked. loss and kl: means over the last `LAST` steps. phases: what was
-    foreseen of each beside what was measured, see jobs.foreseen.
+    seconds: of this process. accuracies, tokens per second and phase_seconds: of the whole run,
+    also before a resume, but load, save and export are of this process. accuracy_before: at step 0,
+    None where nothing was evaluated then. loss and kl: means over the last `LAST` steps. phases:
+    forecast and measurement of each phase (`Foreseen.beside`). model: the exported directory.
     """
     directory = run.directory.path
     metrics = list(read_steps(directory / "metrics.jsonl"))
@@ -53,7 +53,7 @@ def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
 
 
 def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a person wants to know, as (name, value)."""
+    """The summary as rows (name, value) for the console."""
     changes = ((name, change(summary, metric)) for metric, name in CHANGING.items())
     rows = [(label, value) for label, value in changes if value]
     rows += [
@@ -72,8 +72,8 @@ def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def whole_seconds(summary: Mapping[str, Any]) -> float:
-    """Seconds of all processes of a run: of one that was resumed the phases took longer than the
-    process that ended it.
+    """Seconds of all processes of a run. The sum of the phases where that exceeds the time of the
+    last process, because the run was resumed.
     """
     phases: Mapping[str, float] = summary["phase_seconds"]
     last_process: float = summary["seconds"]
@@ -90,8 +90,8 @@ def _times(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def change(summary: Mapping[str, Any], metric: str) -> str:
-    """ "0.120 → 0.870" of what was evaluated before and after, one number where it was not before,
-    "" where it was not after.
+    """ "0.120 → 0.870" where a metric was evaluated before and after training, "0.870" where only
+    after, else "".
     """
     before, after = summary.get(f"{metric}_before"), summary.get(f"{metric}_after")
     if after is None:
@@ -100,7 +100,9 @@ def change(summary: Mapping[str, Any], metric: str) -> str:
 
 
 def _changes(evaluations: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the first set: at step 0 and at the end. Under "rewards" that of each component."""
+    """METRIC_before (step 0) and METRIC_after (the last evaluation) of the first evaluation set,
+    and under "rewards" the same of each component of the reward.
+    """
     if not evaluations:
         return {}
     first_set = [line for line in evaluations if set_of(line) == set_of(evaluations[0])]
@@ -119,8 +121,11 @@ def _changes(evaluations: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _kl(metrics: list[dict[str, Any]], target: float | None) -> dict[str, Any]:
-    """Of a KL in the reward, in nats: how far the policies that sampled were from the reference.
-    token_most: of any step. target: what the coefficient was adapted to, None where it is fixed.
+    """The KL in nats of the sampling policies from the reference, where the reward holds a KL
+    penalty; else {}.
+
+    token and sequence: means over the last `LAST` steps; token_most: the most of any step. target:
+    the KL that the coefficient was adapted to, None where the coefficient is fixed.
     """
     lines = [line for line in metrics if line.get("kl/token_mean") is not None]
     if not lines:
@@ -137,7 +142,7 @@ def _kl(metrics: list[dict[str, Any]], target: float | None) -> dict[str, Any]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are known: steps in which the policy waits for its critic have no loss."""
+    """The mean without None: steps in which the policy waits for its critic have no loss."""
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
 

@@ -1,4 +1,4 @@
-"""`postgrad verify`: every checkpoint of a run, hashed, loaded, and held to its model and logs."""
+"""`postgrad verify`: hashes and loads every checkpoint, and checks it against model and logs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,8 +22,8 @@ Shapes = Mapping[str, Size]
 
 
 def verify(run_dir: Path, console: Console) -> list[dict[str, Any]]:
-    """Shows a line for each checkpoint. Raises RunError that names the first file of each that is
-    wrong, after all were looked at.
+    """Shows a line for each checkpoint. After all were checked, raises RunError that names the
+    first wrong file of each damaged checkpoint.
     """
     directory = RunDirectory.open(run_dir)
     recipe = recipe_from_json(directory.recipe())
@@ -58,20 +58,20 @@ def _problem(
 
 
 def _check_tensors(checkpoint: Checkpoint, by_role: Mapping[str, Shapes]) -> None:
-    """Weights, moments and averages have the names and shapes of each role's parameters."""
+    """Raises RunError where weights, moments or averages have other names or shapes than the
+    parameters of their role. by_role: shapes of parameters by name.
+    """
     for stem in checkpoint.stems:
         path = checkpoint.path / f"{stem}.safetensors"
         tensors = dict(checkpoint.tensors(stem))
         names = set(tensors)
         role, _, content = stem.partition(".")
         if role not in by_role:
-            raise RunError(f"{path} is of a role that this run has not")
+            raise RunError(f"{path} belongs to a role that this run does not have")
         wanted = by_role[role]
         if content == "optimizer":
             if tensors.pop(UPDATES, None) is None:
-                raise RunError(
-                    f"{path} does not say how many updates there were: lacks {UPDATES!r}"
-                )
+                raise RunError(f"{path} lacks {UPDATES!r}, the number of updates")
             names = {name.rpartition(".")[0] for name in tensors}
         shapes = {name: wanted[name] for name in names if name in wanted}
         if names != set(wanted) and tensors:
@@ -89,7 +89,7 @@ def _check_tensors(checkpoint: Checkpoint, by_role: Mapping[str, Shapes]) -> Non
 
 
 def _shapes(role: ExportedRole) -> Shapes:
-    """Of every parameter, without a weight: the model is made on the meta device."""
+    """The shape of every parameter by name. The model is built on the meta device: no weights."""
     config = load_config(role.base)
     kind = AutoModelForCausalLM
     if role.scores:

@@ -1,4 +1,4 @@
-"""`postgrad verify-resume`: a run, the same run killed again and again, and whether they differ."""
+"""`postgrad verify-resume`: runs a recipe, runs it again with kills, and compares the two."""
 
 import hashlib
 import json
@@ -27,10 +27,10 @@ LOGS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
 def verify_resume(
     recipe: Path, overrides: Sequence[str], kills: int, console: Console, seed: int = 0
 ) -> dict[str, Any]:
-    """Runs the recipe once, and once with up to `kills` SIGKILLs at random moments (of `seed`).
+    """Runs the recipe once, and once with up to `kills` SIGKILLs at moments drawn from `seed`.
 
-    Compares the last checkpoint's files and the logs without times. Raises RunError where anything
-    differs, with what.
+    Compares the last checkpoint's files and the logs without times. Raises RunError that names the
+    files that differ.
     """
     stated = [word.partition("=")[0] for word in overrides]
     length = [] if any(word in LENGTHS for word in stated) else ["--steps", STEPS]
@@ -59,8 +59,8 @@ def verify_resume(
 
 
 def fingerprint(run: Path) -> dict[str, str]:
-    """Hashes of the latest checkpoint's tensors and state, and of the logs, each without what may
-    differ: times, sizes, and how many bytes they take.
+    """SHA-256 by file name of the latest checkpoint's tensors and state, and of the logs. Leaves
+    out what may differ between equal runs: times and sizes.
     """
     latest = run / "checkpoints" / (run / "checkpoints" / "latest").read_text("utf-8").strip()
     hashes = {
@@ -86,7 +86,9 @@ def _hash(value: Any) -> str:
 def _kill(
     recipe: Path, run: Path, words: Sequence[str], moments: Sequence[float], console: Console
 ) -> int:
-    """Lets the run go on after each kill; returns how many there were before it ended."""
+    """Runs the recipe, kills it at each moment (seconds after its start) and resumes it. Returns
+    the number of kills before the run ended.
+    """
     for number, moment in enumerate(moments):
         process = _start(recipe, run, words)
         try:

@@ -91,7 +91,7 @@ def try_answers(
 
 
 def _scorer(recipe: Answering, tokenizer: Any) -> Scorer:
-    return environments.scorer(recipe, learned_reward(recipe, tokenizer))
+    return environments.scorer_of(recipe, learned_reward(recipe, tokenizer))
 
 
 def _components(recipe: Answering) -> list[tuple[str, RewardSettings]]:

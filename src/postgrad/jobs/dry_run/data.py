@@ -168,7 +168,7 @@ def _load(recipe: Recipe, settings: Any, part: DrawnSet[Any], tokenizer: Any) ->
     """Reads the dataset of `part` again, with other settings."""
     first = part.all()[0]
     if isinstance(recipe, Answering):
-        settings = environments.through(recipe, settings)
+        settings = environments.with_tools(recipe, settings)
     if isinstance(first, Prompt):
         return load_prompts(settings, tokenizer, max_prompt_tokens=NO_LIMIT)
     if isinstance(first, Conversation):

@@ -25,7 +25,7 @@ def assemble(
     common.show_rows(run, conversations.accounts)
     evaluator = losses = None
     if samples_answers(recipe):
-        scorer = stack.enter_context(environments.scorer(recipe))
+        scorer = stack.enter_context(environments.scorer_of(recipe))
         evaluator = common.evaluator(run, recipe, tokenizer, scorer)
     if measures_loss(recipe):
         losses = LossEvaluator(recipe, tokenizer)
