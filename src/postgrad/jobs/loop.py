@@ -46,8 +46,8 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
     with run.stop, run.console.run(run.steps, state.step):
         try:
             if state.step == 0 and run.recipe.eval.sets and run.recipe.eval.at_start:
-                state, _, found = _evaluate(run, job, state)
-                run.loggers.log(state.step, found)
+                state, _, evaluation = _evaluate(run, job, state)
+                run.loggers.log(state.step, evaluation)
             while state.step < run.steps and not _early(run, state):
                 following, metrics = job.step(state)
                 run.stop.hold()  # a step without any update too is whole or not at all
@@ -90,8 +90,8 @@ def _finish(
     state, line = _log(run, state, metrics)
     improved = False
     if settings.sets and _due(settings, state.step, run.steps):
-        state, improved, found = _evaluate(run, job, state)
-        line |= found
+        state, improved, evaluation = _evaluate(run, job, state)
+        line |= evaluation
     run.loggers.log(state.step, line)
     last = state.step == run.steps or _early(run, state)
     if last or improved or saver.due(state):
@@ -131,32 +131,32 @@ def _evaluate(run: Run, job: Job, state: RunState) -> tuple[RunState, bool, dict
     """The state with the results, whether the best metric improved, and every number of them."""
     results = job.evaluate()
     run.clock.take_step()  # evaluations carry their own times
-    found, seen = dict[str, float](), dict[str, float]()
+    metrics, seen = dict[str, float](), dict[str, float]()
     for result in results:
         line = {"step": state.step, "update": state.update, **result.to_json()}
         run.logs.evaluation(line)
-        found |= result.by_metric()
+        metrics |= result.by_metric()
         seen |= of_evaluation(line)
-    told = ", ".join(part for result in results for part in result.texts())
-    run.console.note(f"evaluation after step {state.step}: {told}")
-    run.console.evaluated(state.step, found)
+    text = ", ".join(part for result in results for part in result.texts())
+    run.console.note(f"evaluation after step {state.step}: {text}")
+    run.console.evaluated(state.step, metrics)
     remembered, _ = run.sentinels.look(state.step, seen, state.sentinels)
-    best, improved = _better(run, state, found)
-    evaluations = {**state.evaluations, **found}
+    best, improved = _better(run, state, metrics)
+    evaluations = {**state.evaluations, **metrics}
     state = replace(state, evaluations=evaluations, best=best, sentinels=remembered)
     return state, improved, seen
 
 
-def _better(run: Run, state: RunState, found: Mapping[str, float]) -> tuple[Best | None, bool]:
+def _better(run: Run, state: RunState, metrics: Mapping[str, float]) -> tuple[Best | None, bool]:
     metric, mode = run.recipe.checkpoint.best_metric, run.recipe.checkpoint.best_mode
     if metric is None:
         return state.best, False
-    if metric not in found:
+    if metric not in metrics:
         raise UsageError(
             f"checkpoint.best_metric = {metric!r} is not among this run's evaluation metrics: "
-            f"{', '.join(found)}"
+            f"{', '.join(metrics)}"
         )
-    value = found[metric]
+    value = metrics[metric]
     if math.isnan(value):
         return state.best, False
     before = state.best

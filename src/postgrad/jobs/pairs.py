@@ -22,8 +22,8 @@ Score = Callable[[Sequences], NDArray[np.float64]]  # [S], what a model thinks o
 
 def sequences_of(pairs: Sequence[Pair]) -> Sequences:
     """Two sequences a pair, the chosen one first, in one group: their opening stands once."""
-    both = [one for pair in pairs for one in (pair.chosen, pair.rejected)]
-    masks = [one for pair in pairs for one in (pair.chosen_mask, pair.rejected_mask)]
+    both = [answer for pair in pairs for answer in (pair.chosen, pair.rejected)]
+    masks = [mask for pair in pairs for mask in (pair.chosen_mask, pair.rejected_mask)]
     return Sequences(
         tokens=Ragged.of(both, np.int32),
         loss_mask=Ragged.of(masks, np.bool_),
@@ -31,14 +31,14 @@ def sequences_of(pairs: Sequence[Pair]) -> Sequences:
     )
 
 
-def read_set(one: PairEvalSet, tokenizer: Any) -> PairSet:
+def read_set(eval_set: PairEvalSet, tokenizer: Any) -> PairSet:
     """One evaluation set. Raises UsageError for data that cannot be read, and for a row without the
     column that `by` names.
     """
-    found = load_pairs(one.data, tokenizer)
-    for pair in found.all():
-        _dataset(pair, one.by, found.account.name)
-    return found
+    pairs = load_pairs(eval_set.data, tokenizer)
+    for pair in pairs.all():
+        _dataset(pair, eval_set.by, pairs.account.name)
+    return pairs
 
 
 class PairEvaluator:
@@ -50,7 +50,7 @@ class PairEvaluator:
         """Raises UsageError as read_set does."""
         self._settings = settings
         self._tokenizer = tokenizer
-        self._sets: list[PairSet] = [read_set(one, tokenizer) for one in settings.sets]
+        self._sets: list[PairSet] = [read_set(eval_set, tokenizer) for eval_set in settings.sets]
 
     @property
     def accounts(self) -> list[RowAccount]:
@@ -64,42 +64,47 @@ class PairEvaluator:
     def __call__(self, score: Score) -> list[Result]:
         """The results of every set, in the recipe's order."""
         return [
-            self._one(one.name, one.by, pairs, score)
-            for one, pairs in zip(self._settings.sets, self._sets, strict=True)
+            self._evaluate_set(eval_set.name, eval_set.by, pairs, score)
+            for eval_set, pairs in zip(self._settings.sets, self._sets, strict=True)
         ]
 
-    def _one(self, name: str | None, by: str | None, pairs: PairSet, score: Score) -> Result:
+    def _evaluate_set(
+        self, name: str | None, by: str | None, pairs: PairSet, score: Score
+    ) -> Result:
         began = time.perf_counter()
         rows = pairs.all()
         scores = score(sequences_of(rows))
-        known: NDArray[np.bool_] = np.isfinite(scores[0::2]) & np.isfinite(scores[1::2])
-        told = scores.reshape(-1, 2)[known]  # a pair without a score has failed: it is in no mean
-        margins = told[:, 0] - told[:, 1]
+        is_scored: NDArray[np.bool_] = np.isfinite(scores[0::2]) & np.isfinite(scores[1::2])
+        # a pair without a score has failed: it is in no mean
+        scored = scores.reshape(-1, 2)[is_scored]
+        margins = scored[:, 0] - scored[:, 1]
         problems = [
             EvaluatedProblem(
                 dataset=_dataset(pair, by, pairs.account.name),
                 row=pair.row,
                 question=self._tokenizer.decode(pair.chosen[: int(np.argmax(pair.chosen_mask))]),
-                samples=(int(is_known), int(is_known and one[0] > one[1])),
+                samples=(int(both_scored), int(both_scored and pair_scores[0] > pair_scores[1])),
                 greedy=None,
-                text=f"chosen {one[0]:.3f}, rejected {one[1]:.3f}",
+                text=f"chosen {pair_scores[0]:.3f}, rejected {pair_scores[1]:.3f}",
             )
-            for pair, one, is_known in zip(rows, scores.reshape(-1, 2), known, strict=True)
+            for pair, pair_scores, both_scored in zip(
+                rows, scores.reshape(-1, 2), is_scored, strict=True
+            )
         ]
-        found, parts = rates(problems, (1,)), by_dataset(problems, (1,))
-        whole = found | parts
+        overall, parts = rates(problems, (1,)), by_dataset(problems, (1,))
+        with_datasets = overall | parts
         edges, counts = margin_histogram(margins) if len(margins) else ([], [])
         return Result(
             name=name,
             rows=len(rows),
-            failed=int((~known).sum()),
+            failed=int((~is_scored).sum()),
             metrics={
-                "accuracy": found["accuracy"][0],
-                **_of_scores(told),
+                "accuracy": overall["accuracy"][0],
+                **_of_scores(scored),
                 **{metric: rate for metric, (rate, _) in parts.items()},
             },
             seconds=time.perf_counter() - began,
-            intervals={metric: ends for metric, (_, ends) in whole.items() if ends},
+            intervals={metric: ends for metric, (_, ends) in with_datasets.items() if ends},
             problems=problems,
             more={"margin_histogram": {"edges": edges, "counts": counts}},
         )

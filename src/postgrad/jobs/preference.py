@@ -56,8 +56,10 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
             return self._evaluator(self._score)
 
     def _score(self, sequences: Sequences) -> NDArray[np.float64]:
-        found = self._policy.logprobs(sequences).result()
-        return implicit_rewards(self._preference, sequences, found, self._of_reference(sequences))
+        logprobs = self._policy.logprobs(sequences).result()
+        return implicit_rewards(
+            self._preference, sequences, logprobs, self._of_reference(sequences)
+        )
 
     def _of_reference(self, sequences: Sequences) -> Ragged | None:
         return None if self._reference is None else self._reference.of(sequences)
@@ -77,7 +79,7 @@ def implicit_rewards(
     """[S] what the loss takes each answer to be worth. logprobs, ref: over the tokens."""
     ratio = logprobs.like(logprobs.values - (logprobs if ref is None else ref).values)
     tokens = np.maximum(sequences.loss_mask.sums(), 1)
-    sums = [torch.as_tensor(one) for one in (logprobs.sums(), ratio.sums(), tokens)]
+    sums = [torch.as_tensor(column) for column in (logprobs.sums(), ratio.sums(), tokens)]
     return algorithm.reward(Answers(*sums)).numpy()
 
 
@@ -89,11 +91,11 @@ def of_pairs(pairs: Sequence[Pair]) -> tuple[Sequences, NDArray[np.bool_]]:
 def of_labelled(samples: Sequence[Labelled]) -> tuple[Sequences, NDArray[np.bool_]]:
     """Each answer a group of its own, and whether it is desirable."""
     sequences = Sequences(
-        tokens=Ragged.of([one.token_ids for one in samples], np.int32),
-        loss_mask=Ragged.of([one.loss_mask for one in samples], np.bool_),
+        tokens=Ragged.of([sample.token_ids for sample in samples], np.int32),
+        loss_mask=Ragged.of([sample.loss_mask for sample in samples], np.bool_),
         group=np.arange(len(samples), dtype=np.int64),
     )
-    return sequences, np.array([one.desirable for one in samples], np.bool_)
+    return sequences, np.array([sample.desirable for sample in samples], np.bool_)
 
 
 def mismatched(sequences: Sequences) -> Sequences:
@@ -113,7 +115,7 @@ def mismatched(sequences: Sequences) -> Sequences:
         for i, j in enumerate(following)
     ]
     return Sequences(
-        tokens=Ragged.of([one for one, _ in crossed], np.int32),
+        tokens=Ragged.of([ids for ids, _ in crossed], np.int32),
         loss_mask=Ragged.of([mask for _, mask in crossed], np.bool_),
         group=np.arange(len(tokens), dtype=np.int64),
     )

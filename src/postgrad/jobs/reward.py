@@ -55,8 +55,8 @@ class RewardJob(SupervisedJob[Pair]):
             "squares": KEPT * state.get("squares", 0.0) + float(np.square(scores).mean()),
         }
         scale = scale_of_state(following)
-        found = {"reward_model/scale_mean": scale.mean, "reward_model/scale_std": scale.std}
-        return following, found
+        metrics = {"reward_model/scale_mean": scale.mean, "reward_model/scale_std": scale.std}
+        return following, metrics
 
     def evaluate(self) -> list[Result]:
         """Job.evaluate."""

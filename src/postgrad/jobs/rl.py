@@ -49,12 +49,12 @@ class Roles:
     @property
     def learners(self) -> list[Learns]:
         """Those that learn."""
-        return [one for one in (self.policy, self.critic) if one is not None]
+        return [role for role in (self.policy, self.critic) if role is not None]
 
     @property
     def changing(self) -> list[Changes]:
         """Those that a checkpoint holds."""
-        return [one for one in (self.policy, self.critic, self.follows) if one is not None]
+        return [role for role in (self.policy, self.critic, self.follows) if role is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class RLJob:
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """Job.tensors."""
-        return dict(ChainMap(*(one.tensors() for one in self._parts.roles.changing)))
+        return dict(ChainMap(*(role.tensors() for role in self._parts.roles.changing)))
 
     def _sample(self, state: RunState) -> Sampled:
         """The step's groups; a failed verifier is recorded with its cause."""
@@ -197,12 +197,13 @@ class RLJob:
         )
         n, planned, sizes = len(experience), geometry.samples_per_step, sizes_of(cut)
         if per_pass > 1 and n != planned:
-            made = len(cut) // geometry.epochs_per_rollout
+            made_per_pass = len(cut) // geometry.epochs_per_rollout
             least, most = sizes["updates/smallest"], sizes["updates/largest"]
             run.logs.event(
                 "samples_spread",
-                f"{n} of {planned} samples are trained on: a pass is {made} of {per_pass} updates, "
-                f"with {least:.0f} to {most:.0f} samples in place of {geometry.train_batch_size}",
+                f"{n} of {planned} samples are trained on: a pass is {made_per_pass} of {per_pass} "
+                f"updates, with {least:.0f} to {most:.0f} samples in place of "
+                f"{geometry.train_batch_size}",
                 step=step + 1,
             )
         return cut
@@ -239,14 +240,14 @@ class RLJob:
         each update's policy another one: nothing to compare.
         """
         mask = credit.experience.sequences.loss_mask.values
-        found: dict[str, float] = {}
+        compared: dict[str, float] = {}
         if old is not None and results and not self._parts.roles.policy.drops:
-            found |= ratio_distance(learned, results[0].outputs, mask)
+            compared |= ratio_distance(learned, results[0].outputs, mask)
         sampling = self._parts.sampling
         if sampling.top_p < 1.0 or sampling.top_k or sampling.min_p:
-            return found
+            return compared
         sampled = batch.sampled_logprobs.take(credit.rows).values
-        return found | differences(learned, sampled, mask & ~np.isnan(learned))
+        return compared | differences(learned, sampled, mask & ~np.isnan(learned))
 
     def _metrics(
         self,
@@ -307,12 +308,12 @@ def _over_updates(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
     An update without any gradient computes nothing and reports less than the others.
     """
-    found: dict[str, float] = {}
-    for name in dict.fromkeys(name for one in metrics for name in one):
-        values = [one[name] for one in metrics if name in one]
-        _, _, what = name.partition("/")
-        if what == "lr":
-            found[name] = values[-1]
+    means: dict[str, float] = {}
+    for name in dict.fromkeys(name for update_metrics in metrics for name in update_metrics):
+        values = [update_metrics[name] for update_metrics in metrics if name in update_metrics]
+        _, _, quantity = name.partition("/")
+        if quantity == "lr":
+            means[name] = values[-1]
         else:
-            found[name] = sum(values) / (1 if what in SUMMED else len(values))
-    return found
+            means[name] = sum(values) / (1 if quantity in SUMMED else len(values))
+    return means

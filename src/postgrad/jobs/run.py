@@ -61,9 +61,9 @@ class Clock:
         """PHASE_seconds and PHASE/PART_seconds of the step that ends here, and their
         _memory_bytes where those are known.
         """
-        found = {f"{phase}_seconds": seconds for phase, seconds in self.step.items()}
+        columns = {f"{phase}_seconds": seconds for phase, seconds in self.step.items()}
         self.step = {}
-        return found | self.peaks.take_step()
+        return columns | self.peaks.take_step()
 
     @property
     def seconds(self) -> float:
@@ -152,12 +152,14 @@ def resident_bytes() -> int:
     import resource
 
     me = psutil.Process()
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    own = max(own * (1 if psutil.MACOS else 1024), Resident.most)  # since it began anew, and before
+    own_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    own_peak = max(
+        own_peak * (1 if psutil.MACOS else 1024), Resident.most
+    )  # since it began anew, and before
     children = 0
     for child in me.children(recursive=True):
         try:
             children += int(child.memory_info().rss)
         except psutil.NoSuchProcess:  # it ended while we looked
             continue
-    return own + children
+    return own_peak + children

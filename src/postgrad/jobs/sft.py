@@ -58,6 +58,6 @@ class SFTJob(SupervisedJob[Conversation]):
         with self._run.phase("publish"):
             self._run.sentinels.at_once(self._policy.updates, self._publish())
         with self._run.phase("evaluate", self._evaluator.total):
-            found = self._evaluator(self._engine, self._run.advance)
+            results = self._evaluator(self._engine, self._run.advance)
         self._engine.rest()
-        return found
+        return results

@@ -71,13 +71,13 @@ def train(
             )
         directory = RunDirectory.open(path)
         before = recipe_from_json(directory.recipe())
-        recipe, found = pin(recipe, directory.sources(), allow_change)
+        recipe, hub_sources = pin(recipe, directory.sources(), allow_change)
         compare(before, recipe, allow_change, path)
-        directory.write_recipe(recipe.dump(), [one.to_json() for one in found])
+        directory.write_recipe(recipe.dump(), [source.to_json() for source in hub_sources])
     else:
-        recipe, found = pin(recipe)
-        told = [one.to_json() for one in found]
-        directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite, sources=told)
+        recipe, hub_sources = pin(recipe)
+        resolved = [source.to_json() for source in hub_sources]
+        directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite, sources=resolved)
         if store_of(recipe, directory).steps():
             raise UsageError(
                 f"checkpoint.ckpt_path {recipe.checkpoint.ckpt_path} holds checkpoints of another "
@@ -94,10 +94,10 @@ def resume(
     require_unclaimed(run_dir)
     before = recipe_from_json(directory.recipe())
     recipe = with_overrides(before, overrides)
-    recipe, found = pin(recipe, directory.sources(), allow_change)
+    recipe, hub_sources = pin(recipe, directory.sources(), allow_change)
     compare(before, recipe, allow_change, run_dir, ways_out="")
     require_installed(recipe.observe.loggers)
-    directory.write_recipe(recipe.dump(), [one.to_json() for one in found])
+    directory.write_recipe(recipe.dump(), [source.to_json() for source in hub_sources])
     return _execute(recipe, directory, console, allow_change, before)
 
 
@@ -138,8 +138,8 @@ def _once(
 ) -> dict[str, Any]:
     """From where the run stands to its end. again: after a process was lost."""
     with ExitStack() as stack:
-        made = prepare(recipe, directory, console, stack, allow_change, again=again)
-        run, job, base, state = made
+        prepared = prepare(recipe, directory, console, stack, allow_change, again=again)
+        run, job, base, state = prepared
         if before is not None and state.step:
             _tell_rates(run, job, before)
         if isinstance(recipe, RLRecipe):  # whose samples are shown token by token
@@ -154,9 +154,9 @@ def _once(
             with run.phase("export"):
                 role = role_of(recipe, own_role(recipe), base)
                 weights = job.tensors()[role.stem]
-                own = own_role(run.recipe)
+                role_name = own_role(run.recipe)
                 now = replace(state, choices=run.choices.to_json())
-                card = card_of(directory, run.recipe, now, role.base, role=own, adapter=False)
+                card = card_of(directory, run.recipe, now, role.base, role=role_name, adapter=False)
                 role.export(
                     weights,
                     state.algorithm,
@@ -201,15 +201,20 @@ def _open_loggers(run: Run, state: RunState, stack: ExitStack) -> RunState:
         run.logs.event("logger_failed", text)
         run.console.warn(text)
 
-    known = state.loggers or {"id": new_id()}
+    identifiers = state.loggers or {"id": new_id()}
     name = recipe.observe.name or run.directory.path.resolve().name
     identity = RunIdentity(
-        run.directory.path, recipe.observe.project, name, known["id"], state.step, recipe.dump()
+        run.directory.path,
+        recipe.observe.project,
+        name,
+        identifiers["id"],
+        state.step,
+        recipe.dump(),
     )
     run.loggers = Loggers(tell)
     stack.callback(run.loggers.close)
     run.loggers.open(recipe.observe.loggers, identity)
-    return replace(state, loggers=known)
+    return replace(state, loggers=identifiers)
 
 
 def prepare(
@@ -230,7 +235,11 @@ def prepare(
     store = store_of(recipe, directory)
     checkpoint = _newest(store, console)
     recorded: Mapping[str, Any] = checkpoint.state.choices if checkpoint else {}
-    recorded = {name: one for name, one in recorded.items() if name not in allow_change}
+    recorded = {
+        name: recorded_value
+        for name, recorded_value in recorded.items()
+        if name not in allow_change
+    }
     read = hold_to(recipe, recorded.get("sources") or {}, allow_change)
     choices = replace(choose(recipe, recorded), sources=read)
     placing.apply(choices.placement)
