@@ -153,9 +153,8 @@ def resident_bytes() -> int:
 
     me = psutil.Process()
     own_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    own_peak = max(
-        own_peak * (1 if psutil.MACOS else 1024), Resident.most
-    )  # since it began anew, and before
+    # the kernel's peak since it was reset, and the one before
+    own_peak = max(own_peak * (1 if psutil.MACOS else 1024), Resident.most)
     children = 0
     for child in me.children(recursive=True):
         try:

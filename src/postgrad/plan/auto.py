@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 
 from postgrad.core.batch import MICRO_TRAIN_TOKENS
 from postgrad.plan.phases import Phase
+from postgrad.plan.sizes import engine_sequences
 from postgrad.recipe.recipe import Answering, Comparing, Recipe
 from postgrad.recipe.scored import samples_answers
 from postgrad.rollout.local.budget import MAX_SLOTS, places_for
-
-EVALUATED = 512  # sequences of an evaluation, before its rows are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,7 @@ def _most_slots(recipe: Recipe) -> int | None:
         return None
     if not samples_answers(recipe):
         return None
-    sequences = recipe.geometry().samples_per_step if recipe.job == "rl" else EVALUATED
-    most = min(MAX_SLOTS, sequences)
+    most = min(MAX_SLOTS, engine_sequences(recipe, recipe.geometry()))
     if recipe.rollout.cache_tokens is not None:
         most = min(most, max(1, recipe.rollout.cache_tokens // longest_places(recipe)))
     return most

@@ -10,6 +10,7 @@ from postgrad.recipe.recipe import Answering, Comparing, Recipe
 from postgrad.recipe.scored import samples_answers
 from postgrad.rollout.local.budget import PREFILL_TOKENS, EngineSizes, choose_sizes, places_for
 
+EVALUATION_SEQUENCES = 512  # assumed of an evaluation: its rows are not read before the run
 DType = Literal["auto", "float32", "bfloat16"]
 
 
@@ -64,7 +65,7 @@ def sizes(
     places = max(longest, evaluated)
     engine = choose_sizes(
         recipe.rollout,
-        sequences=_sequences(recipe, geometry),
+        sequences=engine_sequences(recipe, geometry),
         max_len=places,
         token_bytes=token_bytes,
         free_bytes=max(free_bytes, places_for(places) * token_bytes),
@@ -74,6 +75,6 @@ def sizes(
     )
 
 
-def _sequences(recipe: Answering, geometry: BatchGeometry) -> int:
-    """Sequences of a step or an evaluation; how many rows that reads is not known here."""
-    return geometry.samples_per_step if recipe.job == "rl" else 512
+def engine_sequences(recipe: Answering, geometry: BatchGeometry) -> int:
+    """Sequences that the engine samples at once: of a step of RL, else of an evaluation."""
+    return geometry.samples_per_step if recipe.job == "rl" else EVALUATION_SEQUENCES
