@@ -1,4 +1,4 @@
-"""Pairs as learners read them, and the evaluation of whatever scores them."""
+"""Preference pairs as learners read them, and their evaluation by any model that scores them."""
 
 import math
 import time
@@ -17,11 +17,13 @@ from postgrad.jobs.results import EvaluatedProblem, Result, by_dataset, rates
 from postgrad.ops.calibration import calibration_error, margin_histogram
 from postgrad.recipe.settings import PairEvalSet, PairEvalSettings
 
-Score = Callable[[Sequences], NDArray[np.float64]]  # [S], what a model thinks of each sequence
+Score = Callable[[Sequences], NDArray[np.float64]]  # [S] the model's score of each sequence
 
 
 def sequences_of(pairs: Sequence[Pair]) -> Sequences:
-    """Two sequences a pair, the chosen one first, in one group: their opening stands once."""
+    """Two sequences for each pair, the chosen one first. They are one group, so that their common
+    prompt is computed once.
+    """
     both = [answer for pair in pairs for answer in (pair.chosen, pair.rejected)]
     masks = [mask for pair in pairs for mask in (pair.chosen_mask, pair.rejected_mask)]
     return Sequences(
@@ -58,7 +60,7 @@ class PairEvaluator:
         return [pairs.account for pairs in self._sets]
 
     def sequences(self) -> list[Sequences]:
-        """Of every set."""
+        """The pairs of every set as sequences."""
         return [sequences_of(pairs.all()) for pairs in self._sets]
 
     def __call__(self, score: Score) -> list[Result]:
@@ -111,7 +113,7 @@ class PairEvaluator:
 
 
 def _of_scores(scores: NDArray[np.float64]) -> dict[str, float]:
-    """Of [pairs, 2]; all NaN where there is none."""
+    """Metrics of scores [pairs, 2], chosen and rejected; all NaN where there is no pair."""
     names = ("mean", "std", "chosen", "rejected")
     if not len(scores):
         return {f"reward_{n}": math.nan for n in names} | {
@@ -127,7 +129,9 @@ def _of_scores(scores: NDArray[np.float64]) -> dict[str, float]:
 
 
 def _dataset(pair: Pair, by: str | None, otherwise: str) -> str:
-    """What a pair is counted under: the value of the column `by`, else its dataset's name."""
+    """The dataset name that a pair is counted under: its value in the column `by`, else the name
+    `otherwise` of its dataset. Raises UsageError where the column has no name.
+    """
     if by is None:
         return otherwise
     value = pair.metadata.get(by)

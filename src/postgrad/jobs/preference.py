@@ -23,7 +23,7 @@ from postgrad.ops.preferences import Answers
 
 
 class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
-    """One policy and its preferences. reference: None where the loss reads none."""
+    """Trains a policy on preferences. reference: None where the loss needs none."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
         reference: ReferenceLogprobs | None,
         evaluator: PairEvaluator | None,
     ) -> None:
-        """read: the sequences of some samples, and which of them are preferred."""
+        """read: turns drawn samples into sequences and a mask [S] of the preferred ones."""
         super().__init__(run, policy, algorithm, draws)
         self._preference = algorithm
         self._policy = policy
@@ -50,7 +50,7 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
         )
 
     def evaluate(self) -> list[Result]:
-        """Job.evaluate: a sequence scores its implicit reward."""
+        """Evaluates pairs: the score of a sequence is its implicit reward."""
         assert self._evaluator is not None
         with self._run.phase("evaluate"):
             return self._evaluator(self._score)
@@ -76,7 +76,10 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
 def implicit_rewards(
     algorithm: PreferenceAlgorithm, sequences: Sequences, logprobs: Ragged, ref: Ragged | None
 ) -> NDArray[np.float64]:
-    """[S] what the loss takes each answer to be worth. logprobs, ref: over the tokens."""
+    """[S] the implicit reward of each answer, as the loss defines it.
+
+    logprobs, ref: of each token, by policy and reference; ref: None where the loss needs none.
+    """
     ratio = logprobs.like(logprobs.values - (logprobs if ref is None else ref).values)
     tokens = np.maximum(sequences.loss_mask.sums(), 1)
     sums = [torch.as_tensor(column) for column in (logprobs.sums(), ratio.sums(), tokens)]
@@ -84,12 +87,12 @@ def implicit_rewards(
 
 
 def of_pairs(pairs: Sequence[Pair]) -> tuple[Sequences, NDArray[np.bool_]]:
-    """Chosen and rejected by turns."""
+    """The sequences of pairs, chosen and rejected in turn, and the mask of the chosen ones."""
     return paired.sequences_of(pairs), np.tile([True, False], len(pairs))
 
 
 def of_labelled(samples: Sequence[Labelled]) -> tuple[Sequences, NDArray[np.bool_]]:
-    """Each answer a group of its own, and whether it is desirable."""
+    """Sequences of labelled answers, each a group of its own, and the mask of desirable ones."""
     sequences = Sequences(
         tokens=Ragged.of([sample.token_ids for sample in samples], np.int32),
         loss_mask=Ragged.of([sample.loss_mask for sample in samples], np.bool_),

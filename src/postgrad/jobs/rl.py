@@ -37,29 +37,27 @@ SUMMED = ("computed_tokens", "skipped_samples", "bounded_exponents")
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Who learns, and what is measured from. critic, reference: where the algorithm needs them;
-    follows: the reference, where it follows the policy.
-    """
+    """The roles of an RL job."""
 
     policy: PolicyRole
-    critic: ScoringRole | None
-    reference: Reads | None
-    follows: Follows | None
+    critic: ScoringRole | None  # None where the algorithm needs none
+    reference: Reads | None  # None where the algorithm needs none
+    follows: Follows | None  # the reference, where it follows the policy
 
     @property
     def learners(self) -> list[Learns]:
-        """Those that learn."""
+        """The roles that are trained."""
         return [role for role in (self.policy, self.critic) if role is not None]
 
     @property
     def changing(self) -> list[Changes]:
-        """Those that a checkpoint holds."""
+        """The roles whose state a checkpoint holds."""
         return [role for role in (self.policy, self.critic, self.follows) if role is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the loop calls."""
+    """The components of an RL job that its step calls."""
 
     roles: Roles
     algorithm: RolloutAlgorithm
@@ -73,14 +71,14 @@ class Parts:
 
 
 class RLJob:
-    """The loop's step, as the algorithm reads on paper."""
+    """Reinforcement learning; `step` reads like the algorithm on paper."""
 
     def __init__(self, run: Run, parts: Parts) -> None:
         self._run = run
         self._parts = parts
 
     def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
-        """Job.step."""
+        """Samples, scores, computes credit, updates and publishes once."""
         run, parts = self._run, self._parts
         sampled = self._sample(state)
         batch = RolloutBatch.of(sampled.groups)
@@ -121,17 +119,16 @@ class RLJob:
         return following, metrics | compared | published
 
     def evaluate(self) -> list[Result]:
-        """Job.evaluate: the engine has the newest weights already."""
+        """Evaluates with the engine, which has the newest weights already."""
         assert self._parts.evaluator is not None
         with self._run.phase("evaluate", self._parts.evaluator.total):
             return self._parts.evaluator(self._parts.engine, self._run.advance)
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """Job.tensors."""
         return dict(ChainMap(*(role.tensors() for role in self._parts.roles.changing)))
 
     def _sample(self, state: RunState) -> Sampled:
-        """The step's groups; a failed verifier is recorded with its cause."""
+        """Samples and scores the groups of a step; records failed verifiers with their causes."""
         run, parts = self._run, self._parts
         with run.phase("sample", run.geometry.samples_per_step), parts.scorer.step():
             stats, waited = replace(parts.engine.stats), parts.scorer.seconds
@@ -162,8 +159,8 @@ class RLJob:
         return sampled
 
     def _columns(self, batch: RolloutBatch) -> tuple[Ragged | None, Ragged | None, Ragged | None]:
-        """Logprobs of the policy before the step and of the reference, and the critic's values,
-        only where they are needed.
+        """Logprobs of the policy before the step, logprobs of the reference, and the critic's
+        values; None for what the algorithm does not need.
 
         A step of one update is exactly on-policy: its old logprobs are the current ones.
         """
@@ -181,7 +178,9 @@ class RLJob:
         return old, ref, values
 
     def _cut(self, experience: Experience, step: int) -> list[Update]:
-        """The step's updates. Where samples have fallen away an event says how the others lie."""
+        """Cuts the experience into the step's updates. Where samples were dropped, an event says
+        how the others are spread over the updates.
+        """
         run, geometry = self._run, self._run.geometry
         per_pass = geometry.updates_per_step // geometry.epochs_per_rollout
         cut = list(
@@ -209,8 +208,8 @@ class RLJob:
         return cut
 
     def _update(self, cut: Sequence[Update], state: RunState) -> dict[str, list[UpdateResult]]:
-        """The critic learns from each update, and so does the policy once the critic is warm.
-        Results by role.
+        """Trains the critic on each update, and the policy too once the critic is warm. Returns the
+        results by role.
         """
         run, roles, algorithm = self._run, self._parts.roles, self._parts.algorithm
         results: dict[str, list[UpdateResult]] = {"policy": [], "critic": []}
@@ -233,11 +232,11 @@ class RLJob:
         learned: NDArray[np.float32],
         results: Sequence[UpdateResult],
     ) -> dict[str, float]:
-        """For sentinels: the first update against old logprobs that were computed apart, and the
-        learner against the sampler, on the tokens that the learner computed.
+        """Metrics for sentinels: logprobs of the first update against old ones that were computed
+        separately, and the learner's against the sampler's on the tokens that it computed.
 
-        With top-p, top-k or min-p the sampler drew from another distribution, and dropout makes
-        each update's policy another one: nothing to compare.
+        There is nothing to compare where top-p, top-k or min-p let the sampler draw from another
+        distribution, or where dropout makes each update's policy another one.
         """
         mask = credit.experience.sequences.loss_mask.values
         compared: dict[str, float] = {}
@@ -283,7 +282,9 @@ class RLJob:
 
 
 def sizes_of(cut: Sequence[Update]) -> dict[str, float]:
-    """How many updates a step makes, and their samples; zeros where nothing is left to train on."""
+    """Metrics: the number of updates of a step, and the samples of the smallest and the largest;
+    zeros where nothing is left to train on.
+    """
     sizes = [len(update.rows) for update in cut]
     return {
         "updates/made": float(len(cut)),
@@ -295,7 +296,7 @@ def sizes_of(cut: Sequence[Update]) -> dict[str, float]:
 def _learner_logprobs(
     credit: Credit, old: Ragged | None, results: Sequence[UpdateResult]
 ) -> NDArray[np.float32]:
-    """The learner's logprobs from before the step over the experience's tokens, NaN if unknown."""
+    """[T] the learner's logprobs of the experience's tokens before the step; NaN where unknown."""
     if old is not None:
         return old.take(credit.rows).values
     if results:  # without `old` the step is one update, computed before its weights moved
@@ -304,9 +305,8 @@ def _learner_logprobs(
 
 
 def _over_updates(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean over a step's updates; counts are summed, and the rate is the last one.
-
-    An update without any gradient computes nothing and reports less than the others.
+    """Metrics of a step from those of its updates: means, sums of the counts in `SUMMED`, and the
+    last learning rate. An update without any gradient reports fewer metrics than the others.
     """
     means: dict[str, float] = {}
     for name in dict.fromkeys(name for update_metrics in metrics for name in update_metrics):

@@ -136,7 +136,7 @@ def _once(
     profile: bool,
     again: bool,
 ) -> dict[str, Any]:
-    """From where the run stands to its end. again: after a process was lost."""
+    """Runs from the newest checkpoint, if any, to the end. again: after a process was lost."""
     with ExitStack() as stack:
         prepared = prepare(recipe, directory, console, stack, allow_change, again=again)
         run, job, base, state = prepared
@@ -173,7 +173,9 @@ def _once(
 
 
 def _push(run: Run, state: RunState) -> None:
-    """Where the recipe says so. A hub that takes nothing costs neither the run nor its model."""
+    """Pushes the exported model where the recipe asks for it. A failure is logged and warned of,
+    and ends neither the run nor its model.
+    """
     settings, folder = run.recipe.checkpoint, run.directory.model
     if not settings.push_to_hub:
         return
@@ -192,7 +194,7 @@ def _push(run: Run, state: RunState) -> None:
 
 
 def _open_loggers(run: Run, state: RunState, stack: ExitStack) -> RunState:
-    """The state with the run's id at its loggers, which tell it from now on."""
+    """Opens the recipe's loggers, which log from now on; the state with the run's id at them."""
     recipe = run.recipe
     if not recipe.observe.loggers:
         return state
@@ -226,9 +228,10 @@ def prepare(
     *,
     again: bool = False,
 ) -> tuple[Run, Job, str, RunState]:
-    """The run, its job, its base model's path, and the state to start from: of a new run, or of
-    the newest checkpoint in its directory. What has to be closed is put on `stack`. again: see
-    jobs.ranks.start.join.
+    """The run, its job, its base model's path, and the state to start from: that of a new run, or
+    of the newest checkpoint in its directory.
+
+    stack: closes what has to be closed. again: the run is restarted after it lost a process.
     """
     logs = Logs(directory.path, console.warn)
     stack.callback(logs.close)
@@ -272,7 +275,7 @@ def prepare(
 
 
 def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple[Job, str]:
-    """setup.job.assemble. Raises OutOfMemory where what it makes has no room."""
+    """The job and its base model's path. Raises OutOfMemory where memory ran out meanwhile."""
     try:
         return assemble(run, stack, checkpoint)
     except Exception as error:
@@ -285,7 +288,7 @@ def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tup
 
 
 def _foresee(run: Run, state: RunState) -> None:
-    """See jobs.foreseen.foresee."""
+    """Writes the forecast of the run after `state` to plan.json and keeps it in the run."""
     with run.phase("plan"):
         run.foreseen = foreseen.foresee(
             run.directory,
@@ -299,7 +302,7 @@ def _foresee(run: Run, state: RunState) -> None:
 
 
 def _newest(store: CheckpointStore, console: Console) -> Checkpoint | None:
-    """The checkpoint to go on from, if any. A save that was killed may not have named it yet."""
+    """The checkpoint to go on from, or None. Tidies up after a save that was killed."""
     if not store.steps():
         return None
     checkpoint = store.load("latest")
@@ -326,7 +329,7 @@ def _tell_start(run: Run, checkpoint: Checkpoint | None) -> None:
 
 
 def _tell_chosen(run: Run, state: RunState, *, resumed: bool) -> None:
-    """Batch numbers, what is foreseen, and the choices: all are known once the job stands."""
+    """Prints and logs batch numbers, forecast and choices: all are known once the job is built."""
     chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
     for line in chosen.lines():
         run.console.note(line)
@@ -338,7 +341,7 @@ def _tell_chosen(run: Run, state: RunState, *, resumed: bool) -> None:
 
 
 def _tell_rates(run: Run, job: Job, before: Recipe) -> None:
-    """Where the run goes on under another schedule than that of `before`."""
+    """Prints and logs jumps of learning rates where the schedule differs from that of `before`."""
     for line in schedules.jumps(before, run.recipe, run.rows, job.tensors()):
         run.console.note(line)
         run.logs.event("learning_rate", line)
