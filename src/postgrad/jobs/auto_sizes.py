@@ -105,7 +105,7 @@ def free_bytes(device: str) -> int:
 
 
 def largest(start: int, floor: int, fits: Fits) -> int | None:
-    """The first of start, start / 2, ... that fits, none below floor; None where not even that."""
+    """The first of start, start / 2, ..., floor that fits; None where not even `floor` does."""
     size = start
     while not fits(size):
         if size <= floor:
@@ -128,19 +128,21 @@ def try_tokens(
     floor, longest = least_tokens(run.recipe), run.recipe.data.max_len
 
     def fits(tokens: int) -> bool:
-        with _tried(run, "batch.micro_train_tokens", tokens) as result:
+        with _trial(run, "batch.micro_train_tokens", tokens) as result:
             for learner in learners:
-                _learn(learner, tokens, longest, run)
+                _try_learning(learner, tokens, longest, run)
             result.append(True)
         return bool(result)
 
     budget = largest(start, floor, fits)
     if budget is None:
-        raise _none(run, f"one forward and backward pass over {floor} tokens, the longest row")
+        raise _out_of_memory(
+            run, f"one forward and backward pass over {floor} tokens, the longest row"
+        )
     run.choices = replace(run.choices, micro_train_tokens=budget)
     for role in (*learners, *readers):
         role.backbone.micro = MicroBatch(budget)
-    _tell(run, "batch.micro_train_tokens", budget)
+    _report_size(run, "batch.micro_train_tokens", budget)
 
 
 def engine(run: Run, recipe: Answering, path: str, *, sequences: int, max_len: int) -> LocalEngine:
@@ -168,22 +170,22 @@ def engine(run: Run, recipe: Answering, path: str, *, sequences: int, max_len: i
 
     def fits(slots: int) -> bool:
         places = recipe.rollout.cache_tokens or slots * places_for(max_len)
-        with _tried(run, "rollout.slots", slots) as result:
+        with _trial(run, "rollout.slots", slots) as result:
             candidate = build(replace(before, slots=slots, cache_tokens=places))
-            _decode(candidate, slots, max_len, PREFILL_TOKENS[before.device])
+            _try_decoding(candidate, slots, max_len, PREFILL_TOKENS[before.device])
             fitting.append(candidate)
             result.append(True)
         return bool(result)
 
     most = largest(min(start, sequences), 1, fits)
     if most is None:
-        raise _none(run, f"an engine for one sequence of {max_len} tokens")
-    _tell(run, "rollout.slots", most)
+        raise _out_of_memory(run, f"an engine for one sequence of {max_len} tokens")
+    _report_size(run, "rollout.slots", most)
     return fitting[0]
 
 
 @contextmanager
-def _tried(run: Run, key: str, size: int) -> Generator[list[bool]]:
+def _trial(run: Run, key: str, size: int) -> Generator[list[bool]]:
     """A trial: an error that means out of memory is logged and swallowed, and the list stays empty.
     The block appends True where the size fits. Random generators are put back.
     """
@@ -205,7 +207,7 @@ def _tried(run: Run, key: str, size: int) -> Generator[list[bool]]:
         run.logs.event("size_lowered", f"{key} = {size} does not fit: {why}", key=key, size=size)
 
 
-def _learn(learner: Learner[Any], tokens: int, longest: int, run: Run) -> None:
+def _try_learning(learner: Learner[Any], tokens: int, longest: int, run: Run) -> None:
     """Runs two passes, the second beside the gradients of the first. Raises MemoryError where a
     CPU's free memory could not hold both these passes and the optimizer's moments.
     """
@@ -266,7 +268,7 @@ def _rows(tokens: int, longest: int) -> Sequences:
     )
 
 
-def _decode(rollout_engine: LocalEngine, slots: int, max_len: int, prefill: int) -> None:
+def _try_decoding(rollout_engine: LocalEngine, slots: int, max_len: int, prefill: int) -> None:
     """Decodes `NEW_TOKENS` tokens in every slot, after prompts that fill one prefill of `prefill`
     tokens.
     """
@@ -281,12 +283,12 @@ def _decode(rollout_engine: LocalEngine, slots: int, max_len: int, prefill: int)
     rollout_engine.stats = EngineStats()
 
 
-def _tell(run: Run, key: str, size: int) -> None:
+def _report_size(run: Run, key: str, size: int) -> None:
     run.console.note(f"{key} = {size}: planned, and tried on this machine")
     run.logs.event("size_chosen", f"{key} = {size}", key=key, size=size)
 
 
-def _none(run: Run, purpose: str) -> OutOfMemory:
+def _out_of_memory(run: Run, purpose: str) -> OutOfMemory:
     room = free_bytes(run.choices.device) / 1e9
     return OutOfMemory(
         f"there is no memory for {purpose}; {room:.1f} GB are free beside what the run holds: see "

@@ -52,7 +52,7 @@ def card_of(
         datasets=list(dict.fromkeys(source.path for source in read if _trains_on_hub(source)))
         or None,
         model_name=name if results else None,
-        eval_results=_for_the_hub(recipe, results) or None,
+        eval_results=_hub_results(recipe, results) or None,
         base_model_relation=("adapter" if adapter else "finetune") if start else None,
         **{key: about[key] for key in PASSED_ON if key in about},
     )
@@ -80,7 +80,7 @@ def _body(
     yield from _table(
         ("", ""),
         [
-            ("started from", _named(base, recipe)),
+            ("started from", _base_name(base, recipe)),
             ("steps", str(state.step)),
             ("updates", str(state.update)),
             ("samples", str(state.episodes)),
@@ -95,7 +95,7 @@ def _body(
         [
             (
                 source.key,
-                _at_home(source.path),
+                _without_home(source.path),
                 source.subset or "",
                 source.split or "",
                 _content(source, hashes),
@@ -110,7 +110,7 @@ def _body(
         yield from _table(("set", "metric", "value", "rows"), _rows(results))
     yield "\n## Recipe\n"
     yield "As it ran, every key stated; values that look like secrets are left out.\n"
-    text = tomlkit.dumps(_clean(recipe.dump()))
+    text = tomlkit.dumps(_without_secrets(recipe.dump()))
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     yield f"{fence}toml\n{text}{fence}"
     yield "\n## Versions\n"
@@ -121,7 +121,7 @@ def _algorithm(recipe: Recipe) -> str:
     return str(recipe.dump()["algorithm"]["type"])
 
 
-def _named(base: str, recipe: Recipe) -> str:
+def _base_name(base: str, recipe: Recipe) -> str:
     """The base model for readers: a hub id with its commit; of a local directory the name alone,
     because its path is private.
     """
@@ -184,7 +184,7 @@ def _rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
             yield str(line.get("set") or ""), name, shown, str(line.get("rows", ""))
 
 
-def _for_the_hub(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> list[Any]:
+def _hub_results(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Results on data sets of the hub, which lists no others, as EvalResult."""
     from huggingface_hub import EvalResult
 
@@ -224,21 +224,29 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _clean(value: Any, name: str = "") -> Any:
+def _without_secrets(value: Any, name: str = "") -> Any:
     """A recipe value without None and without secrets: values of keys such as "token", user names
     in URLs and in paths. name: the key of the value.
     """
     if isinstance(value, dict):
         table = cast(dict[str, Any], value)
-        return {key: _clean(entry, key) for key, entry in table.items() if entry is not None}
+        return {
+            key: _without_secrets(entry, key) for key, entry in table.items() if entry is not None
+        }
     if isinstance(value, list):
-        return [_clean(entry, name) for entry in cast(list[Any], value) if entry is not None]
+        return [
+            _without_secrets(entry, name) for entry in cast(list[Any], value) if entry is not None
+        ]
     if not isinstance(value, str):
         return value
-    return REDACTED if SECRET.search(name) and value else USER.sub(f"{REDACTED}@", _at_home(value))
+    return (
+        REDACTED
+        if SECRET.search(name) and value
+        else USER.sub(f"{REDACTED}@", _without_home(value))
+    )
 
 
-def _at_home(path: str) -> str:
+def _without_home(path: str) -> str:
     """A path with ~ in place of the home directory, which holds the user's name."""
     home = os.environ.get("HOME", "").rstrip("/")
     return f"~{path[len(home) :]}" if home and path.startswith(f"{home}/") else path

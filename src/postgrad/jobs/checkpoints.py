@@ -62,7 +62,7 @@ def open_store(run_dir: Path) -> CheckpointStore:
 
 
 def store_of(recipe: Recipe, directory: RunDirectory) -> CheckpointStore:
-    """Where a recipe's checkpoints lie: in its run directory unless it says otherwise."""
+    """The checkpoints of a recipe: in checkpoint.ckpt_path, else in its run directory."""
     root = recipe.checkpoint.ckpt_path
     return CheckpointStore(Path(root) if root else directory.checkpoints, recipe.checkpoint)
 

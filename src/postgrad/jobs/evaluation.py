@@ -183,8 +183,8 @@ def _dataset(prompt: Prompt, by: str | None) -> str:
 
 
 def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Mean reward of kept samples, mean response length in tokens, share that hit the limit, and
-    the mean score of each component over the samples that it scored; NaN where it failed on all.
+    """Mean reward of kept samples, mean response length in tokens, the share of truncated samples,
+    and the mean score of each component over the samples that it scored; NaN where it scored none.
     """
     totals = np.concatenate([group.total[group.kept] for group in groups])
     rollouts = [rollout for group in groups for rollout in group.rollouts]

@@ -44,7 +44,7 @@ def explain(run: Run, step: int, phase: str, error: BaseException, standing: str
     """
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     where = f"{phase} of step {step + 1}" if "plan" in run.clock.total else f"phase {phase}"
-    changes = smaller(run, phase)
+    changes = overrides_for_less_memory(run, phase)
     if changes:
         keys = dict.fromkeys(flag[2:] for flag in changes if flag.startswith("--"))
         words = [*changes, *(word for key in keys for word in ("--allow-change", key))]
@@ -56,7 +56,7 @@ def explain(run: Run, step: int, phase: str, error: BaseException, standing: str
     return OutOfMemory(f"out of memory in {where}: {reason}; {standing}; {advice}")
 
 
-def smaller(run: Run, phase: str) -> tuple[str, ...]:
+def overrides_for_less_memory(run: Run, phase: str) -> tuple[str, ...]:
     """Command-line overrides that make the run take less memory: fewer slots where the engine was
     at work, and the plan's advice for less memory, as far as a run that has begun can follow it.
     """

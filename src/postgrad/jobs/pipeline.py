@@ -23,8 +23,8 @@ def train_pipeline(
 ) -> dict[str, Any]:
     """Runs every stage in run_dir/NAME and returns the summary, written to run_dir/summary.json.
 
-    accuracy_before and accuracy_after are those of the last stage that was evaluated; seconds and
-    peak_memory_bytes are of the whole. A stage that has ended is not run again.
+    accuracy_before and accuracy_after are of the last stage that was evaluated; seconds and
+    peak_memory_bytes are of all stages together. A stage that has ended is not run again.
     """
     began = time.perf_counter()
     models: dict[str, str] = {}

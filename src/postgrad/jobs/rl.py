@@ -61,11 +61,11 @@ class Parts:
 
     roles: Roles
     algorithm: RolloutAlgorithm
-    engine: Engine
-    publish: Publisher
-    source: Source
+    engine: Engine  # samples, for training and evaluation
+    publish: Publisher  # sends the policy's weights to the engine
+    source: Source  # draws prompts and returns the scored groups of a step
     scorer: Scorer
-    evaluator: Evaluator | None
+    evaluator: Evaluator | None  # None where nothing is evaluated
     tokenizer: Any
     sampling: RolloutSettings
 

@@ -104,7 +104,7 @@ class Run:
 
     @property
     def ranks(self) -> Ranks:
-        """This process is alone in what it holds itself."""
+        """The ranks that share the roles of this process: it holds them alone."""
         return ALONE
 
     @property
@@ -114,7 +114,7 @@ class Run:
         return self.geometry.steps
 
     def count_rows(self, rows: int) -> None:
-        """The training data is read: epochs are steps from here on."""
+        """Sets the number of training rows, so that epochs can be counted in steps."""
         self.rows, self.geometry = rows, self.recipe.geometry(rows)
 
     @contextmanager

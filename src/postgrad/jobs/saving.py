@@ -90,7 +90,7 @@ def _copied(tensors: Tensors) -> Tensors:
 
 
 class Saver:
-    """Saves a run's state. `state` is what the run starts from: saved already, unless new."""
+    """Saves a run's state. state: that the run starts from; it counts as saved unless it is new."""
 
     def __init__(self, run: Run, job: Stateful, state: RunState) -> None:
         self._run = run
@@ -113,7 +113,7 @@ class Saver:
         """Copies the state and writes it behind the next steps, one save at a time.
 
         Where there is no room for a copy, or there `must` be a checkpoint, it is written before
-        this returns. A failure is told and recorded, and the run goes on with its older
+        this returns. A failure is warned of and recorded, and the run goes on with its older
         checkpoints, unless there must be one: then it is raised.
         """
         run = self._run

@@ -75,7 +75,11 @@ def _resolved(
     the recipe of a resume states that commit.
     """
     asked, commit = source.revision, None
-    if before is not None and before.get("path") == source.path and not _may(source, allowed):
+    if (
+        before is not None
+        and before.get("path") == source.path
+        and not _change_allowed(source, allowed)
+    ):
         if asked == before.get("revision"):
             commit = before.get("commit")
         elif asked == before.get("commit"):
@@ -105,7 +109,7 @@ def _commit_of(source: Source, revision: str | None) -> str:
     return commit_of("model", source.path, revision)
 
 
-def hold_to(
+def require_unchanged(
     recipe: Recipe, recorded: Mapping[str, str], allowed: Sequence[str] = ()
 ) -> dict[str, str]:
     """The identity (commit or hash) of each model and dataset that a pinned recipe reads, by key.
@@ -182,7 +186,7 @@ def _template(source: Source) -> str | None:
         raise UsageError(f"{path} cannot be read: {error} ({key})") from error
 
 
-def _may(source: Source, allowed: Sequence[str]) -> bool:
+def _change_allowed(source: Source, allowed: Sequence[str]) -> bool:
     return any(
         covers(allowed_key, f"{source.key}.{key}")
         for allowed_key in allowed

@@ -26,7 +26,7 @@ from postgrad.jobs.ranks.start import join
 from postgrad.jobs.restarts import with_restarts
 from postgrad.jobs.run import Clock, Run
 from postgrad.jobs.setup.job import assemble
-from postgrad.jobs.sources import hold_to, pin
+from postgrad.jobs.sources import pin, require_unchanged
 from postgrad.jobs.stopping import StopSignals
 from postgrad.jobs.summary import summarise, table
 from postgrad.observe.claim import claimed, require_unclaimed
@@ -110,7 +110,9 @@ def _execute(
     *,
     profile: bool = False,
 ) -> dict[str, Any]:
-    """before: the recipe by which the run went so far, None where it is new."""
+    """Runs to the end, restarts included, and shows the summary. before: the recipe of the run so
+    far, None for a new run.
+    """
 
     def once(restarts: int, saved: int) -> dict[str, Any]:
         allowed = () if saved else allow_change  # what is chosen anew is chosen once
@@ -243,7 +245,7 @@ def prepare(
         for name, recorded_value in recorded.items()
         if name not in allow_change
     }
-    read = hold_to(recipe, recorded.get("sources") or {}, allow_change)
+    read = require_unchanged(recipe, recorded.get("sources") or {}, allow_change)
     choices = replace(choose(recipe, recorded), sources=read)
     placing.apply(choices.placement)
     choices, untried = auto_sizes.planned(recipe, choices, recorded)

@@ -44,7 +44,7 @@ def verify_resume(
         console.note(f"a run that is left alone: {seconds:.1f} s")
         shares = sorted(0.2 + 0.75 * float(uniform(seed, "kills", i)) for i in range(kills))
         moments = [seconds * share for share in shares]  # early ones first: less is left each time
-        done = _kill(recipe, killed, words, moments, console)
+        done = _run_with_kills(recipe, killed, words, moments, console)
         expected, resumed = fingerprint(unbroken), fingerprint(killed)
     different = sorted(
         name for name in {*expected, *resumed} if expected.get(name) != resumed.get(name)
@@ -83,7 +83,7 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def _kill(
+def _run_with_kills(
     recipe: Path, run: Path, words: Sequence[str], moments: Sequence[float], console: Console
 ) -> int:
     """Runs the recipe, kills it at each moment (seconds after its start) and resumes it. Returns

@@ -28,7 +28,7 @@ LONG_HOURS = 0.5  # of a run that should not be lost as a whole
 CUT = 0.05  # of the reference answers longer than what may be sampled
 
 
-def plan(report: Report, recipe: Recipe, hardware: str | None = None) -> Page | None:
+def check_plan(report: Report, recipe: Recipe, hardware: str | None = None) -> Page | None:
     """Shows and returns the plan; None where none can be made, which fails no run."""
     page: Page | None = None
     with report.check("plan") as check:
@@ -47,7 +47,7 @@ def plan(report: Report, recipe: Recipe, hardware: str | None = None) -> Page | 
     return page
 
 
-def place(report: Report, recipe: Recipe) -> None:
+def check_run_dir(report: Report, recipe: Recipe) -> None:
     """Checks that run_dir can be written, and is new or holds this very run. Touches nothing."""
     path = Path(recipe.run_dir)
     with report.check("run_dir") as check:
@@ -67,7 +67,7 @@ def place(report: Report, recipe: Recipe) -> None:
             check.detail = f"{path} holds this run: it goes on after step {max(steps, default=0)}"
 
 
-def loggers(report: Report, recipe: Recipe) -> None:
+def check_loggers(report: Report, recipe: Recipe) -> None:
     """Checks that the packages of all loggers are installed. Sends nothing to them."""
     if recipe.observe.loggers:
         with report.check("loggers") as check:
@@ -83,7 +83,7 @@ def existing(path: Path) -> Path:
     return path
 
 
-def batches(report: Report, recipe: Recipe, sets: Sets, page: Page | None) -> None:
+def check_batches(report: Report, recipe: Recipe, sets: Sets, page: Page | None) -> None:
     """Shows the batch numbers for the rows that were read; warns of saves and evaluations that
     would never happen.
     """
@@ -121,7 +121,9 @@ def _times(recipe: Recipe, geometry: BatchGeometry, page: Page | None) -> Iterat
         yield f"eval.every = {recipe.eval.every} is more than the run's {steps} steps"
 
 
-def best_metric(report: Report, recipe: Recipe, measured: Collection[str], sets: Sets) -> None:
+def check_best_metric(
+    report: Report, recipe: Recipe, measured: Collection[str], sets: Sets
+) -> None:
     """Checks that some evaluation measures checkpoint.best_metric. measured: the metric names of
     the small run's evaluation.
     """
@@ -171,7 +173,7 @@ def part_name(row: object, part: object) -> str:
     return row.dataset if isinstance(row, Prompt) else getattr(account, "name", "")
 
 
-def answers_fit(report: Report, recipe: Answering, sets: Sets, tokenizer: Any) -> None:
+def check_answer_lengths(report: Report, recipe: Answering, sets: Sets, tokenizer: Any) -> None:
     """Warns where reference answers are longer than rollout.max_new_tokens. Looks at about a
     thousand of them.
     """
@@ -195,7 +197,9 @@ def answers_fit(report: Report, recipe: Answering, sets: Sets, tokenizer: Any) -
             )
 
 
-def disk(report: Report, recipe: Recipe, checkpoint: int, model: int, page: Page | None) -> None:
+def check_disk(
+    report: Report, recipe: Recipe, checkpoint: int, model: int, page: Page | None
+) -> None:
     """Checks that all checkpoints and exported models have room on their disks.
 
     checkpoint, model: bytes of one checkpoint and of one exported model.

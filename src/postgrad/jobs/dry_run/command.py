@@ -12,7 +12,7 @@ from typing import Any
 
 from postgrad.jobs.dry_run import ahead, answers, data, models
 from postgrad.jobs.dry_run.report import Report
-from postgrad.jobs.dry_run.smaller import smaller
+from postgrad.jobs.dry_run.smaller import small_recipe
 from postgrad.jobs.dry_run.trial import Trial, try_run
 from postgrad.observe.console import Console
 from postgrad.plan.page import Page
@@ -30,7 +30,7 @@ def dry_run(recipe: Recipe, console: Console, *, tracebacks: bool = False) -> Re
     """
     report = Report(console, tracebacks)
     with _scratch(Path(recipe.run_dir)) as folder:
-        _try(report, recipe, folder)
+        _run_checks(report, recipe, folder)
     report.show()
     return report
 
@@ -49,7 +49,7 @@ def dry_run_pipeline(
             report = reports[stage.name] = Report(console, tracebacks)
             (folder / stage.name).mkdir()
             recipe = _started(report, stage, exported)
-            trial = None if recipe is None else _try(report, recipe, folder / stage.name)
+            trial = None if recipe is None else _run_checks(report, recipe, folder / stage.name)
             if trial is not None and trial.model is not None:
                 exported[stage.name] = str(trial.model)
             report.show()
@@ -86,31 +86,31 @@ def _started(report: Report, stage: Stage, exported: dict[str, str]) -> Recipe |
     return None
 
 
-def _try(report: Report, recipe: Recipe, folder: Path) -> Trial | None:
+def _run_checks(report: Report, recipe: Recipe, folder: Path) -> Trial | None:
     """Runs every check, each after the ones that it needs; None where the small run was skipped."""
     with report.check("recipe") as check:
         require_runnable(recipe)
-    page = ahead.plan(report, recipe)
-    ahead.place(report, recipe)
-    ahead.loggers(report, recipe)
+    page = ahead.check_plan(report, recipe)
+    ahead.check_run_dir(report, recipe)
+    ahead.check_loggers(report, recipe)
     if not check.ok:
         report.skip("rows", "the recipe cannot be run")
         return None
-    start = models.reach(report, recipe, folder / "init")
+    start = models.check_models(report, recipe, folder / "init")
     if start is None:
         report.skip("rows", "there is no tokenizer to read them with")
         return None
     path, tokenizer = start
-    sets = data.read(report, recipe, tokenizer)
-    models.look_at_tokens(report, recipe, path, tokenizer, sets)
+    sets = data.read_sets(report, recipe, tokenizer)
+    models.check_tokens(report, recipe, path, tokenizer, sets)
     if isinstance(recipe, Answering) and recipe.rewards:
         answers.try_answers(report, recipe, sets.prompts(), tokenizer)
-        ahead.answers_fit(report, recipe, sets, tokenizer)
+        ahead.check_answer_lengths(report, recipe, sets, tokenizer)
     if sets.training is None:
         report.skip("load", "there are no rows to train on")
         return None
-    data.show(report, recipe, sets, tokenizer)
-    ahead.batches(report, recipe, sets, page)
+    data.show_rows(report, recipe, sets, tokenizer)
+    ahead.check_batches(report, recipe, sets, page)
     if reason := _reason_to_skip(recipe, sets, page):
         report.skip("load", reason)
         return None
@@ -125,21 +125,21 @@ def _run_small(
     folder: Path,
     page: Page | None,
 ) -> Trial | None:
-    small = _smaller(report, recipe, sets, path, folder)
+    small = _make_small_recipe(report, recipe, sets, path, folder)
     if small is None:
         return None
     trial = try_run(report, small, folder / "model")
     if trial.checkpoint_bytes:
-        ahead.best_metric(report, recipe, trial.measured, sets)
-        ahead.disk(report, recipe, trial.checkpoint_bytes, trial.model_bytes, page)
+        ahead.check_best_metric(report, recipe, trial.measured, sets)
+        ahead.check_disk(report, recipe, trial.checkpoint_bytes, trial.model_bytes, page)
     return trial
 
 
-def _smaller(
+def _make_small_recipe(
     report: Report, recipe: Recipe, sets: data.Sets, path: str, folder: Path
 ) -> Recipe | None:
     with report.check("small recipe") as check:
-        small = smaller(recipe, sets, folder / "run", path)
+        small = small_recipe(recipe, sets, folder / "run", path)
         check.detail = f"{small.geometry().train_batch_size} samples in its update"
         return small
     return None

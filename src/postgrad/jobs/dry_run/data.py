@@ -79,7 +79,7 @@ def token_ids(record: Any) -> list[NDArray[np.int32]]:
     return [record.token_ids]
 
 
-def read(report: Report, recipe: Recipe, tokenizer: Any) -> Sets:
+def read_sets(report: Report, recipe: Recipe, tokenizer: Any) -> Sets:
     """Reads every row of every set. A set that cannot be read is reported, the others are read."""
     sets = Sets()
     for place, eval_set in enumerate(recipe.eval.sets):
@@ -115,7 +115,7 @@ def _report_rows(report: Report, check: Check, accounts: Sequence[RowAccount]) -
             )
 
 
-def show(report: Report, recipe: Recipe, sets: Sets, tokenizer: Any) -> None:
+def show_rows(report: Report, recipe: Recipe, sets: Sets, tokenizer: Any) -> None:
     """Shows up to `SHOWN` training rows with their loss masks, cut rows among them."""
     if sets.training is None:
         return

@@ -28,7 +28,7 @@ QUESTION = "What is one and one?"
 ANSWER = "It is two."
 
 
-def reach(report: Report, recipe: Recipe, init: Path) -> tuple[str, Any] | None:
+def check_models(report: Report, recipe: Recipe, init: Path) -> tuple[str, Any] | None:
     """The path of the policy's base model and its tokenizer; None where they cannot be read.
 
     A fresh model is made in `init` as the run would make it. Models of other roles are checked too.
@@ -39,8 +39,8 @@ def reach(report: Report, recipe: Recipe, init: Path) -> tuple[str, Any] | None:
         config = load_config(path)
         start = path, load_tokenizer(path)
         check.detail = f"{config.model_type}, vocabulary of {config.vocab_size}"
-        _positions(report, check, recipe, config, path)
-    for role, path in _others(recipe):
+        _check_positions(report, check, recipe, config, path)
+    for role, path in _models_of_other_roles(recipe):
         with report.check(f"model of {role}") as check:
             config = load_config(path)
             load_tokenizer(path)
@@ -48,7 +48,7 @@ def reach(report: Report, recipe: Recipe, init: Path) -> tuple[str, Any] | None:
     return start
 
 
-def _others(recipe: Recipe) -> list[tuple[str, str]]:
+def _models_of_other_roles(recipe: Recipe) -> list[tuple[str, str]]:
     """(role, path) of the models beside the policy's."""
     owners = [(role, getattr(recipe, role, None)) for role in ROLES if role]
     return [
@@ -58,7 +58,7 @@ def _others(recipe: Recipe) -> list[tuple[str, str]]:
     ]
 
 
-def _positions(report: Report, check: Check, recipe: Recipe, config: Any, path: str) -> None:
+def _check_positions(report: Report, check: Check, recipe: Recipe, config: Any, path: str) -> None:
     positions = max_positions(config)
     longest = max([recipe.data.max_len, *(eval_set.max_len for eval_set in recipe.eval.sets)])
     if positions is not None and longest > positions:
@@ -76,7 +76,7 @@ def _limit_of(config: Any) -> str:
     return "its rope_type rotates by length beyond them" if rotates else "max_position_embeddings"
 
 
-def look_at_tokens(report: Report, recipe: Recipe, path: str, tokenizer: Any, sets: Sets) -> None:
+def check_tokens(report: Report, recipe: Recipe, path: str, tokenizer: Any, sets: Sets) -> None:
     """Checks that the model has an embedding for every token id of the data, and that sampling
     stops at the token that ends a turn.
     """
@@ -92,10 +92,12 @@ def look_at_tokens(report: Report, recipe: Recipe, path: str, tokenizer: Any, se
             )
     if not isinstance(recipe, RewardRecipe):
         with report.check("end of a turn") as check:
-            _look_at_end(report, check, recipe, path, tokenizer)
+            _check_end_of_turn(report, check, recipe, path, tokenizer)
 
 
-def _look_at_end(report: Report, check: Check, recipe: Recipe, path: str, tokenizer: Any) -> None:
+def _check_end_of_turn(
+    report: Report, check: Check, recipe: Recipe, path: str, tokenizer: Any
+) -> None:
     """Reports a chat template whose last token does not stop sampling: no sample would ever end."""
     stops = _stop_ids(path, tokenizer)
     for source in recipe.data.sources:

@@ -25,7 +25,7 @@ NO_WARMUP = {"warmup_updates": 0, "warmup_ratio": 0.0}
 DENSE = {"type": "postgrad.rewards.dry:by_text", "name": "dry run", "weight": 1e-3}
 
 
-def smaller(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recipe:
+def small_recipe(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recipe:
     """One step with one update of about a micro-batch, a few rows evaluated, one checkpoint.
 
     sets: all rows that were read; model: the policy's start, where the recipe makes a fresh one
