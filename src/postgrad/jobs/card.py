@@ -92,17 +92,7 @@ def _body(
     hashes: Mapping[str, str] = state.choices.get("sources") or {}
     yield from _table(
         ("used for", "data", "configuration", "split", "revision or content"),
-        [
-            (
-                source.key,
-                _without_home(source.path),
-                source.subset or "",
-                source.split or "",
-                _content(source, hashes),
-            )
-            for source in read
-            if source.kind == "dataset"
-        ],
+        [_data_row(source, hashes) for source in read if source.kind == "dataset"],
     )
     if results:
         yield "\n## Evaluation\n"
@@ -115,6 +105,11 @@ def _body(
     yield f"{fence}toml\n{text}{fence}"
     yield "\n## Versions\n"
     yield ", ".join(f"{package} {version}" for package, version in versions(PACKAGES).items())
+
+
+def _data_row(source: Source, hashes: Mapping[str, str]) -> tuple[str, ...]:
+    path, content = _without_home(source.path), _content(source, hashes)
+    return source.key, path, source.subset or "", source.split or "", content
 
 
 def _algorithm(recipe: Recipe) -> str:

@@ -240,11 +240,7 @@ def prepare(
     store = store_of(recipe, directory)
     checkpoint = _newest(store, console)
     recorded: Mapping[str, Any] = checkpoint.state.choices if checkpoint else {}
-    recorded = {
-        name: recorded_value
-        for name, recorded_value in recorded.items()
-        if name not in allow_change
-    }
+    recorded = {name: old for name, old in recorded.items() if name not in allow_change}
     read = require_unchanged(recipe, recorded.get("sources") or {}, allow_change)
     choices = replace(choose(recipe, recorded), sources=read)
     placing.apply(choices.placement)
