@@ -9,7 +9,7 @@ import pytest
 
 from postgrad.jobs.comparison import compare
 from postgrad.jobs.evaluate import evaluate
-from postgrad.jobs.results import Problem, Result, rates
+from postgrad.jobs.results import EvaluatedProblem, Result, rates
 from postgrad.models.fresh import make_fresh
 from postgrad.observe.console import Console
 from postgrad.ops.paired import difference_interval
@@ -20,7 +20,9 @@ def result(
 ) -> Result:
     """A set whose problem i has rights[i] of n samples right."""
     problems = [
-        Problem("d", row, f"q{row}", (n, right), (1, greedy[i]) if greedy else None, f"a{right}")
+        EvaluatedProblem(
+            "d", row, f"q{row}", (n, right), (1, greedy[i]) if greedy else None, f"a{right}"
+        )
         for i, (row, right) in enumerate(zip(rows or range(len(rights)), rights, strict=True))
     ]
     found = rates(problems, (1,))
@@ -77,7 +79,7 @@ def test_the_rows_that_are_furthest_apart_come_first() -> None:
 
 def test_a_problem_that_one_model_has_no_score_for_is_in_no_difference() -> None:
     ours, theirs = result([1, 1]), result([0, 0])
-    unscored = [Problem("d", 0, "q0", (0, 0), None, ""), theirs.problems[1]]
+    unscored = [EvaluatedProblem("d", 0, "q0", (0, 0), None, ""), theirs.problems[1]]
     found = compare(ours, Result(None, 2, 1, {}, 0.0, {}, unscored), 0)
     assert found.differences["accuracy"].rows == 1
     assert [pair[0].row for pair in found.differing()] == [1]

@@ -112,7 +112,7 @@ def test_plain_transformers_is_asked_in_the_game_and_plays_as_our_engine_does(
     model = str(export(run, "latest", run / "exported"))
     answers = ask(model, recipe, 6)
     tokenizer = load_tokenizer(model)
-    with environments.scorer(recipe) as scorer:
+    with environments.scorer_of(recipe) as scorer:
         evaluator = Evaluator(recipe, tokenizer, scorer)
         engine, _ = roles.engine(
             recipe, model, choose(recipe, {}), sequences=6, max_len=evaluator.max_len
@@ -144,9 +144,9 @@ def test_rows_that_cannot_be_played_are_told_before_a_weight_is_read(
 
 def test_tools_stand_in_every_prompt(make_recipe: Any) -> None:
     recipe = make_recipe("rl", environment={"type": "tools", "tools": ["calculator"]})
-    kwargs = environments.through(recipe, recipe.data).chat_template_kwargs
+    kwargs = environments.with_tools(recipe, recipe.data).chat_template_kwargs
     assert [tool["function"]["name"] for tool in kwargs["tools"]] == ["calculator"]
-    world = environments.environment(recipe, chat_tokenizer(HERMES))
+    world = environments.environment_of(recipe, chat_tokenizer(HERMES))
     assert world is not None
     assert world.max_turns == 8
     taken = make_recipe(
@@ -155,7 +155,7 @@ def test_tools_stand_in_every_prompt(make_recipe: Any) -> None:
         data={"chat_template_kwargs": {"tools": []}},
     )
     with pytest.raises(UsageError, match="'tools' comes from"):
-        environments.through(taken, taken.data)
+        environments.with_tools(taken, taken.data)
 
 
 def test_an_environment_answers_through_the_template_of_the_data(make_recipe: Any) -> None:
@@ -165,7 +165,7 @@ def test_an_environment_answers_through_the_template_of_the_data(make_recipe: An
         environment={"type": "guess_number"},
         data={"chat_template": "chatml", "system": None},
     )
-    world = environments.environment(recipe, tokenizer)
+    world = environments.environment_of(recipe, tokenizer)
     assert world is not None
     seen = world.template.after([{"role": "user", "content": "0"}], closed=False)
     assert tokenizer.decode(seen.tolist()) == (
@@ -176,5 +176,5 @@ def test_an_environment_answers_through_the_template_of_the_data(make_recipe: An
 
 def test_without_an_environment_nothing_changes(make_recipe: Any) -> None:
     recipe = make_recipe("rl")
-    assert environments.environment(recipe, None) is None
-    assert environments.through(recipe, recipe.data) is recipe.data
+    assert environments.environment_of(recipe, None) is None
+    assert environments.with_tools(recipe, recipe.data) is recipe.data

@@ -66,7 +66,7 @@ def test_accuracy_and_pass_at_k_count_scores_that_reach_the_mark(
     assert result.metrics["pass@2"] == pytest.approx(((1 - 1 / 6) + (1 - 1 / 3)) / 2)
     assert result.metrics["pass@4"] == 1.0  # only the first problem has four scored samples
     assert {k: result.metrics[f"left_out@{k}"] for k in (1, 2, 4)} == {1: 0, 2: 0, 4: 1}
-    assert "pass@4 1.000" in next(one for one in result.told() if "(1 of 8 problems" in one)
+    assert "pass@4 1.000" in next(one for one in result.texts() if "(1 of 8 problems" in one)
     assert result.metrics["greedy_accuracy"] == 1.0
     assert result.failed == 2
     assert result.rows == 8

@@ -10,7 +10,7 @@ import pytest
 from helpers.runs import assert_same_run
 from jobs.conftest import MakeRecipe
 from postgrad.core.errors import UsageError
-from postgrad.jobs.profile import Event, Look, operation_rows, summary, time_rows
+from postgrad.jobs.profile import ClockReading, Event, operation_rows, summary, time_rows
 from postgrad.jobs.train import train
 from postgrad.observe.console import Console
 
@@ -82,9 +82,11 @@ def test_a_table_shows_operations_of_at_least_one_percent() -> None:
 
 
 def test_parts_stand_below_their_phase_and_the_rest_is_other() -> None:
-    before = Look(0.0, 0.0, {"load": 9.0}, {"load": 9.0})
+    before = ClockReading(0.0, 0.0, {"load": 9.0}, {"load": 9.0})
     seconds = {"load": 9.0, "sample/score": 1.0, "train": 5.0, "sample": 3.0, "sample/decode": 1.5}
-    timed = before.until(Look(10.0, 8.0, seconds, {"load": 9.0, "train": 4.0, "sample": 2.5}))
+    timed = before.until(
+        ClockReading(10.0, 8.0, seconds, {"load": 9.0, "train": 4.0, "sample": 2.5})
+    )
     assert list(timed["phases"]) == ["train", "sample", "sample/score", "sample/decode", "other"]
     assert timed["phases"]["other"] == {"seconds": 2.0, "cpu_seconds": 1.5}
     assert time_rows(timed)[2] == ("  score", "1.000", "10.0%", "")

@@ -4,14 +4,14 @@ import math
 
 import pytest
 
-from postgrad.jobs.results import Problem, Result, by_dataset, left_out, rates
+from postgrad.jobs.results import EvaluatedProblem, Result, by_dataset, left_out, rates
 from postgrad.ops.intervals import Interval, mean_interval
 
 
 def problem(
     right: int, n: int, dataset: str = "a", greedy: tuple[int, int] | None = None
-) -> Problem:
-    return Problem(dataset, 0, "q", (n, right), greedy, "text")
+) -> EvaluatedProblem:
+    return EvaluatedProblem(dataset, 0, "q", (n, right), greedy, "text")
 
 
 def test_problems_with_too_few_scored_samples_are_left_out_of_the_mean() -> None:
@@ -28,12 +28,12 @@ def test_how_many_problems_each_k_leaves_out_is_counted_and_told() -> None:
     assert counts == {"left_out@1": 1.0, "left_out@2": 2.0, "left_out@4": 2.0}
     assert left_out(problems, (4,)) == {"left_out@1": 1.0, "left_out@4": 2.0}  # accuracy's too
     metrics = {"accuracy": 0.75, "pass@2": 0.5, **counts}
-    assert Result(None, 3, 5, metrics, 0.1).told() == [
+    assert Result(None, 3, 5, metrics, 0.1).texts() == [
         "accuracy 0.750 (1 of 3 problems left out)",
         "pass@2 0.500 (2 of 3 problems left out)",
     ]
     whole = {"accuracy": 0.75, **left_out([problem(1, 1)], (1,))}
-    assert Result(None, 1, 0, whole, 0.1).told() == ["accuracy 0.750"]
+    assert Result(None, 1, 0, whole, 0.1).texts() == ["accuracy 0.750"]
 
 
 def test_a_rate_that_nothing_was_scored_for_is_not_a_number() -> None:
@@ -76,4 +76,4 @@ def test_a_line_of_eval_jsonl_has_the_ends_behind_their_rate() -> None:
         ("accuracy_high/x/y", 0.5),
         ("evaluate_seconds", 0.1),
     ]
-    assert result.told() == ["hard/accuracy 0.500 ± 0.200", "hard/reward 1.000"]
+    assert result.texts() == ["hard/accuracy 0.500 ± 0.200", "hard/reward 1.000"]

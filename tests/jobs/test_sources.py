@@ -99,7 +99,7 @@ def test_a_commit_that_is_gone_stops_the_resume_and_names_the_way_on(
     hub.forget("org/tiny", A)
     with pytest.raises(UsageError) as refused:
         resume(tmp_path / "run", ["--steps", "3"], [], console)
-    assert f"started with org/tiny@{A} (model), which is not to be had any more" in str(
+    assert f"started with org/tiny@{A} (model), which cannot be found any more" in str(
         refused.value
     )
     way = ["--model.revision", "main", "--steps", "3"]

@@ -1,6 +1,6 @@
-"""Plain transformers answers held-out questions with an exported model: every token is its own.
+"""Answers of an exported model to held-out questions, written by plain transformers.
 
-Where the recipe has an environment, that answers the model's turns, as in an evaluation.
+Where the recipe has an environment, it answers the model's turns, as in an evaluation.
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from postgrad.rollout.local.stops import eos_token_ids
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was said after a question, beside the reference answer. turns: (author, text), the
-    model's and the environment's by turns, the model's first and last.
-    """
+    """The conversation after a question."""
 
     question: str
-    reference: str | None
+    reference: str | None  # answer
+    # (author, text) in turn; the model ("policy") has the first and the last, between them it
+    # alternates with the environment
     turns: tuple[tuple[Author, str], ...]
 
     @property
@@ -41,13 +41,13 @@ class Answer:
         return tuple(text for author, text in self.turns if author == "policy")
 
     def to_json(self) -> dict[str, Any]:
-        """For summary.json; turns only where there are several."""
-        said = [{"author": author, "text": text} for author, text in self.turns]
+        """Its entry in summary.json; turns only where there are several."""
+        turns = [{"author": author, "text": text} for author, text in self.turns]
         return {
             "question": self.question,
             "reference": self.reference,
             "answer": self.answer,
-            **({"turns": said} if len(said) > 1 else {}),
+            **({"turns": turns} if len(turns) > 1 else {}),
         }
 
 
@@ -58,10 +58,10 @@ def ask(model: str, recipe: Answering, count: int) -> list[Answer]:
     tokenizer = load_tokenizer(model)
     lm = read_plain(model, AutoModelForCausalLM, torch.float32)
     writer = _Writer(lm, tokenizer, recipe)
-    world = environments.environment(recipe, tokenizer) or SingleTurn()
+    world = environments.environment_of(recipe, tokenizer) or SingleTurn()
     first = recipe.eval.sets[0].data
     prompts = load_prompts(
-        environments.through(recipe, first).model_copy(update={"limit": count}),
+        environments.with_tools(recipe, first).model_copy(update={"limit": count}),
         tokenizer,
         max_prompt_tokens=first.max_len - writer.most,
     )
@@ -89,21 +89,21 @@ class _Writer:
         self._lm = lm
         self._tokenizer = tokenizer
         self._stop = recipe.rollout.stop
-        self._max_len = max(one.max_len for one in recipe.eval.sets)
+        self._max_len = max(eval_set.max_len for eval_set in recipe.eval.sets)
         self.most = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
         self._ends = eos_token_ids(lm, tokenizer)
 
     def room(self, ids: list[int]) -> int:
-        """Tokens that the next turn may have."""
+        """How many tokens the next turn may have after `ids`."""
         return max(0, min(self.most, self._max_len - len(ids)))
 
     def text(self, ids: list[int]) -> str:
-        """Without special tokens."""
+        """Decodes `ids` without special tokens."""
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
     @torch.inference_mode()
     def write(self, ids: list[int], ticket: int, turn: int) -> Completion:
-        """What follows `ids`."""
+        """Writes the model's next turn after `ids`, greedily."""
         prefix = torch.tensor([ids])
         limits = {"stop_strings": list(self._stop), "tokenizer": self._tokenizer}
         out = self._lm.generate(

@@ -1,8 +1,8 @@
-"""Sizes that are "auto": first from the plan and the memory that is free, then tried on the device.
+"""Sizes that the recipe leaves "auto": planned for the free memory, then tried on the device.
 
-What is tried is the most that a step will do: two forward and backward passes over as many tokens
-as one may have, beside the optimizer's moments; two tokens of as many sequences as there are slots.
-No weight, optimizer or random number is touched: a recipe that states the same sizes gives the same
+A trial does the most that a step will do: two forward and backward passes over a full micro-batch
+beside the optimizer's moments, or two tokens for as many sequences as there are slots. It changes
+no weight, optimizer state or random number: a recipe that states the same sizes gives the same
 bits.
 """
 
@@ -42,8 +42,8 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 Fits = Callable[[int], bool]
 
 
-class Reads(Protocol):
-    """A role."""
+class HasBackbone(Protocol):
+    """A role whose micro-batches a token budget cuts."""
 
     backbone: Backbone
 
@@ -51,9 +51,9 @@ class Reads(Protocol):
 def planned(
     recipe: Recipe, choices: Choices, recorded: Mapping[str, Any]
 ) -> tuple[Choices, frozenset[str]]:
-    """The choices with what the plan says for memory that is free now, and the names of those that
-    have to be tried: what was recorded is used as it is. With several ranks, whose trials would
-    have to agree, the plan alone decides.
+    """The choices with the plan's sizes for the memory that is free now, and the names of the
+    choices that have to be tried. Recorded sizes are used as they are. With several ranks, whose
+    trials would have to agree, the plan alone decides.
     """
     asked = {
         TOKENS: recipe.batch.micro_train_tokens == "auto",
@@ -63,32 +63,32 @@ def planned(
     if not untried:
         return choices, untried
     sizes = AutoSizes.largest(recipe, cpu=choices.device == "cpu")
-    with suppress(PostgradError):  # what it is made from is not known: the device says what fits
+    with suppress(PostgradError):  # without a plan the trials start from the largest sizes
         sizes = _fitting(recipe, choices)
-    found = choices
+    updated = choices
     if TOKENS in untried:
-        found = replace(found, micro_train_tokens=sizes.tokens)
+        updated = replace(updated, micro_train_tokens=sizes.tokens)
     if SLOTS in untried and sizes.slots is not None:
         applied = sizes.applied(recipe)
         assert isinstance(applied, Answering)
-        found = replace(found, slots=sizes.slots, cache_tokens=applied.rollout.cache_tokens)
-    return found, untried if recipe.learner.ranks == 1 else frozenset()
+        updated = replace(updated, slots=sizes.slots, cache_tokens=applied.rollout.cache_tokens)
+    return updated, untried if recipe.learner.ranks == 1 else frozenset()
 
 
 def _fitting(recipe: Recipe, choices: Choices) -> AutoSizes:
-    """The plan's, for the memory that is free."""
-    made = foreseen.settled(recipe, choices)
-    facts = foreseen.facts_here(made, choices)
+    """The sizes that the plan gives for the free memory."""
+    settled = foreseen.settled(recipe, choices)
+    facts = foreseen.facts_here(settled, choices)
     device = facts.hardware.device.model_copy(update={"memory_bytes": free_bytes(choices.device)})
     hardware = facts.hardware.model_copy(update={"device": device})
-    auto = outlook(made, replace(facts, hardware=hardware)).auto
+    auto = outlook(settled, replace(facts, hardware=hardware)).auto
     return AutoSizes(
         auto.get("batch.micro_train_tokens"), auto.get("rollout.slots"), least_tokens(recipe)
     )
 
 
 def free_bytes(device: str) -> int:
-    """Memory that this process may still take, its container's limit counted."""
+    """Bytes of memory that this process may still take, within its container's limit."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
     free = psutil.virtual_memory().available
@@ -105,7 +105,7 @@ def free_bytes(device: str) -> int:
 
 
 def largest(start: int, floor: int, fits: Fits) -> int | None:
-    """The first of start, start / 2, ... that fits, none below floor; None where not even that."""
+    """The first of start, start / 2, ..., floor that fits; None where not even `floor` does."""
     size = start
     while not fits(size):
         if size <= floor:
@@ -114,9 +114,11 @@ def largest(start: int, floor: int, fits: Fits) -> int | None:
     return size
 
 
-def try_tokens(run: Run, learners: Sequence[Learner[Any]], readers: Sequence[Reads] = ()) -> None:
-    """Finds the token budget with which all learners can learn, and sets it where it was open, for
-    readers, which only compute forward, too.
+def try_tokens(
+    run: Run, learners: Sequence[Learner[Any]], readers: Sequence[HasBackbone] = ()
+) -> None:
+    """Finds the largest token budget with which all learners can learn, where it is untried, and
+    sets it for them and for readers, roles that only compute forward.
 
     Raises OutOfMemory where not even the longest row has room.
     """
@@ -126,30 +128,32 @@ def try_tokens(run: Run, learners: Sequence[Learner[Any]], readers: Sequence[Rea
     floor, longest = least_tokens(run.recipe), run.recipe.data.max_len
 
     def fits(tokens: int) -> bool:
-        with _tried(run, "batch.micro_train_tokens", tokens) as result:
+        with _trial(run, "batch.micro_train_tokens", tokens) as result:
             for learner in learners:
-                _learn(learner, tokens, longest, run)
+                _try_learning(learner, tokens, longest, run)
             result.append(True)
         return bool(result)
 
-    found = largest(start, floor, fits)
-    if found is None:
-        raise _none(run, f"one forward and backward pass over {floor} tokens, the longest row")
-    run.choices = replace(run.choices, micro_train_tokens=found)
+    budget = largest(start, floor, fits)
+    if budget is None:
+        raise _out_of_memory(
+            run, f"one forward and backward pass over {floor} tokens, the longest row"
+        )
+    run.choices = replace(run.choices, micro_train_tokens=budget)
     for role in (*learners, *readers):
-        role.backbone.micro = MicroBatch(found)
-    _tell(run, "batch.micro_train_tokens", found)
+        role.backbone.micro = MicroBatch(budget)
+    _report_size(run, "batch.micro_train_tokens", budget)
 
 
 def engine(run: Run, recipe: Answering, path: str, *, sequences: int, max_len: int) -> LocalEngine:
-    """roles.engine, with as many slots as can decode where that was open. Sets the run's choices.
-    It borrows the weights of a policy that is in this process too.
+    """Builds the engine of `roles.engine`, with as many slots as have room where their number is
+    untried, and sets the run's choices. The engine borrows the weights of a policy in this process.
 
-    Raises OutOfMemory where not even one has room.
+    Raises OutOfMemory where not even one slot has room.
     """
 
     def build(choices: Choices) -> LocalEngine:
-        made, run.choices = roles.engine(
+        rollout_engine, run.choices = roles.engine(
             recipe,
             path,
             choices,
@@ -157,32 +161,34 @@ def engine(run: Run, recipe: Answering, path: str, *, sequences: int, max_len: i
             max_len=max_len,
             borrows=run.group is None,
         )
-        return made
+        return rollout_engine
 
     start = run.choices.slots
     if SLOTS not in run.untried or start is None:
         return build(run.choices)
-    before, made = run.choices, list[LocalEngine]()
+    before, fitting = run.choices, list[LocalEngine]()
 
     def fits(slots: int) -> bool:
         places = recipe.rollout.cache_tokens or slots * places_for(max_len)
-        with _tried(run, "rollout.slots", slots) as result:
-            one = build(replace(before, slots=slots, cache_tokens=places))
-            _decode(one, slots, max_len, PREFILL_TOKENS[before.device])
-            made.append(one)
+        with _trial(run, "rollout.slots", slots) as result:
+            candidate = build(replace(before, slots=slots, cache_tokens=places))
+            _try_decoding(candidate, slots, max_len, PREFILL_TOKENS[before.device])
+            fitting.append(candidate)
             result.append(True)
         return bool(result)
 
-    found = largest(min(start, sequences), 1, fits)
-    if found is None:
-        raise _none(run, f"an engine for one sequence of {max_len} tokens")
-    _tell(run, "rollout.slots", found)
-    return made[0]
+    most = largest(min(start, sequences), 1, fits)
+    if most is None:
+        raise _out_of_memory(run, f"an engine for one sequence of {max_len} tokens")
+    _report_size(run, "rollout.slots", most)
+    return fitting[0]
 
 
 @contextmanager
-def _tried(run: Run, key: str, size: int) -> Generator[list[bool]]:
-    """What runs out of memory inside did not fit, and is told. Generators are put back."""
+def _trial(run: Run, key: str, size: int) -> Generator[list[bool]]:
+    """A trial: an error that means out of memory is logged and swallowed, and the list stays empty.
+    The block appends True where the size fits. Random generators are put back.
+    """
     result: list[bool] = []
     why = ""
     state, states = torch.get_rng_state(), torch.cuda.get_rng_state_all()
@@ -201,9 +207,9 @@ def _tried(run: Run, key: str, size: int) -> Generator[list[bool]]:
         run.logs.event("size_lowered", f"{key} = {size} does not fit: {why}", key=key, size=size)
 
 
-def _learn(learner: Learner[Any], tokens: int, longest: int, run: Run) -> None:
-    """Two passes: the second beside the gradients of the first. Raises MemoryError where a CPU's
-    memory would not hold what they took beside the moments.
+def _try_learning(learner: Learner[Any], tokens: int, longest: int, run: Run) -> None:
+    """Runs two passes, the second beside the gradients of the first. Raises MemoryError where a
+    CPU's free memory could not hold both these passes and the optimizer's moments.
     """
     backbone = learner.backbone
     before = backbone.micro
@@ -230,7 +236,7 @@ def _learn(learner: Learner[Any], tokens: int, longest: int, run: Run) -> None:
 
 
 def _output(learner: Learner[Any], layout: Layout) -> torch.Tensor:
-    """What its loss is made of."""
+    """[tokens] outputs that the learner's loss is computed from."""
     if isinstance(learner, PolicyLearner):
         logprobs, entropy = learner.backbone.logprobs(layout, learner.temperature, True)
         assert entropy is not None
@@ -240,15 +246,15 @@ def _output(learner: Learner[Any], layout: Layout) -> torch.Tensor:
 
 
 def _moments_to_come(learner: Learner[Any]) -> int:
-    """Bytes that the optimizer takes at its first step."""
+    """Bytes that the optimizer will allocate at its first step; 0 after it."""
     if learner.optimizer.updates:
         return 0
-    masters = sum(one.nbytes for one in learner.optimizer.master.values())
+    masters = sum(master.nbytes for master in learner.optimizer.master.values())
     return learner.optimizer.state_bytes() - masters
 
 
 def _rows(tokens: int, longest: int) -> Sequences:
-    """As many of the longest rows as fit, and what is left as one more; every token but the first
+    """`tokens` zeros in rows of `longest` tokens and one shorter rest; every token but the first
     bears loss.
     """
     lengths = [longest] * (tokens // longest)
@@ -262,28 +268,30 @@ def _rows(tokens: int, longest: int) -> Sequences:
     )
 
 
-def _decode(one: LocalEngine, slots: int, max_len: int, prefill: int) -> None:
-    """Prompts of one prefill of so many tokens, and two tokens in every slot."""
+def _try_decoding(rollout_engine: LocalEngine, slots: int, max_len: int, prefill: int) -> None:
+    """Decodes `NEW_TOKENS` tokens in every slot, after prompts that fill one prefill of `prefill`
+    tokens.
+    """
     length = max(1, max_len - NEW_TOKENS)
     prompts = min(slots, max(1, prefill // length))
     sampling = SamplingSettings(max_new_tokens=NEW_TOKENS)
     for number, samples in enumerate(np.array_split(np.arange(slots), prompts)):
         prompt = np.zeros(length, np.int32)
-        one.submit(Request(number, tuple(samples.tolist()), prompt, sampling))
-    while one.completed():
+        rollout_engine.submit(Request(number, tuple(samples.tolist()), prompt, sampling))
+    while rollout_engine.completed():
         pass
-    one.stats = EngineStats()
+    rollout_engine.stats = EngineStats()
 
 
-def _tell(run: Run, key: str, size: int) -> None:
+def _report_size(run: Run, key: str, size: int) -> None:
     run.console.note(f"{key} = {size}: planned, and tried on this machine")
     run.logs.event("size_chosen", f"{key} = {size}", key=key, size=size)
 
 
-def _none(run: Run, what: str) -> OutOfMemory:
+def _out_of_memory(run: Run, purpose: str) -> OutOfMemory:
     room = free_bytes(run.choices.device) / 1e9
     return OutOfMemory(
-        f"there is no memory for {what}; {room:.1f} GB are free beside what the run holds: see "
+        f"there is no memory for {purpose}; {room:.1f} GB are free beside what the run holds: see "
         "`postgrad plan` for what to change (a shorter data.max_len, "
         "model.gradient_checkpointing = true, an adapter)"
     )

@@ -1,4 +1,4 @@
-"""README.md of an exported model: a model card as the hub reads it, of what a run has recorded."""
+"""README.md of an exported model: a model card for the hub, from what the run has recorded."""
 
 import math
 import os
@@ -29,11 +29,11 @@ PASSED_ON = ("license", "license_name", "license_link", "language")  # of the ba
 def card_of(
     directory: RunDirectory, recipe: Recipe, state: RunState, base: str, *, role: str, adapter: bool
 ) -> str:
-    """The card of one role as it is at a step. base: where the role started from. role: as --role
-    names it. adapter: whether it is written alone.
+    """The text of the card of one role at a step.
 
-    Metadata are the hub's: base model, data sets, results, and the licence where the base states
-    one. Raises RunError where eval.jsonl cannot be read.
+    base: path or hub id of the model that the role started from. role: its name as of --role.
+    adapter: the adapter is exported alone. The card's metadata name base model, data sets, results,
+    and the licence where the base states one. Raises RunError where eval.jsonl cannot be read.
     """
     from huggingface_hub import ModelCardData
 
@@ -49,9 +49,10 @@ def card_of(
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-classification" if role in ("reward", "critic") else "text-generation",
         tags=["postgrad", recipe.job, _algorithm(recipe), *(["lora"] if adapter else [])],
-        datasets=list(dict.fromkeys(one.path for one in read if _trains_on_hub(one))) or None,
+        datasets=list(dict.fromkeys(source.path for source in read if _trains_on_hub(source)))
+        or None,
         model_name=name if results else None,
-        eval_results=_for_the_hub(recipe, results) or None,
+        eval_results=_hub_results(recipe, results) or None,
         base_model_relation=("adapter" if adapter else "finetune") if start else None,
         **{key: about[key] for key in PASSED_ON if key in about},
     )
@@ -70,16 +71,16 @@ def _body(
     role: str,
     adapter: bool,
 ) -> Iterator[str]:
-    what = "adapter (LoRA)" if adapter else "model"
+    artifact = "adapter (LoRA)" if adapter else "model"
     yield f"# {name}\n"
     yield (
-        f"The {role} {what} of a run of [postgrad](https://pypi.org/project/postgrad/) "
+        f"The {role} {artifact} of a run of [postgrad](https://pypi.org/project/postgrad/) "
         f"{postgrad.__version__}: job `{recipe.job}`, algorithm `{_algorithm(recipe)}`.\n"
     )
     yield from _table(
         ("", ""),
         [
-            ("started from", _named(base, recipe)),
+            ("started from", _base_name(base, recipe)),
             ("steps", str(state.step)),
             ("updates", str(state.update)),
             ("samples", str(state.episodes)),
@@ -91,11 +92,7 @@ def _body(
     hashes: Mapping[str, str] = state.choices.get("sources") or {}
     yield from _table(
         ("used for", "data", "configuration", "split", "revision or content"),
-        [
-            (one.key, _at_home(one.path), one.subset or "", one.split or "", _content(one, hashes))
-            for one in read
-            if one.kind == "dataset"
-        ],
+        [_data_row(source, hashes) for source in read if source.kind == "dataset"],
     )
     if results:
         yield "\n## Evaluation\n"
@@ -103,19 +100,26 @@ def _body(
         yield from _table(("set", "metric", "value", "rows"), _rows(results))
     yield "\n## Recipe\n"
     yield "As it ran, every key stated; values that look like secrets are left out.\n"
-    text = tomlkit.dumps(_clean(recipe.dump()))
+    text = tomlkit.dumps(_without_secrets(recipe.dump()))
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     yield f"{fence}toml\n{text}{fence}"
     yield "\n## Versions\n"
-    yield ", ".join(f"{package} {found}" for package, found in versions(PACKAGES).items())
+    yield ", ".join(f"{package} {version}" for package, version in versions(PACKAGES).items())
+
+
+def _data_row(source: RecipeSource, hashes: Mapping[str, str]) -> tuple[str, ...]:
+    path, content = _without_home(source.path), _content(source, hashes)
+    return source.key, path, source.subset or "", source.split or "", content
 
 
 def _algorithm(recipe: Recipe) -> str:
     return str(recipe.dump()["algorithm"]["type"])
 
 
-def _named(base: str, recipe: Recipe) -> str:
-    """A hub id with its commit, a directory by its name: others' folders are nobody's business."""
+def _base_name(base: str, recipe: Recipe) -> str:
+    """The base model for readers: a hub id with its commit; of a local directory the name alone,
+    because its path is private.
+    """
     if recipe.model.path is None:
         return "a fresh model ([model.init])"
     repository, revision = split_revision(base)
@@ -133,7 +137,7 @@ def _trains_on_hub(source: RecipeSource) -> bool:
 
 
 def _about_base(base: str) -> dict[str, Any]:
-    """The metadata of the base's own card, where it is on this machine and can be read."""
+    """The metadata of the base model's card; {} where no readable card is on this machine."""
     import huggingface_hub
     from yaml import YAMLError
 
@@ -151,9 +155,9 @@ def _about_base(base: str) -> dict[str, Any]:
 
 
 def _results(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    """The lines of the newest evaluation that was done by a step."""
-    lines = [one for one in read_lines(run_dir / "eval.jsonl") if one["step"] <= step]
-    return [one for one in lines if one["step"] == lines[-1]["step"]]
+    """The lines of eval.jsonl of the newest evaluation up to `step`."""
+    lines = [line for line in read_lines(run_dir / "eval.jsonl") if line["step"] <= step]
+    return [line for line in lines if line["step"] == lines[-1]["step"]]
 
 
 def _metrics(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -170,18 +174,18 @@ def _rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     for line in results:
         for name, value in _metrics(line):
             low, high = line.get(f"{name}_low"), line.get(f"{name}_high")
-            known = isinstance(low, float) and isinstance(high, float)
-            shown = f"{value:.4g}" + (f" ({low:.4g} to {high:.4g})" if known else "")
+            has_interval = isinstance(low, float) and isinstance(high, float)
+            shown = f"{value:.4g}" + (f" ({low:.4g} to {high:.4g})" if has_interval else "")
             yield str(line.get("set") or ""), name, shown, str(line.get("rows", ""))
 
 
-def _for_the_hub(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Results on data sets of the hub: it lists no others."""
+def _hub_results(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Results on data sets of the hub, which lists no others, as EvalResult."""
     from huggingface_hub import EvalResult
 
-    sets = {one.name: place for place, one in enumerate(recipe.eval.sets)}
-    places = {one.place: one for one in sources(recipe)}
-    found: list[Any] = []
+    sets = {settings.name: place for place, settings in enumerate(recipe.eval.sets)}
+    places = {source.place: source for source in sources(recipe)}
+    eval_results: list[Any] = []
     for line in results:
         source = places.get(("eval", "sets", sets.get(line.get("set"), -1)))
         if source is None or not source.hub:
@@ -189,7 +193,7 @@ def _for_the_hub(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> list[A
         revision = source.revision
         commit = revision if revision and COMMIT.fullmatch(revision) else None
         for name, value in _metrics(line):
-            found.append(
+            eval_results.append(
                 EvalResult(
                     task_type="text-generation",
                     dataset_type=source.path,
@@ -201,7 +205,7 @@ def _for_the_hub(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> list[A
                     metric_value=value,
                 )
             )
-    return found
+    return eval_results
 
 
 def _table(head: Sequence[str], rows: Any) -> Iterator[str]:
@@ -215,19 +219,29 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _clean(value: Any, name: str = "") -> Any:
-    """Without what is not stated, and without secrets; names of environment variables are none."""
+def _without_secrets(value: Any, name: str = "") -> Any:
+    """A recipe value without None and without secrets: values of keys such as "token", user names
+    in URLs and in paths. name: the key of the value.
+    """
     if isinstance(value, dict):
         table = cast(dict[str, Any], value)
-        return {key: _clean(one, key) for key, one in table.items() if one is not None}
+        return {
+            key: _without_secrets(entry, key) for key, entry in table.items() if entry is not None
+        }
     if isinstance(value, list):
-        return [_clean(one, name) for one in cast(list[Any], value) if one is not None]
+        return [
+            _without_secrets(entry, name) for entry in cast(list[Any], value) if entry is not None
+        ]
     if not isinstance(value, str):
         return value
-    return REDACTED if SECRET.search(name) and value else USER.sub(f"{REDACTED}@", _at_home(value))
+    return (
+        REDACTED
+        if SECRET.search(name) and value
+        else USER.sub(f"{REDACTED}@", _without_home(value))
+    )
 
 
-def _at_home(path: str) -> str:
-    """Without the name of who ran it."""
+def _without_home(path: str) -> str:
+    """A path with ~ in place of the home directory, which holds the user's name."""
     home = os.environ.get("HOME", "").rstrip("/")
     return f"~{path[len(home) :]}" if home and path.startswith(f"{home}/") else path

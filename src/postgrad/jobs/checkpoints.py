@@ -1,4 +1,4 @@
-"""`postgrad checkpoints`: what a run can go on from."""
+"""`postgrad checkpoints`: the checkpoints of a run, with sizes and evaluations."""
 
 from pathlib import Path
 from typing import Any
@@ -15,39 +15,43 @@ def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
     """Shows a table of the run's checkpoints and returns it as JSON values."""
     store = open_store(run_dir)
     infos = store.infos()
-    metrics = {one.step: _metrics(store, one) for one in infos}
+    metrics = {info.step: _metrics(store, info) for info in infos}
     evaluated = [line["step"] for line in read_steps(run_dir / "eval.jsonl")]
     newest = {
-        step: max((one for one in evaluated if one <= step), default=None) if known else None
-        for step, known in metrics.items()
+        step: max(
+            (evaluated_step for evaluated_step in evaluated if evaluated_step <= step), default=None
+        )
+        if evaluations
+        else None
+        for step, evaluations in metrics.items()
     }
     rows = [
         (
-            str(one.step),
-            _size(one),
-            _shown(metrics[one.step], store.best_metric, one.step, newest[one.step]),
-            _marks(one),
-            str(len(one.files)),
+            str(info.step),
+            _size(info),
+            _shown(metrics[info.step], store.best_metric, info.step, newest[info.step]),
+            _marks(info),
+            str(len(info.files)),
         )
-        for one in infos
+        for info in infos
     ]
     console.table(
         f"checkpoints in {store.root}", ("step", "size", "evaluation", "state", "files"), rows
     )
     return [
         {
-            "step": one.step,
-            "path": str(one.path),
-            "bytes": one.bytes,
-            "complete": one.complete,
-            "latest": one.latest,
-            "best": one.best,
-            "files": list(one.files),
-            "problem": one.problem,
-            "evaluations": metrics[one.step],
-            "evaluated_at": newest[one.step],
+            "step": info.step,
+            "path": str(info.path),
+            "bytes": info.bytes,
+            "complete": info.complete,
+            "latest": info.latest,
+            "best": info.best,
+            "files": list(info.files),
+            "problem": info.problem,
+            "evaluations": metrics[info.step],
+            "evaluated_at": newest[info.step],
         }
-        for one in infos
+        for info in infos
     ]
 
 
@@ -58,27 +62,27 @@ def open_store(run_dir: Path) -> CheckpointStore:
 
 
 def store_of(recipe: Recipe, directory: RunDirectory) -> CheckpointStore:
-    """Where a recipe's checkpoints lie: in its run directory unless it says otherwise."""
+    """The checkpoints of a recipe: in checkpoint.ckpt_path, else in its run directory."""
     root = recipe.checkpoint.ckpt_path
     return CheckpointStore(Path(root) if root else directory.checkpoints, recipe.checkpoint)
 
 
-def _metrics(store: CheckpointStore, one: CheckpointInfo) -> dict[str, float]:
-    """The newest evaluation results that a whole checkpoint knows."""
-    return dict(store.load(one.step).state.evaluations) if one.complete else {}
+def _metrics(store: CheckpointStore, info: CheckpointInfo) -> dict[str, float]:
+    """The newest evaluation results in a checkpoint's state; {} where it is not complete."""
+    return dict(store.load(info.step).state.evaluations) if info.complete else {}
 
 
 def _shown(metrics: dict[str, float], best: str | None, step: int, evaluated: int | None) -> str:
     names = [name for name in metrics if name.endswith(("/accuracy", "/loss")) or name == best]
-    told = ", ".join(f"{name} {metrics[name]:.3f}" for name in names)
-    return told if not told or evaluated in (step, None) else f"{told}, of step {evaluated}"
+    values = ", ".join(f"{name} {metrics[name]:.3f}" for name in names)
+    return values if not values or evaluated in (step, None) else f"{values}, of step {evaluated}"
 
 
-def _size(one: CheckpointInfo) -> str:
-    return f"{one.bytes / 2**20:.1f} MiB"
+def _size(info: CheckpointInfo) -> str:
+    return f"{info.bytes / 2**20:.1f} MiB"
 
 
-def _marks(one: CheckpointInfo) -> str:
-    if one.problem is not None:
-        return one.problem
-    return ", ".join(name for name in ("complete", "latest", "best") if getattr(one, name))
+def _marks(info: CheckpointInfo) -> str:
+    if info.problem is not None:
+        return info.problem
+    return ", ".join(name for name in ("complete", "latest", "best") if getattr(info, name))

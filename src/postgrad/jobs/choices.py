@@ -1,7 +1,8 @@
-"""What was chosen at the start of a run because the recipe left it open: it decides bits.
+"""Settings that a run chooses at its start because the recipe leaves them open.
 
-Chosen once, kept as run state, used again at resume: two threads or other slots round differently.
-On a CPU threads and dtype are measured (parallel.probe) where neither recipe nor record says them.
+They are chosen once, kept in the run state and used again at resume, because another number of
+threads or slots rounds differently. On a CPU threads and dtype are measured (parallel.probe) where
+neither the recipe nor a checkpoint states them.
 """
 
 from collections.abc import Mapping
@@ -26,68 +27,71 @@ from postgrad.rollout.local.budget import EngineSizes
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """micro_train_tokens is None where the recipe counts micro-batches in samples; rollout_dtype
-    where nothing is sampled; slots and cache_tokens until a rollout engine was made. frozen: by
-    role, what names weights that never change. sources: by recipe key, what names the models and
-    data that the run reads (jobs.sources).
-    """
+    """The settings that a run chose; part of its state in checkpoints."""
 
-    device: str
-    threads: int
+    device: str  # "cpu" or "cuda"
+    threads: int  # of torch
     deterministic: bool
-    dtype: str
-    rollout_dtype: str | None
-    micro_train_tokens: int | None
-    slots: int | None = None
-    cache_tokens: int | None = None
+    dtype: str  # that the learner computes in: "float32" or "bfloat16"
+    rollout_dtype: str | None  # None where nothing is sampled
+    micro_train_tokens: int | None  # None where the recipe counts micro-batches in samples
+    slots: int | None = None  # sequences that the engine decodes at a time; None without an engine
+    cache_tokens: int | None = None  # of the engine's KV cache; None without an engine
+    # by role: the hash of weights that never change
     frozen: Mapping[str, str] = field(default_factory=dict[str, str])
+    # by recipe key: commit or hash of the models and data that the run reads (jobs.sources)
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def to_json(self) -> dict[str, Any]:
-        """For the run state and the first event of a run."""
+        """Its part of the run state and of a run's first event."""
         return asdict(self)
 
     @property
     def placement(self) -> Placement:
-        """What this process has to be set up as."""
+        """How torch has to be set up in this process."""
         return Placement(self.device, self.threads, self.deterministic)
 
     @property
     def sizes(self) -> EngineSizes | None:
-        """The rollout engine's sizes, once they were probed."""
+        """The rollout engine's sizes; None before they were chosen."""
         if self.slots is None or self.cache_tokens is None:
             return None
         return EngineSizes(self.slots, self.cache_tokens)
 
 
 def choose(recipe: Recipe, recorded: Mapping[str, Any], *, measure: bool = True) -> Choices:
-    """What the recipe states; else what was recorded; else what suits this machine.
+    """Each setting as the recipe states it, else as recorded, else as it suits this machine.
 
-    recorded: of the checkpoint, less what may change (--allow-change NAME); {} for a new run.
-    measure: whether what is left may depend on a measurement. What keeps no record must not: two
-    evaluations of a model give the same numbers.
+    recorded: the choices in the checkpoint, without those that may change (--allow-change NAME); {}
+    for a new run. measure: the rest may depend on a measurement. Only runs that record their
+    choices may measure, so that two evaluations of a model give the same numbers.
     """
-    known = recorded.get
+    recorded_value = recorded.get
     probed = placing.choose(recipe.learner.threads, recipe.learner.deterministic)
-    device = known("device") or probed.device
-    dtype = _dtype(recipe, known("dtype"), device, measure)
-    threads = recipe.learner.threads or known("threads")
+    device = recorded_value("device") or probed.device
+    dtype = _dtype(recipe, recorded_value("dtype"), device, measure)
+    threads = recipe.learner.threads or recorded_value("threads")
     sampling = None if isinstance(recipe, Comparing) else recipe.rollout
     return Choices(
         device=device,
         threads=threads or _threads(device, probed.threads, measure),
         deterministic=recipe.learner.deterministic,
         dtype=dtype,
-        rollout_dtype=sampling and _rollout_dtype(sampling.dtype, known("rollout_dtype"), dtype),
-        micro_train_tokens=_micro_train_tokens(recipe, known("micro_train_tokens"), device),
-        slots=sampling and (sampling.stated_slots or known("slots")),
-        cache_tokens=sampling and (sampling.cache_tokens or known("cache_tokens")),
-        frozen=known("frozen") or {},
+        rollout_dtype=sampling
+        and _rollout_dtype(sampling.dtype, recorded_value("rollout_dtype"), dtype),
+        micro_train_tokens=_micro_train_tokens(
+            recipe, recorded_value("micro_train_tokens"), device
+        ),
+        slots=sampling and (sampling.stated_slots or recorded_value("slots")),
+        cache_tokens=sampling and (sampling.cache_tokens or recorded_value("cache_tokens")),
+        frozen=recorded_value("frozen") or {},
     )
 
 
 def _micro_train_tokens(recipe: Recipe, recorded: int | None, device: str) -> int | None:
-    """Where it is "auto" and not recorded this is only where jobs.auto_sizes begins."""
+    """The token budget of a micro-batch; None where micro-batches are counted in samples. Where it
+    is "auto" and not recorded, `auto_sizes` still replaces it.
+    """
     if recipe.batch.micro_train_batch_size is not None:
         return None
     stated = recipe.batch.stated_tokens
@@ -105,7 +109,9 @@ def _threads(device: str, most: int, measure: bool) -> int:
 
 
 def _dtype(recipe: Recipe, recorded: str | None, device: str, measure: bool) -> str:
-    """Where nothing says it: bfloat16 on CUDA, and on a CPU that multiplies it clearly faster."""
+    """The learner's dtype. Where neither recipe nor record states it: bfloat16 on CUDA and on a CPU
+    that multiplies it clearly faster, else float32.
+    """
     if recipe.model.dtype != "auto":
         return recipe.model.dtype
     if recorded is not None:
@@ -121,17 +127,17 @@ def _rollout_dtype(stated: str, recorded: str | None, learner: str) -> str:
 
 
 def _layer(recipe: Recipe) -> tuple[int, int]:
-    """The hidden and the intermediate size of the policy; of one on the hub, that of a large one:
-    what is wrong with a model is told where it is loaded.
+    """The hidden and the intermediate size of the policy, for a measurement. A large model's where
+    the config is not on this machine or is wrong: loading the model reports that.
     """
     if recipe.model.path is None:
         init = recipe.model.init
         return (init.hidden_size, init.intermediate_size) if init else (0, 0)
-    config = Path(recipe.model.path) / "config.json"
+    path = Path(recipe.model.path) / "config.json"
     try:
-        said = read_object(config)
-        require_config(said, config)
-        sizes = said["hidden_size"], said.get("intermediate_size") or said["hidden_size"]
+        config = read_object(path)
+        require_config(config, path)
+        sizes = config["hidden_size"], config.get("intermediate_size") or config["hidden_size"]
         return min(int(sizes[0]), probe.WIDEST), min(int(sizes[1]), probe.WIDEST)
     except (UsageError, KeyError, TypeError):
         return probe.WIDEST, probe.WIDEST

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from postgrad.jobs.results import Problem, Result
+from postgrad.jobs.results import EvaluatedProblem, Result
 from postgrad.ops.intervals import Interval
 from postgrad.ops.paired import difference_interval, mcnemar, sign_flip
 
@@ -14,19 +14,16 @@ Test = Literal["mcnemar", "sign_flip"]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A rate of the model less that of the other, over the `rows` problems that have both.
+    """The difference of a rate between two models, over the problems that both answered."""
 
-    p_value: the chance of a difference as large, either way, between models that answer alike.
-    """
-
-    rows: int
-    value: float
-    interval: Interval
-    p_value: float
+    rows: int  # problems that have the rate by both models
+    value: float  # mean rate of the model less that of the other
+    interval: Interval  # 95%, of the value
+    p_value: float  # two-sided: the chance of a difference as large between equal models
     test: Test
 
     def to_json(self) -> dict[str, Any]:
-        """For `postgrad eval --json`."""
+        """Its part of the output of `postgrad eval --json`."""
         return {
             "rows": self.rows,
             "difference": self.value,
@@ -39,34 +36,35 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of one set. differences: by rate. unpaired: rows that only one model was asked: a prompt can
-    be too long for one tokenizer and not for the other.
-    """
+    """Two models on one evaluation set."""
 
-    name: str | None
-    pairs: Sequence[tuple[Problem, Problem]]
+    name: str | None  # of the set
+    pairs: Sequence[tuple[EvaluatedProblem, EvaluatedProblem]]  # the same row by both models
+    # rows that only one model was asked: their prompts are too long for the other's tokenizer
     unpaired: int
-    differences: Mapping[str, Difference]
+    differences: Mapping[str, Difference]  # by rate: "accuracy", "pass@4"
 
     @property
     def judged_by(self) -> str:
         """The rate by which rows differ: of the greedy answers where there are any."""
         return "greedy_accuracy" if "greedy_accuracy" in self.differences else "accuracy"
 
-    def differing(self) -> list[tuple[Problem, Problem]]:
+    def differing(self) -> list[tuple[EvaluatedProblem, EvaluatedProblem]]:
         """The pairs that were not answered equally well, the furthest apart first."""
         gaps = [_gap(pair, self.judged_by) for pair in self.pairs]
         order = sorted(range(len(gaps)), key=lambda place: -abs(gaps[place]))
         return [self.pairs[place] for place in order if gaps[place]]
 
     def to_json(self) -> dict[str, Any]:
-        """For `postgrad eval --json`."""
+        """Its part of the output of `postgrad eval --json`."""
         metric = self.judged_by
         return {
             "set": self.name,
             "rows": len(self.pairs),
             "unpaired": self.unpaired,
-            "metrics": {rate: one.to_json() for rate, one in self.differences.items()},
+            "metrics": {
+                rate: difference.to_json() for rate, difference in self.differences.items()
+            },
             "differing": [
                 {
                     "dataset": ours.dataset,
@@ -81,22 +79,29 @@ class Comparison:
 
 
 def compare(model: Result, against: Result, seed: int) -> Comparison:
-    """The rates of a set, paired row by row. seed: of the drawn signs of permutation tests."""
-    others = {(one.dataset, one.row): one for one in against.problems}
+    """Compares the results of two models on a set, row by row.
+
+    seed: of the random signs of permutation tests.
+    """
+    others = {(problem.dataset, problem.row): problem for problem in against.problems}
     pairs = [
-        (one, others[one.dataset, one.row])
-        for one in model.problems
-        if (one.dataset, one.row) in others
+        (problem, others[problem.dataset, problem.row])
+        for problem in model.problems
+        if (problem.dataset, problem.row) in others
     ]
     unpaired = len(model.problems) + len(others) - 2 * len(pairs)
-    rates = [rate for rate in model.intervals if "/" not in rate]
-    differences = {rate: _difference(pairs, rate, seed) for rate in rates}
+    names = [rate for rate in model.intervals if "/" not in rate]
+    differences = {rate: _difference(pairs, rate, seed) for rate in names}
     return Comparison(model.name, pairs, unpaired, differences)
 
 
-def _difference(pairs: Sequence[tuple[Problem, Problem]], metric: str, seed: int) -> Difference:
-    """McNemar's exact test where every problem is right or wrong, as with greedy answers; else all
-    signs of the differences are as likely where the models answer alike: a permutation test.
+def _difference(
+    pairs: Sequence[tuple[EvaluatedProblem, EvaluatedProblem]], metric: str, seed: int
+) -> Difference:
+    """The difference of one rate with its test.
+
+    McNemar's exact test where every problem is either right or wrong, as greedy answers are. Else a
+    permutation test: between equal models both signs of each problem's difference are as likely.
     """
     both = [(ours.value(metric), theirs.value(metric)) for ours, theirs in pairs]
     values = [(a, b) for a, b in both if a is not None and b is not None]
@@ -111,6 +116,6 @@ def _difference(pairs: Sequence[tuple[Problem, Problem]], metric: str, seed: int
     return Difference(len(gaps), mean, difference_interval(gaps), p_value, test)
 
 
-def _gap(pair: tuple[Problem, Problem], metric: str) -> float:
+def _gap(pair: tuple[EvaluatedProblem, EvaluatedProblem], metric: str) -> float:
     ours, theirs = pair[0].value(metric), pair[1].value(metric)
     return ours - theirs if ours is not None and theirs is not None else 0.0

@@ -15,10 +15,11 @@ from postgrad.jobs.run import Run
 
 
 class HFCopies:
-    """Writes `step-000010` when that step is saved, and removes it when the checkpoint goes.
+    """Writes `step-000010` when that step is saved, and removes it when the checkpoint is removed.
 
-    Training waits meanwhile: making a model sets torch's default dtype for all threads. A copy that
-    cannot be written is told and recorded; the checkpoint stands, and `postgrad export` makes it.
+    Training waits meanwhile: building a model sets torch's default dtype for all threads. A copy
+    that cannot be written is warned of and recorded; `postgrad export` makes it later from the
+    checkpoint.
     """
 
     def __init__(self, run: Run) -> None:
@@ -28,14 +29,14 @@ class HFCopies:
         self._folder = run.directory.copies
 
     def write(self, state: RunState, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """The copy of one step; those of checkpoints that are gone go too."""
+        """Writes the copy of one step and removes copies whose checkpoints are gone."""
         to = self._folder / f"step-{state.step:06d}"
         weights: Mapping[str, Any] = tensors[self._role.stem]
         try:
             run, role = self._run, self._role
             now = replace(state, choices=run.choices.to_json())
-            own = own_role(run.recipe)
-            card = card_of(run.directory, run.recipe, now, role.base, role=own, adapter=False)
+            role_name = own_role(run.recipe)
+            card = card_of(run.directory, run.recipe, now, role.base, role=role_name, adapter=False)
             role.export(weights, state.algorithm, to, run.choices, overwrite=True, card=card)
             kept = {f"step-{step:06d}" for step in (*self._run.store.steps(), state.step)}
             for old in self._folder.glob("step-*"):

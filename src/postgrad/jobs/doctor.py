@@ -1,4 +1,4 @@
-"""`postgrad doctor`: what this machine has, and what a run would choose on it."""
+"""`postgrad doctor`: the hardware and packages of this machine, and a run's choices on it."""
 
 import importlib.metadata
 import os
@@ -20,7 +20,7 @@ OPTIONAL = ("ray", "vllm", "wandb", "tensorboard")
 
 
 def examine() -> dict[str, Any]:
-    """Facts by name, JSON values. Sizes in bytes."""
+    """Facts about the machine by name, as JSON values; sizes in bytes."""
     placement = choose(None, True)
     memory = psutil.virtual_memory()
     return {
@@ -44,23 +44,26 @@ def examine() -> dict[str, Any]:
 
 def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """The facts as a table."""
-    found: list[tuple[str, str]] = []
+    table: list[tuple[str, str]] = []
     for name, value in facts.items():
         if name.endswith("_bytes"):
-            found.append(
+            table.append(
                 (name.removesuffix("_bytes").replace("_", " "), f"{value / 2**30:.1f} GiB")
             )
         elif isinstance(value, dict):
-            known: dict[str, str | None] = value  # pyright: ignore[reportUnknownVariableType]
-            found += [
-                (f"  {package}", version or "not installed") for package, version in known.items()
+            package_versions: dict[str, str | None] = value  # pyright: ignore[reportUnknownVariableType]
+            table += [
+                (f"  {package}", version or "not installed")
+                for package, version in package_versions.items()
             ]
         elif name == "cuda_devices":
-            names = [f"{one['name']}, {one['memory_bytes'] / 2**30:.0f} GiB" for one in value]
-            found.append(("CUDA devices", "; ".join(names) or "none"))
+            names = [
+                f"{device['name']}, {device['memory_bytes'] / 2**30:.0f} GiB" for device in value
+            ]
+            table.append(("CUDA devices", "; ".join(names) or "none"))
         else:
-            found.append((name.replace("_", " "), str(value)))
-    return found
+            table.append((name.replace("_", " "), str(value)))
+    return table
 
 
 def _cuda(number: int) -> dict[str, Any]:
@@ -76,9 +79,9 @@ def _version(package: str) -> str | None:
 
 
 def _bfloat16() -> str:
-    """How the processor multiplies bfloat16: without its own instructions it is no faster."""
+    """The processor's bfloat16 instructions: without any, bfloat16 is no faster than float32."""
     flags = torch.backends.cpu.get_cpu_capability()
     path = Path("/proc/cpuinfo")
     text = path.read_text("utf-8", errors="replace") if path.exists() else ""
-    found = [name for name in ("amx_bf16", "avx512_bf16") if name in text]
-    return f"{', '.join(found) or 'no instructions of its own'} ({flags})"
+    extensions = [name for name in ("amx_bf16", "avx512_bf16") if name in text]
+    return f"{', '.join(extensions) or 'no instructions of its own'} ({flags})"

@@ -1,4 +1,4 @@
-"""A run's environment: made from its recipe, for its tokenizer, with what prompts need of it."""
+"""The environment and the scorer of a recipe, and the data as the environment wants it."""
 
 from typing import Any, TypeVar
 
@@ -17,24 +17,30 @@ from postgrad.rollout.environments.registry import build
 AnyData = TypeVar("AnyData", DataSettings, MixSettings)
 
 
-def environment(recipe: Answering, tokenizer: Any) -> Dialogue | None:
-    """What answers the policy; None where every answer is the last. See dialogue for errors."""
+def environment_of(recipe: Answering, tokenizer: Any) -> Dialogue | None:
+    """The environment that answers the policy's turns; None where an episode is one answer. Raises
+    the errors of `dialogue`.
+    """
     if recipe.environment is None:
         return None
     return dialogue(recipe.environment, tokenizer, template_call(recipe.data))
 
 
-def scorer(recipe: Answering, learned: LearnedReward | None = None) -> Scorer:
-    """The recipe's scorer, with the environment's own rewards as one of its components. Raises
-    UsageError where its rewards are wrong. learned: the run's own reward model.
+def scorer_of(recipe: Answering, learned: LearnedReward | None = None) -> Scorer:
+    """The recipe's scorer; rewards of the environment are one of its components.
+
+    learned: the run's own reward model. Raises UsageError where the recipe's rewards are wrong.
     """
     rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
-    own = by_component(recipe, learned)
-    return Scorer(rewards, recipe.scoring, recipe.environment_weight, own)
+    learned_scores = by_component(recipe, learned)
+    return Scorer(rewards, recipe.scoring, recipe.environment_weight, learned_scores)
 
 
-def through(recipe: Answering, data: AnyData) -> AnyData:
-    """`data` as the environment wants it rendered: with its tools in the prompt."""
+def with_tools(recipe: Answering, data: AnyData) -> AnyData:
+    """The data settings with the environment's tools among the variables of the chat template.
+
+    Raises UsageError where the recipe sets one of these variables itself.
+    """
     if recipe.environment is None:
         return data
     more = build(recipe.environment).variables()
@@ -43,12 +49,12 @@ def through(recipe: Answering, data: AnyData) -> AnyData:
             raise UsageError(f"data.chat_template_kwargs: {key!r} comes from [environment]")
     update: dict[str, Any] = {"chat_template_kwargs": {**data.chat_template_kwargs, **more}}
     if isinstance(data, MixSettings):
-        update["sets"] = tuple(one.model_copy(update=update) for one in data.sets)
+        update["sets"] = tuple(dataset.model_copy(update=update) for dataset in data.sets)
     return data.model_copy(update=update)
 
 
 def check_rows(recipe: Answering, prompts: Draws[Prompt]) -> None:
-    """Raises UsageError where the environment cannot start from a row."""
+    """Raises UsageError where the environment cannot start an episode from a row."""
     if recipe.environment is None:
         return
     chat = build(recipe.environment)

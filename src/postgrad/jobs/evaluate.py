@@ -14,7 +14,7 @@ from postgrad.jobs.evaluate_pairs import evaluate_pairs
 from postgrad.jobs.evaluation import Evaluator
 from postgrad.jobs.held_out_loss import evaluate_loss, with_losses
 from postgrad.jobs.learned import learned_reward
-from postgrad.jobs.results import LEFT_OUT, Problem, Result, ends, plus_minus
+from postgrad.jobs.results import LEFT_OUT, EvaluatedProblem, Result, ends, plus_minus
 from postgrad.jobs.setup.common import check_answers, print_rows
 from postgrad.jobs.sources import pin, pin_model
 from postgrad.models.load import load_tokenizer
@@ -30,39 +30,41 @@ WIDTH = 60  # characters of a question or of the end of an answer
 def evaluate(
     recipe: Recipe, model: str, console: Console, against: str | None = None
 ) -> dict[str, Any]:
-    """accuracy with its interval, or of held-out conversations loss and perplexity, rows, failed
-    and, for rl jobs, pass@k of the first set with the problems that each k leaves out; `sets` has
-    all of them.
+    """Evaluates a model; returns and shows its results as JSON values.
 
-    against: a second model, whose results stand under "against", with the same prompts and random
-    numbers, and under "comparison" the paired differences of each set. Raises UsageError where the
-    recipe has no evaluation set.
+    The top level has the first set's results: rows, failed, accuracy with its interval, or loss and
+    perplexity of held-out conversations, and for rl jobs pass@k with the number of problems that
+    each k leaves out. "sets" has the results of all sets.
+
+    against: a second model, evaluated with the same prompts and random numbers. Its results stand
+    under "against", the paired differences of each set under "comparison". Raises UsageError where
+    the recipe has no evaluation set.
     """
     if not recipe.eval.sets:
         raise UsageError("the recipe has nothing to evaluate on: give [eval] a path")
     recipe, read = pin(recipe, sections=("reward_model", "eval"))
     models = {name: pin_model(name) for name in dict.fromkeys((model, against)) if name}
-    found = {name: _results(recipe, source, console) for name, source in models.items()}
-    report = {"model": model, **_report(recipe, found[model])}
-    if told := [one.to_json() for one in read] + [
+    results = {name: _results(recipe, source, console) for name, source in models.items()}
+    report = {"model": model, **_report(recipe, results[model])}
+    if resolved := [source.to_json() for source in read] + [
         {"key": "--model", "path": name, "commit": split_revision(source)[1]}
         for name, source in models.items()
         if source != name
     ]:
-        report["sources"] = told
+        report["sources"] = resolved
     if against is None:
-        _show([found[model]], [], console)
+        _show([results[model]], [], console)
         return report
-    pairs = zip(found[model], found[against], strict=True)
+    pairs = zip(results[model], results[against], strict=True)
     comparisons = [compare(ours, theirs, recipe.seed) for ours, theirs in pairs]
     console.note(f"model    {model}\nagainst  {against}")
-    _show([found[model], found[against]], comparisons, console)
-    for one in comparisons:
-        _show_differing(one, console)
+    _show([results[model], results[against]], comparisons, console)
+    for comparison in comparisons:
+        _show_differing(comparison, console)
     return {
         **report,
-        "against": {"model": against, **_report(recipe, found[against])},
-        "comparison": [one.to_json() for one in comparisons],
+        "against": {"model": against, **_report(recipe, results[against])},
+        "comparison": [comparison.to_json() for comparison in comparisons],
     }
 
 
@@ -82,7 +84,7 @@ def _answers(recipe: Answering, path: str, choices: Choices, console: Console) -
     tokenizer = load_tokenizer(path)
     learned = learned_reward(recipe, tokenizer)
     with ExitStack() as stack:
-        scorer = stack.enter_context(environments.scorer(recipe, learned))
+        scorer = stack.enter_context(environments.scorer_of(recipe, learned))
         evaluator = Evaluator(recipe, tokenizer, scorer)
         accounts = [prompts.account for _, prompts in evaluator.sets]
         print_rows(console, accounts, f"rows of the evaluation data, read by {path}")
@@ -124,25 +126,29 @@ def _report(recipe: Recipe, results: list[Result]) -> dict[str, Any]:
 
 
 def _show(
-    found: Sequence[Sequence[Result]], comparisons: Sequence[Comparison], console: Console
+    by_model: Sequence[Sequence[Result]], comparisons: Sequence[Comparison], console: Console
 ) -> None:
-    """A line for each set and metric, a column for each model, and for two their difference."""
+    """Prints a row for each set and metric, with a column for each model and, for two models, their
+    difference. by_model: the results of each model, in the order of the sets.
+    """
     columns = ["", "model", *(("against", "difference", "p") if comparisons else ())]
     rows: list[list[str]] = []
-    for place, several in enumerate(zip(*found, strict=True)):
+    for place, several in enumerate(zip(*by_model, strict=True)):
         name = several[0].name
         compared = comparisons[place] if comparisons else None
         for metric in _metrics(several):
             row = [metric if name is None else f"{name} {metric}"]
             row += [_value(result, metric) for result in several]
             rows.append(row + (_difference(several, metric, compared) if compared else []))
-        counts = [f"{one.rows} / {one.failed}" for one in several]
+        counts = [f"{result.rows} / {result.failed}" for result in several]
         rows.append(["rows / failed", *counts, *[""] * (len(columns) - 1 - len(counts))])
     console.table("evaluation", columns, rows)
 
 
 def _metrics(several: Sequence[Result]) -> list[str]:
-    """In order; a dataset whose rows are all too long for one model is the other's alone."""
+    """The metric names of a set's results by all models: one may lack a dataset whose rows are all
+    too long for it.
+    """
     return list(dict.fromkeys(metric for result in several for metric in result.metrics))
 
 
@@ -153,16 +159,21 @@ def _value(result: Result, metric: str) -> str:
 
 
 def _difference(several: Sequence[Result], metric: str, compared: Comparison) -> list[str]:
-    """The paired difference with its interval, and p; of what is no rate the difference alone."""
-    one = compared.differences.get(metric)
-    if one is None or not one.rows:
+    """Two table cells: the paired difference with its interval, and its p-value. Metrics that are
+    no rates have the plain difference alone.
+    """
+    difference = compared.differences.get(metric)
+    if difference is None or not difference.rows:
         ours, theirs = (result.metrics.get(metric, math.nan) for result in several)
         return ["–" if math.isnan(ours - theirs) else f"{ours - theirs:+.3g}", ""]
-    return [f"{one.value:+.3f}{plus_minus(one.value, one.interval)}", f"{one.p_value:.2g}"]
+    return [
+        f"{difference.value:+.3f}{plus_minus(difference.value, difference.interval)}",
+        f"{difference.p_value:.2g}",
+    ]
 
 
 def _show_differing(compared: Comparison, console: Console) -> None:
-    """The first rows where one model is better, with what both wrote."""
+    """Prints the first `SHOWN` rows where the models differ, with the answers of both."""
     if compared.unpaired:
         console.warn(
             f"{compared.unpaired} rows were asked of one model only, because they are too long for "
@@ -181,11 +192,13 @@ def _show_differing(compared: Comparison, console: Console) -> None:
     console.table(title, ["row", "question", "model", "against"], rows)
 
 
-def _answer(problem: Problem, metric: str) -> str:
+def _answer(problem: EvaluatedProblem, metric: str) -> str:
     return f"{problem.value(metric):.3g}: {_short(problem.text)}"
 
 
 def _short(text: str) -> str:
-    """One line; the end, because there a question asks and an answer answers."""
+    """The text in one line of at most `WIDTH` characters. Long texts keep their end, where the
+    question is asked or the answer given.
+    """
     line = " ".join(text.split())
     return line if len(line) <= WIDTH else "…" + line[1 - WIDTH :]

@@ -22,17 +22,19 @@ from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
 def evaluate_pairs(
     recipe: Comparing, path: str, choices: Choices, console: Console
 ) -> list[Result]:
-    """The results of a reward model, or of a policy by the implicit rewards of its loss."""
+    """Results by set: of a reward model by its scores, of a policy by the implicit rewards of its
+    loss.
+    """
     evaluator = PairEvaluator(recipe.eval, load_tokenizer(path))
     print_rows(console, evaluator.accounts, f"rows of the evaluation data, read by {path}")
     with console.phase(f"evaluate {path}"):
         if isinstance(recipe, RewardRecipe):
             model = roles.frozen_reward_model(recipe, recipe.model, path, choices)
             return evaluator(lambda sequences: last_scores(model, sequences))
-        return evaluator(_of_policy(recipe, path, choices))
+        return evaluator(_scores_of_policy(recipe, path, choices))
 
 
-def _of_policy(
+def _scores_of_policy(
     recipe: PreferenceRecipe, path: str, choices: Choices
 ) -> Callable[[Sequences], NDArray[np.float64]]:
     policy = roles.frozen_policy(recipe, recipe.model, path, choices)
@@ -41,14 +43,14 @@ def _of_policy(
         start = recipe.reference.model.source or recipe.model.source
         if start is None:
             raise UsageError(
-                "the recipe's loss measures from a reference, which here was a fresh model: name "
-                "it with --reference.model.path RUN_DIR/init"
+                "the recipe's loss needs a reference, and the run's reference was a fresh model: "
+                "name it with --reference.model.path RUN_DIR/init"
             )
         reference = roles.frozen_policy(recipe, recipe.reference.model, start, choices)
 
     def score(sequences: Sequences) -> NDArray[np.float64]:
-        found = policy.logprobs(sequences).result()
+        logprobs = policy.logprobs(sequences).result()
         ref = None if reference is None else reference.logprobs(sequences).result()
-        return implicit_rewards(recipe.algorithm, sequences, found, ref)
+        return implicit_rewards(recipe.algorithm, sequences, logprobs, ref)
 
     return score

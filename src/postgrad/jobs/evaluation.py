@@ -18,7 +18,7 @@ from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.core.seeds import integer
 from postgrad.data.prompts import PromptSet, load_prompts
 from postgrad.jobs import environments
-from postgrad.jobs.results import Count, Problem, Result, by_dataset, left_out, rates
+from postgrad.jobs.results import Count, EvaluatedProblem, Result, by_dataset, left_out, rates
 from postgrad.recipe.recipe import Answering
 from postgrad.recipe.settings import EvalSet, EvalSettings
 from postgrad.rewards.scorer import Scorer
@@ -28,17 +28,19 @@ from postgrad.rollout.sampling import Drawing, mean_counts, sample_groups
 from postgrad.rollout.settings import SamplingSettings
 
 
-def read_set(recipe: Answering, one: EvalSet, tokenizer: Any) -> PromptSet:
+def read_set(recipe: Answering, eval_set: EvalSet, tokenizer: Any) -> PromptSet:
     """One evaluation set. Raises UsageError for data that cannot be read, see data.prompts, and for
     a row without the column that `by` names.
     """
     new = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
-    found = load_prompts(
-        environments.through(recipe, one.data), tokenizer, max_prompt_tokens=one.max_len - new
+    prompts = load_prompts(
+        environments.with_tools(recipe, eval_set.data),
+        tokenizer,
+        max_prompt_tokens=eval_set.max_len - new,
     )
-    for prompt in found.all():
-        _dataset(prompt, one.by)
-    return found
+    for prompt in prompts.all():
+        _dataset(prompt, eval_set.by)
+    return prompts
 
 
 class Evaluator:
@@ -55,9 +57,10 @@ class Evaluator:
         self._sampling = SamplingSettings(
             temperature=self.settings.temperature, max_new_tokens=new, stop=stop
         )
-        self._environment = environments.environment(recipe, tokenizer) or SingleTurn()
+        self._environment = environments.environment_of(recipe, tokenizer) or SingleTurn()
         self._sets: list[tuple[str | None, PromptSet]] = [
-            (one.name, read_set(recipe, one, tokenizer)) for one in self.settings.sets
+            (eval_set.name, read_set(recipe, eval_set, tokenizer))
+            for eval_set in self.settings.sets
         ]
 
     @property
@@ -66,19 +69,19 @@ class Evaluator:
         return self._sets
 
     def probe(self, count: int) -> list[NDArray[np.int32]]:
-        """Token ids of the first prompts, `count` of them where there are so many."""
+        """Token ids of the first `count` prompts of all sets, fewer where there are fewer."""
         every = (prompt.token_ids for _, prompts in self._sets for prompt in prompts.all())
         return list(islice(every, count))
 
     @property
     def sequences(self) -> int:
-        """Samples of the largest set: what the engine is sized for."""
+        """Sequences that the largest set samples: the engine is sized for them."""
         return max(len(prompts) for _, prompts in self._sets) * self.settings.n_samples
 
     @property
     def max_len(self) -> int:
         """Tokens of the longest prompt and answer that any set allows."""
-        return max(one.max_len for one in self.settings.sets)
+        return max(eval_set.max_len for eval_set in self.settings.sets)
 
     @property
     def total(self) -> int:
@@ -89,14 +92,15 @@ class Evaluator:
     def __call__(self, engine: Engine, on_done: Callable[[int], None]) -> list[Result]:
         """The results of every set, in the recipe's order, with the engine's newest weights.
 
-        on_done hears how many samples have ended. Raises RunError where too many verifiers failed.
+        on_done is called with the number of samples that have just ended. Raises RunError where too
+        many verifiers failed.
         """
         return [
-            self._one(name, prompts.all(), one.by, engine, on_done)
-            for one, (name, prompts) in zip(self.settings.sets, self._sets, strict=True)
+            self._evaluate_set(name, prompts.all(), eval_set.by, engine, on_done)
+            for eval_set, (name, prompts) in zip(self.settings.sets, self._sets, strict=True)
         ]
 
-    def _one(
+    def _evaluate_set(
         self,
         name: str | None,
         prompts: Sequence[Prompt],
@@ -111,9 +115,9 @@ class Evaluator:
             coldest = self._sampling.model_copy(update={"temperature": 0.0})
             greedy = self._sample(prompts, 1, coldest, engine, on_done)
         problems = [self._problem(*pair, by) for pair in zip(groups, greedy, strict=True)]
-        found = rates(problems, self.settings.pass_at)
+        overall = rates(problems, self.settings.pass_at)
         parts = by_dataset(problems, self.settings.pass_at)
-        metrics = {metric: rate for metric, (rate, _) in found.items()}
+        metrics = {metric: rate for metric, (rate, _) in overall.items()}
         metrics |= left_out(problems, self.settings.pass_at) | sample_metrics(groups)
         return Result(
             name=name,
@@ -121,7 +125,7 @@ class Evaluator:
             failed=sum(self._failed(group) for group in (*groups, *greedy) if group is not None),
             metrics=metrics | {metric: rate for metric, (rate, _) in parts.items()},
             seconds=time.perf_counter() - began,
-            intervals={metric: ends for metric, (_, ends) in (found | parts).items() if ends},
+            intervals={metric: ends for metric, (_, ends) in (overall | parts).items() if ends},
             problems=problems,
         )
 
@@ -137,8 +141,10 @@ class Evaluator:
         with self._scorer.step():
             return sample_groups(engine, self._scorer, prompts, drawing, self._tokenizer, on_done)
 
-    def _problem(self, group: ScoredGroup, greedy: ScoredGroup | None, by: str | None) -> Problem:
-        return Problem(
+    def _problem(
+        self, group: ScoredGroup, greedy: ScoredGroup | None, by: str | None
+    ) -> EvaluatedProblem:
+        return EvaluatedProblem(
             dataset=_dataset(group.prompt, by),
             row=group.prompt.row,
             question=group.prompt.question,
@@ -156,13 +162,15 @@ class Evaluator:
         return int(np.isnan(self._scores(group)).sum())
 
     def _scores(self, group: ScoredGroup) -> NDArray[np.float64]:
-        """Of the component that says what is right; none where it does not apply to the prompt."""
+        """[samples] scores of the component that judges correctness (eval.component); [0] where it
+        does not apply to the prompt.
+        """
         component = self.settings.component or next(iter(group.rewards))
         return group.rewards.get(component, np.zeros(0))
 
 
 def _dataset(prompt: Prompt, by: str | None) -> str:
-    """What a prompt is counted under: the value of the column `by`, else its dataset's name."""
+    """The dataset name that a prompt is counted under: its value in the column `by`, or its own."""
     if by is None:
         return prompt.dataset
     value = prompt.metadata.get(by)
@@ -175,13 +183,13 @@ def _dataset(prompt: Prompt, by: str | None) -> str:
 
 
 def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Mean reward of kept samples, mean response length in tokens, share that hit the limit, and
-    the mean score of each component over the samples that it scored; NaN where it failed on all.
+    """Mean reward of kept samples, mean response length in tokens, the share of truncated samples,
+    and the mean score of each component over the samples that it scored; NaN where it scored none.
     """
     totals = np.concatenate([group.total[group.kept] for group in groups])
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    lengths = [sum(len(turn.token_ids) for turn in one.turns) for one in rollouts]
-    truncated = [one.finish_reason == "length" for one in rollouts]
+    lengths = [sum(len(turn.token_ids) for turn in rollout.turns) for rollout in rollouts]
+    truncated = [rollout.finish_reason == "length" for rollout in rollouts]
     metrics = {
         **{f"environment/{name}": value for name, value in mean_counts(rollouts).items()},
         "reward": float(totals.mean()) if len(totals) else math.nan,

@@ -26,22 +26,23 @@ from postgrad.recipe.recipe import Recipe, RewardRecipe, RLRecipe
 def export(
     run_dir: Path, which: str, to: Path, name: str | None = None, *, adapter: bool = False
 ) -> Path:
-    """Writes a role of a checkpoint to `to`; see role_of. None: what the job trains.
+    """Writes one role of a checkpoint as a Hugging Face directory to `to`, which it returns.
 
-    which: latest, best or a step. adapter: as PEFT's directory, not merged into its base. Raises
-    UsageError where there is no such role, or `to` is there already, RunError where there is no
-    such checkpoint.
+    which: "latest", "best" or a step. name: as of `role_of`; None: the role that the job trains.
+    adapter: writes the adapter alone, as PEFT's directory, not merged into its base. Raises
+    UsageError where there is no such role or `to` exists, RunError where there is no such
+    checkpoint.
     """
     directory = RunDirectory.open(run_dir)
     recipe = recipe_from_json(directory.recipe())
     base = recipe.model.source or str(directory.init)
-    role = role_of(recipe, name or own_role(recipe), base)
+    role_name = name or own_role(recipe)
+    role = role_of(recipe, role_name, base)
     checkpoint = open_store(run_dir).load(which)
     choices = choose(recipe, checkpoint.state.choices)
     state = checkpoint.state.algorithm
     weights = checkpoint.tensors(role.stem)
-    told = name or own_role(recipe)
-    card = card_of(directory, recipe, checkpoint.state, role.base, role=told, adapter=adapter)
+    card = card_of(directory, recipe, checkpoint.state, role.base, role=role_name, adapter=adapter)
     if adapter:
         role.export_adapter(weights, to, card)
     else:
@@ -51,15 +52,13 @@ def export(
 
 @dataclass(frozen=True, slots=True)
 class ExportedRole:
-    """stem: its file in a checkpoint. base: where it started from. lora: of its adapter, where the
-    file holds one. scores: it has a score head. template: the recipe's data.chat_template.
-    """
+    """A role of a run as it can be exported."""
 
-    stem: str
-    base: str
-    lora: LoraSettings | None
-    scores: bool
-    template: str = ""
+    stem: str  # its file in a checkpoint: "policy.weights"
+    base: str  # path or hub id of the model that it started from
+    lora: LoraSettings | None  # of its adapter; None where the file holds all weights
+    scores: bool  # it has a score head
+    template: str = ""  # the recipe's data.chat_template
 
     def export(
         self,
@@ -71,10 +70,11 @@ class ExportedRole:
         overwrite: bool,
         card: str | None = None,
     ) -> None:
-        """Weights with the base model's config and tokenizer, in the dtype of the run, and the chat
-        template of the training data.
+        """Writes weights in the run's dtype, with the base model's config and tokenizer and the
+        chat template of the training data.
 
-        state: the algorithm's, which holds the scale of a reward model's scores.
+        state: of the algorithm; it holds the scale of a reward model's scores. card: the text of
+        README.md.
         """
         dtype = compute_dtype(choices.dtype, torch.device("cpu"))
         on_cpu = {name: weight.detach().cpu() for name, weight in weights.items()}
@@ -98,14 +98,14 @@ class ExportedRole:
     def export_adapter(
         self, weights: Mapping[str, Tensor], to: Path, card: str | None = None
     ) -> None:
-        """The adapter alone. Raises UsageError where the role has none."""
+        """Writes the adapter alone. Raises UsageError where the role has none."""
         if self.lora is None:
             raise UsageError("--adapter: this role was trained whole, without [model.lora]")
         write_adapter(weights, self.lora, self.base, to, chat_template=self.template, card=card)
 
 
 def own_role(recipe: Recipe) -> str:
-    """What a job trains first of all."""
+    """The name of the role that a job trains in the first place: "policy" or "reward"."""
     return "reward" if isinstance(recipe, RewardRecipe) else "policy"
 
 
@@ -114,33 +114,33 @@ def role_of(recipe: Recipe, name: str, base: str) -> ExportedRole:
     the job trains. base: of the policy. Raises UsageError where the run has none of that name.
     """
     stems = roles_of(recipe, base)
-    own = "reward_model" if isinstance(recipe, RewardRecipe) else "policy"
-    found = {own_role(recipe): stems[own]}
+    trained = "reward_model" if isinstance(recipe, RewardRecipe) else "policy"
+    named = {own_role(recipe): stems[trained]}
     if recipe.learner.ema_decay:
-        found["ema"] = replace(stems[own], stem=f"{own}.ema")
+        named["ema"] = replace(stems[trained], stem=f"{trained}.ema")
     if "critic" in stems:
-        found["critic"] = stems["critic"]
-    if name not in found:
-        raise UsageError(f"--role {name}: this run has {' and '.join(found)}")
-    return found[name]
+        named["critic"] = stems["critic"]
+    if name not in named:
+        raise UsageError(f"--role {name}: this run has {' and '.join(named)}")
+    return named[name]
 
 
 def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
-    """What a checkpoint's files begin with, and whose weights they are. base: of the policy."""
+    """The roles in a run's checkpoints, by the stem of their files. base: of the policy."""
     lora, template = recipe.model.lora, recipe.data.chat_template
 
-    def own(stem: str, *, scores: bool) -> ExportedRole:
+    def of_base(stem: str, *, scores: bool) -> ExportedRole:
         return ExportedRole(stem, base, lora, scores, template)
 
     if isinstance(recipe, RewardRecipe):
-        return {"reward_model": own("reward_model.weights", scores=True)}
-    found = {"policy": own("policy.weights", scores=False)}
+        return {"reward_model": of_base("reward_model.weights", scores=True)}
+    by_stem = {"policy": of_base("policy.weights", scores=False)}
     if isinstance(recipe, RLRecipe):
         if recipe.reference.moves:
-            found["reference"] = replace(found["policy"], stem="reference.weights", lora=None)
+            by_stem["reference"] = replace(by_stem["policy"], stem="reference.weights", lora=None)
         if recipe.algorithm.needs().critic:
             model = recipe.critic.model
             start = model.source or base
             critic = ExportedRole("critic.weights", start, model.lora, scores=True)
-            found["critic"] = replace(critic, template=template)
-    return found
+            by_stem["critic"] = replace(critic, template=template)
+    return by_stem

@@ -1,4 +1,4 @@
-"""What was foreseen of a run, beside what happened: plan.json, metrics.jsonl, summary.json."""
+"""The forecast of a run beside its measurements, in plan.json, metrics.jsonl and summary.json."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,40 +27,42 @@ COLUMNS = ("", "foreseen s", "measured s", "foreseen GB", "measured GB")  # of `
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """Seconds of a step and bytes, by phase. Empty where no plan could be made."""
+    """The forecast by phase, such as "train". Empty where no plan could be made."""
 
-    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
-    bytes: Mapping[str, int] = field(default_factory=dict[str, int])
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])  # of a step
+    bytes: Mapping[str, int] = field(default_factory=dict[str, int])  # peak memory
 
     @classmethod
     def of(cls, outlook: Outlook) -> "Foreseen":
-        """What a plan says, in the words of metrics.jsonl."""
+        """The forecast of a plan, by the phase names of metrics.jsonl."""
         return cls(phase_seconds(outlook), phase_bytes(outlook))
 
     @property
     def columns(self) -> Mapping[str, float]:
-        """What each line of metrics.jsonl says of it."""
+        """The columns that each line of metrics.jsonl has of the forecast."""
         return foreseen_columns(self.seconds, self.bytes)
 
     def beside(
         self, recipe: Recipe, lines: Sequence[Mapping[str, Any]], peaks: Mapping[str, int]
     ) -> dict[str, dict[str, float]]:
-        """By phase, foreseen and measured, as far as they are known: the median of the steps'
-        seconds, the most bytes of any. peaks: of the process, for phases that are in no step.
+        """Forecast and measurement by phase, as far as they are known: the median of the steps'
+        seconds, the most bytes of any step.
+
+        lines: of metrics.jsonl. peaks: bytes of the process, for phases that are in no step.
         """
         steps = warm(lines, recipe) or lines
-        found: dict[str, dict[str, float]] = {}
+        by_phase: dict[str, dict[str, float]] = {}
         for name in ("load", *PHASE_OF[recipe.job], "save"):
             held = [line.get(f"{name}_memory_bytes") or 0 for line in lines]
-            known = {
+            figures = {
                 "foreseen_seconds": self.seconds.get(name),
                 "seconds": median(steps, f"{name}_seconds"),
                 "foreseen_memory_bytes": self.bytes.get(name),
                 "memory_bytes": max([*held, peaks.get(name, 0)]) or None,
             }
-            if known["seconds"] is not None or known["memory_bytes"] is not None:
-                found[name] = {key: value for key, value in known.items() if value is not None}
-        return found
+            if figures["seconds"] is not None or figures["memory_bytes"] is not None:
+                by_phase[name] = {key: value for key, value in figures.items() if value is not None}
+        return by_phase
 
 
 def foresee(
@@ -73,57 +75,59 @@ def foresee(
     steps: int,
     held: int | None,
 ) -> Foreseen:
-    """Plans the run as it is about to go on after step `after`, and writes that to plan.json behind
-    what was foreseen of it before, where it is something else. held: resident bytes before the run;
-    None where they are not known.
+    """Plans the run as it continues after step `after`, and appends the forecast to plan.json where
+    it differs from the one before.
 
-    A plan that cannot be made stops no run: plan.json and an event say why.
+    held: resident bytes before the run; None where they are not known. A plan that cannot be made
+    stops no run: plan.json and an event say why.
     """
-    made = as_chosen(recipe, choices).model_copy(
+    filled = as_chosen(recipe, choices).model_copy(
         update={"steps": steps, "epochs": None, "total_episodes": None}
     )
     entry: dict[str, Any] = {}
-    found = Foreseen()
+    expected = Foreseen()
     try:
-        facts = facts_here(made, choices)
-        entry["machine"] = machine_of(made, facts.hardware.device).to_json()
-        planned = outlook(made, facts)
+        facts = facts_here(filled, choices)
+        entry["machine"] = machine_of(filled, facts.hardware.device).to_json()
+        planned = outlook(filled, facts)
         entry |= Page(planned, advise(planned, facts)).to_json()
-        found = Foreseen.of(planned)
+        expected = Foreseen.of(planned)
         if held is not None and choices.device == "cpu":  # peak_memory_bytes counts them too
-            found = replace(found, bytes={**found.bytes, "peak": planned.memory.with_held(held)})
+            expected = replace(
+                expected, bytes={**expected.bytes, "peak": planned.memory.with_held(held)}
+            )
     except Exception as error:  # noqa: BLE001  # recorded: to run matters more than to foresee
-        told = str(error) if isinstance(error, PostgradError) else repr(error)
-        entry["problem"] = f"no plan could be made: {told}"
+        reason = str(error) if isinstance(error, PostgradError) else repr(error)
+        entry["problem"] = f"no plan could be made: {reason}"
         logs.event("no_plan", entry["problem"])
     _add(directory, entry, after)
-    return found
+    return expected
 
 
 def as_chosen(recipe: Recipe, choices: Choices) -> Recipe:
-    """The recipe with what was chosen at the start in place of what it leaves open."""
-    made = settled(recipe, choices)
-    batch = made.batch.model_copy(update={"micro_train_tokens": choices.micro_train_tokens})
-    made = made.model_copy(update={"batch": batch})
-    if isinstance(made, Answering) and choices.sizes is not None:
-        rollout = made.rollout.model_copy(update=choices.sizes.to_json())
-        made = made.model_copy(update={"rollout": rollout})
-    return made
+    """The recipe with all choices of the run in place of "auto" and missing values."""
+    filled = settled(recipe, choices)
+    batch = filled.batch.model_copy(update={"micro_train_tokens": choices.micro_train_tokens})
+    filled = filled.model_copy(update={"batch": batch})
+    if isinstance(filled, Answering) and choices.sizes is not None:
+        rollout = filled.rollout.model_copy(update=choices.sizes.to_json())
+        filled = filled.model_copy(update={"rollout": rollout})
+    return filled
 
 
 def settled(recipe: Recipe, choices: Choices) -> Recipe:
-    """The recipe with what was chosen before sizes are."""
+    """The recipe with the run's dtype and threads: what is chosen before the sizes."""
     return chosen(recipe, choices.dtype, choices.threads)
 
 
 def hardware_here(choices: Choices) -> Hardware:
-    """The devices that the run computes on."""
-    found = this_machine() if choices.device == "cuda" else this_cpu()
-    return with_threads(found, choices.threads)
+    """The hardware that the run computes on, with its number of threads."""
+    hardware = this_machine() if choices.device == "cuda" else this_cpu()
+    return with_threads(hardware, choices.threads)
 
 
 def facts_here(recipe: Recipe, choices: Choices) -> Facts:
-    """What a plan for this machine is made from."""
+    """The facts that a plan for this machine needs."""
     return Facts(
         shape_of_model,
         hardware_here(choices),
@@ -133,17 +137,19 @@ def facts_here(recipe: Recipe, choices: Choices) -> Facts:
 
 
 def _add(directory: RunDirectory, entry: Mapping[str, Any], after: int) -> None:
-    """What was foreseen of steps that a resume takes back is taken back with them."""
-    before = [one for one in directory.plans() if one["after_step"] <= after]
+    """Appends an entry to plan.json where it differs from the last one. Drops entries after step
+    `after`: a resume has taken those steps back.
+    """
+    before = [plan for plan in directory.plans() if plan["after_step"] <= after]
     new = json.loads(json.dumps(finite(entry)))
     if not before or {**before[-1], "after_step": None} != {"after_step": None, **new}:
-        before = [one for one in before if one["after_step"] < after]
+        before = [plan for plan in before if plan["after_step"] < after]
         before.append({"after_step": after, **new})
     directory.write_plans(before)
 
 
 def rows(beside: Mapping[str, Mapping[str, float]]) -> Rows:
-    """The table of `Foreseen.beside` for people: seconds of a step, and gigabytes."""
+    """The table of `Foreseen.beside` with the head `COLUMNS`: seconds of a step, and gigabytes."""
 
     def cell(of: Mapping[str, float], key: str) -> str:
         if key not in of:

@@ -27,17 +27,17 @@ Logprobs = Callable[[Sequences], Ragged]  # of every loss token, zeros elsewhere
 def sequences_of(conversations: Sequence[Conversation]) -> Sequences:
     """Conversations as a learner reads them, each a group of its own."""
     return Sequences(
-        tokens=Ragged.of([one.token_ids for one in conversations], np.int32),
-        loss_mask=Ragged.of([one.loss_mask for one in conversations], np.bool_),
+        tokens=Ragged.of([conversation.token_ids for conversation in conversations], np.int32),
+        loss_mask=Ragged.of([conversation.loss_mask for conversation in conversations], np.bool_),
         group=np.arange(len(conversations), dtype=np.int64),
     )
 
 
-def read_set(recipe: SFTRecipe, one: EvalSet, tokenizer: Any) -> ConversationSet:
+def read_set(recipe: SFTRecipe, eval_set: EvalSet, tokenizer: Any) -> ConversationSet:
     """One evaluation set, read as training data is. Raises UsageError for rows that cannot be read
     or have no answer.
     """
-    return load_conversations(environments.through(recipe, one.data), tokenizer)
+    return load_conversations(environments.with_tools(recipe, eval_set.data), tokenizer)
 
 
 class LossEvaluator:
@@ -51,7 +51,9 @@ class LossEvaluator:
 
     def __init__(self, recipe: SFTRecipe, tokenizer: Any) -> None:
         """Raises UsageError as read_set does."""
-        self._sets = [(one.name, read_set(recipe, one, tokenizer)) for one in recipe.eval.sets]
+        self._sets = [
+            (eval_set.name, read_set(recipe, eval_set, tokenizer)) for eval_set in recipe.eval.sets
+        ]
 
     @property
     def accounts(self) -> list[RowAccount]:
@@ -83,16 +85,16 @@ def _result(name: str | None, held: Sequence[Conversation], logprobs: Logprobs) 
 
 
 def with_losses(answered: Sequence[Result], losses: Sequence[Result]) -> list[Result]:
-    """What sampled answers gave, and the losses of the same sets."""
+    """The results of sampled answers with the losses of the same sets added."""
     return [
         replace(
-            one,
-            failed=one.failed + loss.failed,
-            metrics={**one.metrics, **loss.metrics},
-            seconds=one.seconds + loss.seconds,
-            more={**one.more, **loss.more},
+            result,
+            failed=result.failed + loss.failed,
+            metrics={**result.metrics, **loss.metrics},
+            seconds=result.seconds + loss.seconds,
+            more={**result.more, **loss.more},
         )
-        for one, loss in zip(answered, losses, strict=True)
+        for result, loss in zip(answered, losses, strict=True)
     ]
 
 

@@ -1,7 +1,7 @@
-"""Which Host a request may name that a server of this machine answers.
+"""The Host headers that a server on this machine accepts.
 
-A page of the web can have its own name resolve to 127.0.0.1 (DNS rebinding): the browser then takes
-this server for that page's, and only the Host header still says whose name was asked for.
+A web page can let its own name resolve to 127.0.0.1 (DNS rebinding): the browser then takes this
+server for that page's, and only the Host header still shows the name that was asked for.
 """
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -9,8 +9,8 @@ HTTP_PORT = 80  # which a browser leaves out
 
 
 def own_hosts(address: str, port: int) -> frozenset[str]:
-    """Every Host that means the server bound to `address` and `port`: its address and the names of
-    the loopback, with the port.
+    """Every Host value that names the server bound to `address` and `port`: its address and the
+    loopback names, with the port.
     """
     bound = f"[{address}]" if ":" in address else address
     names = [bound.lower(), *LOOPBACK]
@@ -18,6 +18,6 @@ def own_hosts(address: str, port: int) -> frozenset[str]:
     return frozenset(with_port + (names if port == HTTP_PORT else []))
 
 
-def is_own(hosts: frozenset[str], given: list[str]) -> bool:
-    """Whether a request's Host headers are one, and name this server."""
-    return len(given) == 1 and given[0].strip().lower() in hosts
+def is_own(hosts: frozenset[str], requested: list[str]) -> bool:
+    """True where a request has exactly one Host header, and it names this server."""
+    return len(requested) == 1 and requested[0].strip().lower() in hosts

@@ -1,4 +1,4 @@
-"""What all jobs share of the loop: how long, when to evaluate, what to log, when to save."""
+"""The training loop of all jobs: its length, its evaluations, logs and checkpoints."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from postgrad.recipe.settings import EvalTimes
 
 
 class Job(Protocol):
-    """The part of a job that is its own: one step, and how its policy is evaluated."""
+    """What each kind of job defines itself: one step, its evaluation, its state."""
 
     def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
         """Sample, score, train: the state after the step, and what to log of it."""
@@ -46,8 +46,8 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
     with run.stop, run.console.run(run.steps, state.step):
         try:
             if state.step == 0 and run.recipe.eval.sets and run.recipe.eval.at_start:
-                state, _, found = _evaluate(run, job, state)
-                run.loggers.log(state.step, found)
+                state, _, evaluation = _evaluate(run, job, state)
+                run.loggers.log(state.step, evaluation)
             while state.step < run.steps and not _early(run, state):
                 following, metrics = job.step(state)
                 run.stop.hold()  # a step without any update too is whole or not at all
@@ -75,7 +75,9 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
 
 
 def _standing(saver: Saver, state: RunState) -> str:
-    """Where the run stands, saved if it can be: a full disk must not hide why it stopped."""
+    """Saves if possible; a sentence that says where the run stands, or why nothing could be saved:
+    a full disk must not hide why the run stopped.
+    """
     try:
         return saver.stop(state)
     except RunError as error:
@@ -85,13 +87,13 @@ def _standing(saver: Saver, state: RunState) -> str:
 def _finish(
     run: Run, job: Job, saver: Saver, state: RunState, metrics: Mapping[str, float]
 ) -> RunState:
-    """What belongs to a step beside the job's own part: its log, evaluation and checkpoint."""
+    """Logs, evaluates and saves after a job's step, where they are due."""
     settings = run.recipe.eval
     state, line = _log(run, state, metrics)
     improved = False
     if settings.sets and _due(settings, state.step, run.steps):
-        state, improved, found = _evaluate(run, job, state)
-        line |= found
+        state, improved, evaluation = _evaluate(run, job, state)
+        line |= evaluation
     run.loggers.log(state.step, line)
     last = state.step == run.steps or _early(run, state)
     if last or improved or saver.due(state):
@@ -101,7 +103,9 @@ def _finish(
 
 
 def _early(run: Run, state: RunState) -> bool:
-    """True where the best evaluation has not been beaten for long enough."""
+    """True where early stopping ends the run: checkpoint.early_stop evaluations in a row did not
+    beat the best one.
+    """
     patience = run.recipe.checkpoint.early_stop
     return bool(patience) and state.best is not None and state.best.waited >= patience
 
@@ -115,7 +119,7 @@ def _due(settings: EvalTimes, step: int, steps: int) -> bool:
 def _log(
     run: Run, state: RunState, metrics: Mapping[str, float]
 ) -> tuple[RunState, dict[str, float]]:
-    """The state with what sentinels remember of the step, and its line of metrics.jsonl."""
+    """Logs a step; returns the state with the sentinels' memory, and the line of metrics.jsonl."""
     memory = run.measure_memory()
     counters = {"step": state.step, "update": state.update, "episodes": state.episodes}
     times = run.clock.take_step()
@@ -128,35 +132,37 @@ def _log(
 
 
 def _evaluate(run: Run, job: Job, state: RunState) -> tuple[RunState, bool, dict[str, float]]:
-    """The state with the results, whether the best metric improved, and every number of them."""
+    """Evaluates; returns the state with the results, whether the best metric improved, and all
+    numbers for the loggers.
+    """
     results = job.evaluate()
     run.clock.take_step()  # evaluations carry their own times
-    found, seen = dict[str, float](), dict[str, float]()
+    metrics, seen = dict[str, float](), dict[str, float]()
     for result in results:
         line = {"step": state.step, "update": state.update, **result.to_json()}
         run.logs.evaluation(line)
-        found |= result.by_metric()
+        metrics |= result.by_metric()
         seen |= of_evaluation(line)
-    told = ", ".join(part for result in results for part in result.told())
-    run.console.note(f"evaluation after step {state.step}: {told}")
-    run.console.evaluated(state.step, found)
+    text = ", ".join(part for result in results for part in result.texts())
+    run.console.note(f"evaluation after step {state.step}: {text}")
+    run.console.evaluated(state.step, metrics)
     remembered, _ = run.sentinels.look(state.step, seen, state.sentinels)
-    best, improved = _better(run, state, found)
-    evaluations = {**state.evaluations, **found}
+    best, improved = _better(run, state, metrics)
+    evaluations = {**state.evaluations, **metrics}
     state = replace(state, evaluations=evaluations, best=best, sentinels=remembered)
     return state, improved, seen
 
 
-def _better(run: Run, state: RunState, found: Mapping[str, float]) -> tuple[Best | None, bool]:
+def _better(run: Run, state: RunState, metrics: Mapping[str, float]) -> tuple[Best | None, bool]:
     metric, mode = run.recipe.checkpoint.best_metric, run.recipe.checkpoint.best_mode
     if metric is None:
         return state.best, False
-    if metric not in found:
+    if metric not in metrics:
         raise UsageError(
             f"checkpoint.best_metric = {metric!r} is not among this run's evaluation metrics: "
-            f"{', '.join(found)}"
+            f"{', '.join(metrics)}"
         )
-    value = found[metric]
+    value = metrics[metric]
     if math.isnan(value):
         return state.best, False
     before = state.best

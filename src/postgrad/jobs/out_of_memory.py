@@ -1,4 +1,4 @@
-"""Out of memory: how it is told apart from other failures, and what a person is told to change."""
+"""Out of memory: recognises it among other failures, and advises what to change."""
 
 import shlex
 from dataclasses import replace
@@ -12,7 +12,7 @@ from postgrad.plan.advice import advise
 from postgrad.plan.plan import outlook
 
 # What torch's allocator for a CPU says in a plain RuntimeError.
-SAID = ("can't allocate memory", "not enough memory", "DefaultCPUAllocator")
+REFUSALS = ("can't allocate memory", "not enough memory", "DefaultCPUAllocator")
 LESS = 0.8  # of the peak that was foreseen has to do: it was too much
 # What a run that has begun can change: neither its data nor what is in its checkpoints.
 CHANGEABLE = ("--batch.micro_", "--model.gradient_checkpointing", "--rollout.slots")
@@ -21,28 +21,30 @@ GENERAL = "a smaller batch.micro_train_tokens, model.gradient_checkpointing = tr
 
 
 class OutOfMemory(RunError):
-    """There was too little memory; the message says where the run stands and what to change."""
+    """Memory ran out; the message says where the run stands and what to change."""
 
 
 def ran_out(error: BaseException) -> bool:
-    """True where `error` says that memory was refused."""
+    """True where `error` means that memory ran out, on a device, a CPU or a rank."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if type(error) is RunError and error.__cause__ is not None:  # what a rank raised
         return ran_out(error.__cause__)
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in SAID)
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in REFUSALS)
 
 
 def phase_of(run: Run) -> str:
-    """The phase, or part of one, that was under way when it failed."""
+    """The phase, or part of one, that was under way when the run failed."""
     return run.clock.open[-1] if run.clock.open else "start"
 
 
 def explain(run: Run, step: int, phase: str, error: BaseException, standing: str) -> OutOfMemory:
-    """What is raised in place of `error`. standing: what the run can go on from."""
-    told = str(error).strip().partition("\n")[0] or type(error).__name__
+    """The error to raise in place of `error`, with advice. standing: a sentence that names what the
+    run can go on from.
+    """
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
     where = f"{phase} of step {step + 1}" if "plan" in run.clock.total else f"phase {phase}"
-    changes = smaller(run, phase)
+    changes = overrides_for_less_memory(run, phase)
     if changes:
         keys = dict.fromkeys(flag[2:] for flag in changes if flag.startswith("--"))
         words = [*changes, *(word for key in keys for word in ("--allow-change", key))]
@@ -50,13 +52,13 @@ def explain(run: Run, step: int, phase: str, error: BaseException, standing: str
         advice = f"with less it goes on as: {command}"
     else:
         advice = f"what takes less: {GENERAL}; see postgrad plan"
-    run.logs.event("out_of_memory", told, step=step, phase=phase)
-    return OutOfMemory(f"out of memory in {where}: {told}; {standing}; {advice}")
+    run.logs.event("out_of_memory", reason, step=step, phase=phase)
+    return OutOfMemory(f"out of memory in {where}: {reason}; {standing}; {advice}")
 
 
-def smaller(run: Run, phase: str) -> tuple[str, ...]:
-    """Flags of the changes that the plan advises where there is less memory than it takes, as far
-    as they can be made in the middle of a run; () where there is no plan.
+def overrides_for_less_memory(run: Run, phase: str) -> tuple[str, ...]:
+    """Command-line overrides that make the run take less memory: fewer slots where the engine was
+    at work, and the plan's advice for less memory, as far as a run that has begun can follow it.
     """
     sizes = run.choices.sizes
     flags: tuple[str, ...] = ()
@@ -67,16 +69,16 @@ def smaller(run: Run, phase: str) -> tuple[str, ...]:
     try:
         recipe = foreseen.as_chosen(run.recipe, run.choices)
         facts = foreseen.facts_here(recipe, run.choices)
-        planned = outlook(recipe, facts)
-        room = int(min(planned.memory.peak_bytes, planned.memory.capacity) * LESS)
+        forecast = outlook(recipe, facts)
+        room = int(min(forecast.memory.peak_bytes, forecast.memory.capacity) * LESS)
         device = facts.hardware.device.model_copy(update={"memory_bytes": max(1, room)})
         hardware = facts.hardware.model_copy(update={"device": device})
         facts = replace(facts, hardware=hardware)
         advised = advise(outlook(recipe, facts), facts)
     except Exception:  # noqa: BLE001  # plan.json says why; what failed is told first
         return flags
-    for one in advised:
-        key = one.overrides[0]
+    for change in advised:
+        key = change.overrides[0]
         if key.startswith(CHANGEABLE) and key not in flags:
-            flags += one.overrides
+            flags += change.overrides
     return flags

@@ -1,4 +1,4 @@
-"""Pairs as learners read them, and the evaluation of whatever scores them."""
+"""Preference pairs as learners read them, and their evaluation by any model that scores them."""
 
 import math
 import time
@@ -13,17 +13,19 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.data.account import RowAccount
 from postgrad.data.pairs import Pair, PairSet, load_pairs
-from postgrad.jobs.results import Problem, Result, by_dataset, rates
+from postgrad.jobs.results import EvaluatedProblem, Result, by_dataset, rates
 from postgrad.ops.calibration import calibration_error, margin_histogram
 from postgrad.recipe.settings import PairEvalSet, PairEvalSettings
 
-Score = Callable[[Sequences], NDArray[np.float64]]  # [S], what a model thinks of each sequence
+Score = Callable[[Sequences], NDArray[np.float64]]  # [S] the model's score of each sequence
 
 
 def sequences_of(pairs: Sequence[Pair]) -> Sequences:
-    """Two sequences a pair, the chosen one first, in one group: their opening stands once."""
-    both = [one for pair in pairs for one in (pair.chosen, pair.rejected)]
-    masks = [one for pair in pairs for one in (pair.chosen_mask, pair.rejected_mask)]
+    """Two sequences for each pair, the chosen one first. They are one group, so that their common
+    prompt is computed once.
+    """
+    both = [answer for pair in pairs for answer in (pair.chosen, pair.rejected)]
+    masks = [mask for pair in pairs for mask in (pair.chosen_mask, pair.rejected_mask)]
     return Sequences(
         tokens=Ragged.of(both, np.int32),
         loss_mask=Ragged.of(masks, np.bool_),
@@ -31,14 +33,14 @@ def sequences_of(pairs: Sequence[Pair]) -> Sequences:
     )
 
 
-def read_set(one: PairEvalSet, tokenizer: Any) -> PairSet:
+def read_set(eval_set: PairEvalSet, tokenizer: Any) -> PairSet:
     """One evaluation set. Raises UsageError for data that cannot be read, and for a row without the
     column that `by` names.
     """
-    found = load_pairs(one.data, tokenizer)
-    for pair in found.all():
-        _dataset(pair, one.by, found.account.name)
-    return found
+    pairs = load_pairs(eval_set.data, tokenizer)
+    for pair in pairs.all():
+        _dataset(pair, eval_set.by, pairs.account.name)
+    return pairs
 
 
 class PairEvaluator:
@@ -50,7 +52,7 @@ class PairEvaluator:
         """Raises UsageError as read_set does."""
         self._settings = settings
         self._tokenizer = tokenizer
-        self._sets: list[PairSet] = [read_set(one, tokenizer) for one in settings.sets]
+        self._sets: list[PairSet] = [read_set(eval_set, tokenizer) for eval_set in settings.sets]
 
     @property
     def accounts(self) -> list[RowAccount]:
@@ -58,55 +60,60 @@ class PairEvaluator:
         return [pairs.account for pairs in self._sets]
 
     def sequences(self) -> list[Sequences]:
-        """Of every set."""
+        """The pairs of every set as sequences."""
         return [sequences_of(pairs.all()) for pairs in self._sets]
 
     def __call__(self, score: Score) -> list[Result]:
         """The results of every set, in the recipe's order."""
         return [
-            self._one(one.name, one.by, pairs, score)
-            for one, pairs in zip(self._settings.sets, self._sets, strict=True)
+            self._evaluate_set(eval_set.name, eval_set.by, pairs, score)
+            for eval_set, pairs in zip(self._settings.sets, self._sets, strict=True)
         ]
 
-    def _one(self, name: str | None, by: str | None, pairs: PairSet, score: Score) -> Result:
+    def _evaluate_set(
+        self, name: str | None, by: str | None, pairs: PairSet, score: Score
+    ) -> Result:
         began = time.perf_counter()
         rows = pairs.all()
         scores = score(sequences_of(rows))
-        known: NDArray[np.bool_] = np.isfinite(scores[0::2]) & np.isfinite(scores[1::2])
-        told = scores.reshape(-1, 2)[known]  # a pair without a score has failed: it is in no mean
-        margins = told[:, 0] - told[:, 1]
+        is_scored: NDArray[np.bool_] = np.isfinite(scores[0::2]) & np.isfinite(scores[1::2])
+        # a pair without a score has failed: it is in no mean
+        scored = scores.reshape(-1, 2)[is_scored]
+        margins = scored[:, 0] - scored[:, 1]
         problems = [
-            Problem(
+            EvaluatedProblem(
                 dataset=_dataset(pair, by, pairs.account.name),
                 row=pair.row,
                 question=self._tokenizer.decode(pair.chosen[: int(np.argmax(pair.chosen_mask))]),
-                samples=(int(is_known), int(is_known and one[0] > one[1])),
+                samples=(int(both_scored), int(both_scored and pair_scores[0] > pair_scores[1])),
                 greedy=None,
-                text=f"chosen {one[0]:.3f}, rejected {one[1]:.3f}",
+                text=f"chosen {pair_scores[0]:.3f}, rejected {pair_scores[1]:.3f}",
             )
-            for pair, one, is_known in zip(rows, scores.reshape(-1, 2), known, strict=True)
+            for pair, pair_scores, both_scored in zip(
+                rows, scores.reshape(-1, 2), is_scored, strict=True
+            )
         ]
-        found, parts = rates(problems, (1,)), by_dataset(problems, (1,))
-        whole = found | parts
+        overall, parts = rates(problems, (1,)), by_dataset(problems, (1,))
+        with_datasets = overall | parts
         edges, counts = margin_histogram(margins) if len(margins) else ([], [])
         return Result(
             name=name,
             rows=len(rows),
-            failed=int((~known).sum()),
+            failed=int((~is_scored).sum()),
             metrics={
-                "accuracy": found["accuracy"][0],
-                **_of_scores(told),
+                "accuracy": overall["accuracy"][0],
+                **_of_scores(scored),
                 **{metric: rate for metric, (rate, _) in parts.items()},
             },
             seconds=time.perf_counter() - began,
-            intervals={metric: ends for metric, (_, ends) in whole.items() if ends},
+            intervals={metric: ends for metric, (_, ends) in with_datasets.items() if ends},
             problems=problems,
             more={"margin_histogram": {"edges": edges, "counts": counts}},
         )
 
 
 def _of_scores(scores: NDArray[np.float64]) -> dict[str, float]:
-    """Of [pairs, 2]; all NaN where there is none."""
+    """Metrics of scores [pairs, 2], chosen and rejected; all NaN where there is no pair."""
     names = ("mean", "std", "chosen", "rejected")
     if not len(scores):
         return {f"reward_{n}": math.nan for n in names} | {
@@ -122,7 +129,9 @@ def _of_scores(scores: NDArray[np.float64]) -> dict[str, float]:
 
 
 def _dataset(pair: Pair, by: str | None, otherwise: str) -> str:
-    """What a pair is counted under: the value of the column `by`, else its dataset's name."""
+    """The dataset name that a pair is counted under: its value in the column `by`, else the name
+    `otherwise` of its dataset. Raises UsageError where the column has no name.
+    """
     if by is None:
         return otherwise
     value = pair.metadata.get(by)

@@ -1,8 +1,8 @@
-"""The most memory that was held within a phase: resident on a CPU, of torch's allocator on a GPU.
+"""Peak memory of phases: resident bytes on a CPU, bytes of torch's allocator on a GPU.
 
-The kernel keeps the peak of a process and begins it anew when asked (clear_refs of proc(5)), so
-nothing between two looks is missed. Where it cannot be asked, nothing is said: the peak of the
-whole process is no phase's.
+The kernel keeps the peak of a process and resets it on request (clear_refs of proc(5)), so nothing
+between two readings is missed. Where it cannot be reset, no peak is reported: that of the whole
+process belongs to no single phase.
 """
 
 from collections.abc import Generator
@@ -16,62 +16,54 @@ STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class Gauge(Protocol):
-    """What a process holds, in bytes."""
+    """Measures the memory of a process, in bytes."""
 
     def held(self) -> int:
-        """Now."""
+        """Bytes that are held now."""
         ...
 
     def peak(self) -> int:
-        """The most since `restart`."""
+        """The most bytes held since `restart`."""
         ...
 
     def restart(self) -> None:
-        """The peak begins anew from what is held now."""
+        """Resets the peak to what is held now."""
         ...
 
 
 class Resident:
-    """Resident bytes of this process. most: since the process began, however often the kernel's own
-    peak, which is then the newest phase's only, began anew.
-    """
+    """Resident bytes of this process, a Gauge."""
 
-    most: ClassVar[int] = 0
+    most: ClassVar[int] = 0  # peak since the process began, however often the kernel's was reset
 
     def held(self) -> int:
-        """Gauge.held."""
         return _status("VmRSS")
 
     def peak(self) -> int:
-        """Gauge.peak."""
-        found = _status("VmHWM")
-        Resident.most = max(Resident.most, found)
-        return found
+        peak = _status("VmHWM")
+        Resident.most = max(Resident.most, peak)
+        return peak
 
     def restart(self) -> None:
-        """Gauge.restart."""
         self.peak()
         FORGET.write_text("5")
 
 
 class Allocated:
-    """Bytes that torch has given to tensors on the GPU; the driver's own are not among them."""
+    """Bytes that torch has allocated for tensors on the GPU, without the driver's own: a Gauge."""
 
     def held(self) -> int:
-        """Gauge.held."""
         return torch.cuda.memory_allocated()
 
     def peak(self) -> int:
-        """Gauge.peak."""
         return torch.cuda.max_memory_allocated()
 
     def restart(self) -> None:
-        """Gauge.restart."""
         torch.cuda.reset_peak_memory_stats()
 
 
 def gauge_for(device: str) -> Gauge | None:
-    """What measures a run on `device`; None where the system has nothing exact."""
+    """The gauge for a run on `device`; None where the system cannot measure peaks exactly."""
     if device == "cuda":
         return Allocated()
     gauge = Resident()
@@ -83,19 +75,17 @@ def gauge_for(device: str) -> Gauge | None:
 
 
 class Peaks:
-    """Peaks of spans, each within the one that is open when it begins. step: bytes above the
-    baseline by span, of the step under way; total: of the whole process.
-    """
+    """Peak memory of nested spans, such as phases and their parts."""
 
     def __init__(self, gauge: Gauge | None = None) -> None:
-        self.step: dict[str, int] = {}
-        self.total: dict[str, int] = {}
+        self.step: dict[str, int] = {}  # by span: bytes above the baseline, in the current step
+        self.total: dict[str, int] = {}  # the same over the whole process
         self._gauge = gauge
-        self.baseline: int | None = None  # bytes that the run found
+        self.baseline: int | None = None  # bytes that were held before the run
         self._open: list[int] = []  # the peak of each open span so far
 
     def set_baseline(self) -> None:
-        """What is held now was held before the run's own: counted from the first call on."""
+        """Takes what is held now as the baseline; only the first call does."""
         if self._gauge is not None and self.baseline is None:
             self._gather()
             self.baseline = self._gauge.held()
@@ -103,7 +93,7 @@ class Peaks:
 
     @contextmanager
     def within(self, name: str) -> Generator[None]:
-        """The peak of what happens inside is that of the span `name`, unless it is raised."""
+        """Records the peak of what runs inside as the span `name`; an error records nothing."""
         if self._gauge is None:
             yield
             return
@@ -122,27 +112,27 @@ class Peaks:
             self.total[name] = max(self.total.get(name, 0), above)
 
     def restarted(self) -> Gauge | None:
-        """The gauge, begun anew: what was held before belongs to the open spans."""
+        """The gauge with its peak reset; the peak so far is counted for the open spans."""
         if self._gauge is not None:
             self._gather()
         return self._gauge
 
     def take_step(self) -> dict[str, int]:
-        """NAME_memory_bytes of the step that ends here."""
-        found = {f"{name}_memory_bytes": count for name, count in self.step.items()}
+        """NAME_memory_bytes by span of the step that ends now; the next step starts empty."""
+        metrics = {f"{name}_memory_bytes": count for name, count in self.step.items()}
         self.step = {}
-        return found
+        return metrics
 
     def _gather(self) -> None:
-        """What was held so far belongs to all open spans; what follows may belong to others."""
+        """Counts the peak so far for all open spans, then resets it."""
         assert self._gauge is not None
         peak = self._gauge.peak()
-        self._open = [max(one, peak) for one in self._open]
+        self._open = [max(open_peak, peak) for open_peak in self._open]
         self._gauge.restart()
 
 
 def _status(name: str) -> int:
-    """Bytes of a line of proc(5)'s status. Raises OSError, or KeyError where there is none."""
+    """Bytes of one line of /proc/self/status. Raises OSError, or KeyError where it has none."""
     for line in STATUS.read_text("ascii").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024

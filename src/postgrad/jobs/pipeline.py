@@ -22,8 +22,8 @@ def train_pipeline(
 ) -> dict[str, Any]:
     """Runs every stage in run_dir/NAME and returns the summary, written to run_dir/summary.json.
 
-    accuracy_before and accuracy_after are those of the last stage that was evaluated; seconds and
-    peak_memory_bytes are of the whole. A stage that has ended is not run again.
+    accuracy_before and accuracy_after are of the last stage that was evaluated; seconds and
+    peak_memory_bytes are of all stages together. A stage that has ended is not run again.
     """
     began = time.perf_counter()
     models: dict[str, str] = {}
@@ -44,7 +44,7 @@ def train_pipeline(
 
 
 def _saving(recipe: Recipe) -> Recipe:
-    """Later stages start from exported models."""
+    """The recipe with checkpoint.save_hf on: later stages start from exported models."""
     saved = recipe.checkpoint.save_hf or True
     checkpoint = recipe.checkpoint.model_copy(update={"save_hf": saved})
     return recipe.model_copy(update={"checkpoint": checkpoint})
@@ -62,12 +62,12 @@ def _answers(stage: Stage, model: str, count: int) -> list[Answer]:
 def _summary(
     stages: dict[str, dict[str, Any]], answers: Sequence[Answer], seconds: float
 ) -> dict[str, Any]:
-    evaluated = [one for one in stages.values() if "accuracy_after" in one]
+    evaluated = [summary for summary in stages.values() if "accuracy_after" in summary]
     accuracies = {k: v for k, v in (evaluated or [{}])[-1].items() if "accuracy_" in k}
     return {
         **accuracies,
         "seconds": round(seconds, 3),
-        "peak_memory_bytes": max(one["peak_memory_bytes"] for one in stages.values()),
+        "peak_memory_bytes": max(summary["peak_memory_bytes"] for summary in stages.values()),
         "answers": [answer.to_json() for answer in answers],
         "stages": stages,
     }
@@ -77,13 +77,18 @@ def _show(
     pipeline: Pipeline, summary: dict[str, Any], answers: Sequence[Answer], console: Console
 ) -> None:
     if answers:
-        rows = [(one.question, " → ".join(one.written), one.reference or "") for one in answers]
+        rows = [
+            (answer.question, " → ".join(answer.written), answer.reference or "")
+            for answer in answers
+        ]
         title = f"plain transformers with {summary['stages'][pipeline.stages[-1].name]['model']}"
-        several = any(len(one.written) > 1 for one in answers)
-        said = "its turns, an answer of the environment after each" if several else "answer"
-        console.table(title, ("question", said, "reference"), rows)
+        several = any(len(answer.written) > 1 for answer in answers)
+        written_column = (
+            "its turns, an answer of the environment after each" if several else "answer"
+        )
+        console.table(title, ("question", written_column, "reference"), rows)
     stages = summary["stages"]
-    seconds = max(summary["seconds"], sum(whole_seconds(one) for one in stages.values()))
+    seconds = max(summary["seconds"], sum(whole_seconds(stage) for stage in stages.values()))
     console.table(
         f"{pipeline.name}: {seconds:.0f} s, {_gib(summary)} at its peak",
         ("", *stages),
@@ -93,32 +98,36 @@ def _show(
 
 
 def _rows(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """A line for each figure, a column for each stage."""
-    phases = [phase for phase in PHASES if any(phase in one["phase_seconds"] for one in stages)]
-    rows = [*_reached(stages), ("time", *(f"{whole_seconds(one):.1f} s" for one in stages))]
+    """The rows of the summary table: a row for each figure, a column for each stage."""
+    phases = [phase for phase in PHASES if any(phase in stage["phase_seconds"] for stage in stages)]
+    rows = [*_reached(stages), ("time", *(f"{whole_seconds(stage):.1f} s" for stage in stages))]
     for phase in phases:
-        known = (one["phase_seconds"].get(phase) for one in stages)
-        rows.append((f"  {phase}", *("" if t is None else f"{t:.1f} s" for t in known)))
-    for speed, what in (("response", "sampled"), ("train", "trained")):
-        known = (one.get(f"{speed}_tokens_per_second") for one in stages)
-        rows.append((f"tokens {what}", *(f"{n:,.0f} /s" if n else "" for n in known)))
+        seconds = (stage["phase_seconds"].get(phase) for stage in stages)
+        rows.append((f"  {phase}", *("" if t is None else f"{t:.1f} s" for t in seconds)))
+    for speed, verb in (("response", "sampled"), ("train", "trained")):
+        speeds = (stage.get(f"{speed}_tokens_per_second") for stage in stages)
+        rows.append((f"tokens {verb}", *(f"{n:,.0f} /s" if n else "" for n in speeds)))
     return [*rows, ("peak memory", *map(_gib, stages))]
 
 
 def _reached(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """What the evaluations say, the loss, and how far a policy went from its reference."""
-    rows = [("accuracy", *(change(one, "accuracy") for one in stages))]
+    """Rows with evaluation results, the loss, and the policy's KL from its reference."""
+    rows = [("accuracy", *(change(stage, "accuracy") for stage in stages))]
     for name in _sets(stages):
-        known = (one["evaluations"].get(f"eval/{name}/accuracy") for one in stages)
-        rows.append((f"  {name}", *("" if x is None else f"{x:.3f}" for x in known)))
-    rows.append(("held-out loss", *(change(one, "loss") for one in stages)))
-    rows.append(("greedy accuracy", *(change(one, "greedy_accuracy") for one in stages)))
-    rows.append(("reward", *(change(one, "reward") for one in stages)))
-    parts = [_components(one) for one in stages]
-    names = list(dict.fromkeys(name for one in parts for name in one))
-    if any(len(one) > 1 for one in parts):
-        rows += [(f"  {name}", *(one.get(name, "") for one in parts)) for name in names]
-    rows.append(("loss", *("" if (x := one["loss"]) is None else _four(x) for one in stages)))
+        accuracies = (stage["evaluations"].get(f"eval/{name}/accuracy") for stage in stages)
+        rows.append((f"  {name}", *("" if x is None else f"{x:.3f}" for x in accuracies)))
+    rows.append(("held-out loss", *(change(stage, "loss") for stage in stages)))
+    rows.append(("greedy accuracy", *(change(stage, "greedy_accuracy") for stage in stages)))
+    rows.append(("reward", *(change(stage, "reward") for stage in stages)))
+    parts = [_components(stage) for stage in stages]
+    names = list(dict.fromkeys(name for components in parts for name in components))
+    if any(len(components) > 1 for components in parts):
+        rows += [
+            (f"  {name}", *(components.get(name, "") for components in parts)) for name in names
+        ]
+    rows.append(
+        ("loss", *("" if (x := stage["loss"]) is None else _four_digits(x) for stage in stages))
+    )
     rows.append(("KL per token", *map(_kl, stages)))
     rows.append(
         ("KL per response", *(f"{x['kl']['sequence']:.2f}" if "kl" in x else "" for x in stages))
@@ -126,36 +135,36 @@ def _reached(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     return [row for row in rows if any(row[1:])]
 
 
-def _four(value: float) -> str:
+def _four_digits(value: float) -> str:
     return f"{round(value, 4) + 0.0:.4f}"  # never -0.0000
 
 
 def _sets(stages: Sequence[dict[str, Any]]) -> list[str]:
-    """The names of evaluation sets that have one."""
-    keys = [key for one in stages for key in one["evaluations"]]
+    """The names of all evaluation sets that have a name."""
+    keys = [key for stage in stages for key in stage["evaluations"]]
     named = [key.split("/")[1] for key in keys if key.count("/") == 2 and key.endswith("/accuracy")]
     return list(dict.fromkeys(named))
 
 
-def _components(one: dict[str, Any]) -> dict[str, str]:
-    """Of the reward, each with how it changed."""
+def _components(stage: dict[str, Any]) -> dict[str, str]:
+    """The reward's components by name, each as "before → after"."""
     flat = {
-        name: {"_before": found["before"], "_after": found["after"]}
-        for name, found in one.get("rewards", {}).items()
+        name: {"_before": reward["before"], "_after": reward["after"]}
+        for name, reward in stage.get("rewards", {}).items()
     }
-    return {name: change(found, "") for name, found in flat.items()}
+    return {name: change(values, "") for name, values in flat.items()}
 
 
-def _kl(one: dict[str, Any]) -> str:
-    """Nats at the end, what they were held to, and the most of any step."""
-    if "kl" not in one:
+def _kl(stage: dict[str, Any]) -> str:
+    """KL per token in nats: the mean at the end, the target, and the most of any step."""
+    if "kl" not in stage:
         return ""
-    found = one["kl"]
-    told = [f"most {found['token_most']:.3f}"]
-    if found["target"] is not None:
-        told.insert(0, f"target {found['target']:g}")
-    return f"{found['token']:.3f} ({', '.join(told)})"
+    kl = stage["kl"]
+    bounds = [f"most {kl['token_most']:.3f}"]
+    if kl["target"] is not None:
+        bounds.insert(0, f"target {kl['target']:g}")
+    return f"{kl['token']:.3f} ({', '.join(bounds)})"
 
 
-def _gib(one: dict[str, Any]) -> str:
-    return f"{one['peak_memory_bytes'] / 2**30:.2f} GiB"
+def _gib(summary: dict[str, Any]) -> str:
+    return f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB"

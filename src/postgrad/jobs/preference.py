@@ -23,7 +23,7 @@ from postgrad.ops.preferences import AnswerSums
 
 
 class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
-    """One policy and its preferences. reference: None where the loss reads none."""
+    """Trains a policy on preferences. reference: None where the loss needs none."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
         reference: ReferenceLogprobs | None,
         evaluator: PairEvaluator | None,
     ) -> None:
-        """read: the sequences of some samples, and which of them are preferred."""
+        """read: turns drawn samples into sequences and a mask [S] of the preferred ones."""
         super().__init__(run, policy, algorithm, draws)
         self._preference = algorithm
         self._policy = policy
@@ -50,14 +50,16 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
         )
 
     def evaluate(self) -> list[Result]:
-        """Job.evaluate: a sequence scores its implicit reward."""
+        """Evaluates pairs: the score of a sequence is its implicit reward."""
         assert self._evaluator is not None
         with self._run.phase("evaluate"):
             return self._evaluator(self._score)
 
     def _score(self, sequences: Sequences) -> NDArray[np.float64]:
-        found = self._policy.logprobs(sequences).result()
-        return implicit_rewards(self._preference, sequences, found, self._of_reference(sequences))
+        logprobs = self._policy.logprobs(sequences).result()
+        return implicit_rewards(
+            self._preference, sequences, logprobs, self._of_reference(sequences)
+        )
 
     def _of_reference(self, sequences: Sequences) -> Ragged | None:
         return None if self._reference is None else self._reference.of(sequences)
@@ -74,26 +76,29 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
 def implicit_rewards(
     algorithm: PreferenceAlgorithm, sequences: Sequences, logprobs: Ragged, ref: Ragged | None
 ) -> NDArray[np.float64]:
-    """[S] what the loss takes each answer to be worth. logprobs, ref: over the tokens."""
+    """[S] the implicit reward of each answer, as the loss defines it.
+
+    logprobs, ref: of each token, by policy and reference; ref: None where the loss needs none.
+    """
     ratio = logprobs.like(logprobs.values - (logprobs if ref is None else ref).values)
     tokens = np.maximum(sequences.loss_mask.sums(), 1)
-    sums = [torch.as_tensor(one) for one in (logprobs.sums(), ratio.sums(), tokens)]
+    sums = [torch.as_tensor(column) for column in (logprobs.sums(), ratio.sums(), tokens)]
     return algorithm.reward(AnswerSums(*sums)).numpy()
 
 
 def of_pairs(pairs: Sequence[Pair]) -> tuple[Sequences, NDArray[np.bool_]]:
-    """Chosen and rejected by turns."""
+    """The sequences of pairs, chosen and rejected in turn, and the mask of the chosen ones."""
     return paired.sequences_of(pairs), np.tile([True, False], len(pairs))
 
 
 def of_labelled(samples: Sequence[Labelled]) -> tuple[Sequences, NDArray[np.bool_]]:
-    """Each answer a group of its own, and whether it is desirable."""
+    """Sequences of labelled answers, each a group of its own, and the mask of desirable ones."""
     sequences = Sequences(
-        tokens=Ragged.of([one.token_ids for one in samples], np.int32),
-        loss_mask=Ragged.of([one.loss_mask for one in samples], np.bool_),
+        tokens=Ragged.of([sample.token_ids for sample in samples], np.int32),
+        loss_mask=Ragged.of([sample.loss_mask for sample in samples], np.bool_),
         group=np.arange(len(samples), dtype=np.int64),
     )
-    return sequences, np.array([one.desirable for one in samples], np.bool_)
+    return sequences, np.array([sample.desirable for sample in samples], np.bool_)
 
 
 def mismatched(sequences: Sequences) -> Sequences:
@@ -113,7 +118,7 @@ def mismatched(sequences: Sequences) -> Sequences:
         for i, j in enumerate(following)
     ]
     return Sequences(
-        tokens=Ragged.of([one for one, _ in crossed], np.int32),
+        tokens=Ragged.of([ids for ids, _ in crossed], np.int32),
         loss_mask=Ragged.of([mask for _, mask in crossed], np.bool_),
         group=np.arange(len(tokens), dtype=np.int64),
     )

@@ -29,10 +29,10 @@ KINDS = {"operations": "operations", "backward": "backward pass", "optimizer": "
 
 
 class Profiled:
-    """A job whose second step is timed and whose third is recorded, into the run's directory."""
+    """A job whose second step is timed and whose third is recorded, both into the run directory."""
 
     def __init__(self, job: Job, run: Run, state: RunState) -> None:
-        """Raises UsageError where the run has not so many steps left from `state`."""
+        """Raises UsageError where the run has less than `RECORDED` steps left from `state`."""
         left = run.steps - state.step
         if left < RECORDED:
             raise UsageError(
@@ -42,17 +42,17 @@ class Profiled:
         self._job = job
         self._run = run
         self._steps = 0
-        self._at = Look()
+        self._at = ClockReading()
         self._timed: dict[str, Any] = {}
 
     def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
-        """Job.step."""
+        """A step of the job, profiled where its turn has come."""
         self._steps += 1
         if self._steps == TIMED:
-            self._at = Look.at(self._run)
+            self._at = ClockReading.of(self._run)
         if self._steps != RECORDED:
             return self._job.step(state)
-        timed = {"step": state.step, **self._at.until(Look.at(self._run))}
+        timed = {"step": state.step, **self._at.until(ClockReading.of(self._run))}
         before = set(self._run.clock.total)
         with profile() as recorded:
             result = self._job.step(state)
@@ -63,12 +63,12 @@ class Profiled:
         run = self._run
         folder = run.directory.path
         recorded.export_chrome_trace(str(folder / TRACE))
-        events = [_event(one) for one in cast(Any, recorded.events())]
+        events = [_event(event) for event in cast(Any, recorded.events())]
         phases = summary(events, spans)
         choices = {"device": run.choices.device, "threads": run.choices.threads}
         choices |= {"dtype": run.choices.dtype, "rollout_dtype": run.choices.rollout_dtype}
-        found = {"timed": timed, "recorded": {"step": timed["step"] + 1, "phases": phases}}
-        write_json(folder / TABLE, {**choices, **found, "trace": TRACE})
+        tables = {"timed": timed, "recorded": {"step": timed["step"] + 1, "phases": phases}}
+        write_json(folder / TABLE, {**choices, **tables, "trace": TRACE})
         columns = ("", "seconds", "share", "CPU seconds")
         run.console.table(f"step {timed['step']}, timed", columns, time_rows(timed))
         columns = ("", "share of the phase", "calls")
@@ -77,33 +77,34 @@ class Profiled:
         run.console.note(f"{folder / TABLE} has both tables; {TRACE} beside it is for Perfetto")
 
     def evaluate(self) -> list[Result]:
-        """Job.evaluate."""
         return self._job.evaluate()
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """Job.tensors."""
         return self._job.tensors()
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """The clocks of a run at one moment. seconds: by phase and part."""
+class ClockReading:
+    """The clocks of a run at one moment, all in seconds."""
 
-    wall: float = 0.0
-    cpu: float = 0.0
+    wall: float = 0.0  # time.perf_counter()
+    cpu: float = 0.0  # of all threads
+    # spent so far by phase ("train") and part ("train/update")
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     cpu_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
-    def at(cls, run: Run) -> "Look":
-        """Now."""
+    def of(cls, run: Run) -> "ClockReading":
+        """The clocks of `run` as they stand now."""
         clock = run.clock
         return cls(
             time.perf_counter(), time.process_time(), dict(clock.total), dict(clock.total_cpu)
         )
 
-    def until(self, later: "Look") -> dict[str, Any]:
-        """What lies between two looks; what is in no phase is the phase "other"."""
+    def until(self, later: "ClockReading") -> dict[str, Any]:
+        """The seconds between two readings, in all and by phase, as JSON values. Time that is in no
+        phase is the phase "other".
+        """
         wall, cpu = later.wall - self.wall, later.cpu - self.cpu
         phases: dict[str, dict[str, float]] = {}
         for name, seconds in later.seconds.items():
@@ -114,10 +115,10 @@ class Look:
             if name in later.cpu_seconds:
                 used = later.cpu_seconds[name] - self.cpu_seconds.get(name, 0.0)
                 phases[name]["cpu_seconds"] = used
-        whole = [one for name, one in phases.items() if "/" not in name]
+        outermost = [times for name, times in phases.items() if "/" not in name]
         phases["other"] = {
-            "seconds": max(0.0, wall - sum(one["seconds"] for one in whole)),
-            "cpu_seconds": max(0.0, cpu - sum(one["cpu_seconds"] for one in whole)),
+            "seconds": max(0.0, wall - sum(times["seconds"] for times in outermost)),
+            "cpu_seconds": max(0.0, cpu - sum(times["cpu_seconds"] for times in outermost)),
         }
         names = sorted(phases, key=lambda name: _place(name, list(phases)))
         return {
@@ -128,78 +129,78 @@ class Look:
 
 
 def _place(name: str, names: list[str]) -> tuple[int, int]:
-    """Phases in the order in which they ended, each before its parts."""
+    """A sorting key: phases in the order in which they ended, each before its parts."""
     phase = name.partition("/")[0]
     return names.index(phase), (1 + names.index(name)) * ("/" in name)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that was recorded, in microseconds. own: less what was recorded inside it; device:
-    what its kernels took on an accelerator. within: the names around it, the innermost first.
-    """
+    """An event of torch's profiler. All times are in microseconds."""
 
-    name: str
+    name: str  # "aten::mm", or a phase such as "train"
     start: float
     end: float
-    own: float
-    device: float = 0.0
-    within: tuple[str, ...] = ()
+    self_time: float  # CPU time without that of the events inside it
+    device: float = 0.0  # time of its kernels on an accelerator
+    within: tuple[str, ...] = ()  # names of the events around it, the innermost first
 
 
-def _event(one: Any) -> Event:
+def _event(recorded: Any) -> Event:
     within: list[str] = []
-    parent = one.cpu_parent
+    parent = recorded.cpu_parent
     while parent is not None:
         within.append(parent.name)
         parent = parent.cpu_parent
-    span = one.time_range
-    device = float(one.self_device_time_total)
-    return Event(one.name, span.start, span.end, one.self_cpu_time_total, device, tuple(within))
+    span = recorded.time_range
+    device = float(recorded.self_device_time_total)
+    return Event(
+        recorded.name, span.start, span.end, recorded.self_cpu_time_total, device, tuple(within)
+    )
 
 
 def summary(events: Iterable[Event], spans: set[str]) -> dict[str, dict[str, Any]]:
-    """By phase: seconds, the shares of `KINDS` and of what is outside of all operations (Python,
-    waiting), and the operations that took longest by themselves.
+    """By phase: seconds, the shares of `KINDS` and of time outside all operations (Python,
+    waiting), and the operations with the longest time of their own.
 
     spans: the names of phases and parts among the events. Shares are of the phase's seconds.
     """
     events = list(events)
-    phases = [one for one in events if one.name in spans and "/" not in one.name]
-    found: dict[str, dict[str, Any]] = {}
-    for phase in sorted(phases, key=lambda one: one.start):
-        inside = [one for one in events if phase.start <= one.start < phase.end]
+    phases = [event for event in events if event.name in spans and "/" not in event.name]
+    by_phase: dict[str, dict[str, Any]] = {}
+    for phase in sorted(phases, key=lambda event: event.start):
+        inside = [event for event in events if phase.start <= event.start < phase.end]
         length = phase.end - phase.start
         kinds = dict.fromkeys((*KINDS, "outside"), 0.0)
-        for one in inside:
-            kinds["outside" if one.name in spans else _kind(one)] += one.own / length
-        found[phase.name] = {
+        for event in inside:
+            kinds["outside" if event.name in spans else _kind(event)] += event.self_time / length
+        by_phase[phase.name] = {
             "seconds": length / 1e6,
             "shares": kinds,
-            "operations": _longest([one for one in inside if one.name not in spans], length),
+            "operations": _longest([event for event in inside if event.name not in spans], length),
         }
-    return found
+    return by_phase
 
 
 def _longest(events: Sequence[Event], length: float) -> list[dict[str, Any]]:
-    """The operations of a phase of `length` microseconds by their own time, on an accelerator where
-    one was at work.
+    """The `MOST` operations with the longest time of their own in a phase of `length` microseconds;
+    the time on the accelerator decides where one was at work.
     """
     named: dict[str, list[Event]] = {}
-    for one in events:
-        named.setdefault(one.name, []).append(one)
-    found = [
+    for event in events:
+        named.setdefault(event.name, []).append(event)
+    operations = [
         {
             "name": name,
             "calls": len(calls),
-            "share": sum(one.own for one in calls) / length,
-            "seconds": sum(one.own for one in calls) / 1e6,
-            "device_seconds": sum(one.device for one in calls) / 1e6,
+            "share": sum(event.self_time for event in calls) / length,
+            "seconds": sum(event.self_time for event in calls) / 1e6,
+            "device_seconds": sum(event.device for event in calls) / 1e6,
         }
         for name, calls in named.items()
     ]
-    by = "device_seconds" if any(one.device for one in events) else "seconds"
-    return sorted(found, key=lambda one: one[by], reverse=True)[:MOST]
+    by = "device_seconds" if any(event.device for event in events) else "seconds"
+    return sorted(operations, key=lambda operation: operation[by], reverse=True)[:MOST]
 
 
 def _kind(event: Event) -> str:
@@ -212,28 +213,30 @@ def _kind(event: Event) -> str:
 
 
 def time_rows(timed: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The table of a timed step: a row for each phase and, below it, for its parts."""
+    """The table of the timed step: a row for each phase and, below it, for each of its parts."""
     rows: list[tuple[str, ...]] = []
-    for name, one in timed["phases"].items():
+    for name, times in timed["phases"].items():
         phase, _, part = name.rpartition("/")
         label = f"  {part}" if phase else part
-        cpu = f"{one['cpu_seconds']:.3f}" if "cpu_seconds" in one else ""
-        share = one["seconds"] / timed["seconds"]
-        rows.append((label, f"{one['seconds']:.3f}", f"{share:.1%}", cpu))
+        cpu = f"{times['cpu_seconds']:.3f}" if "cpu_seconds" in times else ""
+        share = times["seconds"] / timed["seconds"]
+        rows.append((label, f"{times['seconds']:.3f}", f"{share:.1%}", cpu))
     rows.append(("step", f"{timed['seconds']:.3f}", "", f"{timed['cpu_seconds']:.3f}"))
     return rows
 
 
 def operation_rows(phases: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """The table of a recorded step: for each phase its kinds, then its longest operations."""
+    """The table of the recorded step: for each phase the shares by kind, then its operations."""
     rows: list[tuple[str, ...]] = []
     for name, phase in phases.items():
         rows.append((name, "", ""))
         for kind, label in {**KINDS, "outside": "Python and waiting"}.items():
             if phase["shares"][kind] >= 0.001:
                 rows.append((f"  {label}", f"{phase['shares'][kind]:.1%}", ""))
-        for one in phase["operations"]:
-            if one["share"] >= 0.01:
-                called = one["name"].removeprefix("aten::").removeprefix(f"{BACKWARD}: ")
-                rows.append((f"    {called[:WIDEST]}", f"{one['share']:.1%}", str(one["calls"])))
+        for operation in phase["operations"]:
+            if operation["share"] >= 0.01:
+                called = operation["name"].removeprefix("aten::").removeprefix(f"{BACKWARD}: ")
+                rows.append(
+                    (f"    {called[:WIDEST]}", f"{operation['share']:.1%}", str(operation["calls"]))
+                )
     return rows

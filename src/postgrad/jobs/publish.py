@@ -24,9 +24,8 @@ PROBE_TOKENS = 128  # of each: enough to tell weights apart, little enough to co
 class Publisher:
     """Sends the policy's weights to the engine and probes them.
 
-    The probe's sequences are the newest samples where there are any (`show`), else prompts. What
-    the engine says of them is asked before the policy learns: weights that the engine borrows are
-    other ones afterwards.
+    The probe's sequences are the newest samples where there are any (`show`), else prompts. The
+    engine scores them before the policy learns: weights that it borrows change with the update.
     """
 
     def __init__(
@@ -41,14 +40,14 @@ class Publisher:
         self._before = self._engines()
 
     def show(self, sequences: Sequences) -> None:
-        """Probe with these from now on. Before an update."""
+        """Probes with these sequences from now on. To be called before an update."""
         rows = range(min(PROBES, len(sequences)))
         if len(rows):
             self._probe = [sequences.tokens.row(row)[-PROBE_TOKENS:] for row in rows]
             self._before = self._engines()
 
     def __call__(self) -> dict[str, float]:
-        """Publish; returns what the probe found, for the sentinel to judge."""
+        """Publishes the weights; returns the probe's metrics for the sentinel."""
         self._engine.load_weights(self._policy.hub_weights(), self._policy.updates)
         before, self._before = self._before, self._engines()
         learner = self._policy.logprobs(_scored_everywhere(self._probe)).result()
@@ -59,7 +58,7 @@ class Publisher:
 
 
 def _scored_everywhere(probe: Sequence[NDArray[np.int32]]) -> Sequences:
-    """Every token but the first bears loss: prompts are probed too."""
+    """The probe as sequences whose tokens all bear loss, but for the first: prompts count too."""
     masks = [np.arange(len(tokens)) > 0 for tokens in probe]
     return Sequences(
         Ragged.of(probe, np.int32),

@@ -1,4 +1,4 @@
-"""An exported model to the hub. What cannot be pushed stays, with the command for later."""
+"""Pushes an exported model to the hub. A failure names the command that pushes it later."""
 
 import shlex
 from pathlib import Path
@@ -22,10 +22,10 @@ def require_repository(name: str, flag: str) -> None:
 
 
 def push(folder: Path, repository: str, *, private: bool, message: str) -> dict[str, Any]:
-    """Makes the repository where there is none, and uploads the files of a folder as one commit.
+    """Creates the repository where there is none, and uploads the files of a folder as one commit.
 
-    Returns its id, commit and address. Raises RunError where the hub cannot be reached or takes
-    nothing, with the command that pushes later.
+    Returns repository, commit and url. Raises RunError, with the command that pushes later, where
+    the hub cannot be reached or refuses the upload.
     """
     from huggingface_hub import HfApi
 

@@ -22,10 +22,10 @@ REPORT = "report.html"
 def report(
     run_dirs: Sequence[Path], to: Path | None, console: Console, cap: Cap | None = None
 ) -> dict[str, Any]:
-    """Writes the page of some runs; returns where it is and what it holds. to: report.html in the
-    first run's directory where left out. cap: how many samples it has.
+    """Writes the HTML page of some runs; returns its path, bytes and number of samples.
 
-    Raises UsageError where a directory holds no run, or there are too many.
+    to: the file; None: report.html in the first run's directory. cap: limits the samples on the
+    page. Raises UsageError where a directory holds no run, or there are too many.
     """
     require_few(run_dirs)
     readers = [reader(path, number, cap or Cap()) for number, path in enumerate(run_dirs)]
@@ -36,7 +36,7 @@ def report(
         for part in pages(readers, contents(run_dirs)):
             file.write(part)
     size = target.stat().st_size
-    samples = sum(one.samples for one in readers)
+    samples = sum(run_reader.samples for run_reader in readers)
     console.note(f"wrote {target}: {size / 2**20:.1f} MiB, {samples} samples; open it in a browser")
     return {"report": str(target), "bytes": size, "samples": samples}
 
@@ -54,7 +54,7 @@ def reader(path: Path, number: int, cap: Cap, expected_steps: int = 0) -> RunRea
 
 
 def contents(run_dirs: Sequence[Path]) -> dict[str, Any]:
-    """What a page is told before its data: title, number of runs, where their recipes differ."""
+    """The head data of a page: title, number of runs, and the keys where their recipes differ."""
     recipes = [RunDirectory(path).recipe() for path in run_dirs]
     names = [path.resolve().name for path in run_dirs]
     return {
@@ -65,7 +65,7 @@ def contents(run_dirs: Sequence[Path]) -> dict[str, Any]:
 
 
 def difference_rows(recipes: Sequence[dict[str, Any]]) -> list[list[Any]]:
-    """[key, value of each run ...] of every key that is not the same in all."""
+    """A row [key, value of each run ...] for every recipe key whose values differ."""
     keys = {key: None for other in recipes[1:] for key in differences(recipes[0], other)}
     return [[key, *(value_at(recipe, key) for recipe in recipes)] for key in keys]
 
@@ -78,7 +78,9 @@ def value_at(recipe: Any, key: str) -> Any:
 
 
 def about(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The batch of a recipe as rows, or why there are none: another version may have written it."""
+    """The batch numbers of a recipe as rows. Where another version wrote a recipe that this one
+    cannot read, no rows and the reason under "batch_problem".
+    """
     try:
         return {"batch": [list(row) for row in recipe_from_json(recipe).geometry().rows()]}
     except PostgradError as error:

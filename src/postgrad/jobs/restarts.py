@@ -1,4 +1,4 @@
-"""A run that lost a process goes on from its last checkpoint, by itself."""
+"""Restarts a run that lost a process from its last checkpoint."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,10 +16,10 @@ T = TypeVar("T")
 def with_restarts(
     once: Callable[[int, int], T], recipe: Recipe, directory: RunDirectory, console: Console
 ) -> T:
-    """What `once(restarts, steps)` returns: how often the run was restarted, and how many steps
-    were saved since it began here.
+    """Calls `once(restarts, steps)` until it returns, and returns its result. restarts: how often
+    the run was restarted; steps: how many steps were saved since this call.
 
-    Raises RunError where cluster.max_restarts of them in a row brought no newer checkpoint.
+    Raises RunError where cluster.max_restarts restarts in a row brought no newer checkpoint.
     """
     store = store_of(recipe, directory)
     first = before = max(store.steps(), default=0)

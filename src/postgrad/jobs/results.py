@@ -1,4 +1,4 @@
-"""What an evaluation found: the answers to each problem counted, rates with intervals over them."""
+"""Results of evaluations: correct answers of each problem, and rates with intervals over them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,21 +13,19 @@ Count = tuple[int, int]  # samples that were scored, samples that are right
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """One prompt of a set. dataset: what it is counted under in results by dataset. greedy: None
-    where it was not asked. text: the greedy answer, else the first sample.
-    """
+class EvaluatedProblem:
+    """One prompt or pair of an evaluation set, with how often it was answered correctly."""
 
-    dataset: str
-    row: int
+    dataset: str  # name that it is counted under in results by dataset
+    row: int  # of its dataset
     question: str
-    samples: Count
-    greedy: Count | None
-    text: str
+    samples: Count  # (5, 3): three of five scored samples are correct
+    greedy: Count | None  # the same of the greedy answer; None where none was sampled
+    text: str  # the greedy answer, else the first sample
 
     def value(self, metric: str) -> float | None:
-        """The problem's own accuracy, pass@K or greedy_accuracy; None where too few of its samples
-        were scored.
+        """Accuracy, pass@K or greedy_accuracy of this problem, in [0, 1]; None where too few of its
+        samples were scored.
         """
         n, right = self.samples if metric != "greedy_accuracy" else self.greedy or (0, 0)
         k = int(metric.removeprefix("pass@")) if metric.startswith("pass@") else 1
@@ -36,22 +34,22 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one set gave. failed: samples that a verifier gave no score; they are in no mean.
+    """The results of one evaluation set.
 
-    metrics: accuracy (pass@1 at the evaluation's temperature), pass@k, greedy_accuracy where it was
-    asked for, left_out@k, reward, response_length in tokens, truncated_fraction; reward/NAME, the
-    mean score of each component; RATE/DATASET and rows/DATASET where the set has several. Of a
-    held-out loss: loss and perplexity. intervals: of the rates. more: JSON values that are no
-    rates, for eval.jsonl alone.
+    Names of metrics: accuracy (pass@1 at the evaluation's temperature), pass@k, greedy_accuracy
+    where it was asked for, left_out@k, reward, response_length in tokens, truncated_fraction;
+    reward/NAME, the mean score of each component; RATE/DATASET and rows/DATASET where the set has
+    several datasets. A held-out loss has loss and perplexity.
     """
 
-    name: str | None
+    name: str | None  # of the set; None where the recipe names none
     rows: int
-    failed: int
+    failed: int  # samples that no verifier could score; they are in no mean
     metrics: Mapping[str, float]
-    seconds: float
-    intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
-    problems: Sequence[Problem] = ()
+    seconds: float  # that the evaluation took
+    intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])  # of the rates
+    problems: Sequence[EvaluatedProblem] = ()
+    # further JSON values for eval.jsonl, such as the histogram of margins
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def to_json(self) -> dict[str, Any]:
@@ -68,60 +66,64 @@ class Result:
         prefix = "eval/" if self.name is None else f"eval/{self.name}/"
         return {prefix + metric: value for metric, value in self.metrics.items()}
 
-    def told(self) -> list[str]:
-        """For a line for people: what holds for the whole set, rates with how sure they are and
-        how many problems they leave out.
+    def texts(self) -> list[str]:
+        """Metrics of the whole set for the console: "accuracy 0.512 ± 0.031 (2 of 100 problems left
+        out)".
         """
         prefix = "" if self.name is None else f"{self.name}/"
         return [
             f"{prefix}{metric} {value:.3f}{plus_minus(value, self.intervals.get(metric))}"
-            f"{self._without(metric)}"
+            f"{self._left_out(metric)}"
             for metric, value in self.metrics.items()
             if "/" not in metric and not metric.startswith(LEFT_OUT)
         ]
 
-    def _without(self, metric: str) -> str:
+    def _left_out(self, metric: str) -> str:
         k = "1" if metric == "accuracy" else metric.removeprefix("pass@")
         count = self.metrics.get(f"{LEFT_OUT}{k}", 0)
         return f" ({count:.0f} of {self.rows} problems left out)" if count else ""
 
 
-def rates(problems: Sequence[Problem], pass_at: Sequence[int]) -> dict[str, tuple[float, Interval]]:
+def rates(
+    problems: Sequence[EvaluatedProblem], pass_at: Sequence[int]
+) -> dict[str, tuple[float, Interval]]:
     """The mean over problems of accuracy, pass@k and, where it was asked, greedy_accuracy, each
     with its 95% interval.
     """
     metrics = ["accuracy", *(f"pass@{k}" for k in pass_at if k > 1)]
-    if any(one.greedy is not None for one in problems):
+    if any(problem.greedy is not None for problem in problems):
         metrics.append("greedy_accuracy")
-    found: dict[str, tuple[float, Interval]] = {}
+    by_metric: dict[str, tuple[float, Interval]] = {}
     for metric in metrics:
-        values = [v for one in problems if (v := one.value(metric)) is not None]
+        values = [v for problem in problems if (v := problem.value(metric)) is not None]
         mean = sum(values) / len(values) if values else math.nan
-        found[metric] = mean, mean_interval(values)
-    return found
+        by_metric[metric] = mean, mean_interval(values)
+    return by_metric
 
 
-def left_out(problems: Sequence[Problem], pass_at: Sequence[int]) -> dict[str, float]:
-    """left_out@k: problems that pass@k says nothing of, because fewer than k of their samples were
-    scored. Their verifiers failed, or the component does not apply to them.
+def left_out(problems: Sequence[EvaluatedProblem], pass_at: Sequence[int]) -> dict[str, float]:
+    """left_out@k by k: how many problems are not in the mean of pass@k, because fewer than k of
+    their samples were scored: a verifier failed, or the component does not apply to them.
     """
     return {
-        f"{LEFT_OUT}{k}": float(sum(one.samples[0] < k for one in problems))
+        f"{LEFT_OUT}{k}": float(sum(problem.samples[0] < k for problem in problems))
         for k in dict.fromkeys((1, *pass_at))
     }
 
 
 def by_dataset(
-    problems: Sequence[Problem], pass_at: Sequence[int]
+    problems: Sequence[EvaluatedProblem], pass_at: Sequence[int]
 ) -> dict[str, tuple[float, Interval | None]]:
-    """RATE/DATASET, and rows/DATASET without an interval; nothing where there is one dataset."""
-    names = sorted({one.dataset for one in problems})
-    found: dict[str, tuple[float, Interval | None]] = {}
+    """RATE/DATASET with its interval, and rows/DATASET without; {} for a single dataset."""
+    names = sorted({problem.dataset for problem in problems})
+    by_metric: dict[str, tuple[float, Interval | None]] = {}
     for name in names if len(names) > 1 else ():
-        own = [one for one in problems if one.dataset == name]
-        found[f"rows/{name}"] = len(own), None
-        found |= {f"{metric}/{name}": rate for metric, rate in rates(own, pass_at).items()}
-    return found
+        of_dataset = [problem for problem in problems if problem.dataset == name]
+        by_metric[f"rows/{name}"] = len(of_dataset), None
+        by_metric |= {
+            f"{metric}/{name}": rate for metric, rate in rates(of_dataset, pass_at).items()
+        }
+    return by_metric
 
 
 def ends(metric: str, interval: Interval) -> dict[str, float]:
@@ -134,7 +136,7 @@ def ends(metric: str, interval: Interval) -> dict[str, float]:
 
 
 def plus_minus(value: float, interval: Interval | None) -> str:
-    """What people write behind a value: how far the farther end of its interval is."""
+    """ " ± 0.031": the distance to the farther end of the interval; "" without an interval."""
     if interval is None or math.isnan(interval.low):
         return ""
     return f" ± {max(interval.high - value, value - interval.low):.3f}"

@@ -22,10 +22,10 @@ KEPT = 0.9  # of the running mean and mean square, at each step
 
 
 class RewardJob(SupervisedJob[Pair]):
-    """One reward model, its pairs, and, where it is evaluated, held-out ones.
+    """Trains a reward model on pairs; evaluates it on held-out ones.
 
-    Its state is the scale of its scores: running means over the last steps, so that any checkpoint
-    can be exported with it.
+    The algorithm state in checkpoints is the scale of the scores: running means over the last
+    steps, so that any checkpoint can be exported with it.
     """
 
     def __init__(
@@ -55,11 +55,10 @@ class RewardJob(SupervisedJob[Pair]):
             "squares": KEPT * state.get("squares", 0.0) + float(np.square(scores).mean()),
         }
         scale = scale_of_state(following)
-        found = {"reward_model/scale_mean": scale.mean, "reward_model/scale_std": scale.std}
-        return following, found
+        metrics = {"reward_model/scale_mean": scale.mean, "reward_model/scale_std": scale.std}
+        return following, metrics
 
     def evaluate(self) -> list[Result]:
-        """Job.evaluate."""
         assert self._evaluator is not None
         with self._run.phase("evaluate"):
             return self._evaluator(lambda sequences: last_scores(self._model, sequences))

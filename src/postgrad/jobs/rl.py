@@ -44,50 +44,48 @@ SUMMED = ("computed_tokens", "skipped_samples", "bounded_exponents")
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Who learns, and what is measured from. critic, reference: where the algorithm needs them;
-    follows: the reference, where it follows the policy.
-    """
+    """The roles of an RL job."""
 
     policy: PolicyRole
-    critic: ScoringRole | None
-    reference: LogprobRole | None
-    follows: Follows | None
+    critic: ScoringRole | None  # None where the algorithm needs none
+    reference: LogprobRole | None  # None where the algorithm needs none
+    follows: Follows | None  # the reference, where it follows the policy
 
     @property
     def learners(self) -> list[Learns]:
-        """Those that learn."""
-        return [one for one in (self.policy, self.critic) if one is not None]
+        """The roles that are trained."""
+        return [role for role in (self.policy, self.critic) if role is not None]
 
     @property
     def changing(self) -> list[Changes]:
-        """Those that a checkpoint holds."""
-        return [one for one in (self.policy, self.critic, self.follows) if one is not None]
+        """The roles whose state a checkpoint holds."""
+        return [role for role in (self.policy, self.critic, self.follows) if role is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the loop calls."""
+    """The components of an RL job that its step calls."""
 
     roles: Roles
     algorithm: RolloutAlgorithm
-    engine: Engine
-    publish: Publisher
-    source: Source
+    engine: Engine  # samples, for training and evaluation
+    publish: Publisher  # sends the policy's weights to the engine
+    source: Source  # draws prompts and returns the scored groups of a step
     scorer: Scorer
-    evaluator: Evaluator | None
+    evaluator: Evaluator | None  # None where nothing is evaluated
     tokenizer: Any
     sampling: RolloutSettings
 
 
 class RLJob:
-    """The loop's step, as the algorithm reads on paper."""
+    """Reinforcement learning; `step` reads like the algorithm on paper."""
 
     def __init__(self, run: Run, parts: Parts) -> None:
         self._run = run
         self._parts = parts
 
     def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
-        """Job.step."""
+        """Samples, scores, computes credit, updates and publishes once."""
         run, parts = self._run, self._parts
         sampled = self._sample(state)
         batch = RolloutBatch.of(sampled.groups)
@@ -128,17 +126,16 @@ class RLJob:
         return following, metrics | compared | published
 
     def evaluate(self) -> list[Result]:
-        """Job.evaluate: the engine has the newest weights already."""
+        """Evaluates with the engine, which has the newest weights already."""
         assert self._parts.evaluator is not None
         with self._run.phase("evaluate", self._parts.evaluator.total):
             return self._parts.evaluator(self._parts.engine, self._run.advance)
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """Job.tensors."""
-        return dict(ChainMap(*(one.tensors() for one in self._parts.roles.changing)))
+        return dict(ChainMap(*(role.tensors() for role in self._parts.roles.changing)))
 
     def _sample(self, state: RunState) -> Sampled:
-        """The step's groups; a failed verifier is recorded with its cause."""
+        """Samples and scores the groups of a step; records failed verifiers with their causes."""
         run, parts = self._run, self._parts
         with run.phase("sample", run.geometry.samples_per_step), parts.scorer.step():
             stats, waited = replace(parts.engine.stats), parts.scorer.seconds
@@ -169,8 +166,8 @@ class RLJob:
         return sampled
 
     def _columns(self, batch: RolloutBatch) -> tuple[Ragged | None, Ragged | None, Ragged | None]:
-        """Logprobs of the policy before the step and of the reference, and the critic's values,
-        only where they are needed.
+        """Logprobs of the policy before the step, logprobs of the reference, and the critic's
+        values; None for what the algorithm does not need.
 
         A step of one update is exactly on-policy: its old logprobs are the current ones.
         """
@@ -188,7 +185,9 @@ class RLJob:
         return old, ref, values
 
     def _cut(self, experience: Experience, step: int) -> list[Update]:
-        """The step's updates. Where samples have fallen away an event says how the others lie."""
+        """Cuts the experience into the step's updates. Where samples were dropped, an event says
+        how the others are spread over the updates.
+        """
         run, geometry = self._run, self._run.geometry
         per_pass = geometry.updates_per_step // geometry.epochs_per_rollout
         cut = list(
@@ -204,19 +203,20 @@ class RLJob:
         )
         n, planned, sizes = len(experience), geometry.samples_per_step, sizes_of(cut)
         if per_pass > 1 and n != planned:
-            made = len(cut) // geometry.epochs_per_rollout
+            made_per_pass = len(cut) // geometry.epochs_per_rollout
             least, most = sizes["updates/smallest"], sizes["updates/largest"]
             run.logs.event(
                 "samples_spread",
-                f"{n} of {planned} samples are trained on: a pass is {made} of {per_pass} updates, "
-                f"with {least:.0f} to {most:.0f} samples in place of {geometry.train_batch_size}",
+                f"{n} of {planned} samples are trained on: a pass is {made_per_pass} of {per_pass} "
+                f"updates, with {least:.0f} to {most:.0f} samples in place of "
+                f"{geometry.train_batch_size}",
                 step=step + 1,
             )
         return cut
 
     def _update(self, cut: Sequence[Update], state: RunState) -> dict[str, list[UpdateResult]]:
-        """The critic learns from each update, and so does the policy once the critic is warm.
-        Results by role.
+        """Trains the critic on each update, and the policy too once the critic is warm. Returns the
+        results by role.
         """
         run, roles, algorithm = self._run, self._parts.roles, self._parts.algorithm
         results: dict[str, list[UpdateResult]] = {"policy": [], "critic": []}
@@ -239,21 +239,21 @@ class RLJob:
         learned: NDArray[np.float32],
         results: Sequence[UpdateResult],
     ) -> dict[str, float]:
-        """For sentinels: the first update against old logprobs that were computed apart, and the
-        learner against the sampler, on the tokens that the learner computed.
+        """Metrics for sentinels: logprobs of the first update against old ones that were computed
+        separately, and the learner's against the sampler's on the tokens that it computed.
 
-        With top-p, top-k or min-p the sampler drew from another distribution, and dropout makes
-        each update's policy another one: nothing to compare.
+        There is nothing to compare where top-p, top-k or min-p let the sampler draw from another
+        distribution, or where dropout makes each update's policy another one.
         """
         mask = credit.experience.sequences.loss_mask.values
-        found: dict[str, float] = {}
+        compared: dict[str, float] = {}
         if old is not None and results and not self._parts.roles.policy.drops:
-            found |= ratio_distance(learned, results[0].outputs, mask)
+            compared |= ratio_distance(learned, results[0].outputs, mask)
         sampling = self._parts.sampling
         if sampling.top_p < 1.0 or sampling.top_k or sampling.min_p:
-            return found
+            return compared
         sampled = batch.sampled_logprobs.take(credit.rows).values
-        return found | differences(learned, sampled, mask & ~np.isnan(learned))
+        return compared | differences(learned, sampled, mask & ~np.isnan(learned))
 
     def _metrics(
         self,
@@ -289,7 +289,9 @@ class RLJob:
 
 
 def sizes_of(cut: Sequence[Update]) -> dict[str, float]:
-    """How many updates a step makes, and their samples; zeros where nothing is left to train on."""
+    """Metrics: the number of updates of a step, and the samples of the smallest and the largest;
+    zeros where nothing is left to train on.
+    """
     sizes = [len(update.rows) for update in cut]
     return {
         "updates/made": float(len(cut)),
@@ -301,7 +303,7 @@ def sizes_of(cut: Sequence[Update]) -> dict[str, float]:
 def _learner_logprobs(
     credit: Credit, old: Ragged | None, results: Sequence[UpdateResult]
 ) -> NDArray[np.float32]:
-    """The learner's logprobs from before the step over the experience's tokens, NaN if unknown."""
+    """[T] the learner's logprobs of the experience's tokens before the step; NaN where unknown."""
     if old is not None:
         return old.take(credit.rows).values
     if results:  # without `old` the step is one update, computed before its weights moved
@@ -310,16 +312,15 @@ def _learner_logprobs(
 
 
 def _over_updates(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean over a step's updates; counts are summed, and the rate is the last one.
-
-    An update without any gradient computes nothing and reports less than the others.
+    """Metrics of a step from those of its updates: means, sums of the counts in `SUMMED`, and the
+    last learning rate. An update without any gradient reports fewer metrics than the others.
     """
-    found: dict[str, float] = {}
-    for name in dict.fromkeys(name for one in metrics for name in one):
-        values = [one[name] for one in metrics if name in one]
-        _, _, what = name.partition("/")
-        if what == "lr":
-            found[name] = values[-1]
+    means: dict[str, float] = {}
+    for name in dict.fromkeys(name for update_metrics in metrics for name in update_metrics):
+        values = [update_metrics[name] for update_metrics in metrics if name in update_metrics]
+        _, _, quantity = name.partition("/")
+        if quantity == "lr":
+            means[name] = values[-1]
         else:
-            found[name] = sum(values) / (1 if what in SUMMED else len(values))
-    return found
+            means[name] = sum(values) / (1 if quantity in SUMMED else len(values))
+    return means

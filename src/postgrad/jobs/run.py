@@ -1,4 +1,4 @@
-"""What every job of a run holds: its recipe, directory, logs, console, checkpoints, phases."""
+"""The context of a run, for all jobs: recipe, directory, logs, console, checkpoints, phases."""
 
 import time
 from collections.abc import Generator
@@ -29,16 +29,15 @@ from postgrad.recipe.recipe import Recipe
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds by phase ("sample") and by part of a phase ("sample/decode"): of the step under way,
-    and of the whole process. total_cpu: of all threads, where they were measured. peaks: the most
-    memory that they held. open: what is under way, outermost first; what was raised stays.
-    """
+    """Seconds and peak memory by phase ("sample") and by part of a phase ("sample/decode")."""
 
-    step: dict[str, float] = field(default_factory=dict[str, float])
-    total: dict[str, float] = field(default_factory=dict[str, float])
+    step: dict[str, float] = field(default_factory=dict[str, float])  # of the current step
+    total: dict[str, float] = field(default_factory=dict[str, float])  # of the whole process
+    # CPU seconds of all threads, where they were measured
     total_cpu: dict[str, float] = field(default_factory=dict[str, float])
     started: float = field(default_factory=time.perf_counter)
     peaks: Peaks = field(default_factory=Peaks)
+    # phases and parts under way, outermost first; after an error those that it ended remain
     open: list[str] = field(default_factory=list[str])
 
     def add(self, name: str, seconds: float) -> None:
@@ -48,7 +47,7 @@ class Clock:
 
     @contextmanager
     def timed(self, name: str) -> Generator[None]:
-        """Counts what happens inside as a phase or part, unless it is raised; a trace shows it."""
+        """Times the block as a phase or part, unless it raises. A profiler's trace shows it too."""
         began, cpu = time.perf_counter(), time.process_time()
         self.open.append(name)
         with record_function(name), self.peaks.within(name):
@@ -58,16 +57,16 @@ class Clock:
         self.total_cpu[name] = self.total_cpu.get(name, 0.0) + time.process_time() - cpu
 
     def take_step(self) -> dict[str, float]:
-        """PHASE_seconds and PHASE/PART_seconds of the step that ends here, and their
-        _memory_bytes where those are known.
+        """PHASE_seconds and PHASE/PART_seconds of the step that ends now, and their _memory_bytes
+        where those are known. The next step starts from zero.
         """
-        found = {f"{phase}_seconds": seconds for phase, seconds in self.step.items()}
+        columns = {f"{phase}_seconds": seconds for phase, seconds in self.step.items()}
         self.step = {}
-        return found | self.peaks.take_step()
+        return columns | self.peaks.take_step()
 
     @property
     def seconds(self) -> float:
-        """Since the run's process began with it."""
+        """Seconds since this process began with the run."""
         return time.perf_counter() - self.started
 
 
@@ -81,14 +80,12 @@ class RankCalls(Protocol):
 
 @dataclass(slots=True)
 class Run:
-    """One execution of a recipe in its directory. choices may gain the engine's sizes. group: the
-    ranks that hold the roles; None where this process does.
-    """
+    """One execution of a recipe in its directory."""
 
     recipe: Recipe
     directory: RunDirectory
     geometry: BatchGeometry
-    choices: Choices
+    choices: Choices  # replaced once the engine's sizes are known
     console: Console
     logs: Logs
     store: CheckpointStore
@@ -101,13 +98,13 @@ class Run:
     loggers: Loggers = field(default_factory=Loggers)  # none but in a run that trains
     peak_bytes: int = 0
     shown: Phase | None = None  # the phase under way
-    group: RankCalls | None = None
+    group: RankCalls | None = None  # the ranks that hold the roles; None: this process holds them
     reservation: Reservation | None = None  # what a cluster keeps for it
     rows: int | None = None  # of the training data, once it is read
 
     @property
     def ranks(self) -> Ranks:
-        """This process is alone in what it holds itself."""
+        """The ranks that share the roles of this process: it holds them alone."""
         return ALONE
 
     @property
@@ -117,7 +114,7 @@ class Run:
         return self.geometry.steps
 
     def count_rows(self, rows: int) -> None:
-        """The training data is read: epochs are steps from here on."""
+        """Sets the number of training rows, so that epochs can be counted in steps."""
         self.rows, self.geometry = rows, self.recipe.geometry(rows)
 
     @contextmanager
@@ -132,32 +129,33 @@ class Run:
         self.shown = None
 
     def advance(self, n: int = 1) -> None:
-        """So much more of the phase under way is done."""
+        """Advances the progress of the phase under way by `n`."""
         self.watchdog.beat()
         if self.shown is not None:
             self.shown.advance(n)
 
     def measure_memory(self) -> int:
-        """Bytes that this process and its verifiers hold at their peak so far."""
+        """The peak of resident bytes of this process and its verifiers so far."""
         self.peak_bytes = max(self.peak_bytes, resident_bytes())
         return self.peak_bytes
 
 
 def resident_bytes() -> int:
-    """The peak of this process plus what its children hold now.
+    """The peak resident bytes of this process plus what its children hold now.
 
-    The kernel keeps the peak of a process, so nothing between two looks is missed; workers that
+    The kernel keeps the peak of a process, so nothing between two readings is missed; workers that
     run verifiers keep their size.
     """
     import resource
 
     me = psutil.Process()
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    own = max(own * (1 if psutil.MACOS else 1024), Resident.most)  # since it began anew, and before
+    own_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # the kernel's peak since it was reset, and the one before
+    own_peak = max(own_peak * (1 if psutil.MACOS else 1024), Resident.most)
     children = 0
     for child in me.children(recursive=True):
         try:
             children += int(child.memory_info().rss)
         except psutil.NoSuchProcess:  # it ended while we looked
             continue
-    return own + children
+    return own_peak + children

@@ -21,25 +21,25 @@ Tensors = Mapping[str, Mapping[str, Tensor]]  # by file stem, then by name
 
 
 def foresee_disk(run: Run, size: int) -> None:
-    """Says before the run what its checkpoints of `size` bytes take. Raises SaveFailed where not
-    even one has room.
+    """Prints before the run how much disk its checkpoints of `size` bytes take. Raises SaveFailed
+    where not even one has room.
     """
     settings = run.recipe.checkpoint
     free = run.store.require_space(size)
     most = settings.max_ckpt_num + (settings.best_metric is not None) + 1
     if free < size * (most - len(run.store.steps())):
         run.console.warn(
-            f"disk: there is no room for {most} checkpoints of {_told(size)}: lower "
+            f"disk: there is no room for {most} checkpoints of {_size_text(size)}: lower "
             "checkpoint.max_ckpt_num, or saves will fail (older checkpoints would stand)"
         )
     run.console.note(
-        f"disk: a checkpoint takes {_told(size)}, all that lie in {run.store.root} at one time up "
-        f"to {_told(most * size)} (checkpoint.max_ckpt_num, the best, one being written); "
-        f"{_told(free)} are free"
+        f"disk: a checkpoint takes {_size_text(size)}, all that lie in {run.store.root} at one "
+        f"time up to {_size_text(most * size)} (checkpoint.max_ckpt_num, the best, one being "
+        f"written); {_size_text(free)} are free"
     )
 
 
-def _told(size: int) -> str:
+def _size_text(size: int) -> str:
     return f"{size / 2**20:.1f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"
 
 
@@ -53,17 +53,17 @@ class Stateful(Protocol):
 
 @dataclass(slots=True)
 class _Writing:
-    """A save under way. pause: seconds for which training stood still, None while it still does."""
+    """A save under way."""
 
     step: int
-    size: int
-    behind: bool
-    future: Future[float]
-    began: float
-    pause: float | None = None
+    size: int  # bytes
+    behind: bool  # written in a thread while the next steps run
+    future: Future[float]  # seconds that writing took
+    began: float  # time.perf_counter()
+    pause: float | None = None  # seconds that training stood still; None while it still does
 
     def to_json(self, seconds: float) -> dict[str, Any]:
-        """For its event; `seconds` is how long writing took."""
+        """The fields of its event. seconds: that writing took."""
         pause = time.perf_counter() - self.began if self.pause is None else self.pause
         return {
             "step": self.step,
@@ -90,7 +90,7 @@ def _copied(tensors: Tensors) -> Tensors:
 
 
 class Saver:
-    """Saves a run's state. `state` is what the run starts from: saved already, unless new."""
+    """Saves a run's state. state: that the run starts from; it counts as saved unless it is new."""
 
     def __init__(self, run: Run, job: Stateful, state: RunState) -> None:
         self._run = run
@@ -99,11 +99,11 @@ class Saver:
         self._at = time.monotonic()
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: _Writing | None = None
-        self._told = False
+        self._warned = False
         self._copies = HFCopies(run) if run.recipe.checkpoint.save_hf == "each" else None
 
     def due(self, state: RunState) -> bool:
-        """True where save_steps or save_minutes ask for one."""
+        """True where save_steps or save_minutes ask for a save now."""
         settings = self._run.recipe.checkpoint
         by_steps = bool(settings.save_steps) and state.step % settings.save_steps == 0
         seconds = time.monotonic() - self._at
@@ -113,7 +113,7 @@ class Saver:
         """Copies the state and writes it behind the next steps, one save at a time.
 
         Where there is no room for a copy, or there `must` be a checkpoint, it is written before
-        this returns. A failure is told and recorded, and the run goes on with its older
+        this returns. A failure is warned of and recorded, and the run goes on with its older
         checkpoints, unless there must be one: then it is raised.
         """
         run = self._run
@@ -141,29 +141,29 @@ class Saver:
                 self._copies.write(state, tensors)
 
     def wait(self, must: bool = False) -> None:
-        """Until the save under way, if any, has ended. must: a failure is raised."""
+        """Waits for the save under way, if any. Its failure is recorded, or raised with `must`."""
         if self._writing is None:
             return
-        one, self._writing = self._writing, None
+        writing, self._writing = self._writing, None
         try:
-            seconds = one.future.result()
+            seconds = writing.future.result()
         except (DiskFull, SaveFailed) as error:
             if must:
                 raise
-            self._tell("save_failed", error, one.step)
+            self._tell("save_failed", error, writing.step)
             return
         except Untidy as error:
-            self._tell("save_untidy", error, one.step)
+            self._tell("save_untidy", error, writing.step)
         else:
-            self._run.logs.event("saved", f"step {one.step}", **one.to_json(seconds))
-        self._saved = one.step
+            self._run.logs.event("saved", f"step {writing.step}", **writing.to_json(seconds))
+        self._saved = writing.step
 
     def close(self) -> None:
-        """Lets the save under way end, whatever else has happened."""
+        """Waits for the save under way and ends the writing thread."""
         self._writer.shutdown(wait=True)
 
     def _with_logs(self, state: RunState) -> RunState:
-        """The state that counts on the lines logged so far, which are on the disk now."""
+        """Syncs the logs to disk; returns the state with their lengths and the run's choices."""
         offsets = self._run.logs.sync()
         return replace(state, log_offsets=offsets, choices=self._run.choices.to_json())
 
@@ -172,19 +172,19 @@ class Saver:
         self._run.console.warn(str(error))
 
     def _has_room(self, tensors: Tensors) -> bool:
-        """True where memory holds a copy and as much again."""
+        """True where the free memory is more than twice the state's size."""
         if psutil.virtual_memory().available > 2 * size_of(tensors):
             return True
-        if not self._told:
+        if not self._warned:
             self._run.console.note(
                 "no memory for a copy of the state: saves stop the run meanwhile"
             )
-            self._told = True
+            self._warned = True
         return False
 
     def stop(self, state: RunState, why: str = "") -> str:
-        """Asked to stop: saves `state` where it is a boundary; says where the run stands. why: what
-        is to be said of a step that did not end.
+        """Saves `state` where no update has moved the weights since; returns a sentence that says
+        where the run stopped. why: added where the step did not end.
         """
         run = self._run
         self.wait()
@@ -197,8 +197,8 @@ class Saver:
         return f"stopped after step {state.step}: {self._standing()}"
 
     def rescue(self, state: RunState) -> str:
-        """After memory ran out: saves `state` where it is a boundary and that can be done; says
-        what the run can go on from.
+        """Saves `state` after memory ran out, where no update has moved the weights since; a save
+        that fails is recorded. Returns a sentence that names the last checkpoint.
         """
         run = self._run
         self.wait()

@@ -1,4 +1,4 @@
-"""Learning rates where a run goes on under another schedule: a longer one, say."""
+"""Jumps of the learning rate where a run is resumed with another schedule, such as a longer one."""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,9 +13,9 @@ from postgrad.recipe.recipe import Recipe, RLRecipe
 def jumps(
     before: Recipe, after: Recipe, rows: int | None, tensors: Mapping[str, Mapping[str, Tensor]]
 ) -> Iterator[str]:
-    """A line for each role whose next update has another rate than by the recipe of `before`.
+    """A message for each role whose next update has another learning rate than by `before`.
 
-    rows: of the training data; tensors: the state of all roles, by file stem, see Job.tensors.
+    rows: number of training rows. tensors: the state of all roles by file stem (`Job.tensors`).
     """
     was = _schedules(before, rows)
     for role, (settings, updates) in _schedules(after, rows).items():
@@ -36,13 +36,13 @@ def jumps(
 
 
 def _schedules(recipe: Recipe, rows: int | None) -> dict[str, tuple[LearnerSettings, int]]:
-    """The settings and the updates of each role that may learn."""
+    """Learner settings and number of updates of the schedule, by role that may learn."""
     geometry = recipe.geometry(rows)
     updates = horizon(recipe.algorithm, geometry)
     assert updates is not None  # rows are known
     assert geometry.total_updates is not None
-    own = "reward_model" if recipe.job == "reward" else "policy"
-    found = {own: (recipe.learner, updates)}
+    trained = "reward_model" if recipe.job == "reward" else "policy"
+    by_role = {trained: (recipe.learner, updates)}
     if isinstance(recipe, RLRecipe):
-        found["critic"] = (recipe.critic.learner, geometry.total_updates)
-    return found
+        by_role["critic"] = (recipe.critic.learner, geometry.total_updates)
+    return by_role

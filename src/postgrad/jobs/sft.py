@@ -15,8 +15,8 @@ from postgrad.rollout.engine import Engine
 
 
 class SFTJob(SupervisedJob[Conversation]):
-    """One policy, its conversations, and what evaluates it: an engine that answers, the loss of
-    held-out conversations, or both.
+    """Trains a policy on conversations; evaluates it by sampled answers, by the loss of held-out
+    conversations, or by both.
     """
 
     def __init__(
@@ -42,7 +42,6 @@ class SFTJob(SupervisedJob[Conversation]):
         return self._sft.experience(sequences_of(drawn))
 
     def evaluate(self) -> list[Result]:
-        """Job.evaluate."""
         answered = [] if self._evaluator is None else self._answers()
         if self._losses is None:
             return answered
@@ -51,13 +50,13 @@ class SFTJob(SupervisedJob[Conversation]):
         return with_losses(answered, losses) if answered else losses
 
     def _answers(self) -> list[Result]:
-        """The engine takes over the weights, then answers."""
+        """Publishes the weights to the engine and evaluates its answers."""
         assert self._engine is not None
         assert self._evaluator is not None
         assert self._publish is not None
         with self._run.phase("publish"):
             self._run.sentinels.at_once(self._policy.updates, self._publish())
         with self._run.phase("evaluate", self._evaluator.total):
-            found = self._evaluator(self._engine, self._run.advance)
+            results = self._evaluator(self._engine, self._run.advance)
         self._engine.rest()
-        return found
+        return results

@@ -1,7 +1,7 @@
-"""Which models and data a run reads: commits of the hub, contents of this machine's files.
+"""The identity of models and data that a run reads: commits on the hub, hashes of local files.
 
 A hub id is loaded at the commit that it meant when the run began, also after `main` has moved;
-files have to be the same at a resume. What names them is part of the run's choices.
+local files have to be the same at a resume. Commits and hashes are part of the run's choices.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,16 +23,16 @@ from postgrad.recipe.sources import RecipeSource, pinned, sources
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A hub id of a recipe, and its commit. revision: as the recipe asked for it; None: main."""
+    """A hub id of a recipe, resolved to a commit."""
 
-    key: str
-    kind: str
-    path: str
-    revision: str | None
+    key: str  # of the recipe's section: "model", "data.sets.0"
+    kind: str  # "model" or "dataset"
+    path: str  # the hub id
+    revision: str | None  # that the recipe asks for; None: main
     commit: str
 
     def to_json(self) -> dict[str, Any]:
-        """For recipe.json and reports."""
+        """Its entry in recipe.json and reports."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -43,24 +43,26 @@ def pin(
     *,
     sections: Iterable[str] | None = None,
 ) -> tuple[Recipe, list[HubSource]]:
-    """The recipe with a commit in place of each revision, and what was asked for.
+    """The recipe with a commit in place of each revision of a hub id, and these hub ids.
 
-    before: the entries of recipe.json: what asks for the same is given the same commit again,
-    unless `allowed` has its key. sections: of the recipe, such as "eval", that are looked at; None:
-    all. Raises UsageError where a commit is not to be had.
+    before: the entries of recipe.json. A source that asks for the same revision as before keeps its
+    commit, unless `allowed` has its key. sections: the recipe sections to resolve, such as "eval";
+    None: all. Raises UsageError where a commit cannot be found.
     """
-    known = {one.get("key"): one for one in before}
+    recorded = {entry.get("key"): entry for entry in before}
     looked_at = [
-        one for one in sources(recipe) if sections is None or str(one.place[0]) in sections
+        source for source in sources(recipe) if sections is None or str(source.place[0]) in sections
     ]
-    found = [_resolved(one, known.get(one.key), allowed) for one in looked_at if one.hub]
-    commits = {source.place: one.commit for source, one in found}
-    return pinned(recipe, commits), [one for _, one in found]
+    resolved = [
+        _resolved(source, recorded.get(source.key), allowed) for source in looked_at if source.hub
+    ]
+    commits = {source.place: hub_source.commit for source, hub_source in resolved}
+    return pinned(recipe, commits), [hub_source for _, hub_source in resolved]
 
 
 def pin_model(source: str) -> str:
-    """A directory as it is, a hub id at the commit that it means now. Raises UsageError where that
-    is not to be had.
+    """A local path unchanged, a hub id with the commit that it means now. Raises UsageError where
+    the commit cannot be found.
     """
     path, revision = split_revision(source)
     return source if looks_local(path) else at_revision(path, commit_of("model", path, revision))
@@ -69,9 +71,15 @@ def pin_model(source: str) -> str:
 def _resolved(
     source: RecipeSource, before: Mapping[str, Any] | None, allowed: Sequence[str]
 ) -> tuple[RecipeSource, HubSource]:
-    """The same commit as before where the same was asked for, or where a resume states it."""
+    """The source with its commit: that of `before` where the same revision is asked for, or where
+    the recipe of a resume states that commit.
+    """
     asked, commit = source.revision, None
-    if before is not None and before.get("path") == source.path and not _may(source, allowed):
+    if (
+        before is not None
+        and before.get("path") == source.path
+        and not _change_allowed(source, allowed)
+    ):
         if asked == before.get("revision"):
             commit = before.get("commit")
         elif asked == before.get("commit"):
@@ -89,8 +97,8 @@ def _require_there(source: RecipeSource, commit: str) -> None:
         _commit_of(source, commit)
     except UsageError as error:
         raise UsageError(
-            f"the run was started with {at_revision(source.path, commit)} ({source.key}), which is "
-            f"not to be had any more: {error}. Bring it back into the cache, or go on with what "
+            f"the run was started with {at_revision(source.path, commit)} ({source.key}), which "
+            f"cannot be found any more: {error}. Bring it back into the cache, or go on with what "
             f"the id means now: --{source.key}.revision main --allow-change {source.key}.revision"
         ) from error
 
@@ -101,19 +109,19 @@ def _commit_of(source: RecipeSource, revision: str | None) -> str:
     return commit_of("model", source.path, revision)
 
 
-def hold_to(
+def require_unchanged(
     recipe: Recipe, recorded: Mapping[str, str], allowed: Sequence[str] = ()
 ) -> dict[str, str]:
-    """What names each model and dataset that the recipe (pinned) reads, by its key.
+    """The identity (commit or hash) of each model and dataset that a pinned recipe reads, by key.
 
-    recorded: what the newest checkpoint says, {} for a new run. Raises UsageError for what has
-    changed since, unless `allowed` has its key.
+    recorded: the identities in the newest checkpoint, {} for a new run. Raises UsageError for a
+    source that has changed since, unless `allowed` has its key.
     """
-    found: dict[str, str] = {}
+    identities: dict[str, str] = {}
     changed: list[str] = []
     for part in chain.from_iterable(map(_parts, sources(recipe))):
         before = recorded.get(part.name, part.identity)
-        found[part.name] = part.identity
+        identities[part.name] = part.identity
         if before != part.identity and not any(covers(a, k) for a in allowed for k in part.keys):
             key = part.keys[0]
             changed.append(
@@ -123,24 +131,24 @@ def hold_to(
             )
     if changed:
         raise UsageError("\n".join(changed))
-    return found
+    return identities
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Something that is read. name: in the choices; keys: of the recipe that may allow a change."""
+    """A model, dataset or chat template that is read."""
 
-    name: str
-    keys: tuple[str, ...]
+    name: str  # in the choices: "data", "data.chat_template"
+    keys: tuple[str, ...]  # recipe keys of which --allow-change permits another identity
     path: str
-    identity: str
+    identity: str  # "ORG/NAME@COMMIT" or "sha256:..."
 
 
 def _parts(source: RecipeSource) -> Iterator[_Part]:
-    """The source itself and its chat template, where they are named by something."""
+    """The source itself and its chat template, where they have an identity."""
     key, keys = source.key, ("revision", "path") if source.hub else ("path", "revision")
     if (identity := _identity(source)) is not None:
-        yield _Part(key, tuple(f"{key}.{one}" for one in keys), source.path, identity)
+        yield _Part(key, tuple(f"{key}.{key_part}" for key_part in keys), source.path, identity)
     if (identity := _template(source)) is not None:
         yield _Part(
             f"{key}.chat_template", (f"{key}.chat_template",), source.chat_template, identity
@@ -148,7 +156,9 @@ def _parts(source: RecipeSource) -> Iterator[_Part]:
 
 
 def _identity(source: RecipeSource) -> str | None:
-    """None of what is made by code: tasks, functions of rows, and what is not there."""
+    """The hub id with its commit, or the hash of local files. None for data made by code (tasks,
+    functions of rows) and for missing files. Raises UsageError where a file cannot be read.
+    """
     if source.hub:
         return source.name
     path = Path(source.path).expanduser()
@@ -163,7 +173,9 @@ def _identity(source: RecipeSource) -> str | None:
 
 
 def _template(source: RecipeSource) -> str | None:
-    """Of a file with a chat template; its text is in the recipe."""
+    """The hash of a chat template's file; None where the recipe holds its text, or no file exists.
+    Raises UsageError where the file cannot be read.
+    """
     if not source.chat_template or "{" in source.chat_template:
         return None
     path = Path(source.chat_template).expanduser()
@@ -174,7 +186,9 @@ def _template(source: RecipeSource) -> str | None:
         raise UsageError(f"{path} cannot be read: {error} ({key})") from error
 
 
-def _may(source: RecipeSource, allowed: Sequence[str]) -> bool:
+def _change_allowed(source: RecipeSource, allowed: Sequence[str]) -> bool:
     return any(
-        covers(one, f"{source.key}.{key}") for one in allowed for key in ("path", "revision")
+        covers(allowed_key, f"{source.key}.{key}")
+        for allowed_key in allowed
+        for key in ("path", "revision")
     )

@@ -1,9 +1,9 @@
-"""SIGTERM, SIGINT and a terminal that is closed: stop where nothing is lost, and say where that is.
+"""Stopping on SIGTERM, SIGINT and SIGHUP (a terminal that is closed) without losing work.
 
-Until a step's first update the weights are those of the last boundary: the run stops at once and
-that boundary is saved. From then on it goes to the end of the step if that is foreseen within the
-grace time, else it stops at once and the last checkpoint stands. A second signal stops at once,
-unless it is one more of a closed terminal.
+A boundary is the end of a step. Until a step's first update the weights are those of the last
+boundary: the run stops at once and saves it. From then on the run finishes the step if that is
+expected within the grace time; else it stops at once, and the last checkpoint stands. A second
+signal stops at once, unless it is SIGHUP again.
 """
 
 import signal
@@ -17,15 +17,17 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stop(BaseException):
-    """Raised in the main thread where the run can stop at once; no library may swallow it."""
+    """Raised in the main thread where the run can stop at once. No Exception, so that no library
+    swallows it.
+    """
 
 
 class Stopped(RunError):
-    """The run was asked to stop, and where it stands."""
+    """A signal stopped the run; the message says where it stands."""
 
 
 class StopSignals:
-    """Use `with`. Outside the main thread signals are left alone."""
+    """Handles the signals within a `with` block. Outside the main thread it leaves them alone."""
 
     def __init__(self, grace_seconds: float) -> None:
         self.asked = False
@@ -37,7 +39,7 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-            heard = [one for one in SIGNALS if one != signal.SIGHUP or not under_nohup]
+            heard = [number for number in SIGNALS if number != signal.SIGHUP or not under_nohup]
             self._before = {number: signal.signal(number, self._on_signal) for number in heard}
         return self
 
@@ -51,12 +53,12 @@ class StopSignals:
         return self._held is not None
 
     def hold(self) -> None:
-        """The first update of a step is about to move the weights."""
+        """To be called before the first update of a step moves the weights."""
         if self._held is None:
             self._held = time.monotonic()
 
     def release(self) -> None:
-        """The step has ended, evaluation and checkpoint included: a boundary."""
+        """To be called at a boundary: the step has ended, with evaluation and checkpoint."""
         if self._held is not None:
             self._lasted = time.monotonic() - self._held
         self._held = None
@@ -71,7 +73,7 @@ class StopSignals:
             raise Stop
 
     def _left(self) -> float:
-        """Seconds until the next boundary, as foreseen from the step before."""
+        """Seconds until the next boundary, as the last step took; infinity before the first."""
         if self._held is None or self._lasted is None:
             return float("inf")
         return max(0.0, self._lasted - (time.monotonic() - self._held))

@@ -22,12 +22,12 @@ TOKENS = {  # tokens of a step and the phase that made them
 
 
 def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
-    """summary.json of a run that ended.
+    """The content of summary.json for a run that ended.
 
-    seconds: of this process; accuracies, tokens per second and phase_seconds: of the whole run,
-    also before it was resumed, but for load, save and export. accuracy_before is that of step 0,
-    None where nothing was asked. loss and kl: means over the last `LAST` steps. phases: what was
-    foreseen of each beside what was measured, see jobs.foreseen.
+    seconds: of this process. accuracies, tokens per second and phase_seconds: of the whole run,
+    also before a resume, but load, save and export are of this process. accuracy_before: at step 0,
+    None where nothing was evaluated then. loss and kl: means over the last `LAST` steps. phases:
+    forecast and measurement of each phase (`Foreseen.beside`). model: the exported directory.
     """
     directory = run.directory.path
     metrics = list(read_steps(directory / "metrics.jsonl"))
@@ -53,9 +53,9 @@ def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
 
 
 def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a person wants to know, as (name, value)."""
-    changes = ((name, change(summary, what)) for what, name in CHANGING.items())
-    rows = [(what, told) for what, told in changes if told]
+    """The summary as rows (name, value) for the console."""
+    changes = ((name, change(summary, metric)) for metric, name in CHANGING.items())
+    rows = [(label, value) for label, value in changes if value]
     rows += [
         ("steps", f"{summary['steps']} ({summary['updates']} updates)"),
         ("samples", f"{summary['episodes']}"),
@@ -63,8 +63,8 @@ def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     for name in TOKENS:
         if name in summary:
-            what = name.removesuffix("_tokens_per_second")
-            rows.append((f"{what} speed", f"{summary[name]:,.0f} tokens/s"))
+            quantity = name.removesuffix("_tokens_per_second")
+            rows.append((f"{quantity} speed", f"{summary[name]:,.0f} tokens/s"))
     rows.append(("peak memory", f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB"))
     if summary["model"]:
         rows.append(("model", summary["model"]))
@@ -72,55 +72,60 @@ def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def whole_seconds(summary: Mapping[str, Any]) -> float:
-    """Seconds of all processes of a run: of one that was resumed the phases took longer than the
-    process that ended it.
+    """Seconds of all processes of a run. The sum of the phases where that exceeds the time of the
+    last process, because the run was resumed.
     """
     phases: Mapping[str, float] = summary["phase_seconds"]
-    own: float = summary["seconds"]
-    whole = sum(phases.values())
-    return whole if whole > own + 1 else own
+    last_process: float = summary["seconds"]
+    all_phases = sum(phases.values())
+    return all_phases if all_phases > last_process + 1 else last_process
 
 
 def _times(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    total, own = whole_seconds(summary), summary["seconds"]
-    last = f" ({own:.0f} s since the last resume)" if total > own else ""
+    total, last_process = whole_seconds(summary), summary["seconds"]
+    last = f" ({last_process:.0f} s since the last resume)" if total > last_process else ""
     phases: Mapping[str, float] = summary["phase_seconds"]
     rows = [(f"  {name}", f"{value:.1f} s") for name, value in phases.items()]
     return [("time", f"{total:.0f} s{last}"), *rows]
 
 
-def change(summary: Mapping[str, Any], what: str) -> str:
-    """ "0.120 → 0.870" of what was evaluated before and after, one number where it was not before,
-    "" where it was not after.
+def change(summary: Mapping[str, Any], metric: str) -> str:
+    """ "0.120 → 0.870" where a metric was evaluated before and after training, "0.870" where only
+    after, else "".
     """
-    before, after = summary.get(f"{what}_before"), summary.get(f"{what}_after")
+    before, after = summary.get(f"{metric}_before"), summary.get(f"{metric}_after")
     if after is None:
         return ""
     return f"{after:.3f}" if before is None else f"{before:.3f} → {after:.3f}"
 
 
 def _changes(evaluations: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the first set: at step 0 and at the end. Under "rewards" that of each component."""
+    """METRIC_before (step 0) and METRIC_after (the last evaluation) of the first evaluation set,
+    and under "rewards" the same of each component of the reward.
+    """
     if not evaluations:
         return {}
-    own = [line for line in evaluations if set_of(line) == set_of(evaluations[0])]
-    first, last = own[0] if own[0]["step"] == 0 else {}, own[-1]
-    found: dict[str, Any] = {}
-    for what in CHANGING:
-        if what in last:
-            found |= {f"{what}_before": first.get(what), f"{what}_after": last[what]}
+    first_set = [line for line in evaluations if set_of(line) == set_of(evaluations[0])]
+    first, last = first_set[0] if first_set[0]["step"] == 0 else {}, first_set[-1]
+    changes: dict[str, Any] = {}
+    for metric in CHANGING:
+        if metric in last:
+            changes |= {f"{metric}_before": first.get(metric), f"{metric}_after": last[metric]}
     components = [name for name in last if name.startswith("reward/")]
     if components:
-        found["rewards"] = {
+        changes["rewards"] = {
             name.removeprefix("reward/"): {"before": first.get(name), "after": last[name]}
             for name in components
         }
-    return found
+    return changes
 
 
 def _kl(metrics: list[dict[str, Any]], target: float | None) -> dict[str, Any]:
-    """Of a KL in the reward, in nats: how far the policies that sampled were from the reference.
-    token_most: of any step. target: what the coefficient was adapted to, None where it is fixed.
+    """The KL in nats of the sampling policies from the reference, where the reward holds a KL
+    penalty; else {}.
+
+    token and sequence: means over the last `LAST` steps; token_most: the most of any step. target:
+    the KL that the coefficient was adapted to, None where the coefficient is fixed.
     """
     lines = [line for line in metrics if line.get("kl/token_mean") is not None]
     if not lines:
@@ -137,30 +142,30 @@ def _kl(metrics: list[dict[str, Any]], target: float | None) -> dict[str, Any]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are known: steps in which the policy waits for its critic have no loss."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    """The mean without None: steps in which the policy waits for its critic have no loss."""
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def _phases(run: Run, lines: list[dict[str, Any]]) -> dict[str, float]:
     """Seconds by phase, in the order in which a run goes through them."""
-    found: dict[str, float] = {}
+    by_phase: dict[str, float] = {}
     for phase in PHASES:
         if phase in ("load", "save", "export"):
             seconds = run.clock.total.get(phase, 0.0)
         else:
             seconds = sum(line.get(f"{phase}_seconds") or 0.0 for line in lines)
         if seconds:
-            found[phase] = round(seconds, 3)
-    return found
+            by_phase[phase] = round(seconds, 3)
+    return by_phase
 
 
 def _speeds(metrics: list[dict[str, Any]]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    speeds: dict[str, float] = {}
     for name, (tokens, seconds) in TOKENS.items():
-        made = [value for line in metrics for key, value in line.items() if key.endswith(tokens)]
-        written = sum(value for value in made if value is not None)
+        counts = [value for line in metrics for key, value in line.items() if key.endswith(tokens)]
+        written = sum(value for value in counts if value is not None)
         spent = sum(line.get(seconds) or 0.0 for line in metrics)
         if written and spent:
-            found[name] = round(written / spent, 1)
-    return found
+            speeds[name] = round(written / spent, 1)
+    return speeds

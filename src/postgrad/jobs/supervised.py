@@ -21,7 +21,7 @@ from postgrad.learner.update import Update
 
 
 class SupervisedJob(ABC, Generic[Drawn]):
-    """One learner and the samples that it draws."""
+    """A job that trains one learner on drawn samples; each step is one update."""
 
     def __init__(
         self, run: Run, learner: Learns, algorithm: Algorithm, draws: Draws[Drawn]
@@ -33,20 +33,20 @@ class SupervisedJob(ABC, Generic[Drawn]):
 
     @abstractmethod
     def experience(self, drawn: list[Drawn]) -> Experience:
-        """What the algorithm makes of the samples of one update."""
+        """The algorithm's experience of the samples of one update."""
 
     @abstractmethod
     def evaluate(self) -> list[Result]:
-        """Job.evaluate."""
+        """The results of every evaluation set with the weights of now."""
 
     def learned(
         self, state: Mapping[str, Any], experience: Experience, result: UpdateResult
     ) -> tuple[Mapping[str, Any], Mapping[str, float]]:
-        """The algorithm's next state, and what else to log, once an update was made."""
+        """The algorithm's next state after an update, and further metrics to log."""
         return state, {}
 
     def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
-        """Job.step: the first open tickets are the update."""
+        """One update on the samples of the first open tickets."""
         run, name = self._run, self._learner.name
         tickets = list(islice(state.cursor.open_tickets(), run.geometry.train_batch_size))
         with run.phase("train"):
@@ -76,5 +76,4 @@ class SupervisedJob(ABC, Generic[Drawn]):
         return state, metrics
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """Job.tensors."""
         return self._learner.tensors()

@@ -26,7 +26,7 @@ from postgrad.jobs.ranks.start import join
 from postgrad.jobs.restarts import with_restarts
 from postgrad.jobs.run import Clock, Run
 from postgrad.jobs.setup.job import assemble
-from postgrad.jobs.sources import hold_to, pin
+from postgrad.jobs.sources import pin, require_unchanged
 from postgrad.jobs.stopping import StopSignals
 from postgrad.jobs.summary import summarise, table
 from postgrad.observe.claim import claimed, require_unclaimed
@@ -71,13 +71,13 @@ def train(
             )
         directory = RunDirectory.open(path)
         before = recipe_from_json(directory.recipe())
-        recipe, found = pin(recipe, directory.sources(), allow_change)
+        recipe, hub_sources = pin(recipe, directory.sources(), allow_change)
         compare(before, recipe, allow_change, path)
-        directory.write_recipe(recipe.dump(), [one.to_json() for one in found])
+        directory.write_recipe(recipe.dump(), [source.to_json() for source in hub_sources])
     else:
-        recipe, found = pin(recipe)
-        told = [one.to_json() for one in found]
-        directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite, sources=told)
+        recipe, hub_sources = pin(recipe)
+        resolved = [source.to_json() for source in hub_sources]
+        directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite, sources=resolved)
         if store_of(recipe, directory).steps():
             raise UsageError(
                 f"checkpoint.ckpt_path {recipe.checkpoint.ckpt_path} holds checkpoints of another "
@@ -94,10 +94,10 @@ def resume(
     require_unclaimed(run_dir)
     before = recipe_from_json(directory.recipe())
     recipe = with_overrides(before, overrides)
-    recipe, found = pin(recipe, directory.sources(), allow_change)
+    recipe, hub_sources = pin(recipe, directory.sources(), allow_change)
     compare(before, recipe, allow_change, run_dir, ways_out="")
     require_installed(recipe.observe.loggers)
-    directory.write_recipe(recipe.dump(), [one.to_json() for one in found])
+    directory.write_recipe(recipe.dump(), [source.to_json() for source in hub_sources])
     return _execute(recipe, directory, console, allow_change, before)
 
 
@@ -110,7 +110,9 @@ def _execute(
     *,
     profile: bool = False,
 ) -> dict[str, Any]:
-    """before: the recipe by which the run went so far, None where it is new."""
+    """Runs to the end, restarts included, and shows the summary. before: the recipe of the run so
+    far, None for a new run.
+    """
 
     def once(restarts: int, saved: int) -> dict[str, Any]:
         allowed = () if saved else allow_change  # what is chosen anew is chosen once
@@ -136,10 +138,10 @@ def _once(
     profile: bool,
     again: bool,
 ) -> dict[str, Any]:
-    """From where the run stands to its end. again: after a process was lost."""
+    """Runs from the newest checkpoint, if any, to the end. again: after a process was lost."""
     with ExitStack() as stack:
-        made = prepare(recipe, directory, console, stack, allow_change, again=again)
-        run, job, base, state = made
+        prepared = prepare(recipe, directory, console, stack, allow_change, again=again)
+        run, job, base, state = prepared
         if before is not None and state.step:
             _tell_rates(run, job, before)
         if isinstance(recipe, RLRecipe):  # whose samples are shown token by token
@@ -154,9 +156,9 @@ def _once(
             with run.phase("export"):
                 role = role_of(recipe, own_role(recipe), base)
                 weights = job.tensors()[role.stem]
-                own = own_role(run.recipe)
+                role_name = own_role(run.recipe)
                 now = replace(state, choices=run.choices.to_json())
-                card = card_of(directory, run.recipe, now, role.base, role=own, adapter=False)
+                card = card_of(directory, run.recipe, now, role.base, role=role_name, adapter=False)
                 role.export(
                     weights,
                     state.algorithm,
@@ -173,7 +175,9 @@ def _once(
 
 
 def _push(run: Run, state: RunState) -> None:
-    """Where the recipe says so. A hub that takes nothing costs neither the run nor its model."""
+    """Pushes the exported model where the recipe asks for it. A failure is logged and warned of,
+    and ends neither the run nor its model.
+    """
     settings, folder = run.recipe.checkpoint, run.directory.model
     if not settings.push_to_hub:
         return
@@ -192,7 +196,7 @@ def _push(run: Run, state: RunState) -> None:
 
 
 def _open_loggers(run: Run, state: RunState, stack: ExitStack) -> RunState:
-    """The state with the run's id at its loggers, which tell it from now on."""
+    """Opens the recipe's loggers, which log from now on; the state with the run's id at them."""
     recipe = run.recipe
     if not recipe.observe.loggers:
         return state
@@ -201,15 +205,20 @@ def _open_loggers(run: Run, state: RunState, stack: ExitStack) -> RunState:
         run.logs.event("logger_failed", text)
         run.console.warn(text)
 
-    known = state.loggers or {"id": new_id()}
+    identifiers = state.loggers or {"id": new_id()}
     name = recipe.observe.name or run.directory.path.resolve().name
     identity = RunIdentity(
-        run.directory.path, recipe.observe.project, name, known["id"], state.step, recipe.dump()
+        run.directory.path,
+        recipe.observe.project,
+        name,
+        identifiers["id"],
+        state.step,
+        recipe.dump(),
     )
     run.loggers = Loggers(tell)
     stack.callback(run.loggers.close)
     run.loggers.open(recipe.observe.loggers, identity)
-    return replace(state, loggers=known)
+    return replace(state, loggers=identifiers)
 
 
 def prepare(
@@ -221,17 +230,18 @@ def prepare(
     *,
     again: bool = False,
 ) -> tuple[Run, Job, str, RunState]:
-    """The run, its job, its base model's path, and the state to start from: of a new run, or of
-    the newest checkpoint in its directory. What has to be closed is put on `stack`. again: see
-    jobs.ranks.start.join.
+    """The run, its job, its base model's path, and the state to start from: that of a new run, or
+    of the newest checkpoint in its directory.
+
+    stack: closes what has to be closed. again: the run is restarted after it lost a process.
     """
     logs = Logs(directory.path, console.warn)
     stack.callback(logs.close)
     store = store_of(recipe, directory)
     checkpoint = _newest(store, console)
     recorded: Mapping[str, Any] = checkpoint.state.choices if checkpoint else {}
-    recorded = {name: one for name, one in recorded.items() if name not in allow_change}
-    read = hold_to(recipe, recorded.get("sources") or {}, allow_change)
+    recorded = {name: old for name, old in recorded.items() if name not in allow_change}
+    read = require_unchanged(recipe, recorded.get("sources") or {}, allow_change)
     choices = replace(choose(recipe, recorded), sources=read)
     placing.apply(choices.placement)
     choices, untried = auto_sizes.planned(recipe, choices, recorded)
@@ -263,7 +273,7 @@ def prepare(
 
 
 def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple[Job, str]:
-    """setup.job.assemble. Raises OutOfMemory where what it makes has no room."""
+    """The job and its base model's path. Raises OutOfMemory where memory ran out meanwhile."""
     try:
         return assemble(run, stack, checkpoint)
     except Exception as error:
@@ -276,7 +286,7 @@ def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tup
 
 
 def _foresee(run: Run, state: RunState) -> None:
-    """See jobs.foreseen.foresee."""
+    """Writes the forecast of the run after `state` to plan.json and keeps it in the run."""
     with run.phase("plan"):
         run.foreseen = foreseen.foresee(
             run.directory,
@@ -290,7 +300,7 @@ def _foresee(run: Run, state: RunState) -> None:
 
 
 def _newest(store: CheckpointStore, console: Console) -> Checkpoint | None:
-    """The checkpoint to go on from, if any. A save that was killed may not have named it yet."""
+    """The checkpoint to go on from, or None. Tidies up after a save that was killed."""
     if not store.steps():
         return None
     checkpoint = store.load()
@@ -317,7 +327,7 @@ def _tell_start(run: Run, checkpoint: Checkpoint | None) -> None:
 
 
 def _tell_chosen(run: Run, state: RunState, *, resumed: bool) -> None:
-    """Batch numbers, what is foreseen, and the choices: all are known once the job stands."""
+    """Prints and logs batch numbers, forecast and choices: all are known once the job is built."""
     chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
     for line in chosen.lines():
         run.console.note(line)
@@ -329,7 +339,7 @@ def _tell_chosen(run: Run, state: RunState, *, resumed: bool) -> None:
 
 
 def _tell_rates(run: Run, job: Job, before: Recipe) -> None:
-    """Where the run goes on under another schedule than that of `before`."""
+    """Prints and logs jumps of learning rates where the schedule differs from that of `before`."""
     for line in schedules.jumps(before, run.recipe, run.rows, job.tensors()):
         run.console.note(line)
         run.logs.event("learning_rate", line)

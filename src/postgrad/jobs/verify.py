@@ -1,4 +1,4 @@
-"""`postgrad verify`: every checkpoint of a run, hashed, loaded, and held to its model and logs."""
+"""`postgrad verify`: hashes and loads every checkpoint, and checks it against model and logs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,30 +22,30 @@ Shapes = Mapping[str, Size]
 
 
 def verify(run_dir: Path, console: Console) -> list[dict[str, Any]]:
-    """Shows a line for each checkpoint. Raises RunError that names the first file of each that is
-    wrong, after all were looked at.
+    """Shows a line for each checkpoint. After all were checked, raises RunError that names the
+    first wrong file of each damaged checkpoint.
     """
     directory = RunDirectory.open(run_dir)
     recipe = recipe_from_json(directory.recipe())
     store = store_of(recipe, directory)
     base = recipe.model.source or str(directory.init)
     wanted = {stem: _shapes(role) for stem, role in roles_of(recipe, base).items()}
-    found = [(one, _problem(store, one, wanted, run_dir)) for one in store.infos()]
-    rows = [(str(one.step), problem or "good") for one, problem in found]
+    states = [(info, _problem(store, info, wanted, run_dir)) for info in store.infos()]
+    rows = [(str(info.step), problem or "good") for info, problem in states]
     console.table(f"checkpoints in {store.root}", ("step", "state"), rows)
-    broken = [problem for _, problem in found if problem is not None]
-    if broken or not found:
+    broken = [problem for _, problem in states if problem is not None]
+    if broken or not states:
         raise RunError("\n".join(broken) or f"{store.root} has no checkpoint")
-    return [{"step": one.step, "path": str(one.path), "good": True} for one, _ in found]
+    return [{"step": info.step, "path": str(info.path), "good": True} for info, _ in states]
 
 
 def _problem(
-    store: CheckpointStore, one: CheckpointInfo, wanted: Mapping[str, Shapes], run_dir: Path
+    store: CheckpointStore, info: CheckpointInfo, wanted: Mapping[str, Shapes], run_dir: Path
 ) -> str | None:
-    if one.problem is not None:
-        return one.problem
+    if info.problem is not None:
+        return info.problem
     try:
-        checkpoint = store.load(one.step)
+        checkpoint = store.load(info.step)
         _check_tensors(checkpoint, wanted)
     except RunError as error:
         return str(error)
@@ -53,25 +53,25 @@ def _problem(
         log = run_dir / name
         size = log.stat().st_size if log.exists() else 0
         if size < offset:
-            return f"{log} has {size} bytes, the checkpoint of step {one.step} counts on {offset}"
+            return f"{log} has {size} bytes, the checkpoint of step {info.step} counts on {offset}"
     return None
 
 
 def _check_tensors(checkpoint: Checkpoint, by_role: Mapping[str, Shapes]) -> None:
-    """Weights, moments and averages have the names and shapes of each role's parameters."""
+    """Raises RunError where weights, moments or averages have other names or shapes than the
+    parameters of their role. by_role: shapes of parameters by name.
+    """
     for stem in checkpoint.stems:
         path = checkpoint.path / f"{stem}.safetensors"
         tensors = dict(checkpoint.tensors(stem))
         names = set(tensors)
-        role, _, what = stem.partition(".")
+        role, _, content = stem.partition(".")
         if role not in by_role:
-            raise RunError(f"{path} is of a role that this run has not")
+            raise RunError(f"{path} belongs to a role that this run does not have")
         wanted = by_role[role]
-        if what == "optimizer":
+        if content == "optimizer":
             if tensors.pop(UPDATES, None) is None:
-                raise RunError(
-                    f"{path} does not say how many updates there were: lacks {UPDATES!r}"
-                )
+                raise RunError(f"{path} lacks {UPDATES!r}, the number of updates")
             names = {name.rpartition(".")[0] for name in tensors}
         shapes = {name: wanted[name] for name in names if name in wanted}
         if names != set(wanted) and tensors:
@@ -80,16 +80,16 @@ def _check_tensors(checkpoint: Checkpoint, by_role: Mapping[str, Shapes]) -> Non
                 f"{path} is of another model: unknown {unknown[:3]}, lacks {missing[:3]}"
             )
         for name, tensor in tensors.items():
-            own = name if name in shapes else name.rpartition(".")[0]
-            if tensor.shape != shapes[own]:
+            parameter = name if name in shapes else name.rpartition(".")[0]
+            if tensor.shape != shapes[parameter]:
                 raise RunError(
                     f"{path}: {name!r} has shape {tuple(tensor.shape)}, the model's is "
-                    f"{tuple(shapes[own])}"
+                    f"{tuple(shapes[parameter])}"
                 )
 
 
 def _shapes(role: ExportedRole) -> Shapes:
-    """Of every parameter, without a weight: the model is made on the meta device."""
+    """The shape of every parameter by name. The model is built on the meta device: no weights."""
     config = load_config(role.base)
     kind = AutoModelForCausalLM
     if role.scores:

@@ -1,4 +1,4 @@
-"""`postgrad verify-resume`: a run, the same run killed again and again, and whether they differ."""
+"""`postgrad verify-resume`: runs a recipe, runs it again with kills, and compares the two."""
 
 import hashlib
 import json
@@ -27,62 +27,68 @@ LOGS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
 def verify_resume(
     recipe: Path, overrides: Sequence[str], kills: int, console: Console, seed: int = 0
 ) -> dict[str, Any]:
-    """Runs the recipe once, and once with up to `kills` SIGKILLs at random moments (of `seed`).
+    """Runs the recipe once, and once with up to `kills` SIGKILLs at moments drawn from `seed`.
 
-    Compares the last checkpoint's files and the logs without times. Raises RunError where anything
-    differs, with what.
+    Compares the last checkpoint's files and the logs without times. Raises RunError that names the
+    files that differ.
     """
     stated = [word.partition("=")[0] for word in overrides]
     length = [] if any(word in LENGTHS for word in stated) else ["--steps", STEPS]
     with TemporaryDirectory(prefix="postgrad-") as folder:
-        whole, killed = Path(folder) / "whole", Path(folder) / "killed"
+        unbroken, killed = Path(folder) / "whole", Path(folder) / "killed"
         words = [*overrides, *length, "--checkpoint.save_steps", "1"]
         words += ["--checkpoint.push_to_hub", ""]  # nothing of it is anybody's model
         began = time.monotonic()
-        _end(_start(recipe, whole, words))
+        _end(_start(recipe, unbroken, words))
         seconds = time.monotonic() - began
         console.note(f"a run that is left alone: {seconds:.1f} s")
         shares = sorted(0.2 + 0.75 * float(uniform(seed, "kills", i)) for i in range(kills))
         moments = [seconds * share for share in shares]  # early ones first: less is left each time
-        done = _kill(recipe, killed, words, moments, console)
-        one, two = fingerprint(whole), fingerprint(killed)
-    different = sorted(name for name in {*one, *two} if one.get(name) != two.get(name))
-    rows = [(name, "differs" if name in different else "the same bits") for name in sorted(one)]
+        done = _run_with_kills(recipe, killed, words, moments, console)
+        expected, resumed = fingerprint(unbroken), fingerprint(killed)
+    different = sorted(
+        name for name in {*expected, *resumed} if expected.get(name) != resumed.get(name)
+    )
+    rows = [
+        (name, "differs" if name in different else "the same bits") for name in sorted(expected)
+    ]
     console.table(f"{done} kills and resumes against none", ("file", ""), rows)
     if different:
         raise RunError(f"a killed and resumed run differs in {', '.join(different)}")
-    return {"kills": done, "same": sorted(one)}
+    return {"kills": done, "same": sorted(expected)}
 
 
 def fingerprint(run: Path) -> dict[str, str]:
-    """Hashes of the latest checkpoint's tensors and state, and of the logs, each without what may
-    differ: times, sizes, and how many bytes they take.
+    """SHA-256 by file name of the latest checkpoint's tensors and state, and of the logs. Leaves
+    out what may differ between equal runs: times and sizes.
     """
     latest = run / "checkpoints" / (run / "checkpoints" / "latest").read_text("utf-8").strip()
-    found = {
+    hashes = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(latest.glob("*.safetensors"))
     }
     state = json.loads((latest / STATE).read_text("utf-8"))
-    found[STATE] = _hash({key: value for key, value in state.items() if key != "log_offsets"})
+    hashes[STATE] = _hash({key: value for key, value in state.items() if key != "log_offsets"})
     for name in LOGS:
         lines = [
             {key: value for key, value in line.items() if not key.endswith(TIMED)}
             for line in read_lines(run / name)
         ]
         if lines:
-            found[name] = _hash(lines)
-    return found
+            hashes[name] = _hash(lines)
+    return hashes
 
 
 def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def _kill(
+def _run_with_kills(
     recipe: Path, run: Path, words: Sequence[str], moments: Sequence[float], console: Console
 ) -> int:
-    """Lets the run go on after each kill; returns how many there were before it ended."""
+    """Runs the recipe, kills it at each moment (seconds after its start) and resumes it. Returns
+    the number of kills before the run ended.
+    """
     for number, moment in enumerate(moments):
         process = _start(recipe, run, words)
         try:
@@ -109,6 +115,6 @@ def _start(recipe: Path, run: Path, words: Sequence[str]) -> "subprocess.Popen[s
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    _, told = process.communicate()
+    _, errors = process.communicate()
     if process.returncode:
-        raise RunError(f"the run failed, exit code {process.returncode}: {told.strip()}")
+        raise RunError(f"the run failed, exit code {process.returncode}: {errors.strip()}")

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 from postgrad.core.batch import MICRO_TRAIN_TOKENS
 from postgrad.plan.phases import Phase
+from postgrad.plan.sizes import engine_sequences
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import MAX_SLOTS, places_for
-
-EVALUATED = 512  # sequences of an evaluation, before its rows are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,7 @@ def _most_slots(recipe: Recipe) -> int | None:
     rollout = recipe.rollout_settings
     if rollout is None or rollout.slots != "auto" or not recipe.samples_answers:
         return None
-    sequences = recipe.geometry().samples_per_step if recipe.trains_on_rollouts else EVALUATED
-    most = min(MAX_SLOTS, sequences)
+    most = min(MAX_SLOTS, engine_sequences(recipe, recipe.geometry()))
     if rollout.cache_tokens is not None:
         most = min(most, max(1, rollout.cache_tokens // longest_places(recipe)))
     return most

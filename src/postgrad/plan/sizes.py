@@ -9,6 +9,7 @@ from postgrad.plan.sharing import Sharing
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import PREFILL_TOKENS, EngineSizes, choose_sizes, places_for
 
+EVALUATION_SEQUENCES = 512  # assumed of an evaluation: its rows are not read before the run
 DType = Literal["auto", "float32", "bfloat16"]
 
 
@@ -61,7 +62,7 @@ def sizes(
     places = max(longest, evaluated)
     engine = choose_sizes(
         rollout,
-        sequences=_sequences(recipe, geometry),
+        sequences=engine_sequences(recipe, geometry),
         max_len=places,
         token_bytes=token_bytes,
         free_bytes=max(free_bytes, places_for(places) * token_bytes),
@@ -71,8 +72,6 @@ def sizes(
     )
 
 
-def _sequences(recipe: Recipe, geometry: BatchGeometry) -> int:
-    """Sequences that the engine gets at once, of a step or of an evaluation, whose rows nobody has
-    counted yet.
-    """
-    return geometry.samples_per_step if recipe.trains_on_rollouts else 512
+def engine_sequences(recipe: Recipe, geometry: BatchGeometry) -> int:
+    """Sequences that the engine samples at once: of a step of RL, else of an evaluation."""
+    return geometry.samples_per_step if recipe.trains_on_rollouts else EVALUATION_SEQUENCES

@@ -8,18 +8,18 @@ import numpy as np
 from helpers.chat import chat_tokenizer
 from postgrad.jobs.dry_run.rows import (
     LONGEST,
-    Piece,
     ShownRow,
+    TextSpan,
     kinds_of,
-    pieces,
     shortened,
     show,
+    spans_of,
     spread,
 )
 from postgrad.observe.console import Console
 
 
-def shown(*found: Piece) -> str:
+def shown(*found: TextSpan) -> str:
     told = StringIO()
     show(ShownRow("row 0", (("conversation", found),)), Console("plain", told))
     return told.getvalue()
@@ -29,23 +29,23 @@ def test_pieces_say_what_the_tokens_say_and_special_tokens_stand_alone() -> None
     tokenizer = chat_tokenizer()
     text = "<|im_start|>user\nHi there<|im_end|>"
     ids = np.array(tokenizer(text)["input_ids"], np.int32)
-    found = pieces(tokenizer, ids, ["read"] * len(ids))
+    found = spans_of(tokenizer, ids, ["read"] * len(ids))
     assert "".join(one.text for one in found) == text
     assert [one.text for one in found if one.special] == ["<|im_start|>", "<|im_end|>"]
 
 
 def test_what_is_trained_and_what_was_cut_stand_in_brackets_outside_a_terminal() -> None:
     told = shown(
-        Piece("Why?", "read", False),
-        Piece("Because", "trained", False),
-        Piece("<|im_end|>", "trained", True),
-        Piece(" and on", "cut", False),
+        TextSpan("Why?", "read", False),
+        TextSpan("Because", "trained", False),
+        TextSpan("<|im_end|>", "trained", True),
+        TextSpan(" and on", "cut", False),
     )
     assert "Why?⟦Because<|im_end|>⟧⟪cut:  and on⟫" in told
 
 
 def test_text_of_rows_is_neither_markup_nor_control_characters() -> None:
-    told = shown(Piece("[red]\x1b[2J[/red]", "read", False))
+    told = shown(TextSpan("[red]\x1b[2J[/red]", "read", False))
     assert "[red]\\x1b[2J[/red]" in told
     assert "\x1b" not in told
 

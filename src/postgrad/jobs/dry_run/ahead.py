@@ -1,4 +1,4 @@
-"""What recipe and machine alone say of the hours to come: nothing is run for it."""
+"""Checks of a dry run that need only the recipe, the machine and the rows: no model is run."""
 
 import math
 import os
@@ -27,13 +27,13 @@ LONG_HOURS = 0.5  # of a run that should not be lost as a whole
 CUT = 0.05  # of the reference answers longer than what may be sampled
 
 
-def plan(report: Report, recipe: Recipe, hardware: str | None = None) -> Page | None:
-    """The plan, shown. None where none can be made: that is no reason why a run would fail."""
+def check_plan(report: Report, recipe: Recipe, hardware: str | None = None) -> Page | None:
+    """Shows and returns the plan; None where none can be made, which fails no run."""
     page: Page | None = None
     with report.check("plan") as check:
         try:
-            found = parse_hardware(hardware) if hardware else this_machine()
-            page = page_of(*facts_of(recipe, found))
+            machine = parse_hardware(hardware) if hardware else this_machine()
+            page = page_of(*facts_of(recipe, machine))
         except UsageError as error:
             report.warn(check, f"no plan can be made: {error}")
             return None
@@ -46,8 +46,8 @@ def plan(report: Report, recipe: Recipe, hardware: str | None = None) -> Page | 
     return page
 
 
-def place(report: Report, recipe: Recipe) -> None:
-    """Whether run_dir can be what the run takes it for; nothing there is touched."""
+def check_run_dir(report: Report, recipe: Recipe) -> None:
+    """Checks that run_dir can be written, and is new or holds this very run. Touches nothing."""
     path = Path(recipe.run_dir)
     with report.check("run_dir") as check:
         require_unclaimed(path)
@@ -66,8 +66,8 @@ def place(report: Report, recipe: Recipe) -> None:
             check.detail = f"{path} holds this run: it goes on after step {max(steps, default=0)}"
 
 
-def loggers(report: Report, recipe: Recipe) -> None:
-    """Whether the packages of all loggers are there; none of them is told anything."""
+def check_loggers(report: Report, recipe: Recipe) -> None:
+    """Checks that the packages of all loggers are installed. Sends nothing to them."""
     if recipe.observe.loggers:
         with report.check("loggers") as check:
             require_installed(recipe.observe.loggers)
@@ -75,23 +75,25 @@ def loggers(report: Report, recipe: Recipe) -> None:
 
 
 def existing(path: Path) -> Path:
-    """The nearest folder above that is there, or itself."""
+    """`path`, or the nearest folder above it that exists."""
     path = path.absolute()
     while not path.exists():
         path = path.parent
     return path
 
 
-def batches(report: Report, recipe: Recipe, sets: Sets, page: Page | None) -> None:
-    """The batch numbers with the rows that are there, and what happens when."""
+def check_batches(report: Report, recipe: Recipe, sets: Sets, page: Page | None) -> None:
+    """Shows the batch numbers for the rows that were read; warns of saves and evaluations that
+    would never happen.
+    """
     with report.check("batches") as check:
         assert sets.training is not None
         geometry = recipe.geometry(len(sets.training))
         for line in geometry.lines():
             report.console.note(line)
         check.detail = f"{geometry.steps} steps, {geometry.total_updates} updates"
-        for told in _times(recipe, geometry, page):
-            report.warn(check, told)
+        for warning in _times(recipe, geometry, page):
+            report.warn(check, warning)
         warmup = recipe.learner.warmup_updates
         if geometry.total_updates is not None and warmup > geometry.total_updates:
             report.problem(
@@ -102,7 +104,7 @@ def batches(report: Report, recipe: Recipe, sets: Sets, page: Page | None) -> No
 
 
 def _times(recipe: Recipe, geometry: BatchGeometry, page: Page | None) -> Iterator[str]:
-    """What would not happen before the end."""
+    """A warning for each save or evaluation that is due only after the last step."""
     steps = geometry.steps or 0
     hours = page.outlook.timing.hours if page is not None else None
     saves = recipe.checkpoint
@@ -118,9 +120,11 @@ def _times(recipe: Recipe, geometry: BatchGeometry, page: Page | None) -> Iterat
         yield f"eval.every = {recipe.eval.every} is more than the run's {steps} steps"
 
 
-def best_metric(report: Report, recipe: Recipe, found: Collection[str], sets: Sets) -> None:
-    """Whether some evaluation measures what the best checkpoint is chosen by. found: what the
-    small evaluation measured.
+def check_best_metric(
+    report: Report, recipe: Recipe, measured: Collection[str], sets: Sets
+) -> None:
+    """Checks that some evaluation measures checkpoint.best_metric. measured: the metric names of
+    the small run's evaluation.
     """
     wanted, times = recipe.checkpoint.best_metric, recipe.eval
     if wanted is None:
@@ -132,8 +136,8 @@ def best_metric(report: Report, recipe: Recipe, found: Collection[str], sets: Se
                 check,
                 f"checkpoint.best_metric = {wanted!r} is never measured: give eval.every",
             )
-        elif wanted not in {*found, *_of_whole_sets(recipe, sets)}:
-            names = ", ".join(sorted(found)) or "none"
+        elif wanted not in {*measured, *_of_whole_sets(recipe, sets)}:
+            names = ", ".join(sorted(measured)) or "none"
             report.problem(
                 check,
                 f"checkpoint.best_metric = {wanted!r} is none of what evaluations measure: {names}",
@@ -141,41 +145,47 @@ def best_metric(report: Report, recipe: Recipe, found: Collection[str], sets: Se
 
 
 def _of_whole_sets(recipe: Recipe, sets: Sets) -> Iterator[str]:
-    """Metrics that a few rows or samples do not have: pass@k, and rates by dataset."""
+    """Names of metrics that the small evaluation lacks for its few rows: pass@k, and rates by
+    dataset.
+    """
     if isinstance(recipe, Answering) and not recipe.samples_answers:
         return  # losses have neither
-    for place, one in enumerate(recipe.eval.sets):
-        prefix = "eval/" if one.name is None else f"eval/{one.name}/"
+    for place, settings in enumerate(recipe.eval.sets):
+        prefix = "eval/" if settings.name is None else f"eval/{settings.name}/"
         rates = ["accuracy"]
         if isinstance(recipe, Answering):
             rates += [f"pass@{k}" for k in recipe.eval.pass_at if k > 1]
             rates += ["greedy_accuracy"] if recipe.eval.greedy else []
         part = sets.evaluation.get(place)
         rows = part.all() if part is not None else []
-        names = {str(row.metadata[one.by]) if one.by else part_name(row, part) for row in rows}
+        names = {
+            str(row.metadata[settings.by]) if settings.by else part_name(row, part) for row in rows
+        }
         for rate in rates:
             yield prefix + rate
             yield from (f"{prefix}{rate}/{name}" for name in names if len(names) > 1)
 
 
 def part_name(row: object, part: object) -> str:
-    """What a row is counted under."""
+    """The name of the dataset that a row is counted under in rates by dataset."""
     account = getattr(part, "account", None)
     return row.dataset if isinstance(row, Prompt) else getattr(account, "name", "")
 
 
-def answers_fit(report: Report, recipe: Answering, sets: Sets, tokenizer: Any) -> None:
-    """Whether a right answer has room in what may be sampled."""
-    prompts = [one for one in sets.prompts() if one.answer]
+def check_answer_lengths(report: Report, recipe: Answering, sets: Sets, tokenizer: Any) -> None:
+    """Warns where reference answers are longer than rollout.max_new_tokens. Looks at about a
+    thousand of them.
+    """
+    prompts = [prompt for prompt in sets.prompts() if prompt.answer]
     if not prompts:
         return
     with report.check("room for answers") as check:
         most = recipe.rollout.max_new_tokens
         some = prompts[:: max(1, len(prompts) // 1000)]
-        texts = [one.answer for one in some]
+        texts = [prompt.answer for prompt in some]
         ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
         lengths = sorted(map(len, ids))
-        longer = sum(one >= most for one in lengths)
+        longer = sum(length >= most for length in lengths)
         check.detail = f"reference answers have up to {lengths[-1]} tokens, {most} may be sampled"
         if longer > CUT * len(some):
             report.warn(
@@ -186,8 +196,13 @@ def answers_fit(report: Report, recipe: Answering, sets: Sets, tokenizer: Any) -
             )
 
 
-def disk(report: Report, recipe: Recipe, checkpoint: int, model: int, page: Page | None) -> None:
-    """Whether everything that the run will write has room. checkpoint, model: bytes of one."""
+def check_disk(
+    report: Report, recipe: Recipe, checkpoint: int, model: int, page: Page | None
+) -> None:
+    """Checks that all checkpoints and exported models have room on their disks.
+
+    checkpoint, model: bytes of one checkpoint and of one exported model.
+    """
     with report.check("disk") as check:
         saves, directory = recipe.checkpoint, RunDirectory(Path(recipe.run_dir))
         count = min(saves.max_ckpt_num + (saves.best_metric is not None), _saves(recipe, page)) + 1
@@ -196,8 +211,8 @@ def disk(report: Report, recipe: Recipe, checkpoint: int, model: int, page: Page
         root, count = existing(store.root), max(1, count - len(store.steps()))
         wanted[root] = checkpoint * count
         copies = {False: 0, True: 1, "each": count}[saves.save_hf]
-        own = existing(directory.path)
-        wanted[own] = wanted.get(own, 0) + model * copies
+        run_folder = existing(directory.path)
+        wanted[run_folder] = wanted.get(run_folder, 0) + model * copies
         for folder, size in _by_device(wanted).items():
             free = shutil.disk_usage(folder).free
             check.detail = f"up to {_gb(size)} of {_gb(free)} in {folder}"
@@ -213,7 +228,7 @@ def disk(report: Report, recipe: Recipe, checkpoint: int, model: int, page: Page
 
 
 def _saves(recipe: Recipe, page: Page | None) -> int:
-    """Checkpoints that the run makes in all, where that is known."""
+    """How many checkpoints the run makes in all; 2**30 where that is not known."""
     steps = page.outlook.geometry.steps if page is not None else None
     saves = recipe.checkpoint
     if steps is None or saves.save_minutes or saves.best_metric is not None:
@@ -222,13 +237,13 @@ def _saves(recipe: Recipe, page: Page | None) -> int:
 
 
 def _by_device(wanted: dict[Path, int]) -> dict[Path, int]:
-    """Folders of one disk together."""
-    found: dict[int, tuple[Path, int]] = {}
+    """Bytes by disk: the first folder of each disk stands for all of them."""
+    by_device: dict[int, tuple[Path, int]] = {}
     for folder, size in wanted.items():
         device = folder.stat().st_dev
-        first, sum_so_far = found.get(device, (folder, 0))
-        found[device] = first, sum_so_far + size
-    return dict(found.values())
+        first, sum_so_far = by_device.get(device, (folder, 0))
+        by_device[device] = first, sum_so_far + size
+    return dict(by_device.values())
 
 
 def _gb(size: int) -> str:

@@ -1,7 +1,7 @@
-"""Verifiers on answers of which we know what they are worth: the reference answer, and nothing.
+"""Verifiers on answers whose score is known beforehand: the reference answer, and an empty one.
 
-A verifier that gives a reference answer nothing, or an empty answer as much, is found here and not
-in a reward that never rises.
+A verifier that scores a reference answer zero, or an empty answer as high, is found here and not
+by a reward that never rises.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,28 +29,28 @@ RIGHT = 1.0 - 1e-6
 EXAMPLES = 3  # answers that are shown for each component
 WIDTH = 200  # characters of one
 COMPARING = ("judge", "remote")  # verifiers beside those of users that ought to tell answers apart
+# (prompt, answer, its score, the score of an empty answer); NaN where the verifier failed
+Scored = tuple[Prompt, str, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What a component said. given: (prompt, answer, its score, that of an empty answer); NaN where
-    it failed. sure: the answers are right by what the verifier itself says of the rows.
-    """
+    """The scores that one component of the reward gave to reference and empty answers."""
 
-    name: str
-    sure: bool
-    given: Sequence[tuple[Prompt, str, float, float]]
+    name: str  # of the component, such as "math"
+    sure: bool  # the verifier itself derives the right answer from the row, so 1.0 is expected
+    scored: Sequence[Scored]
 
     @property
     def right(self) -> int:
-        """Answers with full score."""
-        return sum(score >= RIGHT for _, _, score, _ in self.given)
+        """How many reference answers have full score."""
+        return sum(score >= RIGHT for _, _, score, _ in self.scored)
 
     def row(self) -> tuple[str, str, str, str]:
-        """For a table: its name, right ones, mean scores of answers and of empty ones."""
-        right = f"{self.right} of {len(self.given)}"
-        scores = [score for _, _, score, _ in self.given]
-        empty = [score for _, _, _, score in self.given]
+        """For a table: name, count of right answers, mean scores of reference and empty answers."""
+        right = f"{self.right} of {len(self.scored)}"
+        scores = [score for _, _, score, _ in self.scored]
+        empty = [score for _, _, _, score in self.scored]
         return self.name, right, _mean(scores), _mean(empty)
 
 
@@ -61,33 +61,37 @@ def _mean(scores: Sequence[float]) -> str:
 def try_answers(
     report: Report, recipe: Answering, prompts: Sequence[Prompt], tokenizer: Any
 ) -> None:
-    """Every row's reference answer can be read, and is worth what it should be."""
+    """Checks that every row's reference answer can be read, and that the verifiers score it as
+    right.
+    """
     with report.check("reference answers") as check, _scorer(recipe, tokenizer) as scorer:
         check_answers(scorer, prompts)
         check.detail = f"{len(prompts)} rows can be read"
-    worked = {
+    verifiers = {
         name: reward
         for name, reward in _components(recipe)
-        if reward.type != REWARD_MODEL  # the step asks it
+        if reward.type != REWARD_MODEL  # it scores in the small run's step
     }
-    if not worked or not check.ok:
+    if not verifiers or not check.ok:
         return
     with report.check("verifiers") as check:
-        with Scorer(list(worked.values()), recipe.scoring, environment=0.0) as scorer:
-            groups = _scored(recipe, worked, prompts, scorer, tokenizer)
-        tried = [_of(name, reward, groups) for name, reward in worked.items()]
+        with Scorer(list(verifiers.values()), recipe.scoring, environment=0.0) as scorer:
+            groups = _scored(verifiers, prompts, scorer, tokenizer)
+        tried = [_tried(name, reward, groups) for name, reward in verifiers.items()]
         _show(tried, report.console)
         check.detail = ", ".join(
-            f"{one.name} {one.right} of {len(one.given)}" for one in tried if one.given
+            f"{component.name} {component.right} of {len(component.scored)}"
+            for component in tried
+            if component.scored
         )
-        for one in tried:
-            judge(report, check, one, worked[one.name])
+        for component in tried:
+            judge(report, check, component, verifiers[component.name])
         for failure in _failures(groups):
             report.problem(check, failure, FAILURE)
 
 
 def _scorer(recipe: Answering, tokenizer: Any) -> Scorer:
-    return environments.scorer(recipe, learned_reward(recipe, tokenizer))
+    return environments.scorer_of(recipe, learned_reward(recipe, tokenizer))
 
 
 def _components(recipe: Answering) -> list[tuple[str, RewardSettings]]:
@@ -98,28 +102,29 @@ def _components(recipe: Answering) -> list[tuple[str, RewardSettings]]:
 
 
 def _scored(
-    recipe: Answering,
-    worked: Mapping[str, RewardSettings],
+    verifiers: Mapping[str, RewardSettings],
     prompts: Sequence[Prompt],
     scorer: Scorer,
     tokenizer: Any,
 ) -> list[ScoredGroup]:
-    """Groups of an empty answer and every answer that is right for some component."""
-    asks = any(known(reward).waits or reward.waits for reward in worked.values())
+    """Scored groups; each has an empty answer first, then the right answers of all components."""
+    asks = any(known(reward).waits or reward.waits for reward in verifiers.values())
     step = -(-len(prompts) // (ASKED if asks else TRIED))
     pairs: list[tuple[Prompt, list[Rollout]]] = []
     for number, prompt in enumerate(prompts[:: max(1, step)]):
-        one = replace(prompt, ticket=number)
-        answers = [_answer(reward, one) for reward in worked.values()]
+        asked = replace(prompt, ticket=number)
+        answers = [_answer(reward, asked) for reward in verifiers.values()]
         texts = dict.fromkeys(["", *(text for text in answers if text is not None)])
-        rollouts = [_rollout(one, n, text, tokenizer) for n, text in enumerate(texts)]
-        pairs.append((one, rollouts))
+        rollouts = [_rollout(asked, n, text, tokenizer) for n, text in enumerate(texts)]
+        pairs.append((asked, rollouts))
     with scorer.step():
         return scorer.score(pairs)
 
 
 def _answer(reward: RewardSettings, prompt: Prompt) -> str | None:
-    """What is right for a component; the reference answer itself where it does not say."""
+    """The right answer for a component: the verifier's own, else the reference answer. None where
+    the component does not apply to the prompt.
+    """
     if not reward.applies(prompt.dataset, prompt.metadata):
         return None
     right = known(reward).right_answer(_view(prompt))
@@ -136,73 +141,85 @@ def _rollout(prompt: Prompt, sample: int, text: str, tokenizer: Any) -> Rollout:
     return Rollout(prompt.ticket, sample, (turn,), "stop", ((0, len(ids)),), text)
 
 
-def _of(name: str, reward: RewardSettings, groups: Sequence[ScoredGroup]) -> Tried:
-    given: list[tuple[Prompt, str, float, float]] = []
+def _tried(name: str, reward: RewardSettings, groups: Sequence[ScoredGroup]) -> Tried:
+    scored: list[Scored] = []
     sure = False
     for group in groups:
         answer = _answer(reward, group.prompt)
         if answer is None or name not in group.rewards:
             continue
         sure = known(reward).right_answer(_view(group.prompt)) is not None
-        place = next(n for n, one in enumerate(group.rollouts) if one.text == answer)
+        place = next(n for n, rollout in enumerate(group.rollouts) if rollout.text == answer)
         scores = group.rewards[name]
-        given.append((group.prompt, answer, float(scores[place]), float(scores[0])))
-    return Tried(name, sure, given)
+        scored.append((group.prompt, answer, float(scores[place]), float(scores[0])))
+    return Tried(name, sure, scored)
 
 
 def _show(tried: Sequence[Tried], console: Console) -> None:
     columns = ("reward", "reference answers right", "their mean score", "an empty answer's")
-    console.table("verifiers on reference answers", columns, [one.row() for one in tried])
+    console.table(
+        "verifiers on reference answers", columns, [component.row() for component in tried]
+    )
     rows = [
-        (one.name, f"{prompt.row} of {prompt.dataset}", f"{score:.3f}", shortened(text, WIDTH))
-        for one in tried
-        for prompt, text, score, _ in _wrong(one)[:EXAMPLES]
+        (
+            component.name,
+            f"{prompt.row} of {prompt.dataset}",
+            f"{score:.3f}",
+            shortened(text, WIDTH),
+        )
+        for component in tried
+        for prompt, text, score, _ in _wrong(component)[:EXAMPLES]
     ]
     if rows:
         console.table("answers without full score", ("reward", "row", "score", "answer"), rows)
 
 
-def _wrong(one: Tried) -> list[tuple[Prompt, str, float, float]]:
-    return [given for given in one.given if not given[2] >= RIGHT]
+def _wrong(component: Tried) -> list[Scored]:
+    return [scored for scored in component.scored if not scored[2] >= RIGHT]
 
 
-def judge(report: Report, check: Check, one: Tried, reward: RewardSettings) -> None:
-    """Says what a score that cannot be right means."""
-    if not one.given:
+def judge(report: Report, check: Check, component: Tried, reward: RewardSettings) -> None:
+    """Reports scores that cannot be right: reference answers without full score, empty answers
+    with it, and judges that tell the two apart nowhere.
+    """
+    if not component.scored:
         return
-    count, empty = len(one.given), [given[3] for given in one.given]
-    if one.sure and one.right <= count / 2:
-        prompt, text, score, _ = _wrong(one)[0]
+    count, empty = len(component.scored), [scored[3] for scored in component.scored]
+    if component.sure and component.right <= count / 2:
+        prompt, text, score, _ = _wrong(component)[0]
         report.problem(
             check,
-            f"{one.name} gives {count - one.right} of {count} reference answers no full score, so "
-            f"that right samples would be called wrong; the first is row {prompt.row} of "
-            f"{prompt.dataset} ({score:g} for {shortened(text, WIDTH)!r}); mend the rows, or "
-            "choose another [[rewards]] type or setting",
+            f"{component.name} gives {count - component.right} of {count} reference answers no "
+            "full score, so that right samples would be called wrong; the first is row "
+            f"{prompt.row} of {prompt.dataset} ({score:g} for {shortened(text, WIDTH)!r}); mend "
+            "the rows, or choose another [[rewards]] type or setting",
         )
-    elif one.sure and one.right < count:
+    elif component.sure and component.right < count:
         report.warn(
             check,
-            f"{one.name}: {count - one.right} of {count} reference answers have no full score",
+            f"{component.name}: {count - component.right} of {count} reference answers have no "
+            "full score",
         )
-    if one.sure and any(score >= RIGHT for score in empty):
-        report.problem(check, f"{one.name} gives an empty answer full score")
+    if component.sure and any(score >= RIGHT for score in empty):
+        report.problem(check, f"{component.name} gives an empty answer full score")
     judges = ":" in reward.type or reward.type in COMPARING
-    if judges and all(score <= nothing for _, _, score, nothing in one.given):
+    if judges and all(score <= nothing for _, _, score, nothing in component.scored):
         report.warn(
             check,
-            f"{one.name} gives no reference answer more than an empty one: look whether it reads "
-            "what it should",
+            f"{component.name} gives no reference answer more than an empty one: look whether it "
+            "reads what it should",
         )
 
 
 def _failures(groups: Sequence[ScoredGroup]) -> Iterator[str]:
-    """The first failure of each component, with how many there were."""
-    found = [(group.prompt, one) for group in groups for one in group.failures]
-    for name in dict.fromkeys(one.component for _, one in found):
-        own = [(prompt, one) for prompt, one in found if one.component == name]
-        prompt, first = own[0]
+    """A message for each component that failed: how often, and its first failure."""
+    failures = [(group.prompt, failure) for group in groups for failure in group.failures]
+    for name in dict.fromkeys(failure.component for _, failure in failures):
+        of_component = [
+            (prompt, failure) for prompt, failure in failures if failure.component == name
+        ]
+        prompt, first = of_component[0]
         yield (
-            f"{name} failed on {len(own)} answers; the first is row {prompt.row} of "
+            f"{name} failed on {len(of_component)} answers; the first is row {prompt.row} of "
             f"{prompt.dataset}: {first.cause}: {first.message}"
         )

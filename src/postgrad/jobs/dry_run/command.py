@@ -12,7 +12,7 @@ from typing import Any
 
 from postgrad.jobs.dry_run import ahead, answers, data, models
 from postgrad.jobs.dry_run.report import Report
-from postgrad.jobs.dry_run.smaller import smaller
+from postgrad.jobs.dry_run.smaller import small_recipe
 from postgrad.jobs.dry_run.trial import Trial, try_run
 from postgrad.observe.console import Console
 from postgrad.plan.page import Page
@@ -24,13 +24,13 @@ PREFIX = ".postgrad-dry-run-"
 
 
 def dry_run(recipe: Recipe, console: Console, *, tracebacks: bool = False) -> Report:
-    """The plan, all rows, then one small step of everything, in a folder that is removed.
+    """Makes the plan, reads all rows, then runs one small step in a temporary folder.
 
-    What would have failed is in the report and never raised. run_dir is not touched.
+    What would have failed stands in the report and is never raised. run_dir is not touched.
     """
     report = Report(console, tracebacks)
     with _scratch(Path(recipe.run_dir)) as folder:
-        _try(report, recipe, folder)
+        _run_checks(report, recipe, folder)
     report.show()
     return report
 
@@ -38,43 +38,47 @@ def dry_run(recipe: Recipe, console: Console, *, tracebacks: bool = False) -> Re
 def dry_run_pipeline(
     pipeline: Pipeline, console: Console, *, tracebacks: bool = False
 ) -> dict[str, Report]:
-    """A report for each stage. One that starts from an earlier one's model starts from what that
-    one's small run exported; where there is none, it is not tried.
+    """Reports by stage name. A stage that starts from an earlier stage's model starts from what the
+    earlier small run exported; where that exported none, the stage is not tried.
     """
     reports: dict[str, Report] = {}
-    found: dict[str, str] = {}
+    exported: dict[str, str] = {}
     with _scratch(pipeline.run_dir) as folder:
         for stage in pipeline.stages:
             console.heading(f"{stage.name}: {stage.path}")
             report = reports[stage.name] = Report(console, tracebacks)
             (folder / stage.name).mkdir()
-            recipe = _started(report, stage, found)
-            trial = None if recipe is None else _try(report, recipe, folder / stage.name)
+            recipe = _started(report, stage, exported)
+            trial = None if recipe is None else _run_checks(report, recipe, folder / stage.name)
             if trial is not None and trial.model is not None:
-                found[stage.name] = str(trial.model)
+                exported[stage.name] = str(trial.model)
             report.show()
     return reports
 
 
 def pipeline_json(reports: dict[str, Report]) -> dict[str, Any]:
-    """Every stage's report, and the problems of all, each with its stage."""
-    found: dict[str, Any] = {"stages": {name: one.to_json() for name, one in reports.items()}}
-    for what in ("problems", "warnings"):
-        found[what] = [
+    """The reports by stage name, and all problems and warnings, each with the name of its stage."""
+    combined: dict[str, Any] = {
+        "stages": {name: report.to_json() for name, report in reports.items()}
+    }
+    for severity in ("problems", "warnings"):
+        combined[severity] = [
             {"stage": name, **problem}
-            for name, one in found["stages"].items()
-            for problem in one[what]
+            for name, report_json in combined["stages"].items()
+            for problem in report_json[severity]
         ]
-    return found
+    return combined
 
 
 def exit_code(reports: Sequence[Report]) -> int:
-    """Of the worst one."""
-    return max((one.exit_code for one in reports), default=0)
+    """The highest exit code of the reports, 0 where there is none."""
+    return max((report.exit_code for report in reports), default=0)
 
 
 def _started(report: Report, stage: Stage, exported: dict[str, str]) -> Recipe | None:
-    """The stage's recipe with the models of earlier ones; None where one of them has none."""
+    """The stage's recipe with the models that earlier stages exported; None where one of those
+    exported none. exported: model directories by stage name.
+    """
     missing = [name for _, name in names_used(stage.recipe) if name not in exported]
     if not missing:
         return with_models(stage.recipe, exported)
@@ -82,32 +86,32 @@ def _started(report: Report, stage: Stage, exported: dict[str, str]) -> Recipe |
     return None
 
 
-def _try(report: Report, recipe: Recipe, folder: Path) -> Trial | None:
-    """Everything that can be tried, each after what it needs. None: the small run was not."""
+def _run_checks(report: Report, recipe: Recipe, folder: Path) -> Trial | None:
+    """Runs every check, each after the ones that it needs; None where the small run was skipped."""
     with report.check("recipe") as check:
         require_runnable(recipe)
-    page = ahead.plan(report, recipe)
-    ahead.place(report, recipe)
-    ahead.loggers(report, recipe)
+    page = ahead.check_plan(report, recipe)
+    ahead.check_run_dir(report, recipe)
+    ahead.check_loggers(report, recipe)
     if not check.ok:
         report.skip("rows", "the recipe cannot be run")
         return None
-    start = models.reach(report, recipe, folder / "init")
+    start = models.check_models(report, recipe, folder / "init")
     if start is None:
         report.skip("rows", "there is no tokenizer to read them with")
         return None
     path, tokenizer = start
-    sets = data.read(report, recipe, tokenizer)
-    models.look_at_tokens(report, recipe, path, tokenizer, sets)
+    sets = data.read_sets(report, recipe, tokenizer)
+    models.check_tokens(report, recipe, path, tokenizer, sets)
     if isinstance(recipe, Answering) and recipe.rewards:
         answers.try_answers(report, recipe, sets.prompts(), tokenizer)
-        ahead.answers_fit(report, recipe, sets, tokenizer)
+        ahead.check_answer_lengths(report, recipe, sets, tokenizer)
     if sets.training is None:
         report.skip("load", "there are no rows to train on")
         return None
-    data.show(report, recipe, sets, tokenizer)
-    ahead.batches(report, recipe, sets, page)
-    if reason := _in_the_way(recipe, sets, page):
+    data.show_rows(report, recipe, sets, tokenizer)
+    ahead.check_batches(report, recipe, sets, page)
+    if reason := _reason_to_skip(recipe, sets, page):
         report.skip("load", reason)
         return None
     return _run_small(report, recipe, sets, path, folder, page)
@@ -121,28 +125,30 @@ def _run_small(
     folder: Path,
     page: Page | None,
 ) -> Trial | None:
-    small = _smaller(report, recipe, sets, path, folder)
+    small = _make_small_recipe(report, recipe, sets, path, folder)
     if small is None:
         return None
     trial = try_run(report, small, folder / "model")
     if trial.checkpoint_bytes:
-        ahead.best_metric(report, recipe, trial.measured, sets)
-        ahead.disk(report, recipe, trial.checkpoint_bytes, trial.model_bytes, page)
+        ahead.check_best_metric(report, recipe, trial.measured, sets)
+        ahead.check_disk(report, recipe, trial.checkpoint_bytes, trial.model_bytes, page)
     return trial
 
 
-def _smaller(
+def _make_small_recipe(
     report: Report, recipe: Recipe, sets: data.Sets, path: str, folder: Path
 ) -> Recipe | None:
     with report.check("small recipe") as check:
-        small = smaller(recipe, sets, folder / "run", path)
+        small = small_recipe(recipe, sets, folder / "run", path)
         check.detail = f"{small.geometry().train_batch_size} samples in its update"
         return small
     return None
 
 
-def _in_the_way(recipe: Recipe, sets: data.Sets, page: Page | None) -> str | None:
-    """Why the small run would only fail again, or take the machine with it."""
+def _reason_to_skip(recipe: Recipe, sets: data.Sets, page: Page | None) -> str | None:
+    """Why the small run is not tried: it would fail like an earlier check, or exhaust the memory
+    of the machine. None where it can be tried.
+    """
     if len(sets.evaluation) < len(recipe.eval.sets):
         return "an evaluation set cannot be read"
     if page is not None and not page.outlook.fits and page.outlook.hardware.device.is_cpu:
@@ -152,8 +158,8 @@ def _in_the_way(recipe: Recipe, sets: data.Sets, page: Page | None) -> str | Non
 
 @contextmanager
 def _scratch(run_dir: Path) -> Generator[Path]:
-    """A folder on the disk of run_dir, or where temporary files are if that cannot be written to;
-    it is gone at the end, also of SIGTERM.
+    """A temporary folder on the disk of run_dir, or in the system's folder for them where that
+    cannot be written. It is removed at the end, also after SIGTERM.
     """
     beside = ahead.existing(run_dir).parent if run_dir.exists() else ahead.existing(run_dir)
     home = beside if os.access(beside, os.W_OK | os.X_OK) and beside.is_dir() else None

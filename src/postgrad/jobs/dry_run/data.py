@@ -1,4 +1,4 @@
-"""All rows of a recipe, read as its run reads them, and what can be said of them all at once."""
+"""The data checks of a dry run: all rows of a recipe, read as its run reads them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,79 +30,93 @@ CUT_LOOKED_AT = 2000  # rows that are read again to show what was cut off
 
 @dataclass(slots=True)
 class Sets:
-    """What could be read. training: None where it could not; evaluation: by place in eval.sets."""
+    """The data sets of a recipe that could be read."""
 
-    training: Draws[Any] | None = None
+    training: Draws[Any] | None = None  # None where it could not be read
+    # by index in eval.sets; what could not be read is missing
     evaluation: dict[int, DrawnSet[Any]] = field(default_factory=dict[int, DrawnSet[Any]])
 
     @property
     def tokens(self) -> int:
-        """The longest sample of the training data, a pair together."""
+        """Tokens of the longest training sample; a pair counts both answers."""
         return int(self._lengths.max())
 
     @property
     def mean_tokens(self) -> float:
-        """Of a sample of the training data."""
+        """Mean tokens of a training sample; a pair counts both answers."""
         return float(self._lengths.mean())
 
     @property
     def _lengths(self) -> NDArray[np.int64]:
         assert self.training is not None
-        return np.array([sum(map(len, token_ids(one))) for one in self.training.all()], np.int64)
+        return np.array(
+            [sum(map(len, token_ids(record))) for record in self.training.all()], np.int64
+        )
 
     @property
     def largest_id(self) -> int:
-        """Of all tokens."""
+        """The largest token id of all sets, 0 where there is none."""
         sets: list[Draws[Any]] = [*self.evaluation.values()]
         sets += [] if self.training is None else [self.training]
-        found = [int(ids.max()) for one in sets for row in one.all() for ids in token_ids(row)]
-        return max(found, default=0)
+        largest_ids = [
+            int(ids.max())
+            for drawn_set in sets
+            for row in drawn_set.all()
+            for ids in token_ids(row)
+        ]
+        return max(largest_ids, default=0)
 
     def prompts(self) -> list[Prompt]:
-        """Every question that is asked, of training and evaluation."""
+        """All prompts of training and evaluation; other records are left out."""
         sets = [*([] if self.training is None else [self.training]), *self.evaluation.values()]
-        return [row for one in sets for row in one.all() if isinstance(row, Prompt)]
+        return [row for drawn_set in sets for row in drawn_set.all() if isinstance(row, Prompt)]
 
 
-def token_ids(one: Any) -> list[NDArray[np.int32]]:
-    """Of a record, the two of a pair one after the other."""
-    if isinstance(one, Pair):
-        return [one.chosen, one.rejected]
-    return [one.token_ids]
+def token_ids(record: Any) -> list[NDArray[np.int32]]:
+    """The token ids of a record's sequences: chosen and rejected of a pair, else one sequence."""
+    if isinstance(record, Pair):
+        return [record.chosen, record.rejected]
+    return [record.token_ids]
 
 
-def read(report: Report, recipe: Recipe, tokenizer: Any) -> Sets:
-    """Every row of every set; a set that cannot be read is a problem, and the others are read."""
-    found = Sets()
-    for place, one in enumerate(recipe.eval.sets):
-        with report.check(f"rows of eval {one.name or ''}".rstrip()) as check:
-            found.evaluation[place] = reading.evaluated(recipe, place, tokenizer)
-            _tell(report, check, [found.evaluation[place].account])
+def read_sets(report: Report, recipe: Recipe, tokenizer: Any) -> Sets:
+    """Reads every row of every set. A set that cannot be read is reported, the others are read."""
+    sets = Sets()
+    for place, eval_set in enumerate(recipe.eval.sets):
+        with report.check(f"rows of eval {eval_set.name or ''}".rstrip()) as check:
+            sets.evaluation[place] = reading.evaluated(recipe, place, tokenizer)
+            _report_rows(report, check, [sets.evaluation[place].account])
     readable = recipe
-    if len(found.evaluation) < len(recipe.eval.sets):  # what is held out is no reason here
-        whole = recipe.eval.model_copy(update={"sets": ()})
-        readable = recipe.model_copy(update={"eval": whole})
+    if len(sets.evaluation) < len(recipe.eval.sets):  # reported above: not once more by training
+        without_eval_sets = recipe.eval.model_copy(update={"sets": ()})
+        readable = recipe.model_copy(update={"eval": without_eval_sets})
     with report.check("rows") as check:
-        found.training = reading.training(readable, tokenizer)
-        _tell(report, check, found.training.accounts)
+        sets.training = reading.training(readable, tokenizer)
+        _report_rows(report, check, sets.training.accounts)
         if isinstance(recipe, RLRecipe):
-            environments.check_rows(recipe, found.training)
-    return found
+            environments.check_rows(recipe, sets.training)
+    return sets
 
 
-def _tell(report: Report, check: Check, accounts: Sequence[RowAccount]) -> None:
+def _report_rows(report: Report, check: Check, accounts: Sequence[RowAccount]) -> None:
+    """Shows where the rows went; warns where more than MANY of a dataset were lost."""
     common.print_rows(report.console, accounts, check.name)
-    rows, kept = sum(one.rows for one in accounts), sum(one.kept for one in accounts)
+    rows, kept = (
+        sum(account.rows for account in accounts),
+        sum(account.kept for account in accounts),
+    )
     check.detail = f"{kept} of {rows} rows are used"
-    for one in accounts:
-        lost = [(one.fates[fate], MEANING[fate]) for fate in LOST if fate in one.fates]
-        if sum(count for count, _ in lost) > MANY * one.rows:
-            told = ", ".join(f"{count} {meaning}" for count, meaning in lost)
-            report.warn(check, f"{one.name}: of {one.rows} rows {told}; raise data.max_len?")
+    for account in accounts:
+        lost = [(account.fates[fate], MEANING[fate]) for fate in LOST if fate in account.fates]
+        if sum(count for count, _ in lost) > MANY * account.rows:
+            fates = ", ".join(f"{count} {meaning}" for count, meaning in lost)
+            report.warn(
+                check, f"{account.name}: of {account.rows} rows {fates}; raise data.max_len?"
+            )
 
 
-def show(report: Report, recipe: Recipe, sets: Sets, tokenizer: Any) -> None:
-    """Ten rows of the training data with their masks."""
+def show_rows(report: Report, recipe: Recipe, sets: Sets, tokenizer: Any) -> None:
+    """Shows up to `SHOWN` training rows with their loss masks, cut rows among them."""
     if sets.training is None:
         return
     with report.check("rows shown") as check:
@@ -110,45 +124,51 @@ def show(report: Report, recipe: Recipe, sets: Sets, tokenizer: Any) -> None:
         each = -(-showing.SHOWN // len(parts))
         count = 0
         for settings, part in zip(recipe.data.sources, parts, strict=True):
-            whole = _uncut(recipe, settings, part, tokenizer)
-            first = [place for place, one in enumerate(part.all()) if key_of(one) in whole][:2]
-            for one in showing.spread(part, min(each, showing.SHOWN - count), first):
-                shown = showing.shown_row(tokenizer, part.account.name, one, whole.get(key_of(one)))
+            uncut = _uncut(recipe, settings, part, tokenizer)
+            first = [place for place, record in enumerate(part.all()) if key_of(record) in uncut][
+                :2
+            ]
+            for record in showing.spread(part, min(each, showing.SHOWN - count), first):
+                shown = showing.shown_row(
+                    tokenizer, part.account.name, record, uncut.get(key_of(record))
+                )
                 showing.show(shown, report.console)
                 count += 1
         check.detail = f"{count} of them, what is learned from is marked"
 
 
 def _uncut(recipe: Recipe, settings: Any, part: DrawnSet[Any], tokenizer: Any) -> dict[Key, Any]:
-    """The first rows that were cut, as they were before."""
+    """Rows that were cut to data.max_len, as they were before, by `key_of`. Reads the first
+    CUT_LOOKED_AT rows again.
+    """
     if not part.account.fates.get("truncated"):
         return {}
     some = settings.model_copy(
         update={"max_len": NO_LIMIT, "limit": min(settings.limit or NO_LIMIT, CUT_LOOKED_AT)}
     )
-    whole = {key_of(one): one for one in _load(recipe, some, part, tokenizer).all()}
+    uncut = {key_of(record): record for record in _load(recipe, some, part, tokenizer).all()}
     return {
-        key: whole[key]
-        for one in part.all()
-        if (key := key_of(one)) in whole
-        and sum(map(len, token_ids(whole[key]))) > sum(map(len, token_ids(one)))
+        key: uncut[key]
+        for record in part.all()
+        if (key := key_of(record)) in uncut
+        and sum(map(len, token_ids(uncut[key]))) > sum(map(len, token_ids(record)))
     }
 
 
-def key_of(one: Any) -> Key:
-    """What names a record in its dataset: a row with a pair gives two labelled answers, one that is
-    unrolled several texts.
+def key_of(record: Any) -> Key:
+    """Identifies a record within its dataset. The row number alone does not: a pair gives two
+    labelled answers, and an unrolled conversation several texts.
     """
-    if isinstance(one, Conversation):
-        return one.row, one.text
-    return one.row, one.desirable if isinstance(one, Labelled) else None
+    if isinstance(record, Conversation):
+        return record.row, record.text
+    return record.row, record.desirable if isinstance(record, Labelled) else None
 
 
 def _load(recipe: Recipe, settings: Any, part: DrawnSet[Any], tokenizer: Any) -> DrawnSet[Any]:
-    """Other settings of the dataset that `part` was read from."""
+    """Reads the dataset of `part` again, with other settings."""
     first = part.all()[0]
     if isinstance(recipe, Answering):
-        settings = environments.through(recipe, settings)
+        settings = environments.with_tools(recipe, settings)
     if isinstance(first, Prompt):
         return load_prompts(settings, tokenizer, max_prompt_tokens=NO_LIMIT)
     if isinstance(first, Conversation):
@@ -159,7 +179,7 @@ def _load(recipe: Recipe, settings: Any, part: DrawnSet[Any], tokenizer: Any) ->
 
 
 def limit_for(settings: RowSettings, part: DrawnSet[Any], count: int) -> int:
-    """How many rows of a dataset have to be read for `count` of its records."""
+    """How many rows of a dataset have to be read to get `count` records: some rows give none."""
     entries = part.all()
     last = entries[min(count, len(entries)) - 1].row
     first = read_rows(settings.model_copy(update={"limit": 1}))[0].index

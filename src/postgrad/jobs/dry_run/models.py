@@ -29,26 +29,27 @@ QUESTION = "What is one and one?"
 ANSWER = "It is two."
 
 
-def reach(report: Report, recipe: Recipe, init: Path) -> tuple[str, Any] | None:
-    """The policy's start and its tokenizer; None where it has none. A fresh model is made in `init`
-    as the run would make it. Models of other roles are looked at too.
+def check_models(report: Report, recipe: Recipe, init: Path) -> tuple[str, Any] | None:
+    """The path of the policy's base model and its tokenizer; None where they cannot be read.
+
+    A fresh model is made in `init` as the run would make it. Models of other roles are checked too.
     """
-    found = None
+    start = None
     with report.check("model") as check:
         path = roles.base_model(recipe, init)
         config = load_config(path)
-        found = path, load_tokenizer(path)
+        start = path, load_tokenizer(path)
         check.detail = f"{config.model_type}, vocabulary of {config.vocab_size}"
-        _positions(report, check, recipe, config, path)
-    for role, path in _others(recipe):
+        _check_positions(report, check, recipe, config, path)
+    for role, path in _models_of_other_roles(recipe):
         with report.check(f"model of {role}") as check:
             config = load_config(path)
             load_tokenizer(path)
             check.detail = f"{config.model_type}, vocabulary of {config.vocab_size}"
-    return found
+    return start
 
 
-def _others(recipe: Recipe) -> list[tuple[str, str]]:
+def _models_of_other_roles(recipe: Recipe) -> list[tuple[str, str]]:
     """(role, path) of the models beside the policy's."""
     owners = [(role, getattr(recipe, role, None)) for role in ROLES if role]
     return [
@@ -58,26 +59,28 @@ def _others(recipe: Recipe) -> list[tuple[str, str]]:
     ]
 
 
-def _positions(report: Report, check: Check, recipe: Recipe, config: Any, path: str) -> None:
-    known = max_positions(config)
-    longest = max([recipe.data.max_len, *(one.max_len for one in recipe.eval.sets)])
-    if known is not None and longest > known:
+def _check_positions(report: Report, check: Check, recipe: Recipe, config: Any, path: str) -> None:
+    positions = max_positions(config)
+    longest = max([recipe.data.max_len, *(eval_set.max_len for eval_set in recipe.eval.sets)])
+    if positions is not None and longest > positions:
         report.problem(
             check,
             f"rows may have {longest} tokens (data.max_len, eval.max_len), and {path} has "
-            f"{known} positions ({_limit_of(config)}): what comes after them it was never made "
-            f"for; say data.max_len = {known} or less",
+            f"{positions} positions ({_limit_of(config)}): it was never trained on longer rows; "
+            f"set data.max_len = {positions} or less",
         )
 
 
 def _limit_of(config: Any) -> str:
-    """The key that says how many positions a model has."""
+    """Where the limit of positions comes from, for a message."""
     rotates = fixed_length(config) == max_positions(config)
     return "its rope_type rotates by length beyond them" if rotates else "max_position_embeddings"
 
 
-def look_at_tokens(report: Report, recipe: Recipe, path: str, tokenizer: Any, sets: Sets) -> None:
-    """Whether the model knows all token ids of the data, and how a turn ends."""
+def check_tokens(report: Report, recipe: Recipe, path: str, tokenizer: Any, sets: Sets) -> None:
+    """Checks that the model has an embedding for every token id of the data, and that sampling
+    stops at the token that ends a turn.
+    """
     with report.check("tokens") as check:
         size, largest = load_config(path).vocab_size, sets.largest_id
         check.detail = f"ids up to {largest} of {size}"
@@ -85,32 +88,34 @@ def look_at_tokens(report: Report, recipe: Recipe, path: str, tokenizer: Any, se
             report.problem(check, f"rows for {path}: {no_embedding(largest, size)}")
     if not isinstance(recipe, RewardRecipe):
         with report.check("end of a turn") as check:
-            _look_at_end(report, check, recipe, path, tokenizer)
+            _check_end_of_turn(report, check, recipe, path, tokenizer)
 
 
-def _look_at_end(report: Report, check: Check, recipe: Recipe, path: str, tokenizer: Any) -> None:
-    """An answer has to end with a token that ends sampling, or no sample ever ends."""
+def _check_end_of_turn(
+    report: Report, check: Check, recipe: Recipe, path: str, tokenizer: Any
+) -> None:
+    """Reports a chat template whose last token does not stop sampling: no sample would ever end."""
     stops = _stop_ids(path, tokenizer)
     for source in recipe.data.sources:
         last = _last_token(tokenizer, template_call(source))
         if last is None:
             continue
-        said = tokenizer.decode([last])
-        check.detail = f"{said!r}"
-        if last in stops or _stops_at(recipe, said):
+        last_text = tokenizer.decode([last])
+        check.detail = f"{last_text!r}"
+        if last in stops or _stops_at(recipe, last_text):
             continue
-        names = ", ".join(repr(tokenizer.decode([one])) for one in sorted(stops))
-        what = (
-            f"the chat template ends an answer with {said!r}, and sampling stops at {names}: what "
-            "is trained here does not learn to stop, so that answers run on to max_new_tokens; "
+        names = ", ".join(repr(tokenizer.decode([stop_id])) for stop_id in sorted(stops))
+        problem = (
+            f"the chat template ends an answer with {last_text!r}, and sampling stops at {names}: "
+            "the trained model does not learn to stop, so its answers run on to max_new_tokens; "
         )
         remedy = f"name it in rollout.stop, or make it eos_token (generation_config.json of {path})"
         if last in special_ids(tokenizer):
-            report.warn(check, what + remedy)
+            report.warn(check, problem + remedy)
         else:
             report.problem(
                 check,
-                what + "give data.chat_template one that ends a turn with a token of its own",
+                problem + "give data.chat_template one that ends a turn with a token of its own",
             )
 
 
@@ -119,27 +124,27 @@ def _stop_ids(path: str, tokenizer: Any) -> set[int]:
     return set(eos_token_ids(SimpleNamespace(generation_config=generation), tokenizer))
 
 
-def _stops_at(recipe: Recipe, said: str) -> bool:
+def _stops_at(recipe: Recipe, text: str) -> bool:
     stop: Sequence[str] = recipe.rollout.stop if isinstance(recipe, Answering) else ()
-    return any(one in said for one in stop)
+    return any(stop_string in text for stop_string in stop)
 
 
 def _last_token(tokenizer: Any, call: dict[str, Any]) -> int | None:
-    """The last token that is learned of an answer; None where the template refuses this one, which
-    says nothing about others.
+    """The last loss token of an answer to a made-up question; None where the template refuses that
+    conversation, which says nothing about others.
     """
     messages = [
         {"role": "user", "content": QUESTION},
         {"role": "assistant", "content": ANSWER},
     ]
     try:
-        one = render_conversation(
+        rendered = render_conversation(
             tokenizer, messages, ends=turn_ends(tokenizer), turns="last", variables=call
         )
     except Unmarkable:
         return None
-    found = tokenise(tokenizer, [one])[0]
-    if isinstance(found, Unmarkable):
+    tokenised = tokenise(tokenizer, [rendered])[0]
+    if isinstance(tokenised, Unmarkable):
         return None
-    ids, mask = found
+    ids, mask = tokenised
     return int(ids[mask][-1])

@@ -1,4 +1,4 @@
-"""What a dry run found: checks with their outcome, and problems that would have come later."""
+"""The report of a dry run: checks with their outcome, and findings that would have come later."""
 
 import time
 import traceback
@@ -15,40 +15,34 @@ RECIPE, FAILURE = UsageError.exit_code, RunError.exit_code
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """What would have gone wrong, where, and what to do: one message. exit_code: RECIPE where the
-    recipe or the data is wrong, FAILURE where something failed.
-    """
+class Finding:
+    """Something that would have gone wrong in the run, or that a person should look at."""
 
-    check: str
-    message: str
-    exit_code: int
+    check: str  # the name of the check that found it
+    message: str  # what is wrong, and what to do about it
+    exit_code: int  # RECIPE: the recipe or the data is wrong; FAILURE: something failed
 
     def to_json(self) -> dict[str, Any]:
-        """kind: "recipe" or "failure"."""
+        """check, message, and kind: "recipe" or "failure" by the exit code."""
         kind = "recipe" if self.exit_code == RECIPE else "failure"
         return {"check": self.check, "kind": kind, "message": self.message}
 
 
 @dataclass(slots=True)
 class Check:
-    """One thing that was tried. detail: what came out, in a line; tried: False where another one
-    failed before it.
-    """
+    """One check of a dry run and its outcome."""
 
-    name: str
+    name: str  # such as "model" or "rows of eval"
     ok: bool = True
-    tried: bool = True
+    tried: bool = True  # False where a check that it needs failed before it
     seconds: float = 0.0
-    detail: str = ""
+    detail: str = ""  # the result in a line: "120 of 128 rows are used"
 
     @property
     def outcome(self) -> str:
-        """In a word."""
         return ("passed" if self.ok else "failed") if self.tried else "not tried"
 
     def to_json(self) -> dict[str, Any]:
-        """As its fields."""
         return {
             "name": self.name,
             "ok": self.ok,
@@ -60,85 +54,88 @@ class Check:
 
 @dataclass(slots=True)
 class Report:
-    """Filled check by check. tracebacks: show where an error came from, for --debug.
-
-    plan: its JSON, {} where none could be made. warnings: what a person should look at; they
-    change no exit code.
-    """
+    """The checks and findings of one dry run, filled check by check."""
 
     console: Console
-    tracebacks: bool = False
-    plan: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tracebacks: bool = False  # print the traceback of every error (--debug)
+    plan: Mapping[str, Any] = field(default_factory=dict[str, Any])  # JSON; {} without a plan
     checks: list[Check] = field(default_factory=list[Check])
-    problems: list[Problem] = field(default_factory=list[Problem])
-    warnings: list[Problem] = field(default_factory=list[Problem])
+    problems: list[Finding] = field(default_factory=list[Finding])
+    warnings: list[Finding] = field(default_factory=list[Finding])  # they change no exit code
 
-    def check(self, name: str) -> "Trying":
-        """Tries what is in its block. An error there is a problem, and the dry run goes on; an
-        interrupt ends it.
+    def check(self, name: str) -> "CheckBlock":
+        """Runs the block of a `with` as a check. An error in it is added to the problems, and the
+        dry run goes on; an interrupt ends the dry run.
         """
-        return Trying(self, name)
+        return CheckBlock(self, name)
 
-    def failed(self, one: Check, error: Exception) -> None:
-        """What was raised in a check."""
+    def failed(self, check: Check, error: Exception) -> None:
+        """Adds an error that was raised in a check to the problems."""
         if self.tracebacks:
             traceback.print_exception(error)
         if isinstance(error, PostgradError):
-            self.problem(one, str(error), error.exit_code)
+            self.problem(check, str(error), error.exit_code)
         elif isinstance(error, OSError):  # a disk, a network
-            self.problem(one, str(error), FAILURE)
+            self.problem(check, str(error), FAILURE)
         else:  # code of others, memory
-            self.problem(one, f"{type(error).__name__}: {error}", FAILURE)
+            self.problem(check, f"{type(error).__name__}: {error}", FAILURE)
 
-    def problem(self, one: Check, message: str, exit_code: int = RECIPE) -> None:
-        """A check did not pass."""
-        one.ok = False
-        self.problems.append(Problem(one.name, message, exit_code))
+    def problem(self, check: Check, message: str, exit_code: int = RECIPE) -> None:
+        """Marks a check as failed and adds the message to the problems."""
+        check.ok = False
+        self.problems.append(Finding(check.name, message, exit_code))
 
-    def warn(self, one: Check, message: str) -> None:
-        """A check passed, and there is something to look at."""
-        self.warnings.append(Problem(one.name, message, RECIPE))
+    def warn(self, check: Check, message: str) -> None:
+        """Adds a warning; the check still passes."""
+        self.warnings.append(Finding(check.name, message, RECIPE))
 
     def skip(self, name: str, why: str) -> None:
-        """A check that could not be tried: another one failed before it."""
+        """Adds a check that was not tried, because of `why`."""
         self.checks.append(Check(name, ok=False, tried=False, detail=why))
 
     @property
     def exit_code(self) -> int:
-        """0: clean. A wrong recipe comes first: mending it may mend the failure."""
-        codes = [one.exit_code for one in self.problems]
+        """0 without problems, else the highest: RECIPE before FAILURE, because a mended recipe may
+        mend the failure too.
+        """
+        codes = [problem.exit_code for problem in self.problems]
         return max(codes, default=0)
 
     def to_json(self) -> dict[str, Any]:
-        """plan, checks, problems and warnings."""
+        """JSON with the keys plan, checks, problems and warnings."""
         return {
             "plan": dict(self.plan),
-            "checks": [one.to_json() for one in self.checks],
-            "problems": [one.to_json() for one in self.problems],
-            "warnings": [one.to_json() for one in self.warnings],
+            "checks": [check.to_json() for check in self.checks],
+            "problems": [problem.to_json() for problem in self.problems],
+            "warnings": [warning.to_json() for warning in self.warnings],
         }
 
     def show(self) -> None:
-        """Every check in a table, then what would have failed."""
+        """Prints the table of checks, then warnings and problems."""
         rows = [
-            (one.name, one.outcome, f"{one.seconds:.1f} s" if one.tried else "", one.detail)
-            for one in self.checks
+            (
+                check.name,
+                check.outcome,
+                f"{check.seconds:.1f} s" if check.tried else "",
+                check.detail,
+            )
+            for check in self.checks
         ]
         self.console.table("what was tried", ("check", "", "time", ""), rows)
-        for one in self.warnings:
-            self.console.warn(f"{one.check}: {one.message}")
+        for warning in self.warnings:
+            self.console.warn(f"{warning.check}: {warning.message}")
         if not self.problems:
-            skipped = [one.name for one in self.checks if not one.tried]
+            skipped = [check.name for check in self.checks if not check.tried]
             but = f", but not all was tried: {', '.join(skipped)}" if skipped else ""
             self.console.note(f"dry run: nothing was found that would fail later{but}")
             return
         self.console.error(f"dry run, what would have failed later ({len(self.problems)}):")
-        for number, one in enumerate(self.problems, 1):
-            self.console.error(f"{number}. {one.check}: {one.message}")
+        for number, problem in enumerate(self.problems, 1):
+            self.console.error(f"{number}. {problem.check}: {problem.message}")
 
 
-class Trying:
-    """The block of a check: see Report.check."""
+class CheckBlock:
+    """The context manager of `Report.check`: times a check and reports what is raised in it."""
 
     def __init__(self, report: Report, name: str) -> None:
         self._report = report

@@ -1,4 +1,4 @@
-"""Ten rows as the learner sees them: what it reads, what it learns from, what was cut off."""
+"""Training rows as the learner sees them: tokens that are only read, trained on, or cut off."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from postgrad.data.pairs import Labelled, Pair
 from postgrad.observe.console import Console
 
 SHOWN = 10
-LONGEST = 600  # characters of one piece: of a longer one, its ends
+LONGEST = 600  # characters of one span that are shown: of a longer one, its two ends
 Kind = Literal["read", "trained", "cut"]
 STYLES = {  # by kind, and whether the token is a special one
     ("read", False): "dim",
@@ -30,45 +30,46 @@ Ids = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A run of tokens of one kind, as text."""
+class TextSpan:
+    """Consecutive tokens of one kind, decoded."""
 
     text: str
     kind: Kind
-    special: bool
+    special: bool  # they are special tokens, such as <|im_end|>
 
 
 @dataclass(frozen=True, slots=True)
 class ShownRow:
-    """title: where it is from. sequences: (what it is, its pieces)."""
+    """A record, ready to be printed."""
 
-    title: str
-    sequences: tuple[tuple[str, tuple[Piece, ...]], ...]
+    title: str  # "row 3 of gsm8k"
+    # label and spans of each sequence; a label is "conversation, 120 tokens, 40 trained"
+    sequences: tuple[tuple[str, tuple[TextSpan, ...]], ...]
 
 
-def pieces(tokenizer: Any, ids: Ids, kinds: Sequence[Kind]) -> tuple[Piece, ...]:
-    """Tokens with their kinds as runs of text; special tokens are pieces of their own.
+def spans_of(tokenizer: Any, ids: Ids, kinds: Sequence[Kind]) -> tuple[TextSpan, ...]:
+    """Decodes tokens to spans of one kind each; special tokens are spans of their own.
 
-    The text of a run is what it adds to the text before it: decoded alone, some tokenizers would
+    The text of a span is what it adds to the text before it: decoded alone, some tokenizers would
     leave out its first blank.
     """
     marks = special_ids(tokenizer)
-    found: list[Piece] = []
+    spans: list[TextSpan] = []
     end, before = 0, ""
-    marked = zip(kinds, (int(one) in marks for one in ids), strict=True)
+    marked = zip(kinds, (int(token_id) in marks for token_id in ids), strict=True)
     for (kind, special), run in groupby(marked):
         start, end = end, end + len(list(run))
-        whole = _decode(tokenizer, ids[:end])
-        follows = whole.startswith(before)
-        text = whole[len(before) :] if follows else _decode(tokenizer, ids[start:end])
-        found.append(Piece(text, kind, special))
-        before = whole
-    return tuple(found)
+        decoded = _decode(tokenizer, ids[:end])
+        follows = decoded.startswith(before)
+        text = decoded[len(before) :] if follows else _decode(tokenizer, ids[start:end])
+        spans.append(TextSpan(text, kind, special))
+        before = decoded
+    return tuple(spans)
 
 
 def special_ids(tokenizer: Any) -> set[int]:
-    """Of every special token, named or only added."""
-    added = [i for i, one in tokenizer.added_tokens_decoder.items() if one.special]
+    """The ids of all special tokens, named (eos_token) or only added."""
+    added = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special]
     return {*tokenizer.all_special_ids, *added}
 
 
@@ -78,82 +79,84 @@ def _decode(tokenizer: Any, ids: Ids) -> str:
     )
 
 
-def kinds_of(ids: Ids, mask: NDArray[np.bool_] | None, whole: Ids | None) -> tuple[Ids, list[Kind]]:
-    """Tokens with what they are for. mask: None where nothing is learned from them. whole: the row
-    before it was cut, at its start or at its end.
+def kinds_of(ids: Ids, mask: NDArray[np.bool_] | None, uncut: Ids | None) -> tuple[Ids, list[Kind]]:
+    """The token ids to show and the kind of each; with `uncut` the ids that were cut off too.
+
+    mask: [T] which tokens bear loss; None where none does. uncut: the row's ids before it was cut,
+    at its start or at its end; None where it was not.
     """
     kinds: list[Kind] = ["read"] * len(ids)
     if mask is not None:
-        kinds = ["trained" if one else "read" for one in mask]
-    if whole is None or len(whole) <= len(ids):
+        kinds = ["trained" if trained else "read" for trained in mask]
+    if uncut is None or len(uncut) <= len(ids):
         return ids, kinds
-    cut: list[Kind] = ["cut"] * (len(whole) - len(ids))
-    at_end = np.array_equal(whole[: len(ids)], ids)
-    return whole, [*kinds, *cut] if at_end else [*cut, *kinds]
+    cut: list[Kind] = ["cut"] * (len(uncut) - len(ids))
+    at_end = np.array_equal(uncut[: len(ids)], ids)
+    return uncut, [*kinds, *cut] if at_end else [*cut, *kinds]
 
 
 def spread(part: DrawnSet[Any], count: int, first: Sequence[int] = ()) -> list[Any]:
-    """So many records from the whole length of a dataset, those of `first` (places) among them."""
+    """`count` records, evenly spread over the dataset; those at the indices `first` come first."""
     entries = part.all()
     step = max(1, -(-len(entries) // max(1, count)))
     places = list(dict.fromkeys([*first, *range(0, len(entries), step)]))[:count]
     return [entries[place] for place in sorted(places)]
 
 
-def shown_row(tokenizer: Any, name: str, one: Any, whole: Any) -> ShownRow:
-    """A record as it is shown. name: of its dataset. whole: the same row, not cut, if it was."""
-    title = f"row {one.row} of {name}"
-    sequences: list[tuple[str, tuple[Piece, ...]]] = []
-    for what, ids, mask in _sequences(one):
-        uncut = None if whole is None else {n: i for n, i, _ in _sequences(whole)}[what]
-        tokens, kinds = kinds_of(ids, mask, uncut)
+def shown_row(tokenizer: Any, name: str, record: Any, uncut: Any) -> ShownRow:
+    """Formats a record. name: of its dataset. uncut: the same record before it was cut, or None."""
+    title = f"row {record.row} of {name}"
+    sequences: list[tuple[str, tuple[TextSpan, ...]]] = []
+    for label, ids, mask in _sequences(record):
+        uncut_ids = None if uncut is None else {n: i for n, i, _ in _sequences(uncut)}[label]
+        tokens, kinds = kinds_of(ids, mask, uncut_ids)
         counts = [f"{len(ids)} tokens"]
         if mask is not None:
             counts.append(f"{int(mask.sum())} trained")
         if len(tokens) > len(ids):
             counts.append(f"{len(tokens) - len(ids)} cut off")
-        sequences.append((", ".join([what, *counts]), pieces(tokenizer, tokens, kinds)))
-    if isinstance(one, Prompt) and one.answer is not None:
-        sequences.append(("reference answer", (Piece(one.answer, "read", False),)))
+        sequences.append((", ".join([label, *counts]), spans_of(tokenizer, tokens, kinds)))
+    if isinstance(record, Prompt) and record.answer is not None:
+        sequences.append(("reference answer", (TextSpan(record.answer, "read", False),)))
     return ShownRow(title, tuple(sequences))
 
 
-def _sequences(one: Any) -> Iterator[tuple[str, Ids, NDArray[np.bool_] | None]]:
-    """What a record has: a name, token ids, which of them bear loss."""
-    if isinstance(one, Prompt):
-        yield "prompt", one.token_ids, None
-    elif isinstance(one, Conversation):
-        yield "conversation", one.token_ids, one.loss_mask
-    elif isinstance(one, Labelled):
-        label = "desirable" if one.desirable else "undesirable"
-        yield label, one.token_ids, one.loss_mask
+def _sequences(record: Any) -> Iterator[tuple[str, Ids, NDArray[np.bool_] | None]]:
+    """The sequences of a record: label, token ids, and the loss mask or None."""
+    if isinstance(record, Prompt):
+        yield "prompt", record.token_ids, None
+    elif isinstance(record, Conversation):
+        yield "conversation", record.token_ids, record.loss_mask
+    elif isinstance(record, Labelled):
+        label = "desirable" if record.desirable else "undesirable"
+        yield label, record.token_ids, record.loss_mask
     else:
-        assert isinstance(one, Pair)
-        yield "chosen", one.chosen, one.chosen_mask
-        yield "rejected", one.rejected, one.rejected_mask
+        assert isinstance(record, Pair)
+        yield "chosen", record.chosen, record.chosen_mask
+        yield "rejected", record.rejected, record.rejected_mask
 
 
 def show(row: ShownRow, console: Console) -> None:
-    """In a terminal with colours, else with brackets around what is trained and what was cut."""
+    """Prints a row: with colours in a terminal, else with brackets around trained and cut spans."""
     console.heading(row.title)
-    for what, found in row.sequences:
-        console.note(f"{what}:")
-        console.spans(list(_coloured(found) if console.is_terminal else _bracketed(found)))
+    for label, spans in row.sequences:
+        console.note(f"{label}:")
+        console.spans(list(_coloured(spans) if console.is_terminal else _bracketed(spans)))
 
 
-def _coloured(found: Sequence[Piece]) -> Iterator[tuple[str, str]]:
-    for one in found:
-        yield shortened(one.text), STYLES[one.kind, one.special]
+def _coloured(spans: Sequence[TextSpan]) -> Iterator[tuple[str, str]]:
+    for span in spans:
+        yield shortened(span.text), STYLES[span.kind, span.special]
 
 
-def _bracketed(found: Sequence[Piece]) -> Iterator[tuple[str, str]]:
-    for kind, run in groupby(found, lambda one: one.kind):
+def _bracketed(spans: Sequence[TextSpan]) -> Iterator[tuple[str, str]]:
+    for kind, run in groupby(spans, lambda span: span.kind):
         opened, closed = BRACKETS[kind]
-        yield f"{opened}{''.join(shortened(one.text) for one in run)}{closed}", ""
+        yield f"{opened}{''.join(shortened(span.text) for span in run)}{closed}", ""
 
 
 def shortened(text: str, most: int = LONGEST) -> str:
-    """Its two ends where it is long."""
+    """`text`, or its two ends where it has more than `most` characters."""
     if len(text) <= most:
         return text
     half = most // 2

@@ -1,7 +1,6 @@
-"""The recipe of the run in small: the same models, rows, roles and sections, less of everything.
+"""The recipe of a dry run's small run: the same models, rows and roles, less of everything.
 
-It is a recipe like any other, and the same code runs it. What decides bits of the real run is not
-asked of it: it learns nothing worth keeping.
+It is a recipe like any other, and the same code runs it. It learns nothing worth keeping.
 """
 
 import math
@@ -26,7 +25,7 @@ NO_WARMUP = {"warmup_updates": 0, "warmup_ratio": 0.0}
 DENSE = {"type": "postgrad.rewards.dry:by_text", "name": "dry run", "weight": 1e-3}
 
 
-def smaller(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recipe:
+def small_recipe(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recipe:
     """One step with one update of about a micro-batch, a few rows evaluated, one checkpoint.
 
     sets: all rows that were read; model: the policy's start, where the recipe makes a fresh one
@@ -60,7 +59,9 @@ def smaller(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recipe:
 
 
 def _shorten_data(recipe: Recipe, data: dict[str, Any], sets: Sets) -> None:
-    """As many rows as give a few records, counted on the whole data: the first may all be lost."""
+    """Sets the limit of each dataset to as many rows as give a few records. That is counted on all
+    rows, because the first may all be lost.
+    """
     assert sets.training is not None
     tables = data["data"]["sets"] or [data["data"]]
     for table, source, part in zip(tables, recipe.data.sources, sets.training.parts, strict=True):
@@ -80,14 +81,14 @@ def _shorten_evaluation(recipe: Recipe, table: dict[str, Any]) -> None:
 def _shorten_sampling(recipe: Answering, data: dict[str, Any]) -> None:
     new = min(NEW_TOKENS, recipe.rollout.max_new_tokens)
     rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
-    data["rewards"] = [one.model_dump(mode="json") for one in rewards]
+    data["rewards"] = [reward.model_dump(mode="json") for reward in rewards]
     data["rollout"]["max_new_tokens"] = new
     if recipe.eval.max_new_tokens is not None:
         data["eval"]["max_new_tokens"] = min(new, recipe.eval.max_new_tokens)
     if recipe.job != "rl":
         return
-    for one in data["rewards"]:
-        one |= {"gate": False, "gate_at": 1.0, "gate_value": 0.0, "multiply": False}
+    for reward in data["rewards"]:
+        reward |= {"gate": False, "gate_at": 1.0, "gate_value": 0.0, "multiply": False}
     if not recipe.rewards and recipe.eval.component is None:
         data["eval"]["component"] = ENVIRONMENT
     data["rewards"].append(DENSE)

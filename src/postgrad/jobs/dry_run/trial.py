@@ -1,4 +1,4 @@
-"""The small run: every phase once, a checkpoint, the same bits back from it, an exported model."""
+"""A dry run's small run: every phase once, a checkpoint that is read back, an exported model."""
 
 import gc
 import hashlib
@@ -31,18 +31,16 @@ FATAL = ("save_failed", "copy_failed")
 
 @dataclass(slots=True)
 class Trial:
-    """What the small run left. measured: the names that its evaluation gave; model: what was
-    exported, None where it did not come so far. checkpoint, model: bytes too.
-    """
+    """What the small run left behind, as far as it came."""
 
-    measured: set[str] = field(default_factory=set[str])
-    model: Path | None = None
+    measured: set[str] = field(default_factory=set[str])  # metric names of its evaluation
+    model: Path | None = None  # the exported directory; None where nothing was exported
     checkpoint_bytes: int = 0
     model_bytes: int = 0
 
 
 def try_run(report: Report, recipe: Recipe, to: Path) -> Trial:
-    """Runs `recipe`, a small one, in its run_dir, and exports to `to`. What fails is a problem."""
+    """Runs `recipe`, a small one, in its run_dir, and exports to `to`. Failures are reported."""
     trial = Trial()
     directory = RunDirectory.create(Path(recipe.run_dir), recipe.dump(), overwrite=False)
     digests = _first_process(report, recipe, directory, trial)
@@ -68,14 +66,16 @@ def try_run(report: Report, recipe: Recipe, to: Path) -> Trial:
 def _first_process(
     report: Report, recipe: Recipe, directory: RunDirectory, trial: Trial
 ) -> dict[str, str] | None:
-    """One step, evaluation and checkpoint; the digests of all state, None where it failed."""
+    """Runs one step, evaluation and checkpoint; returns the digests of all tensors, None where one
+    failed.
+    """
     with ExitStack() as stack:
         started = _prepared(report, recipe, directory, stack)
         if started is None:
             return None
         run, job, state = started
         ended = _step(report, run, job, state)
-        _tell_events(report, directory)
+        _report_events(report, directory)
         if ended is None:
             return None
         trial.measured = set(ended.evaluations)
@@ -93,7 +93,7 @@ def _prepared(
 
 
 def _step(report: Report, run: Run, job: Job, state: RunState) -> RunState | None:
-    """The state after all phases, each a check; None where one failed."""
+    """Runs the loop, with a check for each phase. The state afterwards, None where one failed."""
     ended: RunState | None = None
     with report.check("step") as check:
         try:
@@ -101,12 +101,12 @@ def _step(report: Report, run: Run, job: Job, state: RunState) -> RunState | Non
         except Exception:
             check.name = run.clock.open[0] if run.clock.open else check.name
             raise
-    _tell_phases(report, run, check)
+    _report_phases(report, run, check)
     return ended
 
 
-def _tell_phases(report: Report, run: Run, check: Check) -> None:
-    """A check for each phase that came to its end, in place of one for all."""
+def _report_phases(report: Report, run: Run, check: Check) -> None:
+    """Replaces the check of the whole step by one for each phase that ended."""
     done = {name: seconds for name, seconds in run.clock.total.items() if "/" not in name}
     failed = [] if check.ok else [check]
     report.checks.remove(check)
@@ -122,19 +122,19 @@ def _tell_phases(report: Report, run: Run, check: Check) -> None:
 
 
 def _details(run: Run) -> dict[str, str]:
-    """What a phase did, from the step's metrics."""
+    """A line for each phase about what it did, from the last line of metrics.jsonl."""
     lines = list(read_lines(run.directory.path / "metrics.jsonl"))
     line = lines[-1] if lines else {}
-    found: dict[str, str] = {}
+    details: dict[str, str] = {}
     if "response_tokens" in line:
-        found["sample"] = f"{line['samples']:.0f} samples, {line['response_tokens']:.0f} tokens"
+        details["sample"] = f"{line['samples']:.0f} samples, {line['response_tokens']:.0f} tokens"
     if "loss" in line:
-        found["train"] = f"{line['samples']:.0f} samples, loss {_number(line['loss'])}"
+        details["train"] = f"{line['samples']:.0f} samples, loss {_number(line['loss'])}"
     if "sentinel/publish_difference" in line:
-        found["publish"] = f"logprobs differ by {line['sentinel/publish_difference']:.2g}"
+        details["publish"] = f"logprobs differ by {line['sentinel/publish_difference']:.2g}"
     if "peak_memory_bytes" in line:
-        found["log"] = f"{line['peak_memory_bytes'] / 1e9:.2f} GB of memory at the peak"
-    return found
+        details["log"] = f"{line['peak_memory_bytes'] / 1e9:.2f} GB of memory at the peak"
+    return details
 
 
 def _number(value: float | None) -> str:
@@ -142,8 +142,8 @@ def _number(value: float | None) -> str:
 
 
 def _judge(report: Report, line: Mapping[str, Any]) -> None:
-    """Whether the step's numbers are numbers."""
-    train = next(one for one in reversed(report.checks) if one.name == "train")
+    """Reports losses and gradient norms that are not finite, and a step without any gradient."""
+    train = next(check for check in reversed(report.checks) if check.name == "train")
     wrong = [
         name
         for name, value in line.items()
@@ -161,14 +161,14 @@ def _judge(report: Report, line: Mapping[str, Any]) -> None:
         )
 
 
-def _tell_events(report: Report, directory: RunDirectory) -> None:
-    """What the run recorded that nobody waits for: sentinels, verifiers, saves that failed."""
-    told: dict[str, tuple[str, int]] = {}
+def _report_events(report: Report, directory: RunDirectory) -> None:
+    """Reports unexpected events of the small run: sentinels, verifiers and saves that failed."""
+    first_messages: dict[str, tuple[str, int]] = {}
     for line in read_lines(directory.path / "events.jsonl"):
         kind = str(line["event"])
-        first, count = told.get(kind, (str(line["message"]), 0))
-        told[kind] = first, count + 1
-    for kind, (first, count) in told.items():
+        first, count = first_messages.get(kind, (str(line["message"]), 0))
+        first_messages[kind] = first, count + 1
+    for kind, (first, count) in first_messages.items():
         times = "" if count == 1 else f" ({count} times)"
         if kind in FATAL:
             report.problem(Check(kind), f"{first}{times}", FAILURE)
@@ -177,7 +177,7 @@ def _tell_events(report: Report, directory: RunDirectory) -> None:
 
 
 def digests_of(job: Job) -> dict[str, str]:
-    """The hash of every tensor that a checkpoint holds, by file and name."""
+    """SHA-256 of every tensor that a checkpoint holds, by "FILE_STEM/NAME"."""
     return {
         f"{stem}/{name}": _digest(tensor)
         for stem, named in job.tensors().items()
@@ -187,9 +187,9 @@ def digests_of(job: Job) -> dict[str, str]:
 
 def _digest(tensor: Tensor) -> str:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    whole = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}".encode())
-    whole.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-    return whole.hexdigest()
+    digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}".encode())
+    digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    return digest.hexdigest()
 
 
 def _size(folder: Path) -> int:
@@ -197,12 +197,12 @@ def _size(folder: Path) -> int:
 
 
 def _free() -> None:
-    """What the first one held, before the second is made."""
+    """Frees the memory of the first process's job before the second one is built."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def _silent() -> Console:
-    """The small run's own lines say what the report says better."""
+    """A console that prints nothing: the report says the same better."""
     return Console("quiet", StringIO())

@@ -28,7 +28,9 @@ def assemble(
     tokenizer = load_tokenizer(path)
     _check_tokens(recipe, path, tokenizer)
     learned = learned_reward(recipe, tokenizer)
-    scorer = stack.enter_context(environments.scorer(recipe, learned))  # starts beside what follows
+    scorer = stack.enter_context(
+        environments.scorer_of(recipe, learned)
+    )  # starts beside what follows
     prompts = rows.prompts(recipe, tokenizer)
     common.show_rows(run, prompts.accounts)
     environments.check_rows(recipe, prompts)
@@ -117,7 +119,7 @@ def _source(
         samples_per_prompt=recipe.batch.n_samples_per_prompt,
         sampling=recipe.rollout,
         tokenizer=tokenizer,
-        environment=environments.environment(recipe, tokenizer),
+        environment=environments.environment_of(recipe, tokenizer),
         max_len=recipe.data.max_len,
         correctness=recipe.eval.component,
         on_done=run.advance,

@@ -15,14 +15,14 @@ from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe, SFTRe
 
 def conversations(recipe: SFTRecipe, tokenizer: Any) -> Draws[Conversation]:
     """Raises UsageError, as the other functions here do, for rows that cannot be read."""
-    data = environments.through(recipe, recipe.data)
+    data = environments.with_tools(recipe, recipe.data)
     return training_conversations(data, tokenizer, exclude=common.held_out(recipe))
 
 
 def prompts(recipe: RLRecipe, tokenizer: Any) -> Draws[Prompt]:
     """What the policy answers."""
     return training_prompts(
-        environments.through(recipe, recipe.data),
+        environments.with_tools(recipe, recipe.data),
         tokenizer,
         max_new_tokens=recipe.rollout.max_new_tokens,
         exclude=common.held_out(recipe),

@@ -24,7 +24,7 @@ def assemble(
     common.show_rows(run, conversations.accounts)
     evaluator = losses = None
     if recipe.samples_answers:
-        scorer = stack.enter_context(environments.scorer(recipe))
+        scorer = stack.enter_context(environments.scorer_of(recipe))
         evaluator = common.evaluator(run, recipe, tokenizer, scorer)
     if recipe.measures_loss:
         losses = LossEvaluator(recipe, tokenizer)
