@@ -19,7 +19,7 @@ from postgrad.jobs.setup.common import check_answers
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Answering
 from postgrad.rewards.learned import REWARD_MODEL
-from postgrad.rewards.registry import component_names, for_rollout, known
+from postgrad.rewards.registry import component_names, controller_verifier, for_rollout
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView
@@ -105,7 +105,7 @@ def _scored(
     tokenizer: Any,
 ) -> list[ScoredGroup]:
     """Groups of an empty answer and every answer that is right for some component."""
-    asks = any(known(reward).waits or reward.waits for reward in worked.values())
+    asks = any(controller_verifier(reward).waits or reward.waits for reward in worked.values())
     step = -(-len(prompts) // (ASKED if asks else TRIED))
     pairs: list[tuple[Prompt, list[Rollout]]] = []
     for number, prompt in enumerate(prompts[:: max(1, step)]):
@@ -122,7 +122,7 @@ def _answer(reward: RewardSettings, prompt: Prompt) -> str | None:
     """What is right for a component; the reference answer itself where it does not say."""
     if not reward.applies(prompt.dataset, prompt.metadata):
         return None
-    right = known(reward).right_answer(_view(prompt))
+    right = controller_verifier(reward).right_answer(_view(prompt))
     return prompt.answer if right is None else right
 
 
@@ -143,7 +143,7 @@ def _of(name: str, reward: RewardSettings, groups: Sequence[ScoredGroup]) -> Tri
         answer = _answer(reward, group.prompt)
         if answer is None or name not in group.rewards:
             continue
-        sure = known(reward).right_answer(_view(group.prompt)) is not None
+        sure = controller_verifier(reward).right_answer(_view(group.prompt)) is not None
         place = next(n for n, one in enumerate(group.rollouts) if one.text == answer)
         scores = group.rewards[name]
         given.append((group.prompt, answer, float(scores[place]), float(scores[0])))
