@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from postgrad.rewards.sandbox import guest, remote
-from postgrad.rewards.sandbox.remote import Client, Lost, RemoteObject, RemoteError
+from postgrad.rewards.sandbox.remote import Client, Lost, RemoteError, RemoteObject
 
 HELLO = {"names": {"f": {"remote": 0}}, "modules": []}
 
