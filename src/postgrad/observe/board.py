@@ -155,9 +155,9 @@ class Board:
         in_line = 2 if width >= NARROW else 1
         cells = [self._figure(label, value, width // in_line) for label, value in figures]
         lines: list[Text] = []
-        for at in range(0, len(cells), in_line):
-            lines.append(Text().append_text(cells[at]))
-            for cell in cells[at + 1 : at + in_line]:
+        for start in range(0, len(cells), in_line):
+            lines.append(Text().append_text(cells[start]))
+            for cell in cells[start + 1 : start + in_line]:
                 lines[-1].append_text(cell)
         return lines
 
@@ -174,19 +174,19 @@ class Board:
 
     def _machine(self, width: int) -> list[Text]:
         metrics = _with_totals(self.metrics)
-        parts = [
+        texts = [
             f"{label} {metrics[name]:,.0f} tok/s"
             for label, name in SPEEDS
             if math.isfinite(metrics.get(name, math.nan))
         ]
-        parts += _against(metrics, MEMORY, "memory", 2**30, "GiB")
-        parts += _against(metrics, STEP, "a step", 1, "s")
+        texts += _against(metrics, MEMORY, "memory", 2**30, "GiB")
+        texts += _against(metrics, STEP, "a step", 1, "s")
         lines: list[str] = []
-        for part in parts:
-            if lines and len(lines[-1]) + 3 + len(part) <= width:
-                lines[-1] += f"   {part}"
+        for text in texts:
+            if lines and len(lines[-1]) + 3 + len(text) <= width:
+                lines[-1] += f"   {text}"
             else:
-                lines.append(part)
+                lines.append(text)
         return [Text(line) for line in lines]
 
     def _health(self) -> list[Text]:

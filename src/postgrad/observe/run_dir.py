@@ -126,9 +126,9 @@ class RunDirectory:
     def _clear(self, overwrite: bool) -> None:
         if not self.path.is_dir():
             raise UsageError(f"run_dir {self.path} is a file: choose another")
-        left = left_behind(self.path, OURS)
+        leftovers = left_behind(self.path, OURS)
         names = sorted(
-            {entry.name for entry in self.path.iterdir()} - {entry.name for entry in left}
+            {entry.name for entry in self.path.iterdir()} - {entry.name for entry in leftovers}
         )
         if names and not self._begun():  # a model/ or recipe.json of somebody else's too
             raise UsageError(
@@ -140,9 +140,9 @@ class RunDirectory:
                 f"{self.path} already holds a run: choose another --run_dir, or replace it "
                 "with --overwrite true"
             )
-        left += [entry for entry in self.path.iterdir() if NUMBERED.fullmatch(entry.name)]
+        leftovers += [entry for entry in self.path.iterdir() if NUMBERED.fullmatch(entry.name)]
         # The recipe goes last: it shows that the other files are a run's.
-        for entry in (*left, *(self.path / name for name in reversed(OURS))):
+        for entry in (*leftovers, *(self.path / name for name in reversed(OURS))):
             if entry.is_symlink() or entry.exists():
                 remove(entry)
 
@@ -235,10 +235,10 @@ def _names_a_commit(entry: Any) -> bool:
     if not isinstance(entry, dict):
         return False
     values = cast(dict[str, Any], entry)
-    asked, commit = values.get("revision"), values.get("commit")
+    revision, commit = values.get("revision"), values.get("commit")
     return (
         all(isinstance(values.get(key), str) for key in ("key", "path"))
-        and (asked is None or isinstance(asked, str))
+        and (revision is None or isinstance(revision, str))
         and isinstance(commit, str)
         and COMMIT.fullmatch(commit) is not None
     )

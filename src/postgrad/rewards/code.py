@@ -185,10 +185,10 @@ def _programs(test: Test, sources: list[str], limits: Limits) -> list[Program]:
         "entry_point": test.entry_point,
         "line_bytes": limits.output_bytes,
     }
-    (asked, ask), (reply, replied) = os.pipe(), os.pipe()
+    (ask_read, ask_write), (reply_read, reply_write) = os.pipe(), os.pipe()
     return [
-        Program(judge, pipes=(ask, reply)),
-        Program({"mode": "serve", "sources": sources}, pipes=(asked, replied)),
+        Program(judge, pipes=(ask_write, reply_read)),
+        Program({"mode": "serve", "sources": sources}, pipes=(ask_read, reply_write)),
     ]
 
 

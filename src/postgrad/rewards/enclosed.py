@@ -14,7 +14,7 @@ from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
 
-def shut_in(
+def sandboxed_scorers(
     enclosure: Enclosure, verifiers: Sequence[Verifier], rewards: Sequence[RewardSettings]
 ) -> list[Callable[[PromptView, RolloutView | None], Scored]]:
     """Puts the sandbox around this process. Returns for each verifier what to call from here on.
@@ -28,7 +28,7 @@ def shut_in(
                 f"it: {enclosure.missing}"
             )
     guard = Guard()
-    enclosure.shut(_packages(rewards))
+    enclosure.isolate(_packages(rewards))
     return [
         Enclosed(verifier, reward.cpu_seconds, enclosure, guard)
         for verifier, reward in zip(verifiers, rewards, strict=True)
@@ -58,9 +58,11 @@ class Enclosed:
             work = partial(call, self._verifier, prompt, rollout)
             (value, detail), refused = self._guard.formulas(self._names, work)
             return value, detail if refused is None else {"score": detail, "refused": refused}
-        end = self._enclosure.apart(partial(self._work, prompt, rollout), self._cpu_seconds)
+        end = self._enclosure.run_in_child(partial(self._work, prompt, rollout), self._cpu_seconds)
         if end.cause == "crash":  # as the pool does: once more, since memory may have been short
-            end = self._enclosure.apart(partial(self._work, prompt, rollout), self._cpu_seconds)
+            end = self._enclosure.run_in_child(
+                partial(self._work, prompt, rollout), self._cpu_seconds
+            )
         if end.cause is not None:
             raise ScoringFailed(end.cause, end.message)
         return _believed(end.answer, rollout is None)

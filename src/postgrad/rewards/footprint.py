@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from postgrad.rewards.lanes import Lane, dealt, lane
+from postgrad.rewards.lanes import Lane, lane, workers_by_lane
 from postgrad.rewards.learned import RewardModel
 from postgrad.rewards.registry import controller_verifier
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
@@ -23,5 +23,5 @@ def worker_bytes(rewards: Sequence[RewardSettings], scoring: ScoringSettings) ->
     lanes: list[Lane] = [lane(reward, verifier) for reward, verifier in worked]
     return sum(
         workers * (WORKER_BYTES + sum(imports[component] for component in components))
-        for _, components, workers in dealt(lanes, scoring)
+        for _, components, workers in workers_by_lane(lanes, scoring)
     )

@@ -124,8 +124,10 @@ class Servers:
         if error.code in _REQUESTS_FAULT or _code_of(body) in self.final_codes:
             return ServerError(text, counts=False)
         if error.code in _BUSY or error.code >= 500:
-            asked = error.headers.get("Retry-After")
-            return _Busy(text, _seconds(asked), counts=error.code >= 500 and asked is None)
+            retry_after = error.headers.get("Retry-After")
+            return _Busy(
+                text, _seconds(retry_after), counts=error.code >= 500 and retry_after is None
+            )
         return ServerError(text)
 
 
@@ -142,38 +144,38 @@ class _Asking:
     def reply(self, read: Callable[[bytes], Reply]) -> Reply:
         servers = self.servers
         began = time.monotonic()
-        late = began + servers.deadline if servers.deadline is not None else None
-        left = self._in_turn()
+        deadline = began + servers.deadline if servers.deadline is not None else None
+        remaining = self._in_turn()
         last = ServerError("")
         number, ending = 0, ""
-        while left and number <= servers.retries:
-            url = left.popleft()
+        while remaining and number <= servers.retries:
+            url = remaining.popleft()
             wait = self._wait(url)
-            if late is not None and time.monotonic() + wait >= late:
+            if deadline is not None and time.monotonic() + wait >= deadline:
                 ending = f" in {servers.deadline:g} s"
                 break
             if wait:
                 time.sleep(wait)
             number += 1
             try:
-                return self._once(url, late, read)
+                return self._once(url, deadline, read)
             except _Busy as error:
                 last, self.asked_wait[url] = error, error.after
-                left.append(url)
+                remaining.append(url)
             except ServerError as error:
                 last = error
-                if not left:
+                if not remaining:
                     raise ServerError(self._named(url, str(error)), counts=error.counts) from error
             last = ServerError(self._named(url, str(last)), counts=last.counts)
         tries = f"{number} {'try' if number == 1 else 'tries'}"
         raise ServerError(f"{last} ({tries}{ending})", counts=last.counts)
 
-    def _once(self, url: str, late: float | None, read: Callable[[bytes], Reply]) -> Reply:
+    def _once(self, url: str, deadline: float | None, read: Callable[[bytes], Reply]) -> Reply:
         """One try, whose outcome the breaker records."""
         self.tried[url] = self.tried.get(url, 0) + 1
         timeout = self.servers.timeout
-        if late is not None:
-            timeout = min(timeout, max(0.001, late - time.monotonic()))
+        if deadline is not None:
+            timeout = min(timeout, max(0.001, deadline - time.monotonic()))
         try:
             reply = read(self.servers.post(url, self.path, self.data, timeout))
         except ServerError as error:
@@ -191,10 +193,10 @@ class _Asking:
         """The servers that may be asked, in the order in which this request tries them."""
         urls, breaker = self.servers.urls, self.servers.breaker
         first = zlib.crc32(self.data or b"") % len(urls)
-        left = deque(url for url in urls[first:] + urls[:first] if not breaker.left(url))
-        if not left:
+        remaining = deque(url for url in urls[first:] + urls[:first] if not breaker.left(url))
+        if not remaining:
             raise ServerError("; ".join(breaker.describe(url) for url in urls), counts=False)
-        return left
+        return remaining
 
     def _wait(self, url: str) -> float:
         tried = self.tried.get(url, 0)
@@ -244,13 +246,13 @@ def _body_of(response: http.client.HTTPResponse, timeout: float) -> bytes:
     """The body, read within `timeout` seconds: a server that sends a byte now and then never
     exceeds the timeout of the socket.
     """
-    late = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     body = bytearray()
     while chunk := response.read1(1 << 16):
         body += chunk
         if len(body) > LONGEST_REPLY:
             raise ServerError(f"a reply of more than {LONGEST_REPLY} bytes")
-        if time.monotonic() > late:
+        if time.monotonic() > deadline:
             raise TimeoutError(f"the reply had not ended after {timeout:g} s")
     if response.length:
         raise http.client.IncompleteRead(bytes(body), response.length)
@@ -266,9 +268,9 @@ def _code_of(body: bytes) -> str | None:
     return code if isinstance(code, str) else None
 
 
-def _seconds(asked: str | None) -> float:
+def _seconds(retry_after: str | None) -> float:
     """Seconds of a Retry-After header; 0 without one, or where it is a date."""
     try:
-        return max(0.0, float(asked or 0.0))
+        return max(0.0, float(retry_after or 0.0))
     except ValueError:
         return 0.0

@@ -106,7 +106,7 @@ class Judge(AsksServers):
             self.servers(self.base_url, key=self._key()),
             {
                 "model": self.model,
-                "messages": [{"role": "user", "content": self.asked(prompt, rollout.text)}],
+                "messages": [{"role": "user", "content": self.full_prompt(prompt, rollout.text)}],
                 "temperature": self.temperature,
                 "max_tokens": self.max_tokens,
                 **self.extra_body,
@@ -117,7 +117,7 @@ class Judge(AsksServers):
         value = sum(w * self._share(g) for w, g in zip(weights, grades.values(), strict=True))
         return Score(value / sum(weights), {"grades": grades, "reply": reply[-500:]})
 
-    def asked(self, prompt: PromptView, response: str) -> str:
+    def full_prompt(self, prompt: PromptView, response: str) -> str:
         """The judge's prompt. Placeholders in a text that is filled in are left as they are."""
         answer = prompt.answer
         if self.prompt == PROMPT:

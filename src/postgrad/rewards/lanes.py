@@ -25,7 +25,9 @@ def lane(reward: RewardSettings, verifier: Verifier) -> Lane:
     return "waiting" if (verifier.waits if reward.waits is None else reward.waits) else "computing"
 
 
-def dealt(lanes: Sequence[Lane], scoring: ScoringSettings) -> Iterator[tuple[Lane, list[int], int]]:
+def workers_by_lane(
+    lanes: Sequence[Lane], scoring: ScoringSettings
+) -> Iterator[tuple[Lane, list[int], int]]:
     """(name, components, number of workers) of each lane that has components.
 
     lanes: the lane of each component, by its index.
@@ -50,7 +52,7 @@ class Lanes:
         self._pools: list[Pool] = []
         self._selector = selectors.DefaultSelector()
         self._way: dict[int, tuple[Pool, int]] = {}  # component -> its pool, its number there
-        for name, components, workers in dealt(lanes, scoring):
+        for name, components, workers in workers_by_lane(lanes, scoring):
             pool = Pool([rewards[c] for c in components], workers, sandboxed=name == "sandboxed")
             self._pools.append(pool)
             self._selector.register(pool, selectors.EVENT_READ)

@@ -29,9 +29,9 @@ def end(process: subprocess.Popen[bytes], group: bool = False) -> int:
         if process.returncode is None:  # not reaped: the number is still its own
             (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
         code = process.wait()
-        late = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + _SECONDS
         for pid in under:  # parents first: then the next one is a child of this process
-            while not _is_reaped(pid) and time.monotonic() < late:
+            while not _is_reaped(pid) and time.monotonic() < deadline:
                 time.sleep(0.001)
     return code
 

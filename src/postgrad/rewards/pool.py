@@ -169,11 +169,11 @@ class Pool:
         self._hand_out()
 
     def _write(self, worker: WorkerProcess) -> None:
-        left = worker.write()
+        unwritten = worker.write()
         registered = worker.stdin in self._selector.get_map()
-        if left and not registered:
+        if unwritten and not registered:
             self._selector.register(worker.stdin, selectors.EVENT_WRITE, worker)
-        elif registered and not left:
+        elif registered and not unwritten:
             self._selector.unregister(worker.stdin)
 
     def _read(self, worker: WorkerProcess) -> None:

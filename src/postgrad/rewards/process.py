@@ -175,8 +175,8 @@ class WorkerProcess:
 
         grace: seconds for a process that is exiting already, since its pipes close a moment before.
         """
-        late = time.monotonic() + grace
-        while not (dead := self.is_dead()) and time.monotonic() < late:
+        deadline = time.monotonic() + grace
+        while not (dead := self.is_dead()) and time.monotonic() < deadline:
             time.sleep(0.001)
         code = orphans.end(self._process, group=True)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):

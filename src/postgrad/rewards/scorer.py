@@ -99,23 +99,23 @@ class Scorer:
         Raises UsageError that names the row where no component applies to a prompt.
         """
         checks = dict(zip(self._worked, self._pool.checks(), strict=True))
-        asked: dict[int, tuple[int, int]] = {}
+        open_checks: dict[int, tuple[int, int]] = {}
         jobs: list[ScoreJob] = []
         for place, prompt in enumerate(prompts):
             view = _prompt_text(prompt)
             for name in self._applying(prompt):
                 if checks.get(name):
                     jobs.append(self._job(name, view, None))
-                    asked[jobs[-1].key] = (place, self.names.index(name))
+                    open_checks[jobs[-1].key] = (place, self.names.index(name))
         reasons: dict[tuple[int, int], str] = {}
         self._pool.submit(jobs)
-        while asked:
+        while open_checks:
             for outcome in self._pool.poll(wait=True):
-                if outcome.key not in asked:
+                if outcome.key not in open_checks:
                     self._settle(outcome)
                     continue
                 reason = outcome.message if outcome.cause else outcome.detail
-                where = asked.pop(outcome.key)
+                where = open_checks.pop(outcome.key)
                 if reason is not None:
                     reasons[where] = f"{self.names[where[1]]}: {reason}"
         return [(prompts[place], reasons[place, c]) for place, c in sorted(reasons)]

@@ -26,7 +26,7 @@ def main() -> None:
     hello = json.loads(requests.readline())
     enclosure = None
     if hello["sandboxed"]:
-        from postgrad.rewards.enclosed import Enclosure, shut_in  # others do without
+        from postgrad.rewards.enclosed import Enclosure, sandboxed_scorers  # others do without
 
         enclosure = Enclosure()
     try:
@@ -36,7 +36,7 @@ def main() -> None:
             verifier.prepare()
         scorers: list[Scorer] = [partial(call, verifier) for verifier in verifiers]
         if enclosure is not None:
-            scorers = shut_in(enclosure, verifiers, rewards)
+            scorers = sandboxed_scorers(enclosure, verifiers, rewards)
     except UsageError as error:
         write(answers, protocol.refused(str(error)))
         return

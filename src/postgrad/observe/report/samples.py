@@ -118,8 +118,8 @@ def _numbers(values: Sequence[Any]) -> list[float]:
 
 
 def _minus(a: Any, b: Any) -> float | None:
-    two = _numbers([a, b])
-    return two[0] - two[1] if len(two) == 2 else None
+    numbers = _numbers([a, b])
+    return numbers[0] - numbers[1] if len(numbers) == 2 else None
 
 
 def _scaled(values: Sequence[Any]) -> list[int | None]:

@@ -143,7 +143,7 @@ class SampleSelection:
     def _thin(self, waiting: dict[int, list[Group]]) -> int:
         """Drops groups that can never be taken; returns how many samples are left."""
         most = 2 * self._cap.samples / len(self._steps)
-        left = 0
+        remaining = 0
         for step, groups in waiting.items():
             kept: list[Group] = []
             samples = 0
@@ -153,5 +153,5 @@ class SampleSelection:
                 kept.append(group)
                 samples += len(group.spans)
             waiting[step] = kept
-            left += samples
-        return left
+            remaining += samples
+        return remaining

@@ -60,13 +60,13 @@ def is_written_in(code: str, text: str) -> bool:
     script = main_script(text)
     if script is None or code not in _SCRIPTS.get(script, ()):
         return False
-    others = _SCRIPTS[script]
-    if len(others) == 1:
+    languages = _SCRIPTS[script]
+    if len(languages) == 1:
         return True
     words = Counter(_WORD.findall(composed(text).lower()))
-    hits = {other: _hits(other, words) for other in others}
+    hits = {language: _hits(language, words) for language in languages}
     if not any(hits.values()):
-        return code == others[0] and words.total() < _RARELY
+        return code == languages[0] and words.total() < _RARELY
     return hits[code] == max(hits.values()) and hits[code] >= words.total() // _RARELY
 
 

@@ -28,7 +28,7 @@ _NAMESPACES = (
 )  # fmt: skip
 
 
-def enter() -> int | None:
+def enter_namespaces() -> int | None:
     """Forks a process that is alone in new namespaces of every kind, and returns None in it.
 
     The processes that stay outside wait for it; in them the exit status to end with is returned.
@@ -61,7 +61,7 @@ def enter() -> int | None:
     return None
 
 
-def narrow(libraries: Sequence[str] = ()) -> int | None:
+def restrict_root(libraries: Sequence[str] = ()) -> int | None:
     """Changes the root to a read-only one with `libraries`, four devices and an empty /tmp.
 
     libraries: files and folders; without any, the standard library and no installed packages.
@@ -93,7 +93,7 @@ def narrow(libraries: Sequence[str] = ()) -> int | None:
     return _INSIDE if len(users) > 1 else None
 
 
-def seclude(pidfd: int, user: int | None, scratch_bytes: int) -> int:
+def fork_isolated(pidfd: int, user: int | None, scratch_bytes: int) -> int:
     """Forks a child that is process 1 of new process, mount and IPC namespaces with an empty /tmp.
 
     Returns the child's id here and 0 in the child. pidfd: of this process. user: owner of /tmp.
@@ -111,7 +111,7 @@ def seclude(pidfd: int, user: int | None, scratch_bytes: int) -> int:
     return 0
 
 
-def give_up(user: int | None, threads: int) -> None:
+def drop_rights(user: int | None, threads: int) -> None:
     """Drops all capabilities for good, becomes `user`, and limits the threads where the kernel
     counts them by namespace.
     """

@@ -184,10 +184,10 @@ class Sandbox:
         while not received.endswith(b"\n"):
             pause = min(max(limits.idle_seconds - idle, 0.01), _TICK)
             if select.select([control], [], [], pause)[0]:
-                more = control.recv(_REPLY)
-                if not more:
+                chunk = control.recv(_REPLY)
+                if not chunk:
                     raise self._broken("it ended")
-                received += more
+                received += chunk
             elif not ended:
                 passed = time.monotonic() - started
                 idle = max(idle, self._idle(passed) - (_stolen() - stolen))

@@ -39,9 +39,10 @@ class ChildEnd(NamedTuple):
 
 
 class Enclosure:
-    """The isolation of this process. Create it before the verifiers are imported, `shut` it after.
+    """The isolation of this process. Create it before verifiers are imported, `isolate` after that.
 
-    layer: "landlock", "namespaces", or "none" with the reason in `missing`; then `apart` raises.
+    layer: "landlock", "namespaces", or "none" with the reason in `missing`; then `run_in_child`
+    raises.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class Enclosure:
         self.layer, self.missing = _layer()
         self._shut = False
 
-    def shut(self, packages: Iterable[str]) -> None:
+    def isolate(self, packages: Iterable[str]) -> None:
         """Isolates this process for good. packages: files and folders of code that stay readable
         beside the libraries. Raises UsageError where a trial shows that the isolation has a hole.
         """
@@ -62,18 +63,18 @@ class Enclosure:
             kernel.read_only([*readable, *box.DEVICES])
             kernel.drop_capabilities()
         else:
-            user = box.narrow(readable)
-            box.give_up(user, _THREADS)
+            user = box.restrict_root(readable)
+            box.drop_rights(user, _THREADS)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _lower(resource.RLIMIT_AS, held + MEMORY_BYTES)
         kernel.install_filter(seccomp.build(os.uname().machine, forks=True))
         self._leaf = seccomp.build_leaf(os.uname().machine)
         self._shut = True
-        escapes = self.apart(_escapes, 5.0)
+        escapes = self.run_in_child(_escapes, 5.0)
         if escapes.answer != []:
             raise UsageError(f"the sandbox of verifiers ({self.layer}) does not hold: {escapes}")
 
-    def apart(self, score: Callable[[], Any], cpu_seconds: float) -> ChildEnd:
+    def run_in_child(self, score: Callable[[], Any], cpu_seconds: float) -> ChildEnd:
         """Calls `score`, which returns a JSON value, in a child process with that much CPU time.
 
         The child may run any code, and may forge its answer: check what you read. Raises UsageError
@@ -146,7 +147,7 @@ def _layer() -> tuple[str, str]:
     if kernel.landlock_version():
         return "landlock", ""
     try:
-        status = box.enter()
+        status = box.enter_namespaces()
     except OSError as error:  # the process that goes on is a child all the same
         return "none", f"the kernel has no Landlock, and allows no namespaces ({error})"
     if status is not None:
@@ -210,5 +211,5 @@ def _can(attempt: Callable[[], Any]) -> bool:
 
 if __name__ == "__main__":
     this = Enclosure()
-    this.shut([])
+    this.isolate([])
     print(f"none: {this.missing}" if this.layer == "none" else this.layer)

@@ -53,10 +53,10 @@ def main(layer: str, descriptor: int) -> None:
     if sys.platform == "linux":  # where memory runs out, programs go first
         Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
     if layer == "namespaces":
-        status = box.enter()
+        status = box.enter_namespaces()
         if status is not None:
             os._exit(status)
-    walls = Walls(box.narrow(), os.pidfd_open(os.getpid())) if layer != "none" else None
+    walls = Walls(box.restrict_root(), os.pidfd_open(os.getpid())) if layer != "none" else None
     gc.collect()
     gc.freeze()
     control.sendall(b'{"ready": true}\n')
@@ -70,8 +70,8 @@ def main(layer: str, descriptor: int) -> None:
 class Walls:
     """What isolates every program.
 
-    user: the number that programs run as, None where there is one user (box.narrow). pidfd: of this
-    process. filter: of system calls.
+    user: the number that programs run as, None where there is one user (box.restrict_root). pidfd:
+    of this process. filter: of system calls.
     """
 
     def __init__(self, user: int | None, pidfd: int) -> None:
@@ -157,15 +157,15 @@ def _watch(
     clocks = [os.pidfd_open(child.pid) for child in children] if sys.platform == "linux" else []
     over = False
     while sum(child.reap() for child in children) < len(children):
-        left = cpu_seconds - sum(child.cpu() for child in children)
-        over = over or left <= 0.0
+        remaining = cpu_seconds - sum(child.cpu() for child in children)
+        over = over or remaining <= 0.0
         if over or children[0].end is not None:
             for child in children:
                 child.kill()
-            left = 0.0
+            remaining = 0.0
         ended = [child.end is not None for child in children]
         waiting = [clock for clock, gone in zip(clocks, ended, strict=True) if not gone]
-        pause = max(left / at_once, 0.001) if clocks else 0.002
+        pause = max(remaining / at_once, 0.001) if clocks else 0.002
         ready, _, _ = select.select([control, *waiting], [], [], pause)
         if control in ready:
             if not control.recv(1):  # nobody is there any more
@@ -185,7 +185,7 @@ def _start(walls: Walls | None, limits: dict[str, Any], descriptors: list[int]) 
         folder = tempfile.mkdtemp(prefix="postgrad-")
         child = os.fork()
     else:
-        child = box.seclude(walls.pidfd, walls.user, limits["scratch_bytes"])
+        child = box.fork_isolated(walls.pidfd, walls.user, limits["scratch_bytes"])
     if child:
         os.close(tell)
         return _Child(child, report, folder)
@@ -212,7 +212,7 @@ def _become(
         random.seed(0)  # else every start of this process would give other numbers
         _limit(limits)
         if walls is not None:
-            box.give_up(walls.user, limits["threads"])
+            box.drop_rights(walls.user, limits["threads"])
             kernel.install_filter(walls.filter)
     except BaseException as error:  # noqa: BLE001  # reported to the worker as SandboxError
         _say(tell, f"{type(error).__name__}: {error}")
@@ -236,25 +236,25 @@ def _take(descriptors: list[int], tell: int) -> int:
 
     Returns the new number of `tell`.
     """
-    wanted = [*descriptors, tell]
-    above = [os.dup2(d, 100 + i) for i, d in enumerate(wanted)]
-    for place, descriptor in enumerate(above):
+    sources = [*descriptors, tell]
+    copies = [os.dup2(d, 100 + i) for i, d in enumerate(sources)]
+    for place, descriptor in enumerate(copies):
         os.dup2(descriptor, place)
-    os.closerange(len(wanted), _DESCRIPTORS)
-    return len(wanted) - 1
+    os.closerange(len(sources), _DESCRIPTORS)
+    return len(sources) - 1
 
 
 def _limit(limits: dict[str, Any]) -> None:
     seconds = int(limits["cpu_seconds"]) + 2  # the zygote is faster; this holds if it is not
-    wanted = {
+    values = {
         resource.RLIMIT_CPU: seconds,
         resource.RLIMIT_FSIZE: limits["output_bytes"] + 1,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
         resource.RLIMIT_CORE: 0,
     }
     if sys.platform == "linux":
-        wanted[resource.RLIMIT_AS] = limits["memory_bytes"]
-    for kind, value in wanted.items():
+        values[resource.RLIMIT_AS] = limits["memory_bytes"]
+    for kind, value in values.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))
@@ -269,8 +269,8 @@ def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
     """(one line, the descriptors sent with it); the line is empty where the other end is closed."""
     message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE, MOST_DESCRIPTORS)
     while message and not message.endswith(b"\n"):
-        more = control.recv(_MESSAGE)
-        if not more:
+        chunk = control.recv(_MESSAGE)
+        if not chunk:
             return b"", []
-        message += more
+        message += chunk
     return message, list(descriptors)
