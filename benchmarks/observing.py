@@ -59,7 +59,7 @@ lr = 1e-4
 threads = 1
 """
 OFF = "off"
-DRAWN = "Block.draw"
+DRAWN = "LiveBlock.draw"
 
 
 class Terminal(io.StringIO):
@@ -103,7 +103,7 @@ class Spent:
 def watch_calls() -> Spent:
     """Counts everything that observing calls in a step."""
     from postgrad.jobs import rl
-    from postgrad.observe.block import Block
+    from postgrad.observe.block import LiveBlock
     from postgrad.observe.console import Console
     from postgrad.observe.loggers.all import Loggers
     from postgrad.observe.sentinels.watch import Sentinels
@@ -116,7 +116,7 @@ def watch_calls() -> Spent:
         (Sentinels, "look"),
         (Loggers, "log"),
         (Console, "step"),
-        (Block, "draw"),
+        (LiveBlock, "draw"),
         (rl, "of_samples"),
         (rl, "ratio_distance"),
         (rl, "differences"),
@@ -131,7 +131,7 @@ def run(
     """CPU and wall seconds of a step, and what of them was inside observing, by call."""
     from postgrad.jobs.rl import RLJob
     from postgrad.jobs.train import train
-    from postgrad.observe.block import REFRESH
+    from postgrad.observe.block import PERIOD_SECONDS
     from postgrad.observe.console import Console
     from postgrad.observe.settings import SentinelSettings
     from postgrad.recipe.load import load_recipe
@@ -169,7 +169,7 @@ def run(
     inside = {name: (insides[-1][name] - insides[2][name]) / n for name in spent.seconds}
     drawn = (drawings[-1] - drawings[2]) / n
     if drawn:
-        inside[DRAWN] *= REFRESH * cpu / drawn
+        inside[DRAWN] *= cpu / PERIOD_SECONDS / drawn
     return {
         "cpu_seconds": cpu,
         "wall_seconds": wall,

@@ -52,10 +52,10 @@ def main() -> None:
         scorer.score([group(8 * known.workers, 0)])  # until every worker is ready
         for number in range(known.rounds):
             pair = group(known.programs, (number + 1) * known.programs)
-            started, before = time.perf_counter(), cpu.own()
+            started, before = time.perf_counter(), cpu.of_this_process()
             scored = scorer.score([pair])[0]
             seconds.append(time.perf_counter() - started)
-            used.append(cpu.own() - before)
+            used.append(cpu.of_this_process() - before)
             assert not scored.failures
             assert float(scored.total.sum()) == known.programs / 2
     result = {

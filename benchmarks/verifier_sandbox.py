@@ -56,10 +56,10 @@ def group(case: str, samples: int, first: int) -> tuple[Prompt, list[Rollout]]:
 
 def milliseconds(scorer: Scorer, case: str, samples: int, first: int) -> float:
     """CPU time of one score."""
-    batch, before = group(case, samples, first), cpu.own()
+    batch, before = group(case, samples, first), cpu.of_this_process()
     scored = scorer.score([batch])[0]
     assert not scored.failures
-    return 1e3 * (cpu.own() - before) / samples
+    return 1e3 * (cpu.of_this_process() - before) / samples
 
 
 def measure(case: str, samples: int, rounds: int) -> dict[str, Any]:

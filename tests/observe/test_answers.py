@@ -6,7 +6,7 @@ from io import StringIO
 import pyte
 import pytest
 
-from postgrad.observe.answers import Answers
+from postgrad.observe.answers import AnswerDisplay
 
 NASTY = "\x1b]0;owned\x07[red]x[/red]\u202e\x9b2Jend"
 SHOWN = r"\x1b]0;owned\x07[red]x[/red]\u202e\x9b2Jend"
@@ -41,20 +41,20 @@ def test_one_answer_is_written_as_it_comes() -> None:
             yield piece
             told.append(stream.getvalue())
 
-    Answers(stream).show(["a"], [pieces()])
+    AnswerDisplay(stream).show(["a"], [pieces()])
     assert told == ["one ", "one ", "one two\n", "one two\nthree"]
     assert stream.getvalue() == "one two\nthree\n"
 
 
 def test_a_long_answer_in_a_file_is_one_line() -> None:
     stream = StringIO()
-    Answers(stream).show(["a"], [iter(["word "] * 100)])
+    AnswerDisplay(stream).show(["a"], [iter(["word "] * 100)])
     assert stream.getvalue() == "word " * 100 + "\n"
 
 
 def test_two_answers_in_a_file_stand_under_their_names() -> None:
     stream = StringIO()
-    Answers(stream).show(["[b]a", "b"], [iter("one"), iter(["two"])])
+    AnswerDisplay(stream).show(["[b]a", "b"], [iter("one"), iter(["two"])])
     assert stream.getvalue() == "[[b]a]\none\n[b]\ntwo\n"
 
 
@@ -63,7 +63,7 @@ def test_what_a_model_writes_is_never_executed(
     columns: str, screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    Answers(screen).show([NASTY, "b"], [iter([NASTY]), iter([NASTY])])
+    AnswerDisplay(screen).show([NASTY, "b"], [iter([NASTY]), iter([NASTY])])
     text = screen.getvalue()
     assert not set(text) & set("\x07\x9b\u202e")
     assert "\x1b]0" not in text
@@ -73,7 +73,7 @@ def test_what_a_model_writes_is_never_executed(
 
 def test_two_answers_on_a_wide_terminal_stand_side_by_side(screen: Screen) -> None:
     answers = [iter(["left " * 10] * 3), iter(["right"])]
-    Answers(screen).show(["a", "b"], answers)
+    AnswerDisplay(screen).show(["a", "b"], answers)
     lines = seen(screen.getvalue())
     assert lines[0].split() == ["a", "b"]
     assert lines[1].split()[-1] == "right"
@@ -83,12 +83,12 @@ def test_two_answers_on_a_wide_terminal_stand_side_by_side(screen: Screen) -> No
 
 def test_answers_longer_than_the_screen_are_whole_in_the_end(screen: Screen) -> None:
     long = [f"line {number}\n" for number in range(40)]
-    Answers(screen).show(["a", "b"], [iter(long), iter(["short"])])
+    AnswerDisplay(screen).show(["a", "b"], [iter(long), iter(["short"])])
     assert [f"line {number}" for number in range(40)] == [
         line.split("  ")[0] for line in seen(screen.getvalue())[1:]
     ]
 
 
 def test_a_name_wider_than_its_column_is_folded(screen: Screen) -> None:
-    Answers(screen).show(["x" * 120, "b"], [iter("1"), iter("2")])
+    AnswerDisplay(screen).show(["x" * 120, "b"], [iter("1"), iter("2")])
     assert sum(line.count("x") for line in seen(screen.getvalue())) == 120

@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console as Rich
 from rich.text import Text
 
+from helpers.pages import ROOT
 from postgrad.observe import block as module
-from postgrad.observe.block import Block
+from postgrad.observe.block import LiveBlock
 from postgrad.observe.board import Board
 
 
@@ -33,12 +34,12 @@ def screen(rich: Rich) -> list[str]:
 @pytest.fixture
 def never(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is drawn by the clock."""
-    monkeypatch.setattr(module, "REFRESH", 1e-6)
+    monkeypatch.setattr(module, "PERIOD_SECONDS", 1e6)
 
 
 @pytest.mark.usefixtures("never")
 def test_lines_wait_for_the_next_drawing_and_keep_their_order(rich: Rich) -> None:
-    with Block(Board(10, 0, 0.0), rich) as block:
+    with LiveBlock(Board(10, 0, 0.0), rich) as block:
         for step in (1, 2, 3):
             block.soon(Text(f"step {step}"))
         assert "step 1" not in drawn(rich)
@@ -53,7 +54,7 @@ def test_lines_wait_for_the_next_drawing_and_keep_their_order(rich: Rich) -> Non
 @pytest.mark.usefixtures("never")
 def test_what_waits_when_a_run_fails_is_still_shown(rich: Rich) -> None:
     def fail() -> None:
-        with Block(Board(10, 0, 0.0), rich) as block:
+        with LiveBlock(Board(10, 0, 0.0), rich) as block:
             block.soon(Text("step 1"))
             raise ValueError("no")
 
@@ -63,10 +64,16 @@ def test_what_waits_when_a_run_fails_is_still_shown(rich: Rich) -> None:
 
 
 def test_the_clock_draws_what_nobody_asked_for(rich: Rich, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REFRESH", 1000.0)
-    with Block(Board(10, 0, 0.0), rich) as block:
+    monkeypatch.setattr(module, "PERIOD_SECONDS", 0.001)
+    with LiveBlock(Board(10, 0, 0.0), rich) as block:
         block.soon(Text("step 1"))
         until = time.monotonic() + 60
         while "step 1" not in drawn(rich):
             assert time.monotonic() < until
             time.sleep(0.001)
+
+
+def test_the_block_is_drawn_as_often_as_the_docs_and_its_whole_seconds_say() -> None:
+    assert module.PERIOD_SECONDS == 1.0
+    text = " ".join((ROOT / "docs" / "loggers.md").read_text("utf-8").split())
+    assert "Both are drawn once a second" in text

@@ -1,13 +1,15 @@
 """The live block: what it says, and that it fits."""
 
 import math
+from io import StringIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from postgrad.observe.board import Board, PhaseShown, duration, sparkline
+from postgrad.observe.board import Board, PhaseShown, duration, sparkline, step_seconds
+from postgrad.observe.console import Console
 
 METRICS = {
     "reward": 0.5,
@@ -65,13 +67,31 @@ def test_memory_is_that_of_the_phases_where_both_are_known() -> None:
     assert "memory 2.00 GiB of 2.50 foreseen" in text(one)
 
 
+def test_a_step_lasts_as_long_as_its_phases_in_the_block_and_in_its_line() -> None:
+    stream = StringIO()
+    Console("plain", stream).step(43, 200, METRICS)
+    assert stream.getvalue().endswith("  2.00 s\n")
+    assert step_seconds(METRICS) == 2.0  # the parts of a phase and forecasts are no phases
+    assert "a step 2.00 s of 1.75 foreseen" in text(board())
+
+
+def test_pairs_put_right_and_held_out_accuracy_have_labels_of_their_own() -> None:
+    one = board(0)
+    one.stepped(41, {"reward_model/accuracy": 0.75})
+    one.evaluated(41, {"eval/accuracy": 0.5})
+    one.stepped(42, {"reward_model/accuracy": 1.0})
+    shown = text(one)
+    assert "accuracy     100.0% ▁█" in shown
+    assert "eval acc      50.0% at step 41" in shown
+
+
 def test_an_evaluation_shows_its_first_accuracy() -> None:
     one = board()
     one.evaluated(40, {"eval/reward": 0.1, "eval/accuracy": 0.61, "eval/hard/accuracy": 0.2})
-    assert "accuracy      61.0% at step 40" in text(one)
+    assert "eval acc      61.0% at step 40" in text(one)
     one.evaluated(50, {"eval/accuracy": math.nan})
     one.evaluated(60, {"eval/accuracy": 0.7})
-    assert "accuracy      70.0% ▁█" in text(one)
+    assert "eval acc      70.0% ▁█" in text(one)
 
 
 def test_an_evaluation_without_accuracy_shows_its_first_loss() -> None:

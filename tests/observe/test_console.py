@@ -188,8 +188,9 @@ def test_a_step_in_a_file_or_a_wide_terminal_has_everything(
     stream = terminal if live else StringIO()
     Console("auto", stream).step(7, 100, FULL)
     assert stream.getvalue() == (
-        "step   7/100  reward 0.500  loss 0.2500  entropy 1.500  kl 0.0100  grad 1.250  "
-        "length 12.5  equal 50%  cut 25%  sampled 12,345 tok/s  trained 54,321 tok/s  1.50 s\n"
+        "step   7/100  reward 0.500  loss 0.2500  entropy 1.500  kl 0.0100  grad norm 1.250  "
+        "length 12.5  zero-std groups 50%  truncated 25%  sampled 12,345 tok/s  "
+        "trained 54,321 tok/s  1.50 s\n"
     )
 
 
@@ -245,7 +246,7 @@ def test_a_slow_phase_is_told_where_nothing_moves(monkeypatch: pytest.MonkeyPatc
 def test_a_step_shows_what_its_metrics_have_and_no_negative_zero() -> None:
     stream = StringIO()
     Console("plain", stream).step(3, 3, {"policy/kl": -1e-9, "truncated_fraction": 0.125})
-    assert stream.getvalue() == "step 3/3  kl 0.0000  cut 12%  0.00 s\n"
+    assert stream.getvalue() == "step 3/3  kl 0.0000  truncated 12%  0.00 s\n"
 
 
 def test_json_mode_warns_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,7 +280,7 @@ def test_a_run_on_a_terminal_has_a_block_under_its_lines(terminal: Terminal) -> 
     left = [line.rstrip() for line in screen.display if line.strip()]
     assert left == ["step   5/100  reward 0.500  loss 0.2500  1.50 s", "warning: look out"]
     assert r"\x1b[2J[red]far[/red]" in terminal.getvalue()
-    assert "accuracy" in terminal.getvalue()
+    assert "eval acc" in terminal.getvalue()
     assert "\x1b[2J" not in terminal.getvalue()
 
 

@@ -401,7 +401,7 @@ buffer = 600
         "max_new_tokens = 512",
     ]
     fitting = write((old, routed.replace('"rows.json", ', "").replace("600", "500")))
-    assert load_recipe(fitting).rewards[1].own == {"buffer": 500}
+    assert load_recipe(fitting).rewards[1].verifier_settings == {"buffer": 500}
 
 
 def test_gates_and_routes_come_back_from_a_resolved_recipe(write: Write) -> None:

@@ -48,7 +48,7 @@ def test_the_verifier_scores_what_the_row_asked_for():
 
 def test_a_row_without_a_person_is_refused():
     reason = Courtesy().check(PromptView("?", None, {"person": "Nobody", "thing": "salt"}))
-    assert reason == "column 'person' is 'Nobody', which nobody knows"
+    assert reason == "column 'person' is 'Nobody', not one of the task's"
     assert Courtesy().check(PromptView("?", None, {"person": "Mia", "thing": "salt"})) is None
 
 

@@ -72,7 +72,7 @@ def test_a_pattern_is_matched_by_the_whole_sample():
     ("settings", "message"),
     [
         ({"pattern": "("}, "not a regular expression"),
-        ({"pattern": "a", "tags": ("b",)}, "a pattern says all"),
+        ({"pattern": "a", "tags": ("b",)}, "pattern replaces tags"),
         ({"tags": ()}, "at least 1"),
         ({"tags": ("<a>",)}, "named without"),
         ({"tags": ("a", "a")}, "twice"),

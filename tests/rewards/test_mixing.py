@@ -132,8 +132,8 @@ def test_the_score_given_to_a_failed_gate_closes_or_opens_it(make_prompt, make_r
     [
         ({"gate_at": 0.5}, "only where gate = true"),
         ({"gate_value": 0.5}, "only where gate = true"),
-        ({"multiply": True, "weight": 2.0}, "without a weight"),
-        ({"multiply": True, "gate": True}, "without gate"),
+        ({"multiply": True, "weight": 2.0}, "cannot go with gate or weight"),
+        ({"multiply": True, "gate": True}, "cannot go with gate or weight"),
         ({"datasets": ()}, "at least 1"),
     ],
 )

@@ -49,4 +49,4 @@ def test_check_names_rows_that_reasoning_gym_did_not_make():
     assert ReasoningGym().check(prompt) is None
     assert "has no 'parameters'" in (ReasoningGym().check(PromptView("?", "x")) or "")
     other = PromptView(prompt.question, "other", prompt.metadata)
-    assert "another version" in (ReasoningGym().check(other) or "")
+    assert "installed version" in (ReasoningGym().check(other) or "")

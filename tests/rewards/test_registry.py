@@ -55,8 +55,13 @@ def test_what_is_left_to_the_rollout_is_filled_in():
         RewardSettings(type="my_pkg:score"),
     ]
     filled = for_rollout(rewards, 200)
-    assert [reward.own.get("max_new_tokens") for reward in filled] == [200, 50, None, None]
-    assert rewards[0].own == {"buffer": 10}
+    assert [reward.verifier_settings.get("max_new_tokens") for reward in filled] == [
+        200,
+        50,
+        None,
+        None,
+    ]
+    assert rewards[0].verifier_settings == {"buffer": 10}
     assert build(filled[0]).score(PromptView("?", None), RolloutView("", "length", 200)) == -1.0
 
 

@@ -334,7 +334,10 @@ def test_a_reply_whose_headers_never_end_is_a_wall_clock_failure(
         ({"urls": ("http://a", "http://a")}, "two of `urls` are the same"),
         ({"url": "localhost:8000"}, "an address such as"),
         ({"urls": ("http://a", "ftp://b")}, "an address such as"),
-        ({"url": "http://user:key@host"}, "keys go into the variable of token_env"),
+        (
+            {"url": "http://user:key@host"},
+            "keys into the environment variable that token_env names",
+        ),
         ({"url": "http://a", "text": "{question}"}, "the sample would not be sent"),
         ({"url": "http://a", "text": "{response}", "system": "x"}, "write it into `text`"),
     ],

@@ -1,1 +1,1 @@
-"""Sinks, console, sentinels."""
+"""Observing a run: its directory and log files, the console, sentinels, loggers, the report."""

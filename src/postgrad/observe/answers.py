@@ -1,7 +1,6 @@
-"""Answers while they are written: as they come, or two beside each other on a wide terminal.
+"""Shows answers while a model writes them, two of them side by side on a wide terminal.
 
-What a model writes is untrusted: it is shown as it is, never as markup, and what would steer the
-terminal is escaped.
+A model's text is untrusted: it is never markup, and terminal control characters are escaped.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,14 +20,14 @@ GAP = 2  # columns between them
 REST = 4  # lines of the screen that are not the answers'
 
 
-class Answers:
-    """Shows answers on a stream."""
+class AnswerDisplay:
+    """Shows answers on a stream, piece by piece as they arrive."""
 
     def __init__(self, stream: TextIO) -> None:
         self._rich = Rich(file=stream, highlight=False, soft_wrap=True)
 
     def show(self, names: Sequence[str], answers: Sequence[Iterator[str]]) -> None:
-        """Takes the pieces of each answer and shows them, until all have ended."""
+        """Shows the pieces of each answer under its name, until all answers have ended."""
         terminal = self._rich.is_terminal and not self._rich.is_dumb_terminal
         if len(answers) > 1 and terminal and self._rich.width >= WIDE:
             self._beside(names, answers)
@@ -43,7 +42,7 @@ class Answers:
             self._rich.print()
 
     def _beside(self, names: Sequence[str], answers: Sequence[Iterator[str]]) -> None:
-        columns = _Columns([self._text(name, "bold") for name in names])
+        columns = _SideBySide([self._text(name, "bold") for name in names])
         live = Live(columns, console=self._rich, refresh_per_second=REFRESH, transient=True)
         with live:  # the ends of both, while they grow
             under_way = dict(enumerate(answers))
@@ -54,14 +53,14 @@ class Answers:
                         del under_way[number]
                     else:
                         columns.texts[number] += self._text(piece).plain
-        self._rich.print(columns.whole(self._rich.width))
+        self._rich.print(columns.complete(self._rich.width))
 
     def _text(self, text: str, style: str = "") -> Text:
         return Text(visible(text, self._rich.encoding), style=style)
 
 
-class _Columns:
-    """Titles, and under them texts that grow."""
+class _SideBySide:
+    """Columns of growing texts under titles. While live, each shows the end of its text."""
 
     def __init__(self, titles: Sequence[Text]) -> None:
         self._titles = titles
@@ -72,8 +71,8 @@ class _Columns:
         ends = [Text(text).wrap(console, width, overflow="fold")[-most:] for text in self.texts]
         yield self._table(options.max_width, [Text("\n").join(lines) for lines in ends])
 
-    def whole(self, width: int) -> Table:
-        """Both, however long."""
+    def complete(self, width: int) -> Table:
+        """The table with the complete texts, for when they have ended."""
         return self._table(width, [Text(text) for text in self.texts])
 
     def _table(self, width: int, cells: Sequence[Text]) -> Table:

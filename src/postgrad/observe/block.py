@@ -13,12 +13,12 @@ from rich.text import Text
 
 from postgrad.observe.board import Board
 
-REFRESH = 1.0  # drawings a second: the times in it are whole seconds
+PERIOD_SECONDS = 1.0  # between two drawings: the times in the block are whole seconds
 
 
-class Block:
-    """Draws a board beside the run, REFRESH times a second. A drawing costs a millisecond, so
-    the lines of steps, which may come faster, wait for the next one. Nothing else waits.
+class LiveBlock:
+    """Draws a board in a thread every PERIOD_SECONDS. A drawing costs a millisecond, so the lines
+    of steps, which may come faster, wait for the next one. Warnings and notes do not wait.
     """
 
     def __init__(self, board: Board, rich: Rich) -> None:
@@ -43,20 +43,20 @@ class Block:
             self._live.stop()
 
     def soon(self, line: Text) -> None:
-        """A line above the block, with the next drawing."""
+        """Prints a line above the block at the next drawing."""
         with self._in_order:
             self._waiting.append(line)
 
-    def print(self, *what: Any) -> None:
-        """What rich can print, above the block, now."""
+    def print(self, *renderables: Any) -> None:
+        """Prints what rich can print above the block now, after the lines that waited."""
         with self._in_order:
             lines, self._waiting = self._waiting, []
             if lines:
                 self._rich.print(*lines, sep="\n")
-            self._rich.print(*what)
+            self._rich.print(*renderables)
 
     def draw(self) -> None:
-        """The block as it is now, and above it what waited."""
+        """Draws the block as it is now, and above it the lines that waited."""
         with self._in_order:
             lines, self._waiting = self._waiting, []
             if lines:
@@ -65,13 +65,13 @@ class Block:
                 self._live.refresh()
 
     def _redraw(self) -> None:
-        while not self._over.wait(1 / REFRESH):
+        while not self._over.wait(PERIOD_SECONDS):
             self.draw()
 
 
 class _Drawn:
-    """A board as rich draws it: with what is known at that moment. Its lines fit already: laying
-    them out once more would take as long as all the rest.
+    """A rich renderable of a board at the time of drawing. The lines fit the width already: to lay
+    them out again would double the cost of a drawing.
     """
 
     def __init__(self, board: Board) -> None:

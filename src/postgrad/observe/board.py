@@ -1,7 +1,7 @@
-"""The live block of a terminal: where a run stands and whether it is healthy, in a few lines.
+"""The contents of a terminal's live block: a run's progress and health in a few lines.
 
-Pure but for what it is told: `lines` makes the block for a width and a time. Put together by hand,
-since it is drawn twice a second beside training and a table of rich costs ten times as much.
+`lines` renders the block for a width and a time, and reads nothing but the board's fields. It does
+not use a table of rich, which costs ten times as much: block.py draws it while the run trains.
 """
 
 import math
@@ -15,91 +15,93 @@ from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
 KEPT = 240  # values of a curve
-BAR = 24  # columns
-NARROW = 58  # columns below which figures stand one in a line
-FIGURE = 20  # columns of a figure before its curve
+BAR = 24  # columns of a progress bar
+NARROW = 58  # columns below which a line has one figure, not two
+FIGURE = 20  # columns of a figure before its curve: label, value and spaces
 MOST_SENTINELS = 4
 
-# Label; the metrics that it may be, the first that is there; format.
+# Label of at most 9 characters; its metric, the first of these that is there; format.
 FIGURES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("reward", ("reward",), "{:.3f}"),
     ("loss", ("loss",), "{:.4f}"),
-    ("right", ("reward_model/accuracy", "policy/accuracy"), "{:.1%}"),
+    ("accuracy", ("reward_model/accuracy", "policy/accuracy"), "{:.1%}"),
     ("margin", ("reward_model/margin", "policy/reward_margin"), "{:.3f}"),
     ("KL", ("kl/token_mean", "policy/kl"), "{:.4f}"),
     ("entropy", ("policy/entropy", "sampled_entropy"), "{:.3f}"),
     ("length", ("response_length",), "{:.1f}"),
-    ("cut", ("truncated_fraction",), "{:.1%}"),
-    ("gradient", ("policy/grad_norm", "reward_model/grad_norm"), "{:.3g}"),
+    ("truncated", ("truncated_fraction",), "{:.1%}"),
+    ("grad norm", ("policy/grad_norm", "reward_model/grad_norm"), "{:.3g}"),
     ("moved", ("sentinel/policy_moved",), "{:.4f}"),
 )
-HELD_OUT = {"/accuracy": "accuracy", "/loss": "eval loss"}  # what a metric ends with -> its label
+# End of a metric's name -> (label, format) of a held-out result.
+HELD_OUT = {"/accuracy": ("eval acc", "{:.1%}"), "/loss": ("eval loss", "{:.4f}")}
 SPEEDS = (("sampled", "response_tokens_per_second"), ("trained", "train_tokens_per_second"))
 MEMORY, STEP = "peak_memory_bytes", "step_seconds"
-FORESEEN = "foreseen/"  # of the metric whose name follows
-Curves = dict[str, deque[float]]
+FORESEEN = "foreseen/"  # prefix of a metric's forecast
+Curves = dict[str, deque[float]]  # label -> newest values
 
 
 @dataclass(slots=True)
 class PhaseShown:
-    """A phase under way: since when, and what is done of it."""
+    """A phase of a step that is under way."""
 
     name: str
-    total: int | None
-    began: float
-    done: int = 0
+    total: int | None  # None: it cannot be counted
+    began: float  # time.monotonic()
+    done: int = 0  # of total
 
     def advance(self, n: int) -> None:
-        """So much more is done."""
+        """Counts `n` more as done."""
         self.done += n
 
 
 @dataclass(slots=True)
 class Board:
-    """What the block knows. total: steps of the run; step: those done, of which `before` were done
-    when it began.
-    """
+    """The state that the block shows."""
 
-    total: int
-    before: int
-    began: float
-    unicode: bool = True
-    step: int = 0
+    total: int  # steps of the run
+    before: int  # steps that were done when this process began, after a resume
+    began: float  # time.monotonic() at that moment
+    unicode: bool = True  # False: ASCII only
+    step: int = 0  # steps done
     phase: PhaseShown | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # of the last step
     curves: Curves = field(default_factory=Curves)
-    held_out: tuple[str, float, int] | None = None  # label, value, step of the evaluation
-    sentinels: dict[str, str] = field(default_factory=dict[str, str])
+    held_out: tuple[str, str, int] | None = None  # label, formatted value, step of the evaluation
+    sentinels: dict[str, str] = field(default_factory=dict[str, str])  # name -> message
 
     def __post_init__(self) -> None:
         self.step = self.before
 
     def stepped(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step has ended."""
+        """Takes the metrics of a step that has ended."""
         self.step, self.metrics = step, metrics
         for label, names, _ in FIGURES:
             value = _first(metrics, names)
             if value is not None:
                 self._add(label, value)
 
-    def evaluated(self, step: int, found: Mapping[str, float]) -> None:
-        """An evaluation has ended: the first accuracy of it is shown, else the first loss."""
-        for ending, label in HELD_OUT.items():
-            for name, value in found.items():
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes an evaluation after `step`: shows its first accuracy, else its first loss."""
+        for ending, (label, form) in HELD_OUT.items():
+            for name, value in metrics.items():
                 if name.endswith(ending) and math.isfinite(value):
-                    self.held_out = (label, value, step)
+                    self.held_out = (label, form.format(value), step)
                     self._add(label, value)
                     return
 
     def spoken(self, name: str, text: str | None) -> None:
-        """What a sentinel says now; None: nothing any more."""
+        """Shows the message of a sentinel; None removes it."""
         if text is None:
             self.sentinels.pop(name, None)
         else:
             self.sentinels[name] = text
 
     def lines(self, width: int, now: float) -> list[Text]:
-        """The block, each line narrower than `width`: the last column makes some terminals wrap."""
+        """The block at time `now` (time.monotonic()).
+
+        Each line is narrower than `width`, since the last column makes some terminals wrap.
+        """
         width = max(20, width - 1)
         parts = [
             Text(("─" if self.unicode else "-") * width, "dim"),
@@ -117,29 +119,29 @@ class Board:
         self.curves.setdefault(label, deque(maxlen=KEPT)).append(value)
 
     def _run(self, width: int, now: float) -> Text:
-        made, gone = self.step - self.before, now - self.began
-        times = f"{duration(gone)} gone"
-        if made > 0 and self.step < self.total:
-            times += f", {duration(gone / made * (self.total - self.step))} left"
+        steps_done, elapsed = self.step - self.before, now - self.began
+        times = f"{duration(elapsed)} gone"
+        if steps_done > 0 and self.step < self.total:
+            times += f", {duration(elapsed / steps_done * (self.total - self.step))} left"
         share = self.step / max(1, self.total)
         return self._bar("step", share, f"{self.step}/{self.total}  {share:.0%}  {times}", width)
 
     def _phase(self, width: int, now: float) -> Text:
-        one = self.phase
-        if one is None:
+        phase = self.phase
+        if phase is None:
             return Text("")
-        seconds = f"{max(0.0, now - one.began):.0f} s"
-        if not one.total:
-            return Text.assemble((f"{one.name:<9} ", "bold"), seconds)
-        share = min(1.0, one.done / one.total)
-        return self._bar(one.name, share, f"{one.done}/{one.total}  {seconds}", width)
+        seconds = f"{max(0.0, now - phase.began):.0f} s"
+        if not phase.total:
+            return Text.assemble((f"{phase.name:<9} ", "bold"), seconds)
+        share = min(1.0, phase.done / phase.total)
+        return self._bar(phase.name, share, f"{phase.done}/{phase.total}  {seconds}", width)
 
-    def _bar(self, label: str, share: float, what: str, width: int) -> Text:
-        most = max(0, min(BAR, width - cell_len(label.ljust(9)) - len(what) - 3))
+    def _bar(self, label: str, share: float, text: str, width: int) -> Text:
+        most = max(0, min(BAR, width - cell_len(label.ljust(9)) - len(text) - 3))
         full = round(share * most)
         done, rest = ("━", "─") if self.unicode else ("=", "-")
         bar = [(done * full, "green"), (rest * (most - full), "dim")] if most >= 6 else []
-        return Text.assemble((f"{label:<9} ", "bold"), *bar, f" {what}" if bar else what)
+        return Text.assemble((f"{label:<9} ", "bold"), *bar, f" {text}" if bar else text)
 
     def _figures(self, width: int) -> list[Text]:
         figures: list[tuple[str, str]] = []
@@ -148,20 +150,19 @@ class Board:
             if value is not None:
                 figures.append((label, _plain_zero(form.format(value))))
         if self.held_out is not None:
-            label, value, _ = self.held_out
-            shown = f"{value:.1%}" if label == "accuracy" else f"{value:.4f}"
+            label, shown, _ = self.held_out
             figures.insert(min(1, len(figures)), (label, shown))
         in_line = 2 if width >= NARROW else 1
         cells = [self._figure(label, value, width // in_line) for label, value in figures]
-        found: list[Text] = []
-        for at in range(0, len(cells), in_line):
-            found.append(Text().append_text(cells[at]))
-            for cell in cells[at + 1 : at + in_line]:
-                found[-1].append_text(cell)
-        return found
+        lines: list[Text] = []
+        for start in range(0, len(cells), in_line):
+            lines.append(Text().append_text(cells[start]))
+            for cell in cells[start + 1 : start + in_line]:
+                lines[-1].append_text(cell)
+        return lines
 
     def _figure(self, label: str, value: str, width: int) -> Text:
-        """One label, value and curve, `width` columns wide."""
+        """A label, its value and its curve, `width` columns wide."""
         curve, room = "", width - FIGURE - 1
         held_out = self.held_out
         if held_out is not None and label == held_out[0] and len(self.curves[label]) == 1:
@@ -172,21 +173,21 @@ class Board:
         return Text.assemble((f"{label:<9}", "dim"), f" {value:>9} ", (padded, "cyan"))
 
     def _machine(self, width: int) -> list[Text]:
-        known = _with_totals(self.metrics)
-        parts = [
-            f"{label} {known[name]:,.0f} tok/s"
+        metrics = _with_totals(self.metrics)
+        texts = [
+            f"{label} {metrics[name]:,.0f} tok/s"
             for label, name in SPEEDS
-            if math.isfinite(known.get(name, math.nan))
+            if math.isfinite(metrics.get(name, math.nan))
         ]
-        parts += _against(known, MEMORY, "memory", 2**30, "GiB")
-        parts += _against(known, STEP, "a step", 1, "s")
-        found: list[str] = []
-        for part in parts:
-            if found and len(found[-1]) + 3 + len(part) <= width:
-                found[-1] += f"   {part}"
+        texts += _against(metrics, MEMORY, "memory", 2**30, "GiB")
+        texts += _against(metrics, STEP, "a step", 1, "s")
+        lines: list[str] = []
+        for text in texts:
+            if lines and len(lines[-1]) + 3 + len(text) <= width:
+                lines[-1] += f"   {text}"
             else:
-                found.append(part)
-        return [Text(line) for line in found]
+                lines.append(text)
+        return [Text(line) for line in lines]
 
     def _health(self) -> list[Text]:
         if not self.sentinels and self.step == self.before:
@@ -195,44 +196,61 @@ class Board:
             return [Text("sentinels silent: nothing looks wrong", "green")]
         mark = "▲" if self.unicode else "!"
         shown = list(self.sentinels.items())[:MOST_SENTINELS]
-        found = [Text(f"{mark} {name}: {text}", "yellow") for name, text in shown]
+        lines = [Text(f"{mark} {name}: {text}", "yellow") for name, text in shown]
         if more := len(self.sentinels) - len(shown):
-            found.append(Text(f"{mark} and {more} more", "yellow"))
-        return found
+            lines.append(Text(f"{mark} and {more} more", "yellow"))
+        return lines
 
 
 def _with_totals(metrics: Mapping[str, float]) -> dict[str, float]:
-    """With the whole step's seconds and most memory, beside what was foreseen of its phases."""
-    known = dict(metrics)
-    for ending, total, of in (("_seconds", STEP, sum), ("_memory_bytes", MEMORY, max)):
-        phases = [k for k in metrics if k.endswith(ending) and "/" not in k and k != MEMORY]
-        foreseen = [metrics[FORESEEN + k] for k in phases if FORESEEN + k in metrics]
+    """The metrics with the seconds and peak memory of the step, and their forecasts if any.
+
+    Memory is the maximum over phases only where there is a forecast of phases to compare with.
+    """
+    extended = dict(metrics)
+    for ending, total, combine in (("_seconds", STEP, sum), ("_memory_bytes", MEMORY, max)):
+        phases = _phases(metrics, ending)
+        foreseen = [metrics[FORESEEN + phase] for phase in phases if FORESEEN + phase in metrics]
         if phases and (foreseen or total == STEP):
-            known[total] = of(metrics[k] for k in phases)
+            extended[total] = combine(metrics[phase] for phase in phases)
         if foreseen:
-            known[FORESEEN + total] = of(foreseen)
-    return known
+            extended[FORESEEN + total] = combine(foreseen)
+    return extended
+
+
+def step_seconds(metrics: Mapping[str, float]) -> float:
+    """Wall-clock seconds of a step: the sum over its phases."""
+    return sum(metrics[phase] for phase in _phases(metrics, "_seconds"))
+
+
+def _phases(metrics: Mapping[str, float], ending: str) -> list[str]:
+    """The metrics of phases with this ending; a "/" marks parts of a phase, which are in it."""
+    return [
+        name for name in metrics if name.endswith(ending) and "/" not in name and name != MEMORY
+    ]
 
 
 def _first(metrics: Mapping[str, float], names: tuple[str, ...]) -> float | None:
-    """The first of the metrics that is there, and a number."""
+    """The first of the metrics `names` that is there and finite."""
     return next((metrics[n] for n in names if math.isfinite(metrics.get(n, math.nan))), None)
 
 
 def _against(
-    known: Mapping[str, float], name: str, label: str, unit: float, what: str
+    metrics: Mapping[str, float], name: str, label: str, unit: float, unit_name: str
 ) -> list[str]:
     """ "memory 3.20 GiB of 4.00 foreseen"; nothing where it was not measured."""
-    value, foreseen = _first(known, (name,)), _first(known, (FORESEEN + name,))
+    value, foreseen = _first(metrics, (name,)), _first(metrics, (FORESEEN + name,))
     if value is None:
         return []
     beside = "" if foreseen is None else f" of {foreseen / unit:.2f} foreseen"
-    return [f"{label} {value / unit:.2f} {what}{beside}"]
+    return [f"{label} {value / unit:.2f} {unit_name}{beside}"]
 
 
 def sparkline(values: list[float], most: int) -> str:
-    """At most so many characters, each the mean of equally many values (one more or less), from the
-    lowest mean to the highest; "" for fewer than two values.
+    """A curve of at most `most` characters, scaled from its lowest to its highest.
+
+    Each character is the mean of equally many values (one more or less). "" for fewer than two
+    values.
     """
     if len(values) < 2:
         return ""
@@ -245,15 +263,15 @@ def sparkline(values: list[float], most: int) -> str:
 
 
 def _plain_zero(text: str) -> str:
-    """Never -0.000."""
+    """A number's text without the minus sign where it is zero, as in -0.000."""
     return text if any(digit in text for digit in "123456789") else text.lstrip("-")
 
 
 def duration(seconds: float) -> str:
     """ "45 s", "3:07", "2:03:45"."""
-    whole = round(max(0.0, seconds))
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    total = round(max(0.0, seconds))
+    if total < 60:
+        return f"{total} s"
+    minutes, rest = divmod(total, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,4 +1,4 @@
-"""One process at a time writes into a run directory."""
+"""A lock on a run directory: one process at a time writes into it."""
 
 import fcntl
 import os
@@ -11,10 +11,10 @@ from postgrad.core.errors import UsageError
 
 @contextmanager
 def claimed(folder: Path) -> Generator[None]:
-    """`folder` is this process's until the block ends, or the process does, however it ends.
+    """Locks `folder` until the block or the process ends, however it ends.
 
-    Raises UsageError where another process has it: two that wrote the same log lines at the same
-    places would leave neither run. A file system without locks guards nothing.
+    Raises UsageError where another process holds the lock: two that write the same log files would
+    destroy both runs. On a file system without locks it does nothing.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -33,7 +33,7 @@ def claimed(folder: Path) -> Generator[None]:
 
 
 def require_unclaimed(folder: Path) -> None:
-    """Raises UsageError as `claimed` does; before anything in `folder` is changed."""
+    """Raises UsageError where another process holds the lock. Changes nothing in `folder`."""
     if folder.is_dir():
         with claimed(folder):
             pass

@@ -1,4 +1,4 @@
-"""What a person sees: a live block in a terminal, plain lines in a file, nothing where asked."""
+"""The console: a live block in a terminal, plain lines in a file, warnings only where asked."""
 
 import math
 import re
@@ -23,38 +23,38 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from postgrad.observe.block import Block
-from postgrad.observe.board import Board, PhaseShown
+from postgrad.observe.block import LiveBlock
+from postgrad.observe.board import Board, PhaseShown, step_seconds
 from postgrad.observe.terminal import Lasting
 
 Mode = Literal["auto", "plain", "quiet", "json"]
-# All but tab and newline; what turns the direction of text around, and other ends of lines.
+# Control characters but tab and newline; Unicode's line separators and changes of text direction.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-SLOW_SECONDS = 20.0  # a phase that lasts longer is told in plain mode too
-SHORT_SECONDS = 0.2  # one that is over sooner is not shown at all: it would only flicker
+SLOW_SECONDS = 20.0  # a phase that lasts longer has a line in plain mode, too
+SHORT_SECONDS = 0.2  # a shorter phase is not shown at all: it would only flicker
 
-# What one line says of a step, where its metrics have it: key, label, format.
+# The line of a step, where its metrics have them: metric, label as in docs/metrics.md, format.
 SHOWN = (
     ("reward", "reward", "{:.3f}"),
     ("loss", "loss", "{:.4f}"),
-    ("reward_model/accuracy", "right", "{:.0%}"),
-    ("policy/accuracy", "right", "{:.0%}"),
+    ("reward_model/accuracy", "accuracy", "{:.0%}"),
+    ("policy/accuracy", "accuracy", "{:.0%}"),
     ("reward_model/margin", "margin", "{:.3f}"),
     ("policy/reward_margin", "margin", "{:.3f}"),
-    ("critic/loss", "critic", "{:.4f}"),
+    ("critic/loss", "critic loss", "{:.4f}"),
     ("policy/entropy", "entropy", "{:.3f}"),
     ("sampled_entropy", "entropy", "{:.3f}"),
     ("policy/kl", "kl", "{:.4f}"),
     ("kl/token_mean", "kl", "{:.4f}"),
-    ("policy/grad_norm", "grad", "{:.3f}"),
-    ("reward_model/grad_norm", "grad", "{:.3f}"),
+    ("policy/grad_norm", "grad norm", "{:.3f}"),
+    ("reward_model/grad_norm", "grad norm", "{:.3f}"),
     ("response_length", "length", "{:.1f}"),
-    ("groups/equal_fraction", "equal", "{:.0%}"),
-    ("truncated_fraction", "cut", "{:.0%}"),
+    ("groups/equal_fraction", "zero-std groups", "{:.0%}"),
+    ("truncated_fraction", "truncated", "{:.0%}"),
     ("response_tokens_per_second", "sampled", "{:,.0f} tok/s"),
     ("train_tokens_per_second", "trained", "{:,.0f} tok/s"),
 )
-LEAST_FIRST = (  # what a narrow terminal does without
+LEAST_FIRST = (  # metrics that a narrow terminal leaves out, in this order
     "train_tokens_per_second",
     "response_tokens_per_second",
     "groups/equal_fraction",
@@ -77,19 +77,19 @@ LEAST_FIRST = (  # what a narrow terminal does without
 
 
 class Phase:
-    """A phase under way; `advance` moves what is on the screen of it, if anything is."""
+    """A phase under way; `advance` moves its progress on the screen, where it is shown."""
 
     def __init__(self, move: Callable[[int], None] = lambda n: None) -> None:
         self._move = move
 
     def advance(self, n: int = 1) -> None:
-        """So much more is done."""
+        """Counts `n` more as done."""
         self._move(n)
 
 
 @contextmanager
 def _shown_if_it_lasts(progress: Progress) -> Generator[None]:
-    """Draws from SHORT_SECONDS on, started by a thread: until then the phase may say nothing."""
+    """Starts drawing in a thread after SHORT_SECONDS, so that a short phase shows nothing."""
     timer = threading.Timer(SHORT_SECONDS, progress.start)
     timer.daemon = True
     timer.start()
@@ -103,8 +103,8 @@ def _shown_if_it_lasts(progress: Progress) -> Generator[None]:
 
 
 class Console:
-    """mode "auto" is live in a terminal and plain elsewhere; "quiet" shows warnings only; "json"
-    leaves standard output alone and writes to standard error.
+    """Prints for people. Mode "auto" is live in a terminal and plain elsewhere; "quiet" shows
+    warnings only; "json" leaves standard output alone and writes to standard error.
     """
 
     def __init__(self, mode: Mode = "auto", stream: TextIO | None = None) -> None:
@@ -114,7 +114,7 @@ class Console:
         terminal = self._rich.is_terminal and not self._rich.is_dumb_terminal
         self._live = mode in ("auto", "json") and terminal
         self._board: Board | None = None
-        self._block: Block | None = None
+        self._block: LiveBlock | None = None
 
     @contextmanager
     def run(self, total: int, done: int) -> Iterator[None]:
@@ -127,7 +127,7 @@ class Console:
         utf = self._rich.encoding.lower().startswith("utf")
         self._board = Board(total, done, time.monotonic(), unicode=utf)
         try:
-            with Block(self._board, self._rich) as self._block:
+            with LiveBlock(self._board, self._rich) as self._block:
                 yield
         finally:
             self._board = self._block = None
@@ -157,19 +157,17 @@ class Console:
         """One line for a step; in a live terminal as much of it as fits on one."""
         if self._board is not None:
             self._board.stepped(number, metrics)
-        known = {
+        shown = {
             label: (key, form)
             for key, label, form in reversed(SHOWN)  # of two with one label the first is shown
             if math.isfinite(metrics.get(key, math.nan))
         }
         parts = {
             key: f"{label} {form.format(round(metrics[key], 6) + 0.0)}"  # never -0.0000
-            for label, (key, form) in reversed(known.items())
+            for label, (key, form) in reversed(shown.items())
         }
         width = len(str(total))
-        phases = [key for key in metrics if key.endswith("_seconds") and "/" not in key]
-        seconds = sum(metrics[key] for key in phases)  # parts of a phase are in it
-        took = f"{seconds:.2f} s"
+        took = f"{step_seconds(metrics):.2f} s"
 
         def line() -> str:
             return "  ".join((f"step {number:>{width}}/{total}", *parts.values(), took))
@@ -183,46 +181,46 @@ class Console:
         else:
             self._block.soon(self._text(line()))
 
-    def evaluated(self, step: int, found: Mapping[str, float]) -> None:
-        """An evaluation after `step` found this, by metric."""
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows the metrics of an evaluation after `step` in the block."""
         if self._board is not None:
-            self._board.evaluated(step, found)
+            self._board.evaluated(step, metrics)
 
     def spoken(self, name: str, text: str | None) -> None:
-        """What the sentinel `name` says now; None: nothing any more."""
+        """Shows the message of the sentinel `name` in the block; None removes it."""
         if self._board is not None:
             self._board.spoken(name, text and self._text(text).plain)
 
     def heading(self, text: str) -> None:
-        """The beginning of a part."""
+        """Prints the heading of a section."""
         if not self._quiet:
             self._print(self._text(f"\n{text}", "bold"))
 
     def note(self, text: str) -> None:
-        """A line for people."""
+        """Prints a line, unless in quiet mode."""
         if not self._quiet:
             self._print(self._text(text))
 
     def warn(self, text: str) -> None:
-        """A line that quiet mode shows too."""
+        """Prints a warning, in quiet mode too."""
         self._print(self._text(f"warning: {text}", "yellow"))
 
     def error(self, text: str) -> None:
-        """What went wrong, in quiet mode too."""
+        """Prints an error, in quiet mode too."""
         self._print(self._text(text, "red"))
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person looks at a terminal, with colours."""
+        """Whether it writes to a terminal, where colours and live drawing work."""
         return self._rich.is_terminal
 
     def spans(self, parts: Sequence[tuple[str, str]]) -> None:
-        """One text of (part, rich style) after each other; what it says is never markup."""
+        """Prints the parts, (text, rich style) each, as one line; texts are never markup."""
         if not self._quiet:
             self._print(Text.assemble(*(self._text(*part) for part in parts)))
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A table; text of models and data is shown as it is, never as markup."""
+        """Prints a table; texts are never markup."""
         if self._quiet:
             return
         table = Table(
@@ -238,22 +236,22 @@ class Console:
         self._print()
         self._print(table)
 
-    def _print(self, *what: Any) -> None:
-        (self._rich if self._block is None else self._block).print(*what)
+    def _print(self, *renderables: Any) -> None:
+        (self._rich if self._block is None else self._block).print(*renderables)
 
     def _text(self, text: str, style: str = "") -> Text:
-        """Text as it is, never markup."""
+        """Text for rich, with controls escaped and markup left as it is."""
         return Text(visible(text, self._rich.encoding), style=style)
 
 
 def visible(text: str, encoding: str) -> str:
-    """Text with what would steer a terminal, or cannot be written in the encoding, as an escape."""
-    escaped = CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    """Text in which control characters, and those that the encoding lacks, are escaped."""
+    escaped = CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
     return escaped.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _columns(total: int | None) -> list[ProgressColumn]:
-    """A phase that cannot be counted shows that it lives, and for how long."""
+    """Columns of a phase's progress line; one without a total has a spinner and the time only."""
     name, elapsed = (
         [SpinnerColumn(), TextColumn("{task.description}", markup=False)],
         TimeElapsedColumn(),

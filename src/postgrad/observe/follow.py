@@ -1,4 +1,4 @@
-"""A file of lines that another process writes: what is new in it, again and again."""
+"""Follows a file of lines that another process writes: returns the new lines at each call."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +13,15 @@ from postgrad.core.untrusted import (
     read_bytes,
 )
 
-REMEMBERED = 512  # bytes before the place that was reached
+REMEMBERED = 512  # bytes before the offset, to notice that a file was rewritten
 
 
 class Followed:
-    """Reads on from where it was. It opens the file for reading and nothing else, so the run that
-    writes it never notices.
+    """Reads a file on from where it stopped. It only opens the file for reading, without a lock.
 
-    A line without its end is being written, or was torn by a kill: it waits. A resumed run cuts its
-    files back and writes on, and --overwrite begins anew: then what was read does not stand there
-    any more, and `rewritten` says so.
+    A line without a newline is still being written, or was torn by a kill: it is left for later. A
+    resumed run cuts its files back and writes on, and --overwrite starts anew: then `rewritten`
+    notices that the bytes before the offset are not those that were read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,7 +30,7 @@ class Followed:
         self._before = b""  # what stood just before the offset
 
     def rewritten(self) -> bool:
-        """True where other bytes, or none, stand before the place that was reached."""
+        """Whether the bytes before the offset differ from those that were read, or are gone."""
         if not self.offset:
             return False
         try:
@@ -42,7 +41,10 @@ class Followed:
             return True
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Every new whole line and the byte at which it begins."""
+        """(offset in bytes, line) of every new complete line.
+
+        Raises RunError for a line longer than MOST_LINE_BYTES.
+        """
         try:
             file = open_file(self.path)
         except FileNotFoundError:
@@ -64,30 +66,31 @@ class Followed:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file's whole lines; none where it was never written. Raises RunError where a
-    line is no JSON object.
+    """The JSON objects of a file's complete lines; none where the file does not exist.
+
+    Raises RunError where a line is no JSON object.
     """
     for start, line in Followed(path).lines():
-        found = parse(line)
-        if found is None:
+        parsed = parse(line)
+        if parsed is None:
             raise RunError(
                 f"{path}: the line at byte {start} is no JSON object of at most {MOST_DEPTH} "
                 "levels: mend it or cut it out"
             )
-        yield found
+        yield parsed
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line; None where it is none."""
+    """The JSON object of a line; None where the line is not a JSON object."""
     try:
-        found = parse_json(line)
+        parsed = parse_json(line)
     except ValueError:
         return None
-    return cast(dict[str, Any], found) if isinstance(found, dict) else None
+    return cast(dict[str, Any], parsed) if isinstance(parsed, dict) else None
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object of a file; None where there is none, or it is not readable as one."""
+    """The JSON object of a file; None where the file is missing, unreadable or something else."""
     try:
         return parse(read_bytes(path))
     except OSError:

@@ -1,4 +1,4 @@
-"""A file of lines that a full disk, a short write or a signal at any moment cannot tear."""
+"""A log file that a full disk, a short write or a signal at any moment cannot corrupt."""
 
 import errno
 import os
@@ -11,31 +11,32 @@ MOST_WAITING = 2**28  # bytes in memory for a disk that stays full
 
 
 class LogFile:
-    """Adds bytes to the end of a file. What a full disk refuses waits in memory and goes first.
+    """Appends bytes to a file. Bytes that a full disk refuses wait in memory and are written first.
 
-    Bytes are written at a known place, and place and rest change together: a write that a signal
-    handler's exception interrupts is made again at the same place, not added twice.
+    Offset and unwritten bytes change together in one assignment: a write that a signal handler's
+    exception interrupts is repeated at the same offset, so nothing is written twice.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle: int | None = None  # until there is something to write
         size = path.stat().st_size if path.exists() else 0
-        self._at: tuple[int, bytes] = (size, b"")  # where the rest belongs
+        self._at: tuple[int, bytes] = (size, b"")  # offset of the unwritten bytes, these bytes
 
     @property
     def waiting(self) -> int:
-        """Bytes that the disk did not take yet."""
+        """How many bytes are not written yet."""
         return len(self._at[1])
 
     def add(self, data: bytes) -> None:
-        """Puts bytes behind what waits; `flush` writes them."""
+        """Queues bytes; `flush` writes them."""
         place, rest = self._at
         self._at = (place, rest + data)
 
     def flush(self) -> None:
-        """Writes what waits, unless the disk is full. Raises RunError for any other trouble, and
-        where more waits than memory should hold.
+        """Writes the queued bytes, or keeps them where the disk is full.
+
+        Raises RunError for any other error, and where more than MOST_WAITING bytes wait.
         """
         try:
             if self._handle is None:
@@ -50,8 +51,10 @@ class LogFile:
                 raise unwritable(self.path, error) from error
 
     def sync(self) -> int:
-        """Everything on the disk for good; returns the file's size. Raises DiskFull where lines
-        still wait, RunError where fsync fails: only a resume brings back what that lost.
+        """Flushes and calls fsync; returns the file's size in bytes.
+
+        Raises DiskFull where bytes still wait, RunError where fsync fails: then bytes may be lost,
+        and only a resume writes them again.
         """
         self.flush()
         place, rest = self._at
@@ -65,13 +68,13 @@ class LogFile:
         return place
 
     def close(self) -> None:
-        """Closes the file; what still waits is lost."""
+        """Closes the file; bytes that still wait are lost."""
         if self._handle is not None:
             os.close(self._handle)
 
 
 def unwritable(path: Path, error: OSError) -> RunError:
-    """What a person is told."""
+    """The error for a log file that cannot be written, with what to do about it."""
     if is_full(error):
         return DiskFull(f"{path} cannot be written: the disk is full; make room and resume the run")
     return RunError(f"{path} cannot be written: {error}; resume the run when the disk is well")

@@ -1,4 +1,4 @@
-"""Lines of metrics.jsonl and eval.jsonl whose numbers are numbers, whoever wrote them."""
+"""Reads metrics.jsonl and eval.jsonl and checks the type of every value."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,15 +9,16 @@ from postgrad.core.errors import RunError
 from postgrad.core.untrusted import shown
 from postgrad.observe.follow import read_lines
 
-LARGEST = 1e300  # a sum of many still is a number
+LARGEST = 1e300  # so that a sum of many stays finite
 COUNTS = ("step", "update", "episodes", "rows", "failed")
-NAMES = ("set",)  # texts, or null
-TABLES = ("margin_histogram",)
+NAMES = ("set",)  # text, or null
+TABLES = ("margin_histogram",)  # objects
 
 
 def read_steps(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole line, with its `step`. Raises RunError that names line and key where a value is
-    not what a run writes there.
+    """Every complete line of a log file; each has a `step`.
+
+    Raises RunError that names line and key where a value has the wrong type.
     """
     for number, line in enumerate(read_lines(path), 1):
         if "step" not in line:
@@ -33,7 +34,7 @@ def read_steps(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def is_number(value: Any) -> bool:
-    """A number that is not out of all bounds; true and false are none."""
+    """Whether `value` is a finite int or float below LARGEST; a bool is not."""
     return type(value) in (int, float) and abs(value) < LARGEST
 
 
@@ -46,7 +47,7 @@ _WAY_OUT = "copy the file again from where the run was"
 
 
 def _wanted(key: str, value: Any) -> str:
-    """What should stand there, "" where it does."""
+    """What `key` should be, for a message; "" where `value` is that."""
     if key in COUNTS:
         fits = type(value) is int and 0 <= value <= MOST
         return "" if fits else "a whole number that is not negative"

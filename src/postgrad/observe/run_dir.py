@@ -1,4 +1,4 @@
-"""A run directory: where a run writes, and nothing else does."""
+"""The directory that a run writes its files into."""
 
 import errno
 import re
@@ -16,7 +16,7 @@ from postgrad.core.versions import versions
 
 RECIPE, PLAN, SUMMARY = "recipe.json", "plan.json", "summary.json"
 SOURCES = "sources"  # a key of RECIPE
-TOKENIZER = "tokenizer.json"  # what the ids of samples.jsonl stand for, wherever the run is moved
+TOKENIZER = "tokenizer.json"  # a copy, so that token ids of samples.jsonl can always be decoded
 INIT, MODEL, COPIES, CHECKPOINTS = "init", "model", "hf", "checkpoints"
 OURS = (  # what a run writes, and --overwrite true removes
     RECIPE,
@@ -47,15 +47,15 @@ Kind = TypeVar("Kind", dict[str, Any], list[Any])
 
 
 class RunDirectory:
-    """The directory of one run, see docs/run-directory.md."""
+    """The directory of one run; docs/run-directory.md describes every file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.init = path / INIT  # the fresh model, where the recipe asks for one
         self.model = path / MODEL  # the exported model
-        self.copies = path / COPIES  # one of each checkpoint, where the recipe asks for them
+        self.copies = path / COPIES  # one export of each checkpoint, where the recipe asks for them
         self.checkpoints = path / CHECKPOINTS
-        self.plan = path / PLAN  # what was foreseen
+        self.plan = path / PLAN  # forecasts of memory and time
 
     @classmethod
     def create(
@@ -66,10 +66,10 @@ class RunDirectory:
         overwrite: bool,
         sources: Sequence[Mapping[str, Any]] = (),
     ) -> "RunDirectory":
-        """A new run's directory with its recipe.json, see write_recipe. overwrite: removes what a
-        run wrote there.
+        """Creates the directory of a new run with its recipe.json (`write_recipe`).
 
-        Raises UsageError where something else lies there, RunError where nothing can be written.
+        overwrite: removes the files of an earlier run there. Raises UsageError where the directory
+        holds other files, or a run and not `overwrite`; RunError where it cannot be written.
         """
         directory = cls(path)
         try:
@@ -86,17 +86,17 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """A run that was begun. Raises UsageError where there is none."""
+        """The directory of an existing run. Raises UsageError where `path` holds none."""
         if not cls.holds_run(path):
-            what = "has no recipe.json" if path.is_dir() else "is no directory"
-            raise UsageError(f"{path} {what}: it is not a run directory{cls._meant(path)}")
+            fault = "has no recipe.json" if path.is_dir() else "is no directory"
+            raise UsageError(f"{path} {fault}: it is not a run directory{cls._meant(path)}")
         return cls(path)
 
     @classmethod
     def _meant(cls, path: Path) -> str:
-        """The runs in a folder, or the one whose name is nearest to what was typed."""
+        """A hint for a message: the runs in a folder, or the run with the nearest name."""
         folder = path if path.is_dir() else path.parent
-        runs = sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
+        runs = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
         runs = [name for name in runs if cls.holds_runs(folder / name)]
         if folder == path:
             return f"; runs in it: {', '.join(runs)}" if runs else ""
@@ -105,19 +105,19 @@ class RunDirectory:
 
     @classmethod
     def holds_runs(cls, path: Path) -> bool:
-        """A run, or a pipeline's folder of runs."""
+        """Whether `path` is a run, or a pipeline's folder of runs."""
         return cls.holds_run(path) or any(path.glob(f"*/{RECIPE}"))
 
     @staticmethod
     def holds_run(path: Path) -> bool:
-        """True where a run was set up in `path`."""
+        """Whether `path` has a recipe.json, which a run writes first."""
         return readable(path / RECIPE)
 
     @staticmethod
     def holds_results(path: Path) -> bool:
-        """True where a run in `path` got as far as a step, an evaluation or a checkpoint.
+        """Whether a run in `path` got as far as a step, an evaluation or a checkpoint.
 
-        Wrong data are found after the directory is made: what failed before has nothing to lose.
+        A run that failed earlier, for example for wrong data, may be overwritten without asking.
         """
         logs = (path / name for name in ("metrics.jsonl", "eval.jsonl"))
         written = any(log.is_file() and log.stat().st_size for log in logs)
@@ -126,8 +126,10 @@ class RunDirectory:
     def _clear(self, overwrite: bool) -> None:
         if not self.path.is_dir():
             raise UsageError(f"run_dir {self.path} is a file: choose another")
-        left = left_behind(self.path, OURS)
-        names = sorted({one.name for one in self.path.iterdir()} - {one.name for one in left})
+        leftovers = left_behind(self.path, OURS)
+        names = sorted(
+            {entry.name for entry in self.path.iterdir()} - {entry.name for entry in leftovers}
+        )
         if names and not self._begun():  # a model/ or recipe.json of somebody else's too
             raise UsageError(
                 f"run_dir {self.path} holds other files ({', '.join(names[:3])}): choose a "
@@ -138,15 +140,14 @@ class RunDirectory:
                 f"{self.path} already holds a run: choose another --run_dir, or replace it "
                 "with --overwrite true"
             )
-        left += [one for one in self.path.iterdir() if NUMBERED.fullmatch(one.name)]
-        for one in (*left, *(self.path / name for name in reversed(OURS))):
-            if (
-                one.is_symlink() or one.exists()
-            ):  # the recipe last: it says that the others are ours
-                remove(one)
+        leftovers += [entry for entry in self.path.iterdir() if NUMBERED.fullmatch(entry.name)]
+        # The recipe goes last: it shows that the other files are a run's.
+        for entry in (*leftovers, *(self.path / name for name in reversed(OURS))):
+            if entry.is_symlink() or entry.exists():
+                remove(entry)
 
     def _begun(self) -> bool:
-        """True where recipe.json is one that `write_recipe` wrote."""
+        """Whether recipe.json has the keys that `write_recipe` writes."""
         try:
             written = read_json(self.path / RECIPE)
         except (OSError, ValueError):
@@ -156,25 +157,26 @@ class RunDirectory:
     def write_recipe(
         self, recipe: Mapping[str, Any], sources: Sequence[Mapping[str, Any]] = ()
     ) -> None:
-        """Writes recipe.json: the resolved recipe, the versions that run it, and which commits the
-        revisions of hub ids meant (`sources`). Removes what a killed process was writing here.
+        """Writes recipe.json: the resolved recipe, versions of packages, and `sources`, the commits
+        of hub ids. Removes half-written files of a killed process.
         """
-        told = {"recipe": recipe, "versions": versions(PACKAGES), SOURCES: list(sources)}
+        contents = {"recipe": recipe, "versions": versions(PACKAGES), SOURCES: list(sources)}
         try:
-            for one in left_behind(self.path, OURS):
-                remove(one)
-            write_json(self.path / RECIPE, told)
+            for leftover in left_behind(self.path, OURS):
+                remove(leftover)
+            write_json(self.path / RECIPE, contents)
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
     def recipe(self) -> dict[str, Any]:
-        """The resolved recipe. Raises UsageError where the file is not ours."""
+        """The resolved recipe. Raises UsageError where recipe.json is not one that a run wrote."""
         path = self.path / RECIPE
         return _inside(path, "recipe", dict, "a recipe that a run wrote")
 
     def sources(self) -> list[dict[str, Any]]:
-        """What write_recipe was told of hub ids; none where it was told nothing. Raises UsageError
-        where the file is not ours.
+        """The commits of hub ids: {"key", "path", "revision", "commit"} each; may be empty.
+
+        Raises UsageError where recipe.json is not one that a run wrote.
         """
         path = self.path / RECIPE
         wanted = "a recipe that a run wrote"
@@ -187,14 +189,15 @@ class RunDirectory:
         return entries
 
     def plans(self) -> list[dict[str, Any]]:
-        """The entries of plan.json; none where it is not there. Raises UsageError where the file is
-        not ours.
+        """The entries of plan.json; empty where the file does not exist.
+
+        Raises UsageError where plan.json is not one that a run wrote.
         """
         if not (self.plan.exists() or self.plan.is_symlink()):
             return []
         plans = _inside(self.plan, "plans", list, "a plan that a run wrote")
-        for number, one in enumerate(plans):
-            after = one.get("after_step") if isinstance(one, dict) else None
+        for number, plan in enumerate(plans):
+            after = plan.get("after_step") if isinstance(plan, dict) else None
             if type(after) is not int:
                 raise UsageError(
                     f"{self.plan} is not a plan that a run wrote: plans.{number}.after_step is "
@@ -203,14 +206,14 @@ class RunDirectory:
         return plans
 
     def write_plans(self, plans: Sequence[Mapping[str, Any]]) -> None:
-        """Writes plan.json."""
+        """Replaces plan.json; numbers that are not finite become null."""
         try:
             write_json(self.plan, finite({"plans": list(plans)}))
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
     def keep_tokenizer(self, source: Path) -> None:
-        """Copies a tokenizer.json, once."""
+        """Copies a tokenizer.json into the run directory, unless it has one."""
         path = self.path / TOKENIZER
         try:
             if not path.exists():
@@ -220,7 +223,7 @@ class RunDirectory:
             raise _unwritable(self.path, error) from error
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes summary.json."""
+        """Replaces summary.json; numbers that are not finite become null."""
         try:
             write_json(self.path / SUMMARY, finite(summary))
         except OSError as error:
@@ -228,32 +231,36 @@ class RunDirectory:
 
 
 def _names_a_commit(entry: Any) -> bool:
-    """Whether it is an entry of `sources` that a run wrote."""
+    """Whether `entry` has the fields of an entry of `sources`."""
     if not isinstance(entry, dict):
         return False
     values = cast(dict[str, Any], entry)
-    asked, commit = values.get("revision"), values.get("commit")
+    revision, commit = values.get("revision"), values.get("commit")
     return (
         all(isinstance(values.get(key), str) for key in ("key", "path"))
-        and (asked is None or isinstance(asked, str))
+        and (revision is None or isinstance(revision, str))
         and isinstance(commit, str)
         and COMMIT.fullmatch(commit) is not None
     )
 
 
-def _inside(path: Path, key: str, kind: type[Kind], what: str, default: Kind | None = None) -> Kind:
-    """What a JSON file of a run says under a key; `default` where it says nothing. Raises
-    UsageError where it says something else, or nothing and there is no default.
+def _inside(
+    path: Path, key: str, kind: type[Kind], description: str, default: Kind | None = None
+) -> Kind:
+    """The value of type `kind` under `key` in a JSON file of a run; `default` without the key.
+
+    Raises UsageError where the file cannot be read, the value has another type, or it is missing
+    and there is no default. description: what the file should be, for the message.
     """
     try:
         data = read_json(path)
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else str(error)
-        raise UsageError(f"{path} is not {what}: {why}; {_COPY}") from error
+        raise UsageError(f"{path} is not {description}: {why}; {_COPY}") from error
     value = cast(dict[str, Any], data).get(key, default) if isinstance(data, dict) else None
     if not isinstance(value, kind):
         wanted = "table" if kind is dict else "list"
-        raise UsageError(f"{path} is not {what}: it has no {wanted} {key!r}; {_COPY}")
+        raise UsageError(f"{path} is not {description}: it has no {wanted} {key!r}; {_COPY}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""The lines of samples.jsonl: every sample of a step once, trained on or not."""
+"""The lines of samples.jsonl: every sample of a step, trained on or not."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,11 +20,12 @@ def step_samples(
     credit: Credit,
     learner_logprobs: NDArray[np.float32],
 ) -> Iterator[Json]:
-    """One line a sample, in the order of the groups. reasons: why a ticket's group was filtered.
+    """One line for each sample, in the order of the groups.
 
-    learner_logprobs: over the experience's flat tokens, from before the step, NaN where nothing was
-    computed. Samples that were trained on have advantages, a mask, and where known the learner's
-    logprobs, one value a response token; the others have none.
+    reasons: ticket -> why its group was filtered. learner_logprobs: [T] over the experience's
+    packed tokens, from before the step, NaN where they were not computed. Samples that were trained
+    on have advantages, a mask and, where all were computed, the learner's logprobs: one value for
+    each response token. The others have none of these.
     """
     columns = _Columns(credit, learner_logprobs)
     place = {
@@ -36,12 +37,12 @@ def step_samples(
     sampled = _sampled(groups)
     for group in groups:
         prompt = len(group.prompt.token_ids)
-        known: list[dict[str, list[Any]]] = []
+        sample_columns: list[dict[str, list[Any]]] = []
         for rollout in group.rollouts:
             number = place.get((rollout.ticket, rollout.sample))
-            known.append({} if number is None else columns.of(number, prompt))
-            known[-1]["logprobs"] = next(sampled)
-        lines = group_to_json(group, step=step, decode=decode, columns=known)
+            sample_columns.append({} if number is None else columns.of(number, prompt))
+            sample_columns[-1]["logprobs"] = next(sampled)
+        lines = group_to_json(group, step=step, decode=decode, columns=sample_columns)
         if reason := reasons.get(group.prompt.ticket):
             for line in lines:
                 line["filtered"] = reason
@@ -49,8 +50,8 @@ def step_samples(
 
 
 class _Columns:
-    """What the step made of the samples that were trained on, as JSON has it, rounded all at
-    once.
+    """Token columns of the samples that were trained on, ready for JSON. All tokens of a step are
+    rounded in one call, which is faster.
     """
 
     def __init__(self, credit: Credit, learner_logprobs: NDArray[np.float32]) -> None:
@@ -58,29 +59,32 @@ class _Columns:
         mask = sequences.loss_mask
         missing = np.isnan(learner_logprobs)
         self._ends = sequences.tokens.offsets.tolist()
-        self._known = (mask.like(missing & mask.values).sums() == 0).tolist()
-        known = np.where(missing, np.float32(0), learner_logprobs)  # 0 where there is no loss
+        self._has_logprobs = (mask.like(missing & mask.values).sums() == 0).tolist()
+        logprobs = np.where(missing, np.float32(0), learner_logprobs)  # 0 where there is no loss
         self._columns: dict[str, NDArray[Any]] = {"mask": mask.values.astype(np.int8)}
         if (advantages := credit.experience.columns.get("advantages")) is not None:
             self._columns["advantages"] = nine_digits(advantages.values)
-        self._learned = nine_digits(known)
+        self._learned = nine_digits(logprobs)
 
     def of(self, number: int, prompt: int) -> dict[str, list[Any]]:
-        """The columns of a sequence, of its response."""
+        """Name -> values over the response tokens of sequence `number`.
+
+        prompt: how many of its tokens are the prompt's.
+        """
         response = slice(self._ends[number] + prompt, self._ends[number + 1])
-        found = {name: values[response].tolist() for name, values in self._columns.items()}
-        if self._known[number]:
-            found["learner_logprobs"] = self._learned[response].tolist()
-        return found
+        columns = {name: values[response].tolist() for name, values in self._columns.items()}
+        if self._has_logprobs[number]:
+            columns["learner_logprobs"] = self._learned[response].tolist()
+        return columns
 
 
 def _sampled(groups: Sequence[ScoredGroup]) -> Iterator[list[float]]:
-    """The sampler's logprobs of each rollout in order, all turns."""
+    """For each rollout in order, the sampler's logprobs over the tokens of all its turns."""
     turns = [
         [turn.logprobs for turn in rollout.turns] for group in groups for rollout in group.rollouts
     ]
-    lengths = [sum(len(one) for one in own) for own in turns]
-    flat = [one for own in turns for one in own]
+    lengths = [sum(len(logprobs) for logprobs in rollout_turns) for rollout_turns in turns]
+    flat = [logprobs for rollout_turns in turns for logprobs in rollout_turns]
     values: list[float] = nine_digits(np.concatenate(flat)).tolist() if flat else []
     end = 0
     for length in lengths:

@@ -1,4 +1,4 @@
-"""What a recipe says about watching a run: sentinels, and loggers of others."""
+"""The settings of observing in a recipe: [sentinels], and [observe] for external loggers."""
 
 from typing import Literal
 
@@ -24,7 +24,7 @@ LoggerName = Literal["tensorboard", "wandb", "trackio"]
 
 
 class SentinelSettings(Settings):
-    """Cheap checks that are always on; each has an action and its own thresholds."""
+    """Cheap checks that are on by default; each has an action and thresholds of its own."""
 
     on_policy: OnPolicy = OnPolicy()
     mismatch: Mismatch = Mismatch()
@@ -41,16 +41,16 @@ class SentinelSettings(Settings):
     stall: Stall = Stall()
 
     def looking(self) -> dict[str, Sentinel]:
-        """Those that look at numbers and are not off, by name."""
+        """Name -> sentinel of those that look at metrics and are not off."""
         every = {name: getattr(self, name) for name in type(self).model_fields}
         return {
-            name: one
-            for name, one in every.items()
-            if isinstance(one, Sentinel) and one.action != "off"
+            name: sentinel
+            for name, sentinel in every.items()
+            if isinstance(sentinel, Sentinel) and sentinel.action != "off"
         }
 
     def for_dtypes(self, learner: str, engine: str | None) -> "SentinelSettings":
-        """With the limits that suit what learner and rollout engine compute in."""
+        """A copy with the limits for the compute dtypes of the learner and the rollout engine."""
         plain = {learner, engine} <= {"float32", None}
         suited = {
             "on_policy": self.on_policy.for_dtype(learner),
@@ -60,10 +60,8 @@ class SentinelSettings(Settings):
 
 
 class ObserveSettings(Settings):
-    """Where else metrics go. project, name: what the run is filed under there; the name of run_dir
-    where none is given.
-    """
+    """External loggers that get the metrics, too."""
 
     loggers: tuple[LoggerName, ...] = ()
-    project: str = Field(default="postgrad", min_length=1)
-    name: str | None = Field(default=None, min_length=1)
+    project: str = Field(default="postgrad", min_length=1)  # the project there
+    name: str | None = Field(default=None, min_length=1)  # of the run there; None: of run_dir

@@ -1,6 +1,6 @@
-"""The log files of a run: JSON lines that are only added to, and cut back to a checkpoint.
+"""The log files of a run: JSON lines, only appended to, and truncated to a checkpoint at a resume.
 
-Between equal runs only keys that end in _seconds, _bytes or _per_second may differ.
+Two runs of one recipe may differ only in keys that end in _seconds, _bytes or _per_second.
 """
 
 import json
@@ -21,8 +21,10 @@ FILES = ("metrics.jsonl", "eval.jsonl", "samples.jsonl", "events.jsonl")
 
 
 class Logs:
-    """Writes the four files of `directory`, from any thread. Lines are there for others at once,
-    and on the disk for good with `sync`. On a full disk they wait in memory, which `warn` is told.
+    """Writes the four log files in `directory`, from any thread.
+
+    Lines are visible to other processes at once, and durable after `sync`. On a full disk they wait
+    in memory, and `warn` is called with a message.
     """
 
     def __init__(self, directory: Path, warn: Callable[[str], None] = lambda text: None) -> None:
@@ -33,51 +35,52 @@ class Logs:
         self._told = False
 
     def metric(self, line: Mapping[str, Any]) -> None:
-        """One step, to metrics.jsonl."""
+        """Appends a step to metrics.jsonl."""
         self._write("metrics.jsonl", [line])
 
     def evaluation(self, line: Mapping[str, Any]) -> None:
-        """One evaluation of one set, to eval.jsonl."""
+        """Appends one evaluation of one set to eval.jsonl."""
         self._write("eval.jsonl", [line])
 
     def samples(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Samples, to samples.jsonl."""
+        """Appends a step's samples to samples.jsonl."""
         self._write("samples.jsonl", lines, fast_json)
 
     def event(self, kind: str, message: str, **more: Any) -> None:
-        """What happened, to events.jsonl, with the time of day."""
+        """Appends an event to events.jsonl, with the time (UTC). more: further keys of the line."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._write("events.jsonl", [{"time": at, "event": kind, "message": message, **more}])
 
     def sync(self) -> dict[str, int]:
-        """Puts every line on the disk; returns how many bytes each file has. RunError where the
-        disk does not take them.
+        """Makes every line durable; returns the size of each file in bytes.
+
+        Raises RunError where the disk does not take them.
         """
         with self._one_at_a_time:
             paths = [self._directory / name for name in FILES]
-            found = {path.name: path.stat().st_size for path in paths if path.exists()}
-            return found | {name: file.sync() for name, file in self._files.items()}
+            sizes = {path.name: path.stat().st_size for path in paths if path.exists()}
+            return sizes | {name: file.sync() for name, file in self._files.items()}
 
     def rewind(self, offsets: Mapping[str, int]) -> None:
-        """Cuts each file back to what a checkpoint knew. Events stay, they happened; one that was
-        being written when the run was killed did not.
+        """Truncates each file to its size at a checkpoint, so that no step is logged twice.
 
-        So no step stands there twice after a kill. A file that is shorter than a checkpoint says
-        has lost lines: RunError.
+        offsets: file name -> size in bytes. Events are kept, since they happened; only one that was
+        half written when the run was killed is removed. Raises RunError where a file is shorter
+        than its offset: it has lost lines.
         """
         self.close()
         for name in FILES:
             path = self._directory / name
             size = path.stat().st_size if path.exists() else 0
-            known = offsets.get(name, 0)
-            if size < known:
+            kept_bytes = offsets.get(name, 0)
+            if size < kept_bytes:
                 raise RunError(
-                    f"{path} has {size} bytes and had {known} when the checkpoint was written: "
-                    "lines were lost; put the file back to resume this run"
+                    f"{path} has {size} bytes and had {kept_bytes} when the checkpoint was "
+                    "written: lines were lost; put the file back to resume this run"
                 )
-            whole = _whole_lines(path) if size and name == "events.jsonl" else known
-            if size > whole:
-                os.truncate(path, whole)
+            end = _whole_lines(path) if size and name == "events.jsonl" else kept_bytes
+            if size > end:
+                os.truncate(path, end)
 
     def close(self) -> None:
         """Closes the files; writing opens them again."""
@@ -111,25 +114,25 @@ class Logs:
 
 
 def _whole_lines(path: Path) -> int:
-    """Bytes up to the end of the last whole line."""
+    """Bytes up to the end of the last complete line."""
     return path.read_bytes().rfind(b"\n") + 1
 
 
 def fast_json(line: Mapping[str, Any]) -> bytes:
-    """The same without spaces, in a fifth of the time: of samples there are hundreds a step."""
+    """One line of JSON without spaces, in a fifth of `to_json`'s time: a step has hundreds."""
     try:
         return orjson.dumps(line)
-    except TypeError:  # half a surrogate pair, a number beyond 64 bits, one of numpy's
+    except TypeError:  # half a surrogate pair, a number beyond 64 bits, a NumPy number
         return encoded(to_json(line))
 
 
 def encoded(text: str) -> bytes:
-    """JSON text as bytes: half a surrogate pair is no UTF-8; as \\ud800 it is JSON."""
+    """JSON text as UTF-8, in which half a surrogate pair is escaped as \\ud800."""
     return text.encode(errors="backslashreplace")
 
 
 def to_json(line: Mapping[str, Any]) -> str:
-    """One line of JSON; numbers that are not finite become null, which JSON can say."""
+    """One line of JSON; numbers that are not finite become null, since JSON has none."""
     try:
         return json.dumps(line, ensure_ascii=False, allow_nan=False)
     except ValueError:

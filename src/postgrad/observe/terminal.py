@@ -1,11 +1,11 @@
-"""A stream that may go away: a terminal is closed, a pipe's reader ends. The run goes on."""
+"""A stream that may break when a terminal is closed or a pipe's reader ends: the run goes on."""
 
 from typing import TextIO
 
 
 class Lasting:
-    """Writes to `stream` until that fails, and nowhere from then on: what is said there stands in
-    the run directory too.
+    """Writes to `stream` until that fails, and drops everything from then on. Nothing is lost: the
+    run directory has it, too. `gone`: whether the stream has failed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -14,19 +14,19 @@ class Lasting:
 
     @property
     def encoding(self) -> str:
-        """Of the stream."""
+        """The stream's encoding, "utf-8" where it has none."""
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
-        """Of the stream."""
+        """Whether the stream is a terminal."""
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """Of the stream."""
+        """The stream's file descriptor; OSError where it has none."""
         return self._stream.fileno()
 
     def write(self, text: str) -> int:
-        """Writes, where there is still somebody."""
+        """Writes `text`, or drops it once the stream has failed; returns its length."""
         if not self.gone:
             try:
                 self._stream.write(text)
@@ -37,7 +37,7 @@ class Lasting:
         return len(text)
 
     def flush(self) -> None:
-        """The same."""
+        """Flushes the stream, unless it has failed."""
         if not self.gone:
             try:
                 self._stream.flush()

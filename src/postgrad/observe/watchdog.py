@@ -1,4 +1,4 @@
-"""A phase that hangs says so: which one, for how long, and where every thread stands."""
+"""Reports a phase that hangs: its name, for how long, and the stacks of all threads."""
 
 import faulthandler
 import os
@@ -20,11 +20,11 @@ STACKS = "stacks.txt"
 
 
 class Watchdog:
-    """A thread that looks at the phase under way. Use `with`.
+    """A thread that watches the phase under way. Use `with`.
 
-    A phase without a beat for `seconds` is recorded once, with all stacks in stacks.txt. With the
-    action "stop" the main thread is interrupted by a signal and raises SentinelStop: a phase that
-    hangs in Python ends; one that hangs in native code ends when it comes back.
+    A phase without a `beat` for `seconds` is recorded once, with all stacks in stacks.txt. With the
+    action "stop" a signal interrupts the main thread, which raises SentinelStop: at once where the
+    phase hangs in Python, after it returns where it hangs in native code.
     """
 
     def __init__(self, settings: Stall, logs: Logs, console: Console, directory: Path) -> None:
@@ -55,7 +55,7 @@ class Watchdog:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Watches what runs inside."""
+        """Watches the code that runs inside as the phase `name`."""
         self._phase = name
         self.beat()
         try:
@@ -64,7 +64,7 @@ class Watchdog:
             self._phase = None
 
     def beat(self) -> None:
-        """There was progress."""
+        """Tells the watchdog that the phase has made progress."""
         self._beaten = time.monotonic()
         if self._told:
             self._told = False

@@ -1,4 +1,4 @@
-"""What verifiers that ask a server have in common: their patience, and the key."""
+"""Common to verifiers that ask a server: retries, the circuit breaker, the key."""
 
 import os
 from typing import Any, ClassVar
@@ -11,14 +11,16 @@ from postgrad.rewards.verifier import Verifier
 
 
 class AsksServers(Verifier):
-    """Tries, waits and the circuit breaker: one that failed `breaker_failures` times in a row is
-    left alone for `breaker_seconds`, as far as this worker knows.
+    """Base of verifiers that ask servers: how often to try, how long to wait, when to give up.
+
+    A server whose last `breaker_failures` tries have failed is not asked for `breaker_seconds`.
+    Each worker counts for itself.
     """
 
     waits: ClassVar[bool] = True
 
     timeout: float = Field(default=60.0, gt=0.0)  # seconds of one request
-    retries: int = Field(default=3, ge=0, le=20)
+    retries: int = Field(default=3, ge=0, le=20)  # tries after the first one
     backoff: float = Field(default=1.0, ge=0.0)  # seconds before the second try, then twice that
     breaker_failures: int = Field(default=5, ge=1)
     breaker_seconds: float = Field(default=30.0, ge=0.0)
@@ -29,22 +31,27 @@ class AsksServers(Verifier):
 
     @property
     def default_wall_seconds(self) -> float:
-        """All tries and the waits between them."""
+        """Seconds of all tries and of the longest waits between them, and 5 to spare."""
         return (self.retries + 1) * self.timeout + self.retries * LONGEST_WAIT + 5.0
 
     def servers(self, *urls: str, key: str | None, **more: Any) -> Servers:
-        """The servers at `urls`, asked as the settings say; more: further fields of Servers."""
+        """A client for the servers at `urls` with these settings; more: other fields of Servers."""
         patience = (self.timeout, self.retries, self.backoff)
         return Servers(urls, key, *patience, self._breaker, **more)
 
 
-def secret(variable: str | None, setting: str, what: str) -> str | None:
-    """The environment variable's text; None where none is named. UsageError where it is not set."""
+def secret(variable: str | None, setting: str, description: str) -> str | None:
+    """The text of the environment variable, None where `variable` is None.
+
+    setting: the recipe key that names the variable; description: what the secret is for. Both are
+    for the message of the UsageError that is raised where the variable is not set.
+    """
     if variable is None:
         return None
-    found = os.environ.get(variable, "").strip()
-    if not found:
+    text = os.environ.get(variable, "").strip()
+    if not text:
         raise UsageError(
-            f"{what} should be in the environment variable {variable} ({setting}), which is not set"
+            f"{description} should be in the environment variable {variable} ({setting}), "
+            "which is not set"
         )
-    return found
+    return text

@@ -1,4 +1,4 @@
-"""One call of a verifier: what it returns as a score, what it raises as a line of text."""
+"""One call of a verifier: its return value as a score, its exception as one line of text."""
 
 import math
 import os
@@ -9,11 +9,14 @@ from typing import Any
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
 MAX_MESSAGE = 500  # characters of an error
-Scored = tuple[float | None, Any]  # a value, None for a check, and a detail
+Scored = tuple[float | None, Any]  # the score (None for a check), and its detail
 
 
-class Ended(Exception):
-    """The process of one score ended without a score. cause: "error", "cpu_time" or "crash"."""
+class ScoringFailed(Exception):
+    """The child process of one score ended without a score.
+
+    cause: "error", "cpu_time" or "crash", as in the worker's answer (protocol.py).
+    """
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(cause, message)
@@ -22,14 +25,20 @@ class Ended(Exception):
 
 
 def call(verifier: Verifier, prompt: PromptView, rollout: RolloutView | None) -> Scored:
-    """What the verifier says of a sample, or of a row without one. Raises what it raises."""
+    """(score, detail) of a sample; where `rollout` is None, (None, the answer of `check`).
+
+    Exceptions of the verifier pass through.
+    """
     if rollout is None:
         return None, verifier.check(prompt)
     return as_score(verifier.score(prompt, rollout))
 
 
 def as_score(returned: Any) -> tuple[float, Any]:
-    """(value, detail) of what a verifier returned; ValueError where it is no finite number."""
+    """(score, detail) from the return value of a verifier, a number or a Score.
+
+    Raises ValueError where the score is not a finite number.
+    """
     value, detail = (
         (returned.value, returned.detail) if isinstance(returned, Score) else (returned, None)
     )
@@ -41,7 +50,7 @@ def as_score(returned: Any) -> tuple[float, Any]:
 
 
 def describe(error: BaseException) -> str:
-    """One line: the error and the line of code that it came from."""
+    """One line of text: type, message, and the file and line that raised."""
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1] if frames else None
     where = f" ({os.path.basename(last.filename)}:{last.lineno})" if last else ""  # noqa: PTH119

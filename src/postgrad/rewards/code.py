@@ -23,48 +23,47 @@ from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 # Possessive, so that each character of a line is looked at once.
 _FENCE = re.compile(r"[ \t]*+```[ \t]*+([^\s`]*+)[^`]*+$")
 _LABELS = ("", "python", "python3", "py")
-# Of the component's limits, so that a program ends before its verifier does; and what it costs to
-# start and watch programs, which counts against none of them.
+# Shares of the component's time limits: programs get the first, so that they end before their
+# verifier does; starting and watching them gets the second, and does not count against programs.
 _SHARE, _OWN_SHARE = 0.8, 0.15
 _LEAST_SECONDS = 0.01
-_MESSAGE = 300  # characters
+_MESSAGE = 300  # characters of a test's message that are kept
 
 
 @dataclass
 class _Budget:
-    """What the programs of one sample may still use, and the sandbox for them."""
+    """Seconds that are left for all the programs of one sample."""
 
-    cpu_seconds: float
-    idle_seconds: float
-    own_cpu_seconds: float
+    cpu_seconds: float  # of the programs themselves
+    idle_seconds: float  # in which they neither run nor wait for a processor
+    own_cpu_seconds: float  # of the sandbox, to start and watch them
 
 
 class Code(Verifier):
     """1 where the sample's program passes every test of its row, else 0.
 
-    The program is the last fenced block that is Python or has no label. `tests` is the column of
-    the tests (code_tests.py), "answer" or one of the row's others. A program that crashes or wants
-    more than its limits has failed that test: a score with the cause in its detail. What is
-    compared with a reference is compared out here, where no program can reach it.
+    The program is the last fenced block that is labelled Python or has no label. A program that
+    crashes or exceeds a limit has failed that test, and the score's detail has the cause. Output is
+    compared with the reference in this process, which no program can reach.
     """
 
-    tests: str = "answer"
-    entry_point: str | None = None  # columns of the row
-    setup: str | None = None
-    prefix: str | None = None
+    tests: str = "answer"  # column with the tests (code_tests.py): "answer" or one of the metadata
+    entry_point: str | None = None  # column with the name of the function to call
+    setup: str | None = None  # column with code before every assertion
+    prefix: str | None = None  # column with code before every program, such as a signature
     prelude: str = ""  # code before every program, after the prefix
     whole_text: bool = False  # the sample is the program, without fences
-    partial: bool = False  # the fraction of tests that pass
-    tolerance: float = Field(default=0.0, ge=0.0)
-    test_cpu_seconds: float = Field(default=2.0, gt=0.0)
-    test_idle_seconds: float = Field(default=5.0, gt=0.0)
-    memory_mb: int = Field(default=512, ge=64)
+    partial: bool = False  # score the fraction of tests that pass
+    tolerance: float = Field(default=0.0, ge=0.0)  # absolute or relative, between two numbers
+    test_cpu_seconds: float = Field(default=2.0, gt=0.0)  # of one test
+    test_idle_seconds: float = Field(default=5.0, gt=0.0)  # of one test
+    memory_mb: int = Field(default=512, ge=64)  # address space of a program
     threads: int = Field(default=16, ge=1)
-    output_bytes: int = Field(default=1 << 20, ge=1024)
-    scratch_mb: int = Field(default=16, ge=1)
-    unsafe: bool = False
+    output_bytes: int = Field(default=1 << 20, ge=1024)  # largest file or stream it can write
+    scratch_mb: int = Field(default=16, ge=1)  # its /tmp
+    unsafe: bool = False  # run programs without isolation where the machine has none
     cpu_seconds: float = 5.0  # of the component: for all tests together
-    wall_seconds: float = 30.0
+    wall_seconds: float = 30.0  # of the component
 
     def prepare(self) -> None:
         shared(self.unsafe)
@@ -97,14 +96,14 @@ class Code(Verifier):
         return Score(value, {"passed": passed} | detail)
 
     def _run(self, test: Test, sources: list[str], budget: _Budget) -> tuple[str | None, str]:
-        """Why a test failed, with a message; None where it passed."""
+        """(cause, message) of a test that failed; (None, "") where it passed."""
         if min(budget.cpu_seconds, budget.idle_seconds) < _LEAST_SECONDS:
             spent = "cpu_time" if budget.cpu_seconds < _LEAST_SECONDS else "idle"
             return spent, "the tests before it used up the time of the whole sample"
         if budget.own_cpu_seconds < 0.0:
             raise SandboxError(
-                f"to start programs alone took {_OWN_SHARE:.0%} of cpu_seconds = "
-                f"{self.cpu_seconds:g}: the row has more tests than that allows, raise it"
+                f"starting the programs took {_OWN_SHARE:.0%} of cpu_seconds = "
+                f"{self.cpu_seconds:g}: the row has too many tests for it, raise cpu_seconds"
             )
         limits = Limits(
             cpu_seconds=min(self.test_cpu_seconds, budget.cpu_seconds),
@@ -119,10 +118,10 @@ class Code(Verifier):
         budget.idle_seconds -= end.idle_seconds
         budget.own_cpu_seconds -= end.own_cpu_seconds
         if end.cause is None:
-            return (None, "") if self._is_right(test, end) else ("wrong_answer", _told(end))
+            return (None, "") if self._is_right(test, end) else ("wrong_answer", _error_lines(end))
         if end.cause == "exit" and isinstance(test, AssertionTest):
-            return "wrong_answer", _told(end)
-        return end.cause, _told(end)
+            return "wrong_answer", _error_lines(end)
+        return end.cause, _error_lines(end)
 
     def _is_right(self, test: Test, end: End) -> bool:
         if isinstance(test, StdinTest):
@@ -132,7 +131,7 @@ class Code(Verifier):
         try:
             return same_value(test.wanted, end.result["value"], self.tolerance)
         except (LookupError, TypeError, ValueError, RecursionError):
-            return False  # a program wrote this itself, and not well
+            return False  # the program wrote the result itself, and it is malformed
 
     def _tests(self, prompt: PromptView) -> list[Test]:
         value = prompt.answer if self.tests == "answer" else prompt.metadata.get(self.tests)
@@ -154,7 +153,7 @@ class Code(Verifier):
 
 def last_block(text: str) -> str | None:
     """The last fenced block that is labelled Python or not at all; None without one."""
-    found: str | None = None
+    block: str | None = None
     label, lines = None, list[str]()
     for line in text.splitlines(keepends=True):
         fence = _FENCE.match(line)
@@ -162,17 +161,20 @@ def last_block(text: str) -> str | None:
             label, lines = fence[1].lower(), []
         elif label is not None and fence and not fence[1]:
             if label in _LABELS:
-                found = "".join(lines)
+                block = "".join(lines)
             label = None
         else:
             lines.append(line)
-    return found
+    return block
 
 
 def _programs(test: Test, sources: list[str], limits: Limits) -> list[Program]:
-    """What to run for a test; the first decides. No reference answer goes in, but in assertions."""
+    """The programs to run for a test; how the first one ends decides.
+
+    Only assertions give reference answers to a program, and it is not the model's one.
+    """
     if isinstance(test, StdinTest):
-        return [Program({"mode": "script", "sources": sources}, _bytes(test.given))]
+        return [Program({"mode": "script", "sources": sources}, _bytes(test.stdin))]
     if isinstance(test, CallTest):
         arguments = list(test.arguments)
         task = {"mode": "call", "sources": sources, "function": test.function}
@@ -183,20 +185,20 @@ def _programs(test: Test, sources: list[str], limits: Limits) -> list[Program]:
         "entry_point": test.entry_point,
         "line_bytes": limits.output_bytes,
     }
-    (asked, ask), (reply, replied) = os.pipe(), os.pipe()
+    (ask_read, ask_write), (reply_read, reply_write) = os.pipe(), os.pipe()
     return [
-        Program(judge, pipes=(ask, reply)),
-        Program({"mode": "serve", "sources": sources}, pipes=(asked, replied)),
+        Program(judge, pipes=(ask_write, reply_read)),
+        Program({"mode": "serve", "sources": sources}, pipes=(ask_read, reply_write)),
     ]
 
 
 def _bytes(text: str) -> bytes:
-    """Of a row; JSON may hold half a surrogate pair."""
+    """UTF-8 of a row's text; JSON may hold half a surrogate pair."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def _plain(argument: Any) -> Any:
-    """JSON of a data set in the writing of values.py."""
+    """An argument from a data set's JSON in the encoding of sandbox/values.py."""
     if isinstance(argument, list):
         return [_plain(item) for item in argument]
     if isinstance(argument, dict):
@@ -204,7 +206,7 @@ def _plain(argument: Any) -> Any:
     return argument
 
 
-def _told(end: End) -> str:
-    """The last line of each program's standard error."""
+def _error_lines(end: End) -> str:
+    """The last line of each program's standard error, joined by semicolons."""
     lines = [errors.rpartition("\n")[2] for errors in end.errors]
     return "; ".join(line for line in lines if line)

@@ -1,4 +1,4 @@
-"""Tests of programs as data sets write them, and the comparison of what came with what was wanted.
+"""Tests of programs as data sets write them, and the comparison of output with expected output.
 
 - stdin: {"inputs": [text, ...], "outputs": [text, ...]}
 - calls: the same with "fn_name"; inputs are lists of arguments, outputs values
@@ -20,9 +20,9 @@ _EXACTLY = Context(prec=2 * _LONGEST_NUMBER, Emax=MAX_EMAX, Emin=MIN_EMIN, traps
 
 @dataclass(frozen=True, slots=True)
 class StdinTest:
-    """A run that reads `given` and should print `wanted`."""
+    """A run that reads `stdin` and should print `wanted`."""
 
-    given: str
+    stdin: str
     wanted: str
 
 
@@ -31,16 +31,16 @@ class CallTest:
     """A call of `function`, or of that method of class Solution, that should return `wanted`."""
 
     function: str
-    arguments: tuple[Any, ...]
-    wanted: Any
+    arguments: tuple[Any, ...]  # JSON values
+    wanted: Any  # a JSON value
 
 
 @dataclass(frozen=True, slots=True)
 class AssertionTest:
-    """Code that raises where the program is wrong. entry_point: what `check` is called with."""
+    """Code that raises where the program is wrong."""
 
-    sources: tuple[str, ...]
-    entry_point: str | None
+    sources: tuple[str, ...]  # run one after another, the last one holds the assertions
+    entry_point: str | None  # name of the function that HumanEval's `check(candidate)` gets
 
 
 Test = StdinTest | CallTest | AssertionTest
@@ -49,7 +49,7 @@ Test = StdinTest | CallTest | AssertionTest
 def read_tests(value: Any, entry_point: str | None = None, setup: str = "") -> list[Test]:
     """The tests of a row, at least one. setup: code before every assertion.
 
-    Raises ValueError that says what is wrong with them.
+    Raises ValueError where `value` has none of the forms above.
     """
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
@@ -62,8 +62,10 @@ def read_tests(value: Any, entry_point: str | None = None, setup: str = "") -> l
         tests = _in_columns(value, entry_point)
     elif isinstance(value, list):
         tests = [
-            _assertion(one, entry_point, setup) if isinstance(one, str) else _case(one, entry_point)
-            for one in value
+            _assertion(entry, entry_point, setup)
+            if isinstance(entry, str)
+            else _case(entry, entry_point)
+            for entry in value
         ]
     else:
         raise ValueError(f"the tests are {_kind(value)}, not text, an object or a list")
@@ -73,25 +75,27 @@ def read_tests(value: Any, entry_point: str | None = None, setup: str = "") -> l
 
 
 def same_text(wanted: str, got: str, tolerance: float = 0.0) -> bool:
-    """Equal line by line, runs of white space as one, empty lines at the end aside.
+    """Whether two texts are equal line by line.
 
-    tolerance: two words that are both numbers may differ by that much, absolute or relative.
+    A run of white space counts as one space, and empty lines at the end do not count. tolerance:
+    two words that are both numbers may differ by that much, absolute or relative.
     """
-    one, other = _lines(wanted), _lines(got)
-    if one == other or not tolerance or len(one) != len(other):
-        return one == other
+    wanted_lines, got_lines = _lines(wanted), _lines(got)
+    if wanted_lines == got_lines or not tolerance or len(wanted_lines) != len(got_lines):
+        return wanted_lines == got_lines
     return all(
         len(a) == len(b) and all(_same_word(x, y, tolerance) for x, y in zip(a, b, strict=True))
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(wanted_lines, got_lines, strict=True)
     )
 
 
 def same_value(wanted: Any, got: Any, tolerance: float = 0.0) -> bool:
-    """Whether a JSON value equals what values.py wrote: a tuple is a list, a key is its text.
+    """Whether the JSON value `wanted` equals `got`, a value encoded by sandbox/values.py.
 
-    True is not 1; 1 is 1.0. No set and no dict is made of what a program chose, beyond one with as
-    many keys as are wanted: a million keys with one hash would hold up the worker. Raises
-    ValueError or TypeError for what values.py never writes.
+    A tuple equals a list, and a dict's key equals its text. True is not 1; 1 is 1.0. `got` comes
+    from a program: sets are never built, and dicts only with as many keys as `wanted` has, since a
+    million keys with one hash would hold up the worker. Raises ValueError or TypeError for what
+    values.py never writes.
     """
     if isinstance(got, dict) and len(got) == 1:
         ((kind, inner),) = got.items()
@@ -129,26 +133,26 @@ def _in_columns(tests: Mapping[str, Any], entry_point: str | None) -> list[Test]
     name = tests.get("fn_name") or entry_point
     if name is None:
         pairs = zip(inputs, outputs, strict=True)
-        return [StdinTest(_text(given), _text(wanted)) for given, wanted in pairs]
-    found: list[Test] = []
-    for given, wanted in zip(inputs, outputs, strict=True):
-        if not isinstance(given, list):
-            raise ValueError(f"the arguments of {name} are {_kind(given)}, not a list")
-        found.append(CallTest(name, tuple(given), wanted))
-    return found
+        return [StdinTest(_text(stdin), _text(wanted)) for stdin, wanted in pairs]
+    calls: list[Test] = []
+    for arguments, wanted in zip(inputs, outputs, strict=True):
+        if not isinstance(arguments, list):
+            raise ValueError(f"the arguments of {name} are {_kind(arguments)}, not a list")
+        calls.append(CallTest(name, tuple(arguments), wanted))
+    return calls
 
 
 def _case(case: Any, entry_point: str | None) -> Test:
     if not isinstance(case, Mapping) or "input" not in case or "output" not in case:
         raise ValueError("a test is neither code nor an object with 'input' and 'output'")
-    given, wanted = case["input"], case["output"]
+    test_input, wanted = case["input"], case["output"]
     if case.get("testtype", "stdin") == "stdin":
-        return StdinTest(_text(given), _text(wanted))
+        return StdinTest(_text(test_input), _text(wanted))
     name = case.get("fn_name") or entry_point
     if name is None:
         raise ValueError("a functional test has no 'fn_name': say which column is the entry_point")
     try:
-        arguments = tuple(json.loads(line) for line in given.splitlines() if line.strip())
+        arguments = tuple(json.loads(line) for line in test_input.splitlines() if line.strip())
         return CallTest(name, arguments, json.loads(wanted))
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"a functional test is not JSON line by line: {error}") from error
@@ -177,19 +181,19 @@ def _lines(text: str) -> list[list[str]]:
     return lines
 
 
-def _same_word(one: str, other: str, tolerance: float) -> bool:
-    if one == other or max(len(one), len(other)) > _LONGEST_NUMBER:
-        return one == other
+def _same_word(wanted: str, got: str, tolerance: float) -> bool:
+    if wanted == got or max(len(wanted), len(got)) > _LONGEST_NUMBER:
+        return wanted == got
     with localcontext(_EXACTLY):
-        return _close(Decimal(one), Decimal(other), tolerance)
+        return _close(Decimal(wanted), Decimal(got), tolerance)
 
 
-def _close(one: float | Decimal, other: float | Decimal, tolerance: float) -> bool:
-    """As math.isclose, of numbers that no float holds too: 10**400 is not near infinity."""
-    if any(isinstance(n, int) and n.bit_length() > _LONGEST_BITS for n in (one, other)):
+def _close(wanted: float | Decimal, got: float | Decimal, tolerance: float) -> bool:
+    """As math.isclose, also for numbers that no float holds: 10**400 is not near infinity."""
+    if any(isinstance(n, int) and n.bit_length() > _LONGEST_BITS for n in (wanted, got)):
         return False
     with localcontext(_EXACTLY):
-        a, b, nearest = Decimal(one), Decimal(other), Decimal(repr(tolerance))
+        a, b, nearest = Decimal(wanted), Decimal(got), Decimal(repr(tolerance))
         if not (a.is_finite() and b.is_finite()):
             return a == b
         widest = max(a.copy_abs(), b.copy_abs())

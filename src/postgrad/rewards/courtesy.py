@@ -1,9 +1,9 @@
-"""A preference that people could have, in a world small enough to know it: how to ask for a thing.
+"""A synthetic task with a known human preference: a short note that asks somebody for a thing.
 
 "Ask Mia for the salt." is answered well by a note that names the right person, names the right
-thing, asks politely, and is brief. `gold` is that preference as a number. The pairs made here are
-labelled by it with the mistakes that people make (Bradley and Terry 1952), so that a reward model
-can be held to what it was meant to learn, and a policy to what people wanted from it.
+thing, asks politely, and is brief. `gold` is that preference as a number. Pairs are labelled from
+it with the noise of human labels (Bradley and Terry, 1952). So a reward model can be compared with
+the preference that it was to learn, and a policy with what people wanted.
 """
 
 import math
@@ -52,7 +52,7 @@ _RAMBLES = (
 
 
 def gold(person: str, thing: str, text: str) -> dict[str, float]:
-    """What people think of a note, each part from 0 to 1.
+    """The four parts of a note's true reward, each from 0 to 1.
 
     "person" and "thing": that one is named and no other. "polite": kind words and no rude ones.
     "brief": falls from 1 at `BRIEF` words to 0 at `LONG`. An empty note has 0 everywhere.
@@ -69,20 +69,18 @@ def gold(person: str, thing: str, text: str) -> dict[str, float]:
 
 
 def worth_of(person: str, thing: str, text: str) -> float:
-    """The mean of the four parts of `gold`: what people think of a note, from 0 to 1."""
+    """The true reward of a note, from 0 to 1: the mean of the four parts of `gold`."""
     parts = gold(person, thing, text)
     return sum(parts.values()) / len(parts)
 
 
 class Courtesy(Verifier):
-    """The mean of the four parts of `gold`; 1 is all that people wish for. Rows have the columns
-    `person` and `thing`.
-    """
+    """The true reward of a note (`worth_of`). Rows have the columns `person` and `thing`."""
 
     def check(self, prompt: PromptView) -> str | None:
-        for name, known in (("person", PEOPLE), ("thing", THINGS)):
-            if prompt.metadata.get(name) not in known:
-                return f"column {name!r} is {prompt.metadata.get(name)!r}, which nobody knows"
+        for name, choices in (("person", PEOPLE), ("thing", THINGS)):
+            if prompt.metadata.get(name) not in choices:
+                return f"column {name!r} is {prompt.metadata.get(name)!r}, not one of the task's"
         return None
 
     def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
@@ -96,17 +94,17 @@ def questions(size: int, seed: int, *, held_out: bool = False) -> Iterator[dict[
     """
     every = len(PEOPLE) * len(THINGS)
     kept = every // HELD_OUT
-    of_all = permutation(every, 0, "courtesy")  # in an order of no meaning
-    mine = of_all[:kept] if held_out else of_all[kept:]
-    mine = mine[permutation(len(mine), seed, "courtesy")].tolist()
+    shuffled = permutation(every, 0, "courtesy")  # the same for all seeds
+    numbers = shuffled[:kept] if held_out else shuffled[kept:]
+    numbers = numbers[permutation(len(numbers), seed, "courtesy")].tolist()
     for index in range(size):
-        number = mine[index % len(mine)]
+        number = numbers[index % len(numbers)]
         person, thing = PEOPLE[number // len(THINGS)], THINGS[number % len(THINGS)]
         yield {"question": f"Ask {person} for the {thing}.", "person": person, "thing": thing}
 
 
 def examples(size: int, seed: int, *, held_out: bool = False) -> Iterator[dict[str, Any]]:
-    """The same with the note of somebody who takes it as it comes, in `answer`."""
+    """The rows of `questions` with a random note as `answer`: good or bad, see `_note`."""
     for index, row in enumerate(questions(size, seed, held_out=held_out)):
         yield {**row, "answer": _note(row["person"], row["thing"], seed, index, 0)}
 
@@ -114,11 +112,11 @@ def examples(size: int, seed: int, *, held_out: bool = False) -> Iterator[dict[s
 def pairs(
     size: int, seed: int, *, held_out: bool = False, sharpness: float = 10.0
 ) -> Iterator[dict[str, Any]]:
-    """Rows of prompt, chosen, rejected and what the labels are made from. Nobody is asked about two
-    notes that are equally good.
+    """Rows of prompt, chosen and rejected, with two columns about the label.
 
-    sharpness: the better of two notes is chosen with the probability sigmoid(sharpness * how much
-    better it is); 0 makes no mistakes. `right`: whether the label is what people think.
+    `ahead` is by how much the true reward of one note exceeds the other's (never 0), `right`
+    whether the better one is `chosen`. sharpness: the better note is chosen with the probability
+    sigmoid(sharpness * ahead); 0 makes no mistakes.
     """
     if sharpness < 0:
         raise UsageError(f"data.task: sharpness = {sharpness} is below 0, where 0 makes no mistake")
@@ -128,7 +126,9 @@ def pairs(
         first = next(notes)
         worth = worth_of(person, thing, first)
         second = next(note for note in notes if worth_of(person, thing, note) != worth)
-        better, worse = sorted((first, second), key=lambda one: -worth_of(person, thing, one))
+        better, worse = (
+            (first, second) if worth > worth_of(person, thing, second) else (second, first)
+        )
         ahead = worth_of(person, thing, better) - worth_of(person, thing, worse)
         slip = 1.0 / (1.0 + math.exp(sharpness * ahead)) if sharpness else 0.0
         right = float(uniform(seed, "courtesy", index, 1)) >= slip
@@ -143,10 +143,10 @@ def pairs(
 
 
 def _note(person: str, thing: str, seed: int, index: int, draw: int) -> str:
-    """A note as people write them: often to the right person and about the right thing, kind in a
-    third of the cases, and often too long.
+    """A random note: to the right person and about the right thing in most cases, polite in a third
+    of them, too long in four of ten.
     """
-    chance = [float(one) for one in uniform(seed, "courtesy", index, 3, draw, range(8))]
+    chance = [float(value) for value in uniform(seed, "courtesy", index, 3, draw, range(8))]
     named = person if chance[0] < 0.8 else _pick(PEOPLE, chance[1])
     opening = _NOBODY if chance[0] > 0.9 else _pick(_OPENINGS, chance[2]).format(person=named)
     meant = thing if chance[3] < 0.85 else _pick(THINGS, chance[4])

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def own() -> float:
-    """CPU seconds of this process, of the children it has waited for, and of those that live."""
+def of_this_process() -> float:
+    """CPU seconds of this process, of the children it has waited for, and of living descendants."""
     waited = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = time.process_time() + waited.ru_utime + waited.ru_stime
     if not hasattr(os, "waitid"):  # macOS before Python 3.13: living children are not counted
@@ -21,14 +21,14 @@ def own() -> float:
 
 
 def of(pid: int) -> float:
-    """The same of another process, to the clock tick (10 ms); 0 where it is gone."""
+    """CPU seconds of another process as above, to the clock tick (10 ms); 0 where it is gone."""
     return _with_waited(pid) + _living_descendants(pid)
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The processes under a process, each before its own; those that end meanwhile may lack."""
+    """Ids of the processes under a process, parents first; one that ends meanwhile may lack."""
     try:
-        own_list = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii")
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii")
     except OSError:  # no Linux, an old kernel, or it is gone
         import psutil  # 30 ms to import, and few verifiers have children
 
@@ -37,13 +37,15 @@ def descendants(pid: int) -> Iterator[int]:
         except psutil.NoSuchProcess:
             return
         return
-    for child in own_list.split():
+    for child in children.split():
         yield int(child)
         yield from descendants(int(child))
 
 
 def _living_descendants(pid: int) -> float:
-    """What they used, and what they waited for: a sandbox sees its programs end, not the worker."""
+    """CPU seconds of the living descendants, and of the children that these have waited for: a
+    sandbox waits for its programs, the worker does not.
+    """
     return sum(_with_waited(child) for child in descendants(pid))
 
 

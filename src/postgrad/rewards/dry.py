@@ -1,4 +1,4 @@
-"""A reward that any two samples part in, for dry runs: with it there is something to learn from."""
+"""A reward for dry runs that differs between any two samples, so that advantages are not 0."""
 
 import zlib
 
@@ -6,6 +6,6 @@ from postgrad.rewards.verifier import PromptView, RolloutView
 
 
 def by_text(prompt: PromptView, rollout: RolloutView) -> float:
-    """From 0 to 1, by the sample's text alone: what it is called, not what it is worth."""
+    """A hash of the sample's text, from 0 to 1; it says nothing about quality."""
     del prompt
     return zlib.crc32(rollout.text.encode()) / 2**32

@@ -1,4 +1,4 @@
-"""Verifiers of others as a shut-in worker calls them, so that no sample's text can do any harm."""
+"""Third-party verifiers in a sandboxed worker, so that no sample's text can do any harm."""
 
 import json
 import sys
@@ -7,19 +7,19 @@ from functools import partial
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.rewards.call import MAX_MESSAGE, Ended, Scored, as_score, call, describe
+from postgrad.rewards.call import MAX_MESSAGE, Scored, ScoringFailed, as_score, call, describe
 from postgrad.rewards.sandbox.enclosure import Enclosure
 from postgrad.rewards.sandbox.guard import Guard
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
 
-def shut_in(
+def sandboxed_scorers(
     enclosure: Enclosure, verifiers: Sequence[Verifier], rewards: Sequence[RewardSettings]
 ) -> list[Callable[[PromptView, RolloutView | None], Scored]]:
-    """Shuts this process in; what to call for each of the verifiers from here on.
+    """Puts the sandbox around this process. Returns for each verifier what to call from here on.
 
-    Raises UsageError where one of them needs walls for every score and the machine has none.
+    Raises UsageError where a verifier needs the sandbox for every score and this machine has none.
     """
     for verifier, reward in zip(verifiers, rewards, strict=True):
         if enclosure.layer == "none" and verifier.formulas() is None:
@@ -28,7 +28,7 @@ def shut_in(
                 f"it: {enclosure.missing}"
             )
     guard = Guard()
-    enclosure.shut(_packages(rewards))
+    enclosure.isolate(_packages(rewards))
     return [
         Enclosed(verifier, reward.cpu_seconds, enclosure, guard)
         for verifier, reward in zip(verifiers, rewards, strict=True)
@@ -36,8 +36,10 @@ def shut_in(
 
 
 class Enclosed:
-    """A verifier of others. Where all the code that it makes of a sample's text has to be a formula
-    (`Verifier.formulas`), it is called in this process; else each score has a process of its own.
+    """A sandboxed verifier, called as `call` is.
+
+    A verifier that runs a sample's text as formulas only (`Verifier.formulas`) is called in this
+    process under the guard; any other gets a child process for each score.
     """
 
     def __init__(
@@ -50,21 +52,23 @@ class Enclosed:
         self._names = verifier.formulas()
 
     def __call__(self, prompt: PromptView, rollout: RolloutView | None) -> Scored:
-        """As `call`. Raises Ended where the process of a score ended without one."""
+        """As `call`. Raises ScoringFailed where the child process ended without a score."""
         self._verifier.look_up(prompt)
         if self._names is not None:
             work = partial(call, self._verifier, prompt, rollout)
             (value, detail), refused = self._guard.formulas(self._names, work)
             return value, detail if refused is None else {"score": detail, "refused": refused}
-        end = self._enclosure.apart(partial(self._work, prompt, rollout), self._cpu_seconds)
+        end = self._enclosure.run_in_child(partial(self._work, prompt, rollout), self._cpu_seconds)
         if end.cause == "crash":  # as the pool does: once more, since memory may have been short
-            end = self._enclosure.apart(partial(self._work, prompt, rollout), self._cpu_seconds)
+            end = self._enclosure.run_in_child(
+                partial(self._work, prompt, rollout), self._cpu_seconds
+            )
         if end.cause is not None:
-            raise Ended(end.cause, end.message)
+            raise ScoringFailed(end.cause, end.message)
         return _believed(end.answer, rollout is None)
 
     def _work(self, prompt: PromptView, rollout: RolloutView | None) -> dict[str, Any]:
-        """In the process of its own: the score, or the error, as JSON."""
+        """In the child process: the score, or the error, as JSON."""
         try:
             value, detail = call(self._verifier, prompt, rollout)
             json.dumps(detail, allow_nan=False)
@@ -74,11 +78,13 @@ class Enclosed:
 
 
 def _believed(answer: Any, is_check: bool) -> Scored:
-    """(value, detail) of an answer that a process wrote in which text may have run."""
+    """(score, detail) of a child's answer. A sample's text may have written it, so every field is
+    checked.
+    """
     if not isinstance(answer, dict):
-        raise Ended("error", "the process of the score answered with no object")
+        raise ScoringFailed("error", "the process of the score answered with no object")
     if "error" in answer:
-        raise Ended("error", str(answer["error"])[: 2 * MAX_MESSAGE])
+        raise ScoringFailed("error", str(answer["error"])[: 2 * MAX_MESSAGE])
     detail = answer.get("detail")
     if is_check:
         return None, None if detail is None else str(detail)
@@ -86,7 +92,7 @@ def _believed(answer: Any, is_check: bool) -> Scored:
 
 
 def _packages(rewards: Sequence[RewardSettings]) -> list[str]:
-    """Where the code of others is that the recipe names: a package's folders, a module's file."""
+    """Where the code of the recipe's verifiers is: a package's folders, a module's file."""
     paths: list[str] = []
     for reward in rewards:
         module = sys.modules.get(reward.type.partition(":")[0].partition(".")[0])

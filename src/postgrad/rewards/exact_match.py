@@ -1,4 +1,4 @@
-"""The answer, letter by letter, after the normalisation that the recipe asks for."""
+"""String equality with the reference answer, after the normalisation that the recipe asks for."""
 
 import re
 import string

@@ -14,17 +14,20 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def words(text: str) -> list[str]:
-    """In lower case, without punctuation and English articles, split at white space."""
+    """The words of a text in lower case, without punctuation and English articles."""
     return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
 
 
 def f1(answer: str, reference: str) -> float:
-    """2pr / (p + r) over words with their counts; where either has none, 1 if both have none."""
-    said, wanted = words(answer), words(reference)
-    if not said or not wanted:
-        return float(said == wanted)
-    common = (Counter(said) & Counter(wanted)).total()
-    return 2 * common / (len(said) + len(wanted))
+    """2pr / (p + r) with precision p and recall r over words with their counts.
+
+    Where one of the texts has no words: 1 if neither has any, else 0.
+    """
+    answer_words, reference_words = words(answer), words(reference)
+    if not answer_words or not reference_words:
+        return float(answer_words == reference_words)
+    common = (Counter(answer_words) & Counter(reference_words)).total()
+    return 2 * common / (len(answer_words) + len(reference_words))
 
 
 class F1(Verifier):
@@ -58,25 +61,25 @@ class F1(Verifier):
 
     def _references(self, prompt: PromptView) -> list[str]:
         if self.references is None:
-            found: Any = _listed(prompt.answer)
+            value: Any = _listed(prompt.answer)
         elif self.references not in prompt.metadata:
             raise ValueError(f"the row has no column {self.references!r}")
         else:
-            found = prompt.metadata[self.references]
-        if isinstance(found, dict):
-            found = cast(dict[str, Any], found).get("text")
-        found = [found] if isinstance(found, str) else found
-        if not isinstance(found, list) or not found:
+            value = prompt.metadata[self.references]
+        if isinstance(value, dict):
+            value = cast(dict[str, Any], value).get("text")
+        value = [value] if isinstance(value, str) else value
+        if not isinstance(value, list) or not value:
             raise ValueError("there is no reference answer")
-        references = cast(list[Any], found)
-        for one in references:
-            if not isinstance(one, str) or not words(one):
-                raise ValueError(f"nothing to compare with in the reference answer {one!r}")
+        references = cast(list[Any], value)
+        for reference in references:
+            if not isinstance(reference, str) or not words(reference):
+                raise ValueError(f"nothing to compare with in the reference answer {reference!r}")
         return references
 
 
 def _listed(answer: str | None) -> Any:
-    """The list that an answer is as JSON, else the answer."""
+    """The answer parsed where it is a JSON list, else as it is."""
     if answer is None or not answer.lstrip().startswith("["):
         return answer
     try:

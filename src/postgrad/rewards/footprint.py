@@ -1,25 +1,27 @@
-"""What the workers that run verifiers hold, before there are any: for a plan."""
+"""Memory of the workers that run verifiers, estimated for a plan before they are started."""
 
 from collections.abc import Sequence
 
-from postgrad.rewards.lanes import Lane, dealt, lane
+from postgrad.rewards.lanes import Lane, lane, workers_by_lane
 from postgrad.rewards.learned import RewardModel
-from postgrad.rewards.registry import known
+from postgrad.rewards.registry import controller_verifier
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
 
-WORKER_BYTES = 33_000_000  # resident, of one that imports nothing but what is ours; measured
+WORKER_BYTES = 33_000_000  # resident, of a worker with postgrad's own imports; measured
 
 
 def worker_bytes(rewards: Sequence[RewardSettings], scoring: ScoringSettings) -> int:
-    """Resident bytes of all of a run's workers. What code of others imports is not known.
+    """Resident bytes of all of a run's workers, without what third-party verifiers import.
 
-    rewards: with what they leave to the rollout's settings filled in (registry.for_rollout).
+    rewards: with the rollout's settings filled in (registry.for_rollout).
     """
-    every = [(reward, known(reward)) for reward in rewards]
-    worked = [one for one in every if not isinstance(one[1], RewardModel)]
+    every = [(reward, controller_verifier(reward)) for reward in rewards]
+    worked = [
+        (reward, verifier) for reward, verifier in every if not isinstance(verifier, RewardModel)
+    ]
     imports = [verifier.imports_bytes for _, verifier in worked]
     lanes: list[Lane] = [lane(reward, verifier) for reward, verifier in worked]
     return sum(
         workers * (WORKER_BYTES + sum(imports[component] for component in components))
-        for _, components, workers in dealt(lanes, scoring)
+        for _, components, workers in workers_by_lane(lanes, scoring)
     )

@@ -11,7 +11,7 @@ TAGS = ("think", "answer")
 
 
 class Format(Verifier):
-    """1 where the sample is <think>...</think> <answer>...</answer>, else 0. The note says why.
+    """1 where the sample is <think>...</think> <answer>...</answer>, else 0 and why in its detail.
 
     Each of `tags` opens and closes exactly once, in order, one after the other, with white space at
     most outside of them. `opened` says that the prompt already ends with the first tag. `pattern`
@@ -19,7 +19,7 @@ class Format(Verifier):
     ends too). One that backtracks without end uses up the CPU limit: a recorded failure.
     """
 
-    tags: tuple[str, ...] = Field(default=TAGS, min_length=1)
+    tags: tuple[str, ...] = Field(default=TAGS, min_length=1)  # names, without brackets
     opened: bool = False
     outside: bool = False  # text outside of the tags is allowed
     pattern: Pattern | None = None
@@ -37,7 +37,7 @@ class Format(Verifier):
     @model_validator(mode="after")
     def _one_structure(self) -> "Format":
         if self.pattern is not None and (self.tags != TAGS or self.opened or self.outside):
-            raise ValueError("a pattern says all: tags, opened and outside go without it")
+            raise ValueError("pattern replaces tags, opened and outside: set either it or them")
         return self
 
     def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
@@ -51,11 +51,11 @@ class Format(Verifier):
         end = 0
         for number, tag in enumerate(self.tags):
             for mark in (f"<{tag}>", f"</{tag}>"):
-                given = mark == f"<{tag}>" and number == 0 and self.opened
-                found = text.count(mark) + given
-                if found != 1:
-                    return f"{mark} stands there {found} times" if found else f"no {mark}"
-                if given:
+                in_prompt = mark == f"<{tag}>" and number == 0 and self.opened
+                count = text.count(mark) + in_prompt
+                if count != 1:
+                    return f"{mark} stands there {count} times" if count else f"no {mark}"
+                if in_prompt:
                     continue
                 start = text.index(mark)
                 if start < end:

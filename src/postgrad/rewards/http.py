@@ -1,4 +1,7 @@
-"""JSON to one server or several, with tries, a deadline and a circuit breaker. Light imports."""
+"""JSON requests to one server or several, with retries, a deadline and a circuit breaker.
+
+Imports the standard library only, since every worker loads it.
+"""
 
 import http.client
 import json
@@ -15,16 +18,17 @@ from urllib.parse import urlsplit
 LONGEST_WAIT = 30.0  # seconds before another try, whatever the server asks for
 LONGEST_REPLY = 1 << 22  # bytes
 _BUSY = (408, 409, 425, 429)  # and 5xx: worth another try
-_REQUESTS_FAULT = (400, 413, 422)  # says nothing about the server
-_SAID = 300  # characters of an error's body that people see
+_REQUESTS_FAULT = (400, 413, 422)  # the request is to blame, not the server
+_EXCERPT = 300  # characters of an error's body that people see
 
 Reply = TypeVar("Reply")
 
 
 class ServerError(Exception):
-    """No reply that can be used: the last try's cause.
+    """No usable reply; the message is the cause of the last try.
 
-    counts: whether the server, and not this request or a moment's load, is to blame.
+    counts: whether the circuit breaker counts it as a failure of the server; False where the
+    request or a moment's load is to blame.
     """
 
     def __init__(self, message: str, *, counts: bool = True) -> None:
@@ -33,10 +37,10 @@ class ServerError(Exception):
 
 
 class Breaker:
-    """Leaves a server alone for `seconds` once `failures` tries in a row have failed there.
+    """Circuit breaker: after `failures` failed tries in a row a server is not asked for `seconds`.
 
-    After that one more failure is enough, until a try succeeds. What it remembers decides only
-    whether a score is a failure, and how soon, never the score.
+    After the pause one more failure opens it again, until a try succeeds. It decides only whether
+    and how soon a score is a failure, never the score.
     """
 
     def __init__(self, failures: int, seconds: float) -> None:
@@ -46,22 +50,22 @@ class Breaker:
         self._cause: dict[str, str] = {}
 
     def worked(self, url: str) -> None:
-        """It answered."""
+        """A try succeeded: the failures of this server are forgotten."""
         self._failed.pop(url, None)
 
     def failed(self, url: str, cause: str) -> None:
-        """A try failed for a cause that counts."""
+        """A try failed and the server is to blame."""
         self._failed[url] = self._failed.get(url, 0) + 1
         if self._failed[url] >= self._limit:
             self._until[url] = time.monotonic() + self._seconds
             self._cause[url] = cause
 
     def left(self, url: str) -> float:
-        """For how many more seconds it is left alone; 0 where it may be asked."""
+        """Seconds until this server may be asked again; 0 where it may be asked now."""
         return max(0.0, self._until.get(url, 0.0) - time.monotonic())
 
     def describe(self, url: str) -> str:
-        """Why it is left alone."""
+        """Why this server is not asked, for an error message."""
         return (
             f"{url} is left alone for another {self.left(url):.0f} s: {self._failed.get(url, 0)} "
             f"tries in a row failed, the last with {self._cause.get(url, '')}"
@@ -70,31 +74,28 @@ class Breaker:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Where to ask, and how patiently.
+    """A client for one server or several that answer alike.
 
-    timeout: seconds of one try. Before try n at one server comes a wait of backoff * 2^(n - 1);
-    where there are several, each try goes to the next one, and the first try of a request to
-    whichever its bytes say, so that they share the work. deadline: seconds of all tries and waits.
-    final_codes: of errors {"error": {"code": ...}} for which the request is to blame. `key` goes
-    into the Authorization header and nowhere else.
+    With several servers a hash of the request picks the first one, so that they share the work, and
+    each retry goes to the next.
     """
 
-    urls: tuple[str, ...]
-    key: str | None
-    timeout: float
-    retries: int
-    backoff: float
+    urls: tuple[str, ...]  # such as "http://127.0.0.1:8000"
+    key: str | None  # sent in the Authorization header, and nowhere else
+    timeout: float  # seconds of one try
+    retries: int  # tries after the first one, at all servers together
+    backoff: float  # retry n at one server waits backoff * 2^(n - 1) seconds
     breaker: Breaker
-    deadline: float | None = None
-    final_codes: frozenset[str] = frozenset()
+    deadline: float | None = None  # seconds of all tries and waits
+    final_codes: frozenset[str] = frozenset()  # {"error": {"code": ...}}: the request is to blame
 
     def ask(
         self, path: str, body: Mapping[str, Any] | None, read: Callable[[bytes], Reply]
     ) -> Reply:
-        """What `read` makes of the first reply that it accepts. body: None for a GET.
+        """The first reply that `read` accepts, as `read` returns it. body: None for a GET.
 
-        read: raises ServerError for a reply that makes no sense; that server is not asked again,
-        others are. Raises ServerError with the last cause where no try succeeds.
+        read: raises ServerError for a malformed reply; then only the other servers are asked again.
+        Raises ServerError with the last cause where no try succeeds.
         """
         data = None if body is None else json.dumps(body).encode()
         try:
@@ -105,7 +106,7 @@ class Servers:
             raise ServerError(text, counts=error.counts) from None
 
     def post(self, url: str, path: str, data: bytes | None, timeout: float) -> bytes:
-        """The bytes of one try's reply. Raises ServerError, _Busy, OSError, HTTPException."""
+        """One try: the bytes of the reply. Raises ServerError, _Busy, OSError, HTTPException."""
         headers = {"Content-Type": "application/json"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -118,63 +119,65 @@ class Servers:
 
     def _refusal(self, error: urllib.error.HTTPError) -> Exception:
         with error:
-            said = error.read(16 * _SAID)
-        text = f"HTTP {error.code} {error.reason}: {said.decode(errors='replace')[:_SAID]}"
-        if error.code in _REQUESTS_FAULT or _code_of(said) in self.final_codes:
+            body = error.read(16 * _EXCERPT)
+        text = f"HTTP {error.code} {error.reason}: {body.decode(errors='replace')[:_EXCERPT]}"
+        if error.code in _REQUESTS_FAULT or _code_of(body) in self.final_codes:
             return ServerError(text, counts=False)
         if error.code in _BUSY or error.code >= 500:
-            asked = error.headers.get("Retry-After")
-            return _Busy(text, _seconds(asked), counts=error.code >= 500 and asked is None)
+            retry_after = error.headers.get("Retry-After")
+            return _Busy(
+                text, _seconds(retry_after), counts=error.code >= 500 and retry_after is None
+            )
         return ServerError(text)
 
 
 @dataclass(slots=True)
 class _Asking:
-    """One request on its way: how often each server was tried, what wait it asked for."""
+    """The state of one request over its tries."""
 
     servers: Servers
     path: str
-    data: bytes | None
-    tried: dict[str, int] = field(default_factory=dict[str, int])
-    asked_wait: dict[str, float] = field(default_factory=dict[str, float])
+    data: bytes | None  # None for a GET
+    tried: dict[str, int] = field(default_factory=dict[str, int])  # url -> tries so far
+    asked_wait: dict[str, float] = field(default_factory=dict[str, float])  # url -> Retry-After
 
     def reply(self, read: Callable[[bytes], Reply]) -> Reply:
-        one = self.servers
+        servers = self.servers
         began = time.monotonic()
-        late = began + one.deadline if one.deadline is not None else None
-        left = self._in_turn()
+        deadline = began + servers.deadline if servers.deadline is not None else None
+        remaining = self._in_turn()
         last = ServerError("")
         number, ending = 0, ""
-        while left and number <= one.retries:
-            url = left.popleft()
+        while remaining and number <= servers.retries:
+            url = remaining.popleft()
             wait = self._wait(url)
-            if late is not None and time.monotonic() + wait >= late:
-                ending = f" in {one.deadline:g} s"
+            if deadline is not None and time.monotonic() + wait >= deadline:
+                ending = f" in {servers.deadline:g} s"
                 break
             if wait:
                 time.sleep(wait)
             number += 1
             try:
-                return self._once(url, late, read)
+                return self._once(url, deadline, read)
             except _Busy as error:
                 last, self.asked_wait[url] = error, error.after
-                left.append(url)
+                remaining.append(url)
             except ServerError as error:
                 last = error
-                if not left:
+                if not remaining:
                     raise ServerError(self._named(url, str(error)), counts=error.counts) from error
             last = ServerError(self._named(url, str(last)), counts=last.counts)
         tries = f"{number} {'try' if number == 1 else 'tries'}"
         raise ServerError(f"{last} ({tries}{ending})", counts=last.counts)
 
-    def _once(self, url: str, late: float | None, read: Callable[[bytes], Reply]) -> Reply:
-        """One try, told to the breaker."""
+    def _once(self, url: str, deadline: float | None, read: Callable[[bytes], Reply]) -> Reply:
+        """One try, whose outcome the breaker records."""
         self.tried[url] = self.tried.get(url, 0) + 1
         timeout = self.servers.timeout
-        if late is not None:
-            timeout = min(timeout, max(0.001, late - time.monotonic()))
+        if deadline is not None:
+            timeout = min(timeout, max(0.001, deadline - time.monotonic()))
         try:
-            found = read(self.servers.post(url, self.path, self.data, timeout))
+            reply = read(self.servers.post(url, self.path, self.data, timeout))
         except ServerError as error:
             if error.counts:
                 self.servers.breaker.failed(url, str(error))
@@ -184,16 +187,16 @@ class _Asking:
             self.servers.breaker.failed(url, cause)
             raise _Busy(cause, 0.0) from error
         self.servers.breaker.worked(url)
-        return found
+        return reply
 
     def _in_turn(self) -> deque[str]:
         """The servers that may be asked, in the order in which this request tries them."""
         urls, breaker = self.servers.urls, self.servers.breaker
         first = zlib.crc32(self.data or b"") % len(urls)
-        left = deque(url for url in urls[first:] + urls[:first] if not breaker.left(url))
-        if not left:
+        remaining = deque(url for url in urls[first:] + urls[:first] if not breaker.left(url))
+        if not remaining:
             raise ServerError("; ".join(breaker.describe(url) for url in urls), counts=False)
-        return left
+        return remaining
 
     def _wait(self, url: str) -> float:
         tried = self.tried.get(url, 0)
@@ -207,17 +210,22 @@ class _Asking:
 
 
 def plain_address(url: str, example: str, key_setting: str) -> str:
-    """A recipe's address; ValueError where it is none, or holds what must not be stored."""
+    """The address `url` of a recipe. Raises ValueError where it is not http(s), or holds a user
+    name or a query, which could be secrets and would be stored with the recipe.
+    """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"an address such as {example} is wanted")
     if parts.username is not None or parts.query:
-        raise ValueError(f"recipes are stored: keys go into the variable of {key_setting}")
+        raise ValueError(
+            f"an address without user name and query is wanted, since recipes are stored: put keys "
+            f"into the environment variable that {key_setting} names"
+        )
     return url
 
 
 class _Busy(ServerError):
-    """The server may answer later; after: the seconds that it asks for."""
+    """The server may answer later. after: seconds that it asks to wait."""
 
     def __init__(self, message: str, after: float, *, counts: bool = True) -> None:
         super().__init__(message, counts=counts)
@@ -225,7 +233,7 @@ class _Busy(ServerError):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Another address is none that the recipe named: the key must not go there."""
+    """Refuses redirects: the key must not go to an address that the recipe does not name."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
@@ -235,32 +243,34 @@ _OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 def _body_of(response: http.client.HTTPResponse, timeout: float) -> bytes:
-    """A server that sends a byte now and then meets no timeout of the socket: hence a clock."""
-    late = time.monotonic() + timeout
-    found = bytearray()
+    """The body, read within `timeout` seconds: a server that sends a byte now and then never
+    exceeds the timeout of the socket.
+    """
+    deadline = time.monotonic() + timeout
+    body = bytearray()
     while chunk := response.read1(1 << 16):
-        found += chunk
-        if len(found) > LONGEST_REPLY:
+        body += chunk
+        if len(body) > LONGEST_REPLY:
             raise ServerError(f"a reply of more than {LONGEST_REPLY} bytes")
-        if time.monotonic() > late:
+        if time.monotonic() > deadline:
             raise TimeoutError(f"the reply had not ended after {timeout:g} s")
     if response.length:
-        raise http.client.IncompleteRead(bytes(found), response.length)
-    return bytes(found)
+        raise http.client.IncompleteRead(bytes(body), response.length)
+    return bytes(body)
 
 
-def _code_of(said: bytes) -> str | None:
+def _code_of(body: bytes) -> str | None:
     """The code of an error {"error": {"code": ...}}; None where it is another shape."""
     try:
-        code = json.loads(said)["error"]["code"]
+        code = json.loads(body)["error"]["code"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return code if isinstance(code, str) else None
 
 
-def _seconds(asked: str | None) -> float:
+def _seconds(retry_after: str | None) -> float:
     """Seconds of a Retry-After header; 0 without one, or where it is a date."""
     try:
-        return max(0.0, float(asked or 0.0))
+        return max(0.0, float(retry_after or 0.0))
     except ValueError:
         return 0.0

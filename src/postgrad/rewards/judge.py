@@ -1,7 +1,7 @@
 """A language model as verifier, behind any server that speaks OpenAI's chat completions.
 
-The response is untrusted text. It stands in the prompt between tags that carry its own hash, which
-it cannot contain, so that it cannot close them; but a judge reads it, and can be persuaded.
+The response is untrusted text. In the prompt it stands between tags that contain its hash, which it
+cannot contain itself, so it cannot close them. It can still persuade the judge that reads it.
 """
 
 import hashlib
@@ -37,35 +37,33 @@ Grade by this rubric:
 
 
 class Criterion(Settings):
-    """One line of a rubric."""
+    """One line of a rubric, which gets a grade of its own."""
 
-    name: str = Field(pattern=r"^\w+$")
+    name: str = Field(pattern=r"^\w+$")  # its key in the judge's reply
     text: str = Field(min_length=1)
-    weight: float = Field(default=1.0, gt=0.0)
+    weight: float = Field(default=1.0, gt=0.0)  # of its grade in the mean
 
 
 class Judge(AsksServers):
     """A model's grade of a sample, from 0 (`low`) to 1 (`high`).
 
-    `rubric` is one scale, a text, or criteria, whose grades are averaged by weight. The grades are
-    read from the last JSON object of the reply that has them all, {"score": 7} or {criterion: 7};
-    with `score_pattern` from the first group of its last match. In `prompt`, {question}, {answer},
-    {response}, {rubric} and {reply} (how to reply) are filled in. A server that is slow, down or
-    answers nonsense is a recorded failure. `api_key_env` names the environment variable that holds
-    the key, which is stored nowhere; `extra_body` goes into every request.
+    The grades are read from the last JSON object of the reply that has them all, {"score": 7} or
+    {criterion: 7}; with `score_pattern` from the first group of its last match. A server that is
+    slow, down or gives a malformed reply is a recorded failure.
     """
 
-    base_url: str
-    model: str = Field(min_length=1)
-    api_key_env: str | None = None
-    prompt: str = PROMPT
+    base_url: str  # such as "https://host/v1"
+    model: str = Field(min_length=1)  # its name at the server
+    api_key_env: str | None = None  # environment variable with the key, which is stored nowhere
+    prompt: str = PROMPT  # with {question}, {answer}, {response}, {rubric} and {reply} (its format)
+    # One scale as a text, or criteria whose grades are averaged by weight.
     rubric: str | tuple[Criterion, ...] = "Is the response a right and complete answer?"
-    low: float = 0.0
-    high: float = 10.0
-    score_pattern: Pattern | None = None
+    low: float = 0.0  # the worst grade
+    high: float = 10.0  # the best grade
+    score_pattern: Pattern | None = None  # reads one number from a reply that is no JSON
     temperature: float = Field(default=0.0, ge=0.0)
-    max_tokens: int = Field(default=1024, ge=1)
-    extra_body: dict[str, Any] = {}
+    max_tokens: int = Field(default=1024, ge=1)  # of the reply
+    extra_body: dict[str, Any] = {}  # more keys of every request
 
     @field_validator("base_url")
     @classmethod
@@ -76,14 +74,14 @@ class Judge(AsksServers):
     @classmethod
     def _has_the_response(cls, prompt: str) -> str:
         if "{response}" not in prompt:
-            raise ValueError("{response} does not stand in it: the judge would not see the sample")
+            raise ValueError("it has no {response}: the judge would not see the sample")
         return prompt
 
     @model_validator(mode="after")
     def _can_be_read(self) -> Self:
         if self.low >= self.high:
             raise ValueError(f"low = {self.low:g} must be less than high = {self.high:g}")
-        names = [one.name for one in self.criteria]
+        names = [criterion.name for criterion in self.criteria]
         if not isinstance(self.rubric, str) and (not names or len(set(names)) < len(names)):
             raise ValueError("a rubric has at least one criterion, each with a name of its own")
         if self.score_pattern is not None and names:
@@ -92,7 +90,7 @@ class Judge(AsksServers):
 
     @property
     def criteria(self) -> Sequence[Criterion]:
-        """Of the rubric; none where it is one scale."""
+        """The criteria of the rubric; empty where it is one scale."""
         return () if isinstance(self.rubric, str) else self.rubric
 
     def prepare(self) -> None:
@@ -108,19 +106,19 @@ class Judge(AsksServers):
             self.servers(self.base_url, key=self._key()),
             {
                 "model": self.model,
-                "messages": [{"role": "user", "content": self.asked(prompt, rollout.text)}],
+                "messages": [{"role": "user", "content": self.full_prompt(prompt, rollout.text)}],
                 "temperature": self.temperature,
                 "max_tokens": self.max_tokens,
                 **self.extra_body,
             },
         )
         grades = self.grades(reply)
-        weights = [one.weight for one in self.criteria] or [1.0]
+        weights = [criterion.weight for criterion in self.criteria] or [1.0]
         value = sum(w * self._share(g) for w, g in zip(weights, grades.values(), strict=True))
         return Score(value / sum(weights), {"grades": grades, "reply": reply[-500:]})
 
-    def asked(self, prompt: PromptView, response: str) -> str:
-        """The judge's prompt. What is filled in is not looked through for further places."""
+    def full_prompt(self, prompt: PromptView, response: str) -> str:
+        """The judge's prompt. Placeholders in a text that is filled in are left as they are."""
         answer = prompt.answer
         if self.prompt == PROMPT:
             answer = f"Reference answer: {_tagged('reference', answer)}\n" if answer else ""
@@ -134,15 +132,18 @@ class Judge(AsksServers):
         return _PLACE.sub(lambda match: filled[match[1]], self.prompt)
 
     def grades(self, reply: str) -> dict[str, float]:
-        """The grades by name, each from low to high. Raises ValueError where the reply has none."""
+        """The reply's grades by name, each from `low` to `high`.
+
+        Raises ValueError where a grade is missing or out of range.
+        """
         if self.score_pattern is None:
-            names = [one.name for one in self.criteria] or ["score"]
-            found = _last_object(reply, names)
-            if found is None:
+            names = [criterion.name for criterion in self.criteria] or ["score"]
+            graded = _last_object(reply, names)
+            if graded is None:
                 raise ValueError(
                     f"no JSON object with {', '.join(names)} in the reply {_end(reply)}"
                 )
-            return {name: self._grade(found[name], reply) for name in names}
+            return {name: self._grade(graded[name], reply) for name in names}
         text = extract(self.score_pattern, reply)
         if text is None or not _NUMBER.fullmatch(text):
             raise ValueError(f"score_pattern finds no number in the reply {_end(reply)}")
@@ -164,12 +165,12 @@ class Judge(AsksServers):
     def _rubric_text(self) -> str:
         if isinstance(self.rubric, str):
             return self.rubric
-        return "\n".join(f"- {one.name}: {one.text}" for one in self.rubric)
+        return "\n".join(f"- {criterion.name}: {criterion.text}" for criterion in self.rubric)
 
     def _reply_text(self) -> str:
         if self.score_pattern is not None:
             return f"Give a number from {self.low:g} (worst) to {self.high:g} (best)."
-        names = [one.name for one in self.criteria] or ["score"]
+        names = [criterion.name for criterion in self.criteria] or ["score"]
         example = json.dumps(dict.fromkeys(names, (self.low + self.high) / 2))
         return (
             f"Give each grade as a number from {self.low:g} (worst) to {self.high:g} (best). End "
@@ -186,7 +187,7 @@ def _tagged(name: str, text: str) -> str:
 
 
 def _last_object(reply: str, names: Sequence[str]) -> dict[str, Any] | None:
-    """The last JSON object of a text that has all the names and is in no other object."""
+    """The last JSON object in `reply` that has all the names as keys and is in no other object."""
     decoder = json.JSONDecoder()
     last, end = None, 0
     places = [place for place, letter in enumerate(reply) if letter == "{"]

@@ -1,5 +1,7 @@
-"""Pools of workers: verifiers which wait for a server hold up none that compute, and those of
-others that may run a sample's text are shut in.
+"""A pool of workers for each kind of verifier.
+
+Verifiers that wait for a server do not hold up those that compute. Third-party ones that may run a
+sample's text as code have sandboxed workers.
 """
 
 import selectors
@@ -8,7 +10,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from postgrad.rewards.pool import Pool
-from postgrad.rewards.protocol import Job, Outcome
+from postgrad.rewards.protocol import Outcome, ScoreJob
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
 from postgrad.rewards.verifier import Verifier
 
@@ -17,14 +19,19 @@ _TICK = 0.05
 
 
 def lane(reward: RewardSettings, verifier: Verifier) -> Lane:
-    """Which workers run it. A recipe's `sandbox` and `waits` go before the verifier's own."""
+    """Which workers run a verifier: the recipe's `sandbox` and `waits` override its own."""
     if verifier.sandboxed if reward.sandbox is None else reward.sandbox:
         return "sandboxed"
     return "waiting" if (verifier.waits if reward.waits is None else reward.waits) else "computing"
 
 
-def dealt(lanes: Sequence[Lane], scoring: ScoringSettings) -> Iterator[tuple[Lane, list[int], int]]:
-    """Each lane that is needed: its name, its components, and the number of its workers."""
+def workers_by_lane(
+    lanes: Sequence[Lane], scoring: ScoringSettings
+) -> Iterator[tuple[Lane, list[int], int]]:
+    """(name, components, number of workers) of each lane that has components.
+
+    lanes: the lane of each component, by its index.
+    """
     for name in get_args(Lane):
         components = [component for component, place in enumerate(lanes) if place == name]
         if components:
@@ -33,9 +40,9 @@ def dealt(lanes: Sequence[Lane], scoring: ScoringSettings) -> Iterator[tuple[Lan
 
 
 class Lanes:
-    """A Pool for each lane that is needed, with the calls of one; see there.
+    """A Pool for each lane that has components, with the methods of one pool.
 
-    lanes: for each of `rewards`, which lane it is in. Close it, or use `with`.
+    lanes: the lane of each of `rewards`. Close it, or use `with`.
     """
 
     def __init__(
@@ -45,7 +52,7 @@ class Lanes:
         self._pools: list[Pool] = []
         self._selector = selectors.DefaultSelector()
         self._way: dict[int, tuple[Pool, int]] = {}  # component -> its pool, its number there
-        for name, components, workers in dealt(lanes, scoring):
+        for name, components, workers in workers_by_lane(lanes, scoring):
             pool = Pool([rewards[c] for c in components], workers, sandboxed=name == "sandboxed")
             self._pools.append(pool)
             self._selector.register(pool, selectors.EVENT_READ)
@@ -57,20 +64,22 @@ class Lanes:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        """Pool.submit, each job to the pool of its component."""
+    def submit(self, jobs: Sequence[ScoreJob]) -> None:
+        """Queue each job at the pool of its component; keys must differ."""
         for pool in self._pools:
-            ways = [(job, self._way[job.component]) for job in jobs]
-            pool.submit(replace(job, component=place) for job, (own, place) in ways if own is pool)
+            routes = [(job, self._way[job.component]) for job in jobs]
+            pool.submit(
+                replace(job, component=place) for job, (owner, place) in routes if owner is pool
+            )
 
     def checks(self) -> list[bool]:
-        """Pool.checks."""
-        found = {id(pool): pool.checks() for pool in self._pools}
-        ways = [self._way[component] for component in range(self._components)]
-        return [found[id(pool)][place] for pool, place in ways]
+        """For each component, whether its verifier checks reference answers; waits for workers."""
+        by_pool = {id(pool): pool.checks() for pool in self._pools}
+        routes = [self._way[component] for component in range(self._components)]
+        return [by_pool[id(pool)][place] for pool, place in routes]
 
     def poll(self, wait: bool) -> list[Outcome]:
-        """Pool.poll."""
+        """The jobs that ended since the last call; with `wait`, at least one if any is open."""
         ended = [outcome for pool in self._pools for outcome in pool.poll(wait=False)]
         while wait and not ended and any(pool.is_busy() for pool in self._pools):
             self._selector.select(_TICK)
@@ -78,7 +87,7 @@ class Lanes:
         return ended
 
     def close(self) -> None:
-        """Pool.close."""
+        """Kill and reap every worker; open jobs are forgotten."""
         self._selector.close()
         for pool in self._pools:
             pool.close()

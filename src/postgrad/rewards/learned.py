@@ -1,7 +1,7 @@
-"""A reward model in this process as a component of [[rewards]]: what it has to be, what it says.
+"""A reward model in this process as a component of [[rewards]].
 
-It reads the tokens of prompt and response as they were sampled, environment tokens included; no
-text is tokenised again. A response that was cut off is scored where it was cut off.
+It reads the token ids of prompt and response as they were sampled, environment tokens included; no
+text is tokenised again. A truncated response is scored at its last token.
 """
 
 import math
@@ -18,12 +18,12 @@ from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import Verifier
 
 REWARD_MODEL = "reward_model"  # its type in [[rewards]]
-_WORKERS = ("cpu_seconds", "wall_seconds", "waits")
+_WORKERS = ("cpu_seconds", "wall_seconds", "waits")  # settings of components that have workers
 
 
 class Learned(Protocol):
-    """A model that gives every sequence a number. mean, std: of its scores on what it was trained
-    on; None where they are not known.
+    """A model that scores sequences. mean, std: of its scores on its training data, None where they
+    are not known.
     """
 
     @property
@@ -33,26 +33,28 @@ class Learned(Protocol):
     def std(self) -> float | None: ...
 
     def score(self, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
-        """[len(sequences)], each read at the last of its token ids."""
+        """Scores [S] of S sequences of token ids, each read at its last token."""
         ...
 
 
 class RewardModel(Verifier):
-    """The score of the run's own reward model. `normalise`: less the mean that is kept with it,
-    divided by its standard deviation.
-    """
+    """The score of the run's own reward model."""
 
-    normalise: bool = False
+    normalise: bool = False  # (score - mean) / std, with the scale that is kept with the model
 
     def scale(self, name: str, learned: Learned) -> tuple[float, float]:
-        """What is taken off a score, and what it is divided by. UsageError where that is unknown
-        and wanted.
+        """(mean, std) for scaling its scores; (0, 1) without `normalise`.
+
+        Raises UsageError where `normalise` is set and the model knows no finite mean and std. name:
+        of the component, for the message.
         """
         if not self.normalise:
             return 0.0, 1.0
         mean, std = learned.mean, learned.std
-        known = mean is not None and std is not None and math.isfinite(mean) and 0 < std < math.inf
-        if not known:
+        has_scale = (
+            mean is not None and std is not None and math.isfinite(mean) and 0 < std < math.inf
+        )
+        if not has_scale:
             raise UsageError(
                 f"rewards: {name!r} has normalise = true, and its model says mean {mean}, std "
                 f'{std}; leave it out, or train the model with the job "reward"'
@@ -63,13 +65,17 @@ class RewardModel(Verifier):
 
 
 class Component:
-    """A component that is scored here, group by group."""
+    """A component that the run's reward model scores in this process, group by group."""
 
     def __init__(
         self, name: str, reward: RewardSettings, settings: RewardModel, learned: Learned | None
     ) -> None:
-        """learned: None where the run has no such model. Raises UsageError for what cannot be."""
-        for key in _WORKERS:  # a recipe that was written down says every default
+        """learned: None where the run has no such model. Raises UsageError where it is None, or the
+        component has settings of a worker.
+        """
+        for (
+            key
+        ) in _WORKERS:  # a recipe in recipe.json has every default, hence no check of presence
             if getattr(reward, key) != RewardSettings.model_fields[key].default:
                 raise UsageError(f"rewards.{key}: {name!r} runs in no worker, leave it out")
         if learned is None:
@@ -82,11 +88,12 @@ class Component:
         self._normalise = settings.normalise
 
     def outcomes(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> list[Outcome]:
-        """How scoring each rollout ended; keys are their places. What the model raises is raised:
-        it is no failure of a sample.
+        """An outcome for each rollout, whose key is the rollout's index.
+
+        Exceptions of the model pass through: they are no failure of a sample.
         """
-        whole = [np.concatenate([prompt.token_ids, one.token_ids]) for one in rollouts]
-        values = np.asarray(self._learned.score(whole), np.float64)
+        sequences = [np.concatenate([prompt.token_ids, rollout.token_ids]) for rollout in rollouts]
+        values = np.asarray(self._learned.score(sequences), np.float64)
         if values.shape != (len(rollouts),):
             raise ValueError(
                 f"rewards: {self._name!r} gave scores of shape {values.shape} for "

@@ -1,8 +1,8 @@
-"""Rewards that shape length. They see how many tokens the policy wrote, and how it ended.
+"""Rewards that shape the length of responses, from the number of tokens and the finish reason.
 
-Of several turns the limit `max_new_tokens` is each one's: `overlong` holds the longest against it.
-`stop_properly` asks how the last one ended, since a turn that is cut is the last. `target_length`
-is about all that the policy wrote.
+With several turns `max_new_tokens` limits each turn. `overlong` compares the longest turn with it,
+`stop_properly` reads how the last turn ended, since a truncated turn is the last, and
+`target_length` counts the tokens of all turns.
 """
 
 from pydantic import Field, model_validator
@@ -19,9 +19,9 @@ class Overlong(Verifier):
     -factor at the limit.
     """
 
-    buffer: int = Field(ge=1)
-    factor: float = Field(default=1.0, gt=0.0)
-    max_new_tokens: int | None = Field(default=None, ge=1)  # of the rollout, if left out
+    buffer: int = Field(ge=1)  # tokens before the limit over which the penalty grows
+    factor: float = Field(default=1.0, gt=0.0)  # the penalty at the limit
+    max_new_tokens: int | None = Field(default=None, ge=1)  # None: that of the rollout
 
     @model_validator(mode="after")
     def _buffer_fits(self) -> "Overlong":
@@ -40,15 +40,15 @@ class Overlong(Verifier):
 
     def _limit(self) -> int:
         if self.max_new_tokens is None:
-            raise UsageError("rewards: 'overlong' does not know max_new_tokens: say it")
+            raise UsageError("rewards: 'overlong' does not know max_new_tokens: set it")
         return self.max_new_tokens
 
 
 class StopProperly(Verifier):
-    """`penalty` where the token limit cut the sample off (finish_reason "length"), else `stopped`.
+    """`penalty` where the token limit truncated it (finish_reason "length"), else `stopped`.
 
-    As it is a fixed value that is added; with stopped = 1, a penalty in [0, 1] and multiply = true
-    it scales the other rewards.
+    With the defaults it is added to the other rewards; with stopped = 1, a penalty in [0, 1] and
+    multiply = true it scales them.
     """
 
     penalty: float = -1.0
@@ -62,16 +62,16 @@ class StopProperly(Verifier):
 
 
 class TargetLength(Verifier):
-    """0 within `tolerance` tokens of the target, then `per_token` less for each, at least `least`.
+    """0 within `tolerance` tokens of the target; beyond that it falls with the distance.
 
-    -per_token * max(0, |tokens - target| - tolerance), as in L1 (Aggarwal and Welleck, 2025), with
-    the tokens of all turns.
+    max(least, -per_token * max(0, |tokens - target| - tolerance)), as in L1 (Aggarwal and Welleck,
+    2025), with the tokens of all turns.
     """
 
-    target: int = Field(ge=1)
-    tolerance: int = Field(default=0, ge=0)
+    target: int = Field(ge=1)  # tokens
+    tolerance: int = Field(default=0, ge=0)  # tokens
     per_token: float = Field(default=0.001, gt=0.0)
-    least: float = Field(default=-1.0, lt=0.0)
+    least: float = Field(default=-1.0, lt=0.0)  # the lowest reward
 
     def score(self, prompt: PromptView, rollout: RolloutView) -> float:
         away = max(0, abs(rollout.tokens - self.target) - self.tolerance)

@@ -60,29 +60,29 @@ class Math(Verifier):
         from math_verify import verify
 
         gold = _reference(prompt.answer or "")
-        found = _parse(rollout.text, self.boxed_only)
-        right = bool(found) and verify(
+        answers = _parse(rollout.text, self.boxed_only)
+        right = bool(answers) and verify(
             gold,
-            found,
+            answers,
             float_rounding=self.float_rounding,
             strict=self.strict,
             timeout_seconds=None,
         )
         # The matched string: to print a huge parsed power would compute its digits.
-        answer = found[-1][:200] if found and isinstance(found[-1], str) else None
+        answer = answers[-1][:200] if answers and isinstance(answers[-1], str) else None
         return Score(float(right), {"answer": answer})
 
 
 @cache
 def formula_names() -> frozenset[str]:
-    """Names of sympy's functions, numbers and sets: all that a formula in plain text may call."""
+    """Names of sympy's functions, numbers and sets: all that a formula in plain text may use."""
     import sympy
 
     return frozenset([*sympy.functions.__all__, *_FORMULA_NAMES.split()])
 
 
 def _quiet_library() -> None:
-    """Turns off its warning that timeouts are off: that is meant."""
+    """Turns off math-verify's warning that timeouts are off: they are off on purpose."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 

@@ -1,4 +1,4 @@
-"""Outcomes of verifiers to the rewards of a group, and the failures of a step counted. Pure."""
+"""From the outcomes of verifiers to the rewards of a group; counts of a step's failures. Pure."""
 
 import math
 from collections import Counter
@@ -22,11 +22,12 @@ def mix(
     components: Mapping[str, RewardSettings],
     outcomes: Mapping[tuple[int, int], Outcome],
 ) -> ScoredGroup:
-    """The group with its rewards. components: those that apply to the prompt; see `total`.
+    """The scored group of n rollouts.
 
-    outcomes: by (place of the component, place of the rollout), all of them. A failed component is
-    NaN in `rewards`. Under "score" its failure_score enters the total instead; under "drop_group"
-    no sample of the group is kept; else its own sample is not.
+    components: by name, those that apply to the prompt. outcomes: (index of the component, index of
+    the rollout) -> outcome, for every pair. A failed component is NaN in `rewards`. With on_failure
+    = "score" its failure_score enters the total instead; with "drop_group" no sample of the group
+    is kept; otherwise its own sample is not kept.
     """
     n = len(rollouts)
     kept = np.ones(n, np.bool_)
@@ -53,12 +54,16 @@ def mix(
         if len(scores) == len(components):
             totals[place] = total(list(components.values()), scores)
     totals[~kept] = math.nan
-    told = {name: tuple(d) for name, d in details.items() if any(x is not None for x in d)}
-    return ScoredGroup(prompt, tuple(rollouts), rewards, totals, kept, tuple(failures), told)
+    noted = {name: tuple(d) for name, d in details.items() if any(x is not None for x in d)}
+    return ScoredGroup(prompt, tuple(rollouts), rewards, totals, kept, tuple(failures), noted)
 
 
 def total(rewards: Sequence[RewardSettings], scores: Sequence[float]) -> float:
-    """The first closed gate's value; else the weighted sum times the scores that multiply it."""
+    """The total reward of a sample from the scores of its components.
+
+    The gate_value of the first gate whose score is below gate_at; without one the weighted sum,
+    times the scores of the components with multiply = true.
+    """
     summed, factor = 0.0, 1.0
     for reward, score in zip(rewards, scores, strict=True):
         if reward.gate and score < reward.gate_at:
@@ -71,10 +76,10 @@ def total(rewards: Sequence[RewardSettings], scores: Sequence[float]) -> float:
 
 
 def add_turn_rewards(group: ScoredGroup, weight: float) -> ScoredGroup:
-    """The group with what its environment gave, summed over each episode, as one more component.
+    """The group with its environment's rewards, summed over each episode, as one more component.
 
-    Which turn it was given for stays in the rollouts' column, and `turn_weight` says what it
-    counts for: some algorithms credit a turn with what came after it only.
+    The rewards by turn stay in the rollouts' column "turn_rewards", and `turn_weight` of the group
+    is their weight: some algorithms credit a turn only with the rewards that came after it.
     """
     sums = [float(r.columns.get("turn_rewards", np.zeros(0)).sum()) for r in group.rollouts]
     earned = np.array(sums, np.float64)
@@ -93,7 +98,7 @@ class Tally:
         self._examples: dict[int, str] = {}  # by ticket, so that the first one is named
 
     def add(self, group: ScoredGroup) -> None:
-        """Count a group."""
+        """Counts the samples and failures of a group."""
         self.samples += len(group.rollouts)
         self.failed += len({failure.sample for failure in group.failures})
         self._causes.update(f"{f.component}: {f.cause}" for f in group.failures)
@@ -104,7 +109,7 @@ class Tally:
         """RunError where more than this fraction of the samples failed."""
         if self.failed <= max_failed_fraction * self.samples:
             return
-        causes = ", ".join(f"{what} x{n}" for what, n in sorted(self._causes.items()))
+        causes = ", ".join(f"{cause} x{n}" for cause, n in sorted(self._causes.items()))
         raise RunError(
             f"verifiers failed on {self.failed} of {self.samples} samples of this step ({causes}), "
             f"more than scoring.max_failed_fraction = {max_failed_fraction:g}; the first is "
@@ -113,7 +118,7 @@ class Tally:
 
 
 def describe(prompt: Prompt, failure: Failure) -> str:
-    """Where a verifier failed, and how."""
+    """One line: the sample and row on which a verifier failed, its component, cause and message."""
     return (
         f"sample {failure.sample} of ticket {prompt.ticket} (row {prompt.row} of "
         f"{prompt.dataset}): {failure.component}: {failure.cause}: {failure.message}"

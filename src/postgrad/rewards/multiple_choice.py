@@ -39,13 +39,13 @@ class MultipleChoice(Verifier):
     have none, and A to Z are labels without a text. The reference answer is an option's label, its
     text, or its index from 0, as `answer_is` says.
 
-    The answer is looked for in \\boxed{} and <answer>, then after words such as "the answer is",
-    then in the first and the last line. Of these the first that name an option decide; where they
-    name several, the sample is ambiguous and scores 0. What precedes a last </think> is not read.
+    The answer is searched in \\boxed{} and <answer>, then after words such as "the answer is", then
+    in the first and the last line. The first of these three that names an option decides; where it
+    names several, the sample is ambiguous and scores 0. Text before the last </think> is not read.
     """
 
-    options: str = "choices"
-    answer_is: Literal["label", "text", "index"] = "label"
+    options: str = "choices"  # column of the options, "" where rows have none
+    answer_is: Literal["label", "text", "index"] = "label"  # of the reference answer
 
     def check(self, prompt: PromptView) -> str | None:
         try:
@@ -60,11 +60,11 @@ class MultipleChoice(Verifier):
     def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
         options = self._options(prompt)
         right = self._right(prompt, options)
-        found = named(rollout.text, options)
-        answer = next(iter(found)) if len(found) == 1 else None
+        labels = named(rollout.text, options)
+        answer = next(iter(labels)) if len(labels) == 1 else None
         detail: dict[str, Any] = {"answer": answer}
-        if len(found) > 1:
-            detail["ambiguous"] = sorted(found)
+        if len(labels) > 1:
+            detail["ambiguous"] = sorted(labels)
         return Score(float(answer == right), detail)
 
     def _options(self, prompt: PromptView) -> dict[str, str]:
@@ -78,13 +78,13 @@ class MultipleChoice(Verifier):
                 f"no column {self.options!r}{hint}; name it with the setting `options`, or say "
                 'options = "" where rows have no texts of options'
             )
-        found = _labelled(_from_json(prompt.metadata[self.options]))
-        if found is None or len(found) < 2:
+        options = _labelled(_from_json(prompt.metadata[self.options]))
+        if options is None or len(options) < 2:
             raise ValueError(
                 f"column {self.options!r}: texts of at least two options are wanted, not "
                 f"{prompt.metadata[self.options]!r:.80}"
             )
-        return found
+        return options
 
     def _right(self, prompt: PromptView, options: Mapping[str, str]) -> str:
         """The label of the right option; ValueError where the reference answer is none."""
@@ -95,8 +95,8 @@ class MultipleChoice(Verifier):
         if self.answer_is == "label":
             right = [label for label in labels if label.casefold() == _bare(answer)]
         elif self.answer_is == "text":
-            said = _normal(answer)
-            right = [label for label, text in options.items() if said and _normal(text) == said]
+            wanted = _normal(answer)
+            right = [label for label, text in options.items() if wanted and _normal(text) == wanted]
         else:
             right = labels[int(answer) :][:1] if answer.isdecimal() else []
         if len(right) != 1:
@@ -111,53 +111,53 @@ class MultipleChoice(Verifier):
 def named(text: str, options: Mapping[str, str]) -> set[str]:
     """The labels of the options that `text` gives as its answer: one, none, or several."""
     text = text.rpartition("</think>")[2]
-    # Each text once: a sample may say the same a hundred thousand times.
+    # Sets, since a sample may repeat itself a hundred thousand times.
     marked = {match["boxed"] or match["tag"] or "" for match in _MARKED.finditer(text)}
     declared = {match["rest"] for match in _DECLARED.finditer(text)}
     for level in (marked, declared):
-        found = {label for said in level for label in _read(said, options)}
-        if found:
-            return found
+        labels = {label for passage in level for label in _read(passage, options)}
+        if labels:
+            return labels
     lines = [line for line in text.split("\n") if line.strip()]
     if len(lines) == 1:
         return _alone(lines[0], options, sole=True)
     return {label for line in (*lines[:1], *lines[-1:]) for label in _alone(line, options)}
 
 
-def _read(said: str, options: Mapping[str, str]) -> set[str]:
-    """The options at the beginning of what stands after a mark."""
-    said = _plain(said).lstrip(_MARKUP)
+def _read(passage: str, options: Mapping[str, str]) -> set[str]:
+    """The options at the start of a passage, the text after "the answer is" or in \\boxed{}."""
+    passage = _plain(passage).lstrip(_MARKUP)
     for label in options:
-        if label.casefold() == _bare(said):
+        if label.casefold() == _bare(passage):
             return {label}
-    texts = _texts(said, options)
+    texts = _texts(passage, options)
     if texts:
         return texts
-    found: set[str] = set()
-    said = said.lstrip(_WRAPPING)
-    called = _CALLED.match(said)
-    said = said[called.end() if called else 0 :].lstrip(_WRAPPING)
+    labels: set[str] = set()
+    passage = passage.lstrip(_WRAPPING)
+    called = _CALLED.match(passage)
+    passage = passage[called.end() if called else 0 :].lstrip(_WRAPPING)
     label, place = _labels(options), 0  # a place, since to cut a long list takes quadratic time
-    while match := _label(label, said, place):
-        found.add(match[0])
-        further = _FURTHER.match(said, match.end())
+    while match := _label(label, passage, place):
+        labels.add(match[0])
+        further = _FURTHER.match(passage, match.end())
         if further is None:
-            return found | _texts(said[match.end() :].lstrip(_AFTER_LABEL), options)
+            return labels | _texts(passage[match.end() :].lstrip(_AFTER_LABEL), options)
         place = further.end()
-    return found
+    return labels
 
 
 def _alone(line: str, options: Mapping[str, str], sole: bool = False) -> set[str]:
-    """The options that a line names where it says nothing else: "B", "(B)", "B. its text", a text.
+    """The options that a line names and nothing more: "B", "(B)", "B. its text", or a text.
 
-    `sole`: it is the only line, and after "B." it may say what it wants.
+    sole: it is the only line; then any text may follow "B.".
     """
     line = _plain(line)
     for label in options:
         if label.casefold() == _bare(line):
             return {label}
-    said = _normal(line)
-    texts = {label for label, text in options.items() if said and _normal(text) == said}
+    wanted = _normal(line)
+    texts = {label for label, text in options.items() if wanted and _normal(text) == wanted}
     line = line.lstrip(_WRAPPING)
     match = _label(_labels(options), line)
     if texts or not match or line[match.end() : match.end() + 1] not in (".", ")", ":"):
@@ -172,29 +172,32 @@ def _labels(options: Mapping[str, str]) -> re.Pattern[str]:
 
 
 def _label(labels: re.Pattern[str], text: str, place: int = 0) -> re.Match[str] | None:
-    """The label that stands at a place of `text`, in its own case."""
+    """The label at index `place` of `text`, in its own case; None where there is none."""
     match = labels.match(text, place)
     if match and match[0] in ("A", "I") and _PROSE.match(text, match.end()):
         return None
     return match
 
 
-def _texts(said: str, options: Mapping[str, str]) -> set[str]:
-    """The options with the longest text that `said` starts with; one character must be all."""
-    said = _normal(said)
-    found: dict[str, int] = {}
+def _texts(passage: str, options: Mapping[str, str]) -> set[str]:
+    """The options with the longest text that `passage` starts with.
+
+    A text of one character counts only where it is the whole passage.
+    """
+    passage = _normal(passage)
+    lengths: dict[str, int] = {}
     for label, option in options.items():
         text = _normal(option)
-        whole = said == text
-        if text and (whole or (len(text) > 1 and _starts(said, text))):
-            found[label] = len(text)
-    longest = max(found.values(), default=0)
-    return {label for label, length in found.items() if length == longest}
+        is_all = passage == text
+        if text and (is_all or (len(text) > 1 and _starts(passage, text))):
+            lengths[label] = len(text)
+    longest = max(lengths.values(), default=0)
+    return {label for label, length in lengths.items() if length == longest}
 
 
-def _starts(said: str, text: str) -> bool:
-    """Whether `text` is a whole beginning: 5 is none of 5.2."""
-    return said.startswith(text) and _ENDED.match(said, len(text)) is not None
+def _starts(passage: str, text: str) -> bool:
+    """Whether `passage` starts with `text` and a word ends there: 5.2 does not start with 5."""
+    return passage.startswith(text) and _ENDED.match(passage, len(text)) is not None
 
 
 def _plain(text: str) -> str:
@@ -203,7 +206,7 @@ def _plain(text: str) -> str:
 
 
 def _normal(text: str) -> str:
-    """A text as it is compared: without case, markup and marks at its end."""
+    """A text for comparison: case-folded, without markup at its ends and final punctuation."""
     text = " ".join(_plain(text).casefold().split())
     return text.lstrip(_MARKUP).rstrip(_MARKUP + ".,:;")
 
@@ -218,7 +221,7 @@ def _from_json(value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
-        return None  # no options: told by who asked, with the text
+        return None  # no options: the caller raises, with the text
 
 
 def _labelled(value: Any) -> dict[str, str] | None:
@@ -234,12 +237,12 @@ def _labelled(value: Any) -> dict[str, str] | None:
         pairs = zip(_LETTERS, value, strict=False)
     else:
         return None
-    found = [(str(label).strip(), str(text)) for label, text in pairs]
-    unlike = len({label.casefold() for label, _ in found}) == len(found)
-    return dict(found) if unlike and all(label for label, _ in found) else None
+    options = [(str(label).strip(), str(text)) for label, text in pairs]
+    unlike = len({label.casefold() for label, _ in options}) == len(options)
+    return dict(options) if unlike and all(label for label, _ in options) else None
 
 
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(
-        isinstance(one, str | int | float) for one in value
+        isinstance(entry, str | int | float) for entry in value
     )

@@ -1,7 +1,7 @@
-"""Ending a process with those under it so that nothing of them stays, zombies included.
+"""Ends a process and its descendants, and reaps them all so that no zombies stay.
 
-Who loses its parent becomes a child of process 1, and the process 1 of a container often waits for
-nobody: three entries of the process table stayed for every sandbox that was killed.
+A process that loses its parent becomes a child of process 1. In a container that often never waits,
+and three zombies stayed for every sandbox that was killed.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from postgrad.rewards import cpu
 
 _PR_SET_CHILD_SUBREAPER = 36
-_SECONDS = 1.0  # for what was killed to be gone; what lives on is not waited for any longer
+_SECONDS = 1.0  # longest wait for killed processes to be gone
 
 
 def end(process: subprocess.Popen[bytes], group: bool = False) -> int:
@@ -29,9 +29,9 @@ def end(process: subprocess.Popen[bytes], group: bool = False) -> int:
         if process.returncode is None:  # not reaped: the number is still its own
             (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
         code = process.wait()
-        late = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + _SECONDS
         for pid in under:  # parents first: then the next one is a child of this process
-            while not _is_reaped(pid) and time.monotonic() < late:
+            while not _is_reaped(pid) and time.monotonic() < deadline:
                 time.sleep(0.001)
     return code
 
@@ -45,7 +45,7 @@ def _is_reaped(pid: int) -> bool:
 
 @contextlib.contextmanager
 def _adopting() -> Iterator[None]:
-    """Orphans among the descendants become children of this process meanwhile."""
+    """Inside, orphans among the descendants become children of this process (Linux only)."""
     if sys.platform != "linux":
         yield
         return

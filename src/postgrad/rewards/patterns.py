@@ -1,4 +1,4 @@
-"""Regular expressions of a recipe. One that backtracks without end is killed by the CPU limit."""
+"""Regular expressions in a recipe. One that backtracks without end exceeds the CPU limit."""
 
 import re
 from typing import Annotated

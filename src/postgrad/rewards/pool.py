@@ -1,16 +1,16 @@
-"""Killable workers: jobs in, outcomes out, whatever a verifier does.
+"""A pool of killable workers: jobs in, outcomes out, whatever a verifier does.
 
 Each worker runs one batch of jobs at a time and answers job by job, so that the pool knows which
-sample is running. A worker that must be killed takes only that sample with it: the rest of its
-batch goes back to the head of the queue. What decides:
+sample is running. When a worker is killed only that sample is affected: the rest of its batch goes
+back to the head of the queue. When a job fails:
 
-- CPU time over the limit: a failure, `cpu_time`. Time on the wall does not count for it, so a busy
-  host changes no score.
+- CPU time over the limit: a failure with the cause `cpu_time`. It is not measured in wall-clock
+  time, so a busy host changes no score.
 - Wall-clock time over the limit, or a crash: tried once more, alone in a fresh worker, then a
-  failure, `wall_clock` or `crash`.
+  failure with the cause `wall_clock` or `crash`.
 
-There is no thread: everything happens inside `poll`, and only time in which somebody polls counts
-as wall-clock time of a score.
+There is no thread: everything happens inside `poll`, and only time between close polls counts as
+wall-clock time of a score.
 """
 
 import selectors
@@ -22,22 +22,22 @@ from typing import Any
 from postgrad.core.errors import RunError, UsageError
 from postgrad.rewards import protocol
 from postgrad.rewards.process import WorkerProcess, environment
-from postgrad.rewards.protocol import Job, Outcome
+from postgrad.rewards.protocol import Outcome, ScoreJob
 from postgrad.rewards.settings import RewardSettings
 
 START_SECONDS = 120.0  # for a worker's imports
-_LONGEST_GAP = 0.5  # seconds between two polls that count as watched
+_LONGEST_GAP = 0.5  # seconds between two polls that count at most as watched
 _JUDGE_SECONDS = 0.1  # how often a long score's CPU time is looked up
-_TICK = 0.05
+_TICK = 0.05  # seconds of one select
 _MOST, _LEAST = 64, 1  # jobs of a batch
-_SHORT_BATCH, _LONG_BATCH = 0.02, 0.1  # seconds
+_SHORT_BATCH, _LONG_BATCH = 0.02, 0.1  # seconds; batches outside of these double or halve
 
 
 class Pool:
     """Runs jobs for the components `rewards` in `workers` processes. Close it, or use `with`.
 
-    sandboxed: the processes shut themselves in (sandbox/enclosure.py).
-    The thread that makes it must live as long as it does: Linux ties workers to their thread.
+    sandboxed: the processes put a sandbox around themselves (sandbox/enclosure.py).
+    The thread that creates the pool must live as long as it: Linux kills a worker with its thread.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Pool:
     ) -> None:
         self._hello = protocol.hello(rewards, sandboxed)
         self._environment = environment(rewards, sandboxed)
-        self._queue: deque[Job] = deque()
+        self._queue: deque[ScoreJob] = deque()
         self._ended: list[Outcome] = []
         self._selector = selectors.DefaultSelector()
         self._batch = 8
@@ -61,13 +61,13 @@ class Pool:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def submit(self, jobs: Iterable[Job]) -> None:
+    def submit(self, jobs: Iterable[ScoreJob]) -> None:
         """Queue jobs and hand them to idle workers. Keys must differ."""
         self._queue.extend(jobs)
         self._hand_out()
 
     def checks(self) -> list[bool]:
-        """Waits for a worker. For each component, whether its verifier checks reference answers.
+        """For each component, whether its verifier checks reference answers; waits for a worker.
 
         Raises UsageError where a verifier cannot be built or prepared.
         """
@@ -89,7 +89,7 @@ class Pool:
         return ended
 
     def fileno(self) -> int:
-        """Readable when a poll would find something new before the next limit: for `select`."""
+        """A descriptor for `select`: readable when a poll would find something new."""
         return self._selector.fileno()
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class Pool:
 
     # Workers come and go.
 
-    def _start(self, first: Job | None = None) -> None:
+    def _start(self, first: ScoreJob | None = None) -> None:
         worker = WorkerProcess(self._hello, self._environment)
         self._workers.add(worker)
         self._selector.register(worker.stdout, selectors.EVENT_READ, worker)
@@ -121,7 +121,10 @@ class Pool:
                 self._selector.unregister(descriptor)
 
     def _replace(self, worker: WorkerProcess, cause: str, message: str, grace: float = 0.0) -> None:
-        """The running job has failed and its worker must go: the others of its batch are kept."""
+        """Ends a worker whose running job has failed and starts another; its other jobs are kept.
+
+        cause: "crash", "cpu_time" or "wall_clock". grace: see WorkerProcess.end.
+        """
         printed = worker.printed()
         self._forget(worker)
         ending = worker.end(grace)
@@ -166,11 +169,11 @@ class Pool:
         self._hand_out()
 
     def _write(self, worker: WorkerProcess) -> None:
-        left = worker.write()
+        unwritten = worker.write()
         registered = worker.stdin in self._selector.get_map()
-        if left and not registered:
+        if unwritten and not registered:
             self._selector.register(worker.stdin, selectors.EVENT_WRITE, worker)
-        elif registered and not left:
+        elif registered and not unwritten:
             self._selector.unregister(worker.stdin)
 
     def _read(self, worker: WorkerProcess) -> None:
@@ -239,7 +242,7 @@ class Pool:
             self._write(worker)
 
     def _adapt(self, worker: WorkerProcess) -> None:
-        """Batches long enough to cost little each, short enough to share the work evenly."""
+        """Adapts the batch size: large enough for little overhead, small enough to balance load."""
         sent = self._sent.pop(worker.pid, None)
         if sent is None:
             return
@@ -250,9 +253,9 @@ class Pool:
             self._batch = max(_LEAST, self._batch // 2)
 
 
-def _over_cpu(job: Job) -> str:
+def _over_cpu(job: ScoreJob) -> str:
     return f"used more than {job.cpu_seconds:g} s of CPU time"
 
 
-def _over_wall(job: Job) -> str:
+def _over_wall(job: ScoreJob) -> str:
     return f"lasted more than {job.wall_seconds:g} s of wall-clock time"

@@ -1,4 +1,4 @@
-"""One worker process as the pool sees it: its pipes, its jobs, and the time they have used."""
+"""The pool's side of one worker process: its pipes, its jobs, and the time that they have used."""
 
 import json
 import os
@@ -14,35 +14,37 @@ import psutil
 
 from postgrad.core.environment import inherited
 from postgrad.rewards import cpu, orphans, protocol
-from postgrad.rewards.protocol import Job
+from postgrad.rewards.protocol import ScoreJob
 from postgrad.rewards.settings import RewardSettings
 
 TAIL = 2000  # bytes kept of what a worker prints
 _CHUNK = 1 << 18
 # Hash order must not differ between workers, and one thread each leaves the cores to the sampler.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-# Of those that may ask servers. Keys do not belong to it: a verifier names the ones that it needs.
+# Variables for verifiers that may ask servers. No keys: a verifier names those that it needs.
 _NETWORK = """SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE HTTP_PROXY HTTPS_PROXY
     ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy
     HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_DATASETS_CACHE XDG_CACHE_HOME"""
 
 
 def environment(rewards: Sequence[RewardSettings], sandboxed: bool) -> dict[str, str]:
-    """What workers of these components inherit: what is no secret, and the variables that the
-    components name, by `env` or by a setting of theirs that ends in `_env`.
+    """The environment variables of workers for these components.
+
+    Variables that hold no secret, and those that the components name in `env` or in a setting that
+    ends in `_env`.
     """
     names = set(() if sandboxed else _NETWORK.split())
     for reward in rewards:
-        named = [value for key, value in reward.own.items() if key.endswith("_env")]
+        named = [value for key, value in reward.verifier_settings.items() if key.endswith("_env")]
         names |= {*reward.env, *(value for value in named if isinstance(value, str))}
     return inherited(names) | _ENVIRONMENT
 
 
 class WorkerProcess:
-    """A worker and what is in flight in it. `jobs`: sent and not answered; the first is running.
+    """A worker and its open jobs. `jobs`: sent and not answered; the first is running.
 
-    Time is judged from outside. `observed` is how long the running job has been watched, in wall
-    seconds: time in which nobody looked does not count against it.
+    The pool measures time, not the worker. `observed` is for how many wall seconds the pool has
+    watched the running job: time in which nobody polled does not count against it.
     """
 
     def __init__(self, hello: bytes, environment: Mapping[str, str]) -> None:
@@ -60,8 +62,8 @@ class WorkerProcess:
         for descriptor in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(descriptor, False)
         self.checks: list[bool] | None = None  # None until it is ready
-        self.jobs: deque[Job] = deque()
-        self.first: Job | None = None  # to be sent alone as soon as it is ready
+        self.jobs: deque[ScoreJob] = deque()
+        self.first: ScoreJob | None = None  # to be sent alone as soon as it is ready
         self.observed = 0.0
         self.judged = 0.0  # `observed` when its CPU time was last asked for
         self._cpu_before = self._cpu_beside = 0.0
@@ -71,17 +73,17 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process; also of its process group."""
+        """The id of the process and of its process group."""
         return self._process.pid
 
-    def send(self, jobs: Sequence[Job]) -> None:
+    def send(self, jobs: Sequence[ScoreJob]) -> None:
         """Queue a batch for writing."""
         self.jobs.extend(jobs)
         self._start_clock()
         self._outgoing += protocol.batch(jobs)
 
     def write(self) -> bool:
-        """Write what the pipe takes; True while some is left. A dead worker takes everything."""
+        """Write what the pipe takes; True while some is left. For a dead worker all is dropped."""
         while self._outgoing:
             try:
                 written = os.write(self.stdin, bytes(self._outgoing[:_CHUNK]))
@@ -108,15 +110,15 @@ class WorkerProcess:
                 ended = True
                 break
             self._incoming += chunk
-        whole, _, rest = self._incoming.rpartition(b"\n")
+        complete, _, rest = self._incoming.rpartition(b"\n")
         self._incoming = bytearray(rest)
-        answers = [json.loads(line) for line in whole.splitlines()]
+        answers = [json.loads(line) for line in complete.splitlines()]
         if not all(isinstance(answer, dict) for answer in answers):
             raise ValueError("a line is no JSON object")
         return answers, ended
 
     def read_printed(self) -> bool:
-        """Keep the tail of what has been printed; False when there will be no more."""
+        """Keep the tail of what the worker has printed; False once its standard error is closed."""
         for _ in range(16):  # a verifier that prints without end must not hold the pool
             try:
                 chunk = os.read(self.stderr, _CHUNK)
@@ -128,22 +130,29 @@ class WorkerProcess:
         return True
 
     def printed(self) -> str:
-        """The end of what the worker printed since it was ready."""
+        """The last `TAIL` bytes of what the worker printed since it was ready, as text."""
         self.read_printed()
         return self._printed.decode(errors="replace").strip()
 
     def became_ready(self, checks: list[bool], used: float) -> None:
-        """The worker has built its verifiers; what it printed on the way is forgotten."""
+        """The worker has built its verifiers; what it printed until now is forgotten.
+
+        checks: for each component, whether its verifier checks reference answers. used: CPU seconds
+        of the worker so far.
+        """
         self.printed()
         self._printed = b""
         self.checks = checks
         self._cpu_before = used
-        # What the processes that only hold a namespace for the worker had used: not the worker's.
+        # CPU time of the processes that only hold a namespace for the worker: not the worker's.
         self._cpu_beside = cpu.of(self.pid) - used
         self._start_clock()
 
-    def finished(self, key: int, used: float) -> tuple[Job, float]:
-        """The running job has been answered: the job and its CPU seconds. The next one starts."""
+    def finished(self, key: int, used: float) -> tuple[ScoreJob, float]:
+        """(job, its CPU seconds): the running job `key` has been answered, and the next one starts.
+
+        used: CPU seconds of the worker so far. Raises ValueError where another job is running.
+        """
         if not self.jobs or self.jobs[0].key != key:
             raise ValueError(f"job {key} is not the one that is running")
         seconds, self._cpu_before = used - self._cpu_before, used
@@ -155,19 +164,19 @@ class WorkerProcess:
         return cpu.of(self.pid) - self._cpu_beside - self._cpu_before
 
     def is_dead(self) -> bool:
-        """True for a process that has ended, even while a child of its own holds its pipes."""
+        """Whether the process has ended, even while a child of it still holds its pipes."""
         try:
             return psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return True
 
     def end(self, grace: float = 0.0) -> str:
-        """Kill the process and all of its group, reap it, close its pipes. Says how it had ended.
+        """Kill and reap the process and its group, close its pipes. Returns how it ended, as text.
 
-        A process that is ending by itself gets `grace` seconds for it: pipes close a moment before.
+        grace: seconds for a process that is exiting already, since its pipes close a moment before.
         """
-        late = time.monotonic() + grace
-        while not (dead := self.is_dead()) and time.monotonic() < late:
+        deadline = time.monotonic() + grace
+        while not (dead := self.is_dead()) and time.monotonic() < deadline:
             time.sleep(0.001)
         code = orphans.end(self._process, group=True)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):

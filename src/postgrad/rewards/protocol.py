@@ -2,13 +2,13 @@
 
 To the worker: one hello, then batches.
 
-    {"rewards": [settings of each component], "sandboxed": does the worker shut itself in}
+    {"rewards": [settings of each component], "sandboxed": whether the worker sandboxes itself}
     {"prompts": [PromptView, ...], "jobs": [[key, component, prompt number, RolloutView | null]]}
 
-From the worker: one answer to the hello, then one line a job, in the batch's order. `cpu` is the
-CPU seconds that the worker has used so far, so that each job's own time can be told.
+From the worker: one answer to the hello, then one line for each job, in the batch's order. `cpu` is
+the CPU seconds that the worker has used so far; differences are the time of a job.
 
-    {"ready": [does component c have a check of its own, ...], "cpu": 0.1} or {"refused": message}
+    {"ready": [whether component c checks answers, ...], "cpu": 0.1} or {"refused": message}
     {"key": 7, "cpu": 0.2, "value": 1.0, "detail": null}, or
     {"key": 7, "cpu": 0.2, "error": message, "cause": "error", "cpu_time" or "crash"}
 
@@ -28,40 +28,37 @@ MAX_DETAIL = 65536  # characters of JSON: a detail is a note, not an artefact
 
 
 @dataclass(slots=True)
-class Job:
-    """One score, or one check where `rollout` is None. prompt, rollout: JSON text of the views.
+class ScoreJob:
+    """One score to compute, or one check of a reference answer where `rollout` is None."""
 
-    `second` is True once the job has been given back to be tried again, alone.
-    """
-
-    key: int
-    component: int
-    prompt: str
-    rollout: str | None
-    cpu_seconds: float
-    wall_seconds: float
-    second: bool = False
+    key: int  # unique in the pool; its outcome has the same
+    component: int  # index of the verifier in the pool
+    prompt: str  # JSON text of the PromptView
+    rollout: str | None  # JSON text of the RolloutView
+    cpu_seconds: float  # limit
+    wall_seconds: float  # limit
+    second: bool = False  # it is tried again, alone in a fresh worker
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended: a value and a detail, or a cause of failure with a message."""
+    """How a job ended: with a value and a detail, or with a cause of failure and a message."""
 
-    key: int
-    value: float | None = None
-    detail: Any = None
-    cause: str | None = None
-    message: str = ""
+    key: int  # of the job
+    value: float | None = None  # the score; None for a check and a failure
+    detail: Any = None  # JSON value of the verifier; of a check the reason, or None
+    cause: str | None = None  # "error", "cpu_time", "wall_clock" or "crash"; None: no failure
+    message: str = ""  # of a failure
 
 
 def hello(rewards: Sequence[Settings], sandboxed: bool) -> bytes:
-    """The first line to a worker. sandboxed: whether it shuts itself in (sandbox/enclosure.py)."""
+    """The first line to a worker. sandboxed: it puts a sandbox around itself (enclosure.py)."""
     dumped = [reward.model_dump(mode="json") for reward in rewards]
     return _line({"rewards": dumped, "sandboxed": sandboxed})
 
 
-def batch(jobs: Sequence[Job]) -> bytes:
-    """One line with several jobs; a prompt that several of them share stands in it once."""
+def batch(jobs: Sequence[ScoreJob]) -> bytes:
+    """The line of several jobs; a prompt that several of them share is sent once."""
     prompts: dict[str, int] = {}
     rows = [
         f"[{job.key},{job.component},{prompts.setdefault(job.prompt, len(prompts))},"
@@ -72,7 +69,7 @@ def batch(jobs: Sequence[Job]) -> bytes:
 
 
 def prompt_text(view: PromptView) -> str:
-    """A prompt as JSON; TypeError or ValueError where its metadata is not JSON."""
+    """A prompt as JSON text. Raises TypeError or ValueError where its metadata is not JSON."""
     return json.dumps(
         {
             "question": view.question,
@@ -85,7 +82,7 @@ def prompt_text(view: PromptView) -> str:
 
 
 def rollout_text(view: RolloutView) -> str:
-    """A sample as JSON."""
+    """A sample as the JSON text of a job."""
     return json.dumps(
         {
             "text": view.text,
@@ -98,17 +95,20 @@ def rollout_text(view: RolloutView) -> str:
 
 
 def ready(checks: Sequence[bool], cpu: float) -> bytes:
-    """The worker can score."""
+    """Line of a worker that can score. checks: for each component, whether it checks answers."""
     return _line({"ready": list(checks), "cpu": cpu})
 
 
 def refused(message: str) -> bytes:
-    """The worker cannot build a verifier."""
+    """The line of a worker that cannot build its verifiers."""
     return _line({"refused": message})
 
 
 def result(key: int, cpu: float, value: float | None, detail: Any) -> bytes:
-    """A job ended; TypeError or ValueError where `detail` is not JSON or too long."""
+    """The line of a job that has ended with a score or a check.
+
+    Raises TypeError or ValueError where `detail` is not JSON, or longer than MAX_DETAIL.
+    """
     text = "null" if detail is None else json.dumps(detail, allow_nan=False)
     if len(text) > MAX_DETAIL:
         raise ValueError(f"{len(text)} characters, at most {MAX_DETAIL}")
@@ -117,12 +117,12 @@ def result(key: int, cpu: float, value: float | None, detail: Any) -> bytes:
 
 
 def error(key: int, cpu: float, message: str, cause: str = "error") -> bytes:
-    """A verifier raised, or returned what is no score; or the process of one score crashed."""
+    """The line of a job that failed: the verifier raised, returned no score, or its child died."""
     return _line({"key": key, "cpu": cpu, "error": message, "cause": cause})
 
 
 def rewards_of(message: Mapping[str, Any]) -> list[RewardSettings]:
-    """The components that a hello names."""
+    """The settings of the components in a hello."""
     return [RewardSettings.model_validate(reward) for reward in message["rewards"]]
 
 

@@ -1,4 +1,4 @@
-"""The scorers of reasoning-gym's tasks, partial credit and all."""
+"""The scorers of reasoning-gym's tasks, with their partial credit."""
 
 import json
 from collections.abc import Collection
@@ -14,16 +14,16 @@ from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 class ReasoningGym(Verifier):
     """The task's own score of the answer, usually in [0, 1].
 
-    Works on rows of "reasoning-gym:TASK": the metadata of a prompt says which `task` with which
-    `parameters` made it, at which `index`, and the problem is made again from that, because some
-    scorers do not take what JSON made of their tuples. `answer_tag` = "answer" scores what stands
-    between the last <answer> and </answer> (0 where there is none), else the whole sample is the
-    answer, without white space at its ends.
+    Works on rows of "reasoning-gym:TASK". A prompt's metadata has the `task`, its `parameters` and
+    the `index` of the problem, which is generated again from them: some scorers need tuples, which
+    JSON does not keep.
     """
 
     sandboxed: ClassVar[bool] = True  # nine of its scorers call eval or sympy's parser
     imports_bytes: ClassVar[int] = 115_000_000
 
+    # "answer": scores the text between the last <answer> and </answer>, 0 where there is none.
+    # None: the whole sample is the answer, without white space at its ends.
     answer_tag: str | None = None
 
     def prepare(self) -> None:
@@ -33,7 +33,7 @@ class ReasoningGym(Verifier):
         return formula_names()
 
     def look_up(self, prompt: PromptView) -> None:
-        with suppress(KeyError):  # of a row of another kind: check says which
+        with suppress(KeyError):  # a row of another kind, which `check` reports
             _problem(prompt)
 
     def check(self, prompt: PromptView) -> str | None:
@@ -46,8 +46,8 @@ class ReasoningGym(Verifier):
             )
         if _as_json(entry["answer"]) != prompt.answer:
             return (
-                f"reasoning-gym now makes answer {entry['answer']!r} where the row "
-                f"has {prompt.answer!r}: it is another version of it"
+                f"reasoning-gym now generates answer {entry['answer']!r} where the row "
+                f"has {prompt.answer!r}: the installed version is not the row's"
             )
         return None
 
@@ -76,11 +76,11 @@ class ReasoningGym(Verifier):
 def _problem(prompt: PromptView) -> tuple[Any, dict[str, Any]]:
     metadata = prompt.metadata
     parameters = json.dumps(metadata["parameters"], sort_keys=True)
-    return _made(metadata["task"], parameters, metadata["index"])
+    return _generate(metadata["task"], parameters, metadata["index"])
 
 
 @lru_cache(maxsize=256)
-def _made(task: str, parameters: str, index: int) -> tuple[Any, dict[str, Any]]:
+def _generate(task: str, parameters: str, index: int) -> tuple[Any, dict[str, Any]]:
     dataset = _dataset(task, parameters)
     return dataset, dataset[index]
 

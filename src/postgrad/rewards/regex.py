@@ -1,4 +1,4 @@
-"""Whether a pattern stands in the sample."""
+"""Whether a regular expression matches somewhere in the sample."""
 
 import re
 
@@ -9,8 +9,8 @@ from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 class Regex(Verifier):
     """1 where the sample has a match of `pattern`, else 0; with `absent` the other way round.
 
-    The note is the first match. A pattern that backtracks without end uses up the CPU limit: a
-    recorded failure.
+    The score's detail has the first match. A pattern that backtracks without end uses up the CPU
+    limit: a recorded failure.
     """
 
     pattern: Pattern

@@ -46,12 +46,12 @@ class FunctionVerifier(Verifier):
 
 
 def component_names(rewards: Sequence[RewardSettings]) -> list[str]:
-    """What each reward is called in metrics: its name, else its type without package and module.
+    """The name of each reward in metrics: `name`, else its type without package and module.
 
-    Raises UsageError where there is no reward, or where two have one name.
+    Raises UsageError where there is no reward, or where two have the same name.
     """
     if not rewards:
-        raise UsageError("no reward: say at least one [[rewards]] with a type")
+        raise UsageError("no reward: add at least one [[rewards]] with a type")
     names = [reward.name or reward.type.rpartition(":")[2] for reward in rewards]
     for name, count in Counter(names).items():
         if count > 1:
@@ -64,7 +64,7 @@ def component_names(rewards: Sequence[RewardSettings]) -> list[str]:
 def build(reward: RewardSettings) -> Verifier:
     """The verifier that `reward` names, with its settings.
 
-    The code of "package.module:name" is imported here: in a run only workers call this for it.
+    Imports the code of "package.module:name", so in a run only workers call it for such a type.
     Raises UsageError for an unknown name or key, or a wrong value.
     """
     target = resolve(reward.type, VERIFIERS, "verifier")
@@ -76,57 +76,61 @@ def build(reward: RewardSettings) -> Verifier:
             "nor a subclass of postgrad.rewards.verifier.Verifier"
         )
     try:
-        inspect.signature(target).bind(None, None, **reward.own)
+        inspect.signature(target).bind(None, None, **reward.verifier_settings)
     except TypeError as error:
         raise UsageError(
             f"rewards: {reward.type!r} cannot be called with (prompt, rollout"
-            f"{''.join(f', {key}=' for key in reward.own)}): {error}"
+            f"{''.join(f', {key}=' for key in reward.verifier_settings)}): {error}"
         ) from error
     function = cast(Callable[..., float | Score], target)
-    return FunctionVerifier(function=function, knobs=reward.own)
+    return FunctionVerifier(function=function, knobs=reward.verifier_settings)
 
 
-def known(reward: RewardSettings) -> Verifier:
-    """What a controller knows of the verifier that `reward` names: of code of others, which only
-    workers import, nothing. Raises UsageError as build does.
+def controller_verifier(reward: RewardSettings) -> Verifier:
+    """The verifier that `reward` names as a controller sees it.
+
+    Third-party code is imported by workers only: for it this is a Verifier with all defaults.
+    Raises UsageError as `build` does.
     """
     return build(reward) if reward.type in VERIFIERS else Verifier()
 
 
 def for_rollout(rewards: Sequence[RewardSettings], max_new_tokens: int) -> list[RewardSettings]:
-    """The rewards with what they leave to the rollout's settings filled in.
+    """The rewards with the settings that they take from the rollout's filled in.
 
-    That is the setting `max_new_tokens` of our own verifiers: code of others is not imported here.
+    That is `max_new_tokens` of our own verifiers: third-party code is not imported here.
     """
     key = "max_new_tokens"
     filled: list[RewardSettings] = []
     for reward in rewards:
         kind = resolve(reward.type, VERIFIERS, "verifier") if reward.type in VERIFIERS else Verifier
-        if key in kind.model_fields and reward.own.get(key) is None:
+        if key in kind.model_fields and reward.verifier_settings.get(key) is None:
             reward = reward.model_copy(update={key: max_new_tokens})
         filled.append(reward)
     return filled
 
 
 def _from_settings(kind: type[Verifier], reward: RewardSettings) -> Verifier:
-    # A verifier that has a field of the component's name, its time limits say, is told the value.
+    # A verifier may have a field of the component, such as a time limit: it gets the same value.
     shared_keys = RewardSettings.model_fields.keys() & kind.model_fields.keys()
-    given = {key: getattr(reward, key) for key in shared_keys}
-    shared = {key: value for key, value in given.items() if value is not None}
+    values = {key: getattr(reward, key) for key in shared_keys}
+    shared = {key: value for key, value in values.items() if value is not None}
     try:
-        return kind.model_validate_json(json.dumps(shared | reward.own, default=str), strict=True)
+        return kind.model_validate_json(
+            json.dumps(shared | reward.verifier_settings, default=str), strict=True
+        )
     except ValidationError as error:
-        known = [*kind.model_fields, *RewardSettings.model_fields]
-        lines = [_line(reward.type, known, problem) for problem in error.errors()]
+        known_keys = [*kind.model_fields, *RewardSettings.model_fields]
+        lines = [_line(reward.type, known_keys, problem) for problem in error.errors()]
         raise UsageError("\n".join(lines)) from error
 
 
-def _line(type_name: str, known: Sequence[str], problem: Any) -> str:
+def _line(type_name: str, known_keys: Sequence[str], problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if not key:  # of several settings together
         return f"rewards: {type_name!r}: {problem['msg'].removeprefix('Value error, ')}"
     if problem["type"] != "extra_forbidden":
         return f"rewards.{key} = {problem['input']!r} of {type_name!r}: {problem['msg']}"
-    close = nearest(key, known)
-    hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"
+    close = nearest(key, known_keys)
+    hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known_keys)}"
     return f"rewards.{key}: {type_name!r} has no such setting; {hint}"

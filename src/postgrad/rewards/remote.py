@@ -18,31 +18,29 @@ _OF_THE_INPUT = frozenset({"model_failed", "not_finite"})  # codes of a server t
 
 
 class Remote(AsksServers):
-    """A reward model's score of a sample, asked of the server at `url` or of those at `urls`.
+    """A reward model's score of a sample, from the server at `url` or from those at `urls`.
 
-    Sent are the messages of question and response, after `system` where there is one; or, as raw
-    text, `text` with {question}, {answer} and {response} filled in. `normalise`: less the mean that
-    is kept with the model, divided by its standard deviation. `model` is the hash of the model that
-    has to answer; left out, the one that answers at the start of the run has to go on to.
-    `deadline`: seconds of one score, all tries and waits. `token_env` names the environment
-    variable that holds the servers' token, which is stored nowhere.
+    The server gets question and response as chat messages, or as raw text where `text` is set.
     """
 
-    url: str | None = None
-    urls: tuple[str, ...] = ()
-    token_env: str | None = None
-    system: str | None = None
-    text: str | None = None
-    normalise: bool = False
+    url: str | None = None  # such as "http://127.0.0.1:8000"
+    urls: tuple[str, ...] = ()  # several servers with the same model
+    token_env: str | None = None  # environment variable with the token, which is stored nowhere
+    system: str | None = None  # a system message before the others
+    text: str | None = None  # raw text with {question}, {answer} and {response}
+    normalise: bool = False  # (score - mean) / std, with the scale that is kept with the model
+    # Hash of the model that has to answer; None: of the one that answers at the start of the run.
     model: str | None = Field(default=None, min_length=1)
-    deadline: float = Field(default=120.0, gt=0.0)
+    deadline: float = Field(default=120.0, gt=0.0)  # seconds of one score, all tries and waits
 
     @field_validator("url", "urls")
     @classmethod
-    def _plain_addresses(cls, given: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-        for url in (given,) if isinstance(given, str) else given or ():
+    def _plain_addresses(
+        cls, addresses: str | tuple[str, ...] | None
+    ) -> str | tuple[str, ...] | None:
+        for url in (addresses,) if isinstance(addresses, str) else addresses or ():
             plain_address(url, "http://127.0.0.1:8000", "token_env")
-        return given
+        return addresses
 
     @model_validator(mode="after")
     def _can_ask(self) -> Self:
@@ -51,37 +49,39 @@ class Remote(AsksServers):
         if len(set(self.urls)) < len(self.urls):
             raise ValueError("two of `urls` are the same")
         if self.text is not None and "{response}" not in self.text:
-            raise ValueError("{response} does not stand in `text`: the sample would not be sent")
+            raise ValueError("`text` has no {response}: the sample would not be sent")
         if self.text is not None and self.system is not None:
-            raise ValueError("`system` is a message, and `text` sends none: write it into `text`")
+            raise ValueError("`text` replaces the messages, `system` too: write it into `text`")
         return self
 
     @property
     def default_wall_seconds(self) -> float:
-        """The deadline, and a little for what it does not cover."""
+        """The deadline and 5 seconds for what it does not cover."""
         return self.deadline + 5.0
 
     def at_start(self) -> dict[str, Any]:
-        """The model that answers now. Raises RunError where no server does, UsageError where they
-        are of several models, or know no mean to normalise by.
+        """{"model": hash of the model that answers now}; {} where the recipe names one.
+
+        Raises RunError where no server answers, UsageError where servers have different models, or
+        `normalise` is set and a model knows no mean and std.
         """
         if self.model is not None:
             return {}
-        found: dict[str, str] = {}  # address -> hash
+        models: dict[str, str] = {}  # address -> hash
         silent: list[str] = []
         for url in self._addresses:
             try:
-                found[url] = self._asking(url).ask("/info", None, self._described)
+                models[url] = self._asking(url).ask("/info", None, self._described)
             except ServerError as error:
                 silent.append(f"{url}: {error}")
-        if not found:
+        if not models:
             raise RunError(
                 f"rewards: no reward server says which model it has: {'; '.join(silent)}"
             )
-        if len(set(found.values())) > 1:
-            said = ", ".join(f"{url} has {one:.12}" for url, one in found.items())
-            raise UsageError(f"rewards: the servers of `urls` have several models: {said}")
-        return {"model": next(iter(found.values()))}
+        if len(set(models.values())) > 1:
+            listing = ", ".join(f"{url} has {model:.12}" for url, model in models.items())
+            raise UsageError(f"rewards: the servers of `urls` have several models: {listing}")
+        return {"model": next(iter(models.values()))}
 
     def prepare(self) -> None:
         self._token()
@@ -124,64 +124,67 @@ class Remote(AsksServers):
         return {"messages": messages}
 
     def _described(self, reply: bytes) -> str:
-        """The model's hash."""
-        said = _object(reply)
-        model = said.get("model")
+        """The model's hash from a reply of /info.
+
+        Raises ServerError where it names none, UsageError where `normalise` has no scale.
+        """
+        info = _object(reply)
+        model = info.get("model")
         if not isinstance(model, str) or not model:
             raise ServerError(f"the reply names no model: {_start(reply)}")
         if self.normalise:
             try:
-                self._scale(said)
+                self._scale(info)
             except ServerError as error:
                 raise UsageError(f"rewards: {error}") from error
         return model
 
     def _read(self, reply: bytes) -> Score:
-        said = _object(reply)
-        if self.model is not None and said.get("model") != self.model:
+        answer = _object(reply)
+        if self.model is not None and answer.get("model") != self.model:
             raise ServerError(
-                f"the server has another model: {said.get('model')!s:.12}, and this run began "
+                f"the server has another model: {answer.get('model')!s:.12}, and this run began "
                 f"with {self.model:.12}"
             )
-        scores = said.get("scores")
+        scores = answer.get("scores")
         if not isinstance(scores, list) or len(cast(list[Any], scores)) != 1:
             raise ServerError(f"one score was wanted, the reply is {_start(reply)}")
         value = _number(cast(list[Any], scores)[0], "score", reply)
         if not self.normalise:
             return Score(value)
-        mean, deviation = self._scale(said)
+        mean, deviation = self._scale(answer)
         return Score((value - mean) / deviation, {"raw": value})
 
-    def _scale(self, said: Mapping[str, Any]) -> tuple[float, float]:
-        mean, deviation = said.get("mean"), said.get("std")
+    def _scale(self, answer: Mapping[str, Any]) -> tuple[float, float]:
+        mean, deviation = answer.get("mean"), answer.get("std")
         if mean is None or deviation is None:
             raise ServerError("normalise = true, and the server's model knows no mean and no std")
-        found = _number(mean, "mean"), _number(deviation, "std")
-        if found[1] <= 0.0:
-            raise ServerError(f"normalise = true, and the server's std is {found[1]:g}")
-        return found
+        scale = _number(mean, "mean"), _number(deviation, "std")
+        if scale[1] <= 0.0:
+            raise ServerError(f"normalise = true, and the server's std is {scale[1]:g}")
+        return scale
 
 
 def _object(reply: bytes) -> dict[str, Any]:
     try:
-        said = json.loads(reply)
+        data = json.loads(reply)
     except (ValueError, RecursionError) as error:
         raise ServerError(f"the reply is no JSON: {_start(reply)}") from error
-    if not isinstance(said, dict):
+    if not isinstance(data, dict):
         raise ServerError(f"the reply is no JSON object: {_start(reply)}")
-    return cast(dict[str, Any], said)
+    return cast(dict[str, Any], data)
 
 
-def _number(value: Any, what: str, reply: bytes = b"") -> float:
+def _number(value: Any, name: str, reply: bytes = b"") -> float:
     """A finite number of a reply; a JSON integer may be too long for a float."""
     try:
-        known = isinstance(value, int | float) and not isinstance(value, bool)
-        if known and math.isfinite(number := float(value)):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and math.isfinite(number := float(value)):
             return number
     except OverflowError:
         pass
-    said = f", in the reply {_start(reply)}" if reply else ""
-    raise ServerError(f"the {what} {value!r:.60} is no finite number{said}")
+    excerpt = f", in the reply {_start(reply)}" if reply else ""
+    raise ServerError(f"the {name} {value!r:.60} is no finite number{excerpt}")
 
 
 def _start(reply: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Rollouts in, scored groups out: components weighed and summed, failures under their policy."""
+"""Rollouts in, scored groups out: components are weighted and summed, failures are recorded."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,33 +11,31 @@ from postgrad.rewards import protocol
 from postgrad.rewards.lanes import Lane, Lanes, lane
 from postgrad.rewards.learned import Component, Learned, RewardModel
 from postgrad.rewards.mixing import ENVIRONMENT, Tally, add_turn_rewards, describe, mix
-from postgrad.rewards.protocol import Job, Outcome
-from postgrad.rewards.registry import component_names, known
+from postgrad.rewards.protocol import Outcome, ScoreJob
+from postgrad.rewards.registry import component_names, controller_verifier
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
 from postgrad.rewards.verifier import PromptView, RolloutView
 
 
 @dataclass(slots=True)
 class _Group:
-    """A group on its way: its outcomes by (place in `names`, place among the rollouts).
-
-    names: the components that apply to its prompt.
-    """
+    """A group that is being scored."""
 
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
-    names: list[str]
-    missing: int
+    names: list[str]  # of the components that apply to its prompt
+    missing: int  # outcomes that have not arrived yet
+    # (index in names, index in rollouts) -> outcome
     outcomes: dict[tuple[int, int], Outcome] = field(default_factory=dict)
 
 
 class Scorer:
-    """Scores groups: in worker processes, and by reward models of this one. Close it, or use
+    """Scores groups in worker processes, and with this process's reward models. Close it, or use
     `with`.
 
-    What a group scores depends on the group and the settings, not on the number of workers, the
-    order of submission, or how long anything takes (a wall-clock overrun, tried twice, aside).
-    `seconds` is how long the caller has stood still for it so far.
+    A group's scores depend on the group and the settings, not on the number of workers, the order
+    of submission, or timing (except for a wall-clock overrun, which is tried twice). `seconds` is
+    for how long callers have waited in its methods so far.
     """
 
     def __init__(
@@ -47,22 +45,23 @@ class Scorer:
         environment: float | None = None,
         learned: Mapping[str, Learned] | None = None,
     ) -> None:
-        """Starts the workers; raises UsageError where names, keys or values are wrong, RunError
-        where no server of a remote reward answers.
+        """Starts the workers.
 
-        environment: the weight of the rewards that an environment gives; None where it gives none.
-        learned: by component, what scores those of type "reward_model".
-        Functions of other packages are imported by the workers only: what is wrong with them is
-        told by the first call that needs a worker.
+        environment: the weight of an environment's rewards; None where there are none. learned:
+        the models of components of type "reward_model", by component name.
+
+        Raises UsageError where names, keys or values are wrong, RunError where no server of a
+        remote reward answers. Third-party code is imported by the workers only: its errors are
+        raised by the first call that needs a worker.
         """
-        own = component_names(rewards) if rewards or environment is None else []
-        self.names = own if environment is None else [*own, ENVIRONMENT]
+        reward_names = component_names(rewards) if rewards or environment is None else []
+        self.names = reward_names if environment is None else [*reward_names, ENVIRONMENT]
         self._environment = environment
         self._max_failed = scoring.max_failed_fraction
-        verifiers = dict(zip(own, map(known, rewards), strict=True))
+        verifiers = dict(zip(reward_names, map(controller_verifier, rewards), strict=True))
         self._components = {
             name: reward.model_copy(update=dict(verifiers[name].at_start()))
-            for name, reward in zip(own, rewards, strict=True)
+            for name, reward in zip(reward_names, rewards, strict=True)
         }
         self._learned = {
             name: Component(name, self._components[name], verifier, (learned or {}).get(name))
@@ -78,7 +77,8 @@ class Scorer:
         lanes: list[Lane] = [lane(reward, verifiers[name]) for name, reward in self._worked.items()]
         self._pool = Lanes(list(self._worked.values()), lanes, scoring)
         self._next_key = 0
-        self._place: dict[int, tuple[_Group, int, int]] = {}  # job -> group, name, rollout
+        # key of a job -> its group, index of the component in it, index of the rollout in it
+        self._place: dict[int, tuple[_Group, int, int]] = {}
         self._ready: list[ScoredGroup] = []
         self._tally = Tally()
         self.seconds = 0.0
@@ -99,30 +99,30 @@ class Scorer:
         Raises UsageError that names the row where no component applies to a prompt.
         """
         checks = dict(zip(self._worked, self._pool.checks(), strict=True))
-        asked: dict[int, tuple[int, int]] = {}
-        jobs: list[Job] = []
+        open_checks: dict[int, tuple[int, int]] = {}
+        jobs: list[ScoreJob] = []
         for place, prompt in enumerate(prompts):
             view = _prompt_text(prompt)
             for name in self._applying(prompt):
                 if checks.get(name):
                     jobs.append(self._job(name, view, None))
-                    asked[jobs[-1].key] = (place, self.names.index(name))
+                    open_checks[jobs[-1].key] = (place, self.names.index(name))
         reasons: dict[tuple[int, int], str] = {}
         self._pool.submit(jobs)
-        while asked:
+        while open_checks:
             for outcome in self._pool.poll(wait=True):
-                if outcome.key not in asked:
+                if outcome.key not in open_checks:
                     self._settle(outcome)
                     continue
                 reason = outcome.message if outcome.cause else outcome.detail
-                where = asked.pop(outcome.key)
+                where = open_checks.pop(outcome.key)
                 if reason is not None:
                     reasons[where] = f"{self.names[where[1]]}: {reason}"
         return [(prompts[place], reasons[place, c]) for place, c in sorted(reasons)]
 
     def submit(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
-        """Start scoring a group of at least one rollout. Returns at once, or when the reward models
-        of this process have scored it: what they raise is raised.
+        """Start scoring a group of at least one rollout. Blocks only while the reward models of
+        this process score it; their exceptions pass through.
         """
         if not rollouts:
             raise ValueError(f"ticket {prompt.ticket}: a group without rollouts")
@@ -130,7 +130,7 @@ class Scorer:
         names = self._applying(prompt)
         group = _Group(prompt, tuple(rollouts), names, len(rollouts) * len(names))
         prompt_text = _prompt_text(prompt)
-        jobs: list[Job] = []
+        jobs: list[ScoreJob] = []
         for place, rollout in enumerate(rollouts):
             text = protocol.rollout_text(_rollout_view(rollout))
             for number, name in enumerate(names):
@@ -192,15 +192,15 @@ class Scorer:
         if not weighed and self._environment is None:
             raise UsageError(
                 f"row {prompt.row} of {prompt.dataset}: no reward applies to it, so that it would "
-                f"score 0 in silence; mend `datasets` or `when` of [[rewards]], or leave the row "
+                f"silently score 0; change `datasets` or `when` of [[rewards]], or leave the row "
                 f"out (its other columns: {', '.join(prompt.metadata) or 'none'})"
             )
         return names
 
-    def _job(self, name: str, prompt: str, rollout: str | None) -> Job:
+    def _job(self, name: str, prompt: str, rollout: str | None) -> ScoreJob:
         self._next_key += 1
         cpu, wall = self._components[name].cpu_seconds, self._wall_seconds[name]
-        return Job(self._next_key, self._place_of[name], prompt, rollout, cpu, wall)
+        return ScoreJob(self._next_key, self._place_of[name], prompt, rollout, cpu, wall)
 
     def _settle(self, outcome: Outcome) -> None:
         group, number, place = self._place.pop(outcome.key)

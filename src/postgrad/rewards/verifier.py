@@ -1,4 +1,7 @@
-"""What a verifier is, and what it sees of a prompt and a sample. Imports no NumPy, no torch."""
+"""The base class of verifiers, and their views of a prompt and a sample.
+
+Imports neither NumPy nor torch, since every worker loads it.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,30 +12,28 @@ from postgrad.core.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """What a verifier sees of a prompt: JSON values. `answer` is the reference answer."""
+    """A prompt as a verifier sees it."""
 
     question: str
-    answer: str | None
-    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    answer: str | None  # the reference answer
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])  # other columns: JSON
     dataset: str = ""
-    row: int = 0
+    row: int = 0  # its number in the data set
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutView:
-    """What a verifier sees of a sample. `tokens` counts what the policy wrote, of all turns, and
-    `turn_tokens` each turn's; `text` has no special tokens. finish_reason: how the last turn ended.
-    """
+    """A sample as a verifier sees it."""
 
-    text: str
-    finish_reason: str = "stop"
-    tokens: int = 0
-    sample: int = 0
-    turn_tokens: Sequence[int] = ()
+    text: str  # without special tokens
+    finish_reason: str = "stop"  # of the last turn: "stop", "length", ...
+    tokens: int = 0  # that the policy wrote, in all turns
+    sample: int = 0  # its number in the group
+    turn_tokens: Sequence[int] = ()  # that the policy wrote, in each turn
 
     @property
     def longest_turn(self) -> int:
-        """Tokens of the longest turn that the policy wrote; of the whole where turns are not told.
+        """Tokens of the policy's longest turn; all its tokens where `turn_tokens` is empty.
 
         `rollout.max_new_tokens` limits a turn, not the sample.
         """
@@ -41,49 +42,50 @@ class RolloutView:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A finite number, and what else is worth recording about it: `detail`, a JSON value."""
+    """A score, a finite number, with a `detail` to record: any JSON value."""
 
     value: float
     detail: Any = None
 
 
 class Verifier(Settings):
-    """Scores a sample. A verifier *is* its settings: fields are knobs, methods are the rule.
+    """Scores samples. Its fields are the settings in the recipe, its methods are the rule.
 
     The same prompt and sample must always give the same score: no clock, no random numbers, nothing
     remembered from other samples. It runs in a worker process that may be killed at any moment.
     A setting `max_new_tokens` that is None is filled in from the rollout's.
     """
 
-    waits: ClassVar[bool] = False  # for a server: it shares no worker with those that compute
-    sandboxed: ClassVar[bool] = False  # code of others that may run a sample's text as code
-    imports_bytes: ClassVar[int] = 0  # that it adds to a worker which has scored for a while
+    waits: ClassVar[bool] = False  # waits for a server: no worker runs both it and computing ones
+    sandboxed: ClassVar[bool] = False  # third-party code that may run a sample's text as code
+    imports_bytes: ClassVar[int] = 0  # resident memory that its imports add to a worker
 
     @property
     def default_wall_seconds(self) -> float:
-        """How long one score may last where the recipe does not say."""
+        """Wall-clock limit of one score, in seconds, where the recipe has none."""
         return 30.0
 
     def at_start(self) -> Mapping[str, Any]:
-        """Called once in the controller, for our own verifiers: settings that are found out at the
-        start of a run and hold for all of it, such as which model a server has.
+        """Settings that are looked up at the start of a run and hold for all of it, such as the
+        hash of a server's model. Called once in the controller, for our own verifiers only.
         """
         return {}
 
     def prepare(self) -> None:
-        """Called once in each worker, before any time limit: the place for slow imports."""
+        """Called once in each worker, before any time limit runs: the place for slow imports."""
 
     def formulas(self) -> Collection[str] | None:
-        """In the sandbox, what text may name that is run as code: then all samples may share a
-        process, since formulas change nothing. None: text may do anything, in a process of its own.
+        """The names that a sample's text may use where it is run as code, for sandboxed verifiers.
 
-        For verifiers in Python whose text can only become code by eval and exec.
+        With such a list all samples share a process, since formulas change nothing. None: text may
+        run any code, and each sample gets a child process. A list is only for verifiers in Python
+        that run text by eval and exec.
         """
         return None
 
     def look_up(self, prompt: PromptView) -> None:
-        """Called before a check or a score in a sandbox, outside of the process that is gone with
-        it: the place to remember what depends on the row alone, and is slow.
+        """Called in a sandboxed worker before a check or score, outside of the child process: the
+        place to cache slow work that depends on the row alone.
         """
         del prompt
 
@@ -93,12 +95,12 @@ class Verifier(Settings):
         return None
 
     def right_answer(self, prompt: PromptView) -> str | None:
-        """A sample that has to score 1, made of the row's reference answer; None where none can be
-        made of it. A dry run tries it.
+        """A sample that has to score 1, built from the reference answer; None where that cannot be
+        done. A dry run scores it.
         """
         del prompt
         return None
 
     def score(self, prompt: PromptView, rollout: RolloutView) -> float | Score:
-        """The reward of one sample. What it raises is a recorded failure, never a score of 0."""
+        """The reward of one sample. An exception is a recorded failure, never a score of 0."""
         raise NotImplementedError

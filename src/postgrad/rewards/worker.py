@@ -1,8 +1,8 @@
 """A process that scores: `python -m postgrad.rewards.worker`, JSON lines in and out.
 
-It imports what its verifiers need and nothing more (neither NumPy nor torch). A verifier which
-prints or reads input cannot break the protocol (core.pipes). Nobody interrupts a score from inside:
-the pool kills the process. A worker of the sandboxed lane shuts itself in before its first score.
+It imports only what its verifiers need (neither NumPy nor torch). A verifier which prints or reads
+input cannot break the protocol (core.pipes). Time limits are enforced from outside: the pool kills
+the process. A worker of the sandboxed lane puts a sandbox around itself before its first score.
 """
 
 import json
@@ -12,7 +12,7 @@ from functools import partial
 from postgrad.core.errors import UsageError
 from postgrad.core.pipes import die_with_parent, take_pipes, write
 from postgrad.rewards import cpu, protocol
-from postgrad.rewards.call import Ended, Scored, call, describe
+from postgrad.rewards.call import Scored, ScoringFailed, call, describe
 from postgrad.rewards.registry import build
 from postgrad.rewards.verifier import PromptView, RolloutView, Verifier
 
@@ -26,7 +26,7 @@ def main() -> None:
     hello = json.loads(requests.readline())
     enclosure = None
     if hello["sandboxed"]:
-        from postgrad.rewards.enclosed import Enclosure, shut_in  # others do without
+        from postgrad.rewards.enclosed import Enclosure, sandboxed_scorers  # others do without
 
         enclosure = Enclosure()
     try:
@@ -36,7 +36,7 @@ def main() -> None:
             verifier.prepare()
         scorers: list[Scorer] = [partial(call, verifier) for verifier in verifiers]
         if enclosure is not None:
-            scorers = shut_in(enclosure, verifiers, rewards)
+            scorers = sandboxed_scorers(enclosure, verifiers, rewards)
     except UsageError as error:
         write(answers, protocol.refused(str(error)))
         return
@@ -44,7 +44,7 @@ def main() -> None:
         write(answers, protocol.refused(f"a verifier cannot be prepared: {describe(error)}"))
         return
     checks = [type(v).check is not Verifier.check for v in verifiers]
-    write(answers, protocol.ready(checks, cpu.own()))
+    write(answers, protocol.ready(checks, cpu.of_this_process()))
     for line in requests:
         message = json.loads(line)
         prompts = [PromptView(**prompt) for prompt in message["prompts"]]
@@ -54,17 +54,19 @@ def main() -> None:
 
 
 def answer(key: int, score: Scorer, prompt: PromptView, rollout: RolloutView | None) -> bytes:
-    """The line that tells how one job ended."""
+    """Scores one job. Returns the line that reports how it ended (protocol.py)."""
     try:
         value, detail = score(prompt, rollout)
-    except Ended as ending:
-        return protocol.error(key, cpu.own(), ending.message, ending.cause)
+    except ScoringFailed as ending:
+        return protocol.error(key, cpu.of_this_process(), ending.message, ending.cause)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # recorded with its cause by the pool
-        return protocol.error(key, cpu.own(), describe(error))
+        return protocol.error(key, cpu.of_this_process(), describe(error))
     try:
-        return protocol.result(key, cpu.own(), value, detail)
+        return protocol.result(key, cpu.of_this_process(), value, detail)
     except (TypeError, ValueError, RecursionError) as error:
-        return protocol.error(key, cpu.own(), f"the detail of the score is no JSON value: {error}")
+        return protocol.error(
+            key, cpu.of_this_process(), f"the detail of the score is no JSON value: {error}"
+        )
 
 
 if __name__ == "__main__":

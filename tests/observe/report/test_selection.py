@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.observe.report.selection import Cap, Group, Selection, heads
+from postgrad.observe.report.selection import Cap, Group, SampleSelection, heads
 
 LINE = 100  # bytes
 
@@ -30,18 +30,18 @@ def samples(found: list[Group]) -> int:
 
 
 def test_everything_is_taken_where_it_fits() -> None:
-    chosen = Selection(Cap(samples=96)).take(groups(6, 4, 4))
+    chosen = SampleSelection(Cap(samples=96)).take(groups(6, 4, 4))
     assert chosen == list(groups(6, 4, 4))
 
 
 def test_uneven_steps_are_taken_whole_where_all_of_them_fit() -> None:
     first = Group(1, 0, b"a", [(0, 900)])
     later = [Group(step, step, b"b", [(1000 * step, 10)]) for step in (2, 3, 4)]
-    assert Selection(Cap(bytes=1000.0)).take(iter([first, *later])) == [first, *later]
+    assert SampleSelection(Cap(bytes=1000.0)).take(iter([first, *later])) == [first, *later]
 
 
 def test_steps_share_the_cap_and_groups_stay_whole() -> None:
-    selection = Selection(Cap(samples=1000))
+    selection = SampleSelection(Cap(samples=1000))
     chosen = selection.take(groups(steps=50, each=64, size=8))
     assert samples(chosen) == selection.taken == 1000
     assert selection.seen == 50 * 64 * 8
@@ -52,7 +52,7 @@ def test_steps_share_the_cap_and_groups_stay_whole() -> None:
 
 
 def test_groups_too_large_for_every_step_are_spread_over_some() -> None:
-    chosen = Selection(Cap(samples=80)).take(groups(steps=100, each=4, size=8))
+    chosen = SampleSelection(Cap(samples=80)).take(groups(steps=100, each=4, size=8))
     steps = [group.step for group in chosen]
     assert len(steps) == 10
     gaps = [b - a for a, b in itertools.pairwise(steps)]
@@ -60,26 +60,26 @@ def test_groups_too_large_for_every_step_are_spread_over_some() -> None:
 
 
 def test_bytes_bound_what_is_taken_too() -> None:
-    chosen = Selection(Cap(bytes=3200.0)).take(groups(steps=4, each=8, size=4))
+    chosen = SampleSelection(Cap(bytes=3200.0)).take(groups(steps=4, each=8, size=4))
     assert sum(group.bytes for group in chosen) == 3200
 
 
 def test_a_prompt_that_comes_again_is_taken_again() -> None:
-    chosen = Selection(Cap(samples=400)).take(groups(steps=40, each=50, size=4, rows=50))
+    chosen = SampleSelection(Cap(samples=400)).take(groups(steps=40, each=50, size=4, rows=50))
     rows = Counter(group.ticket % 50 for group in chosen)
     assert len(rows) <= 3  # the same two or three of fifty, at each of the forty steps
     assert samples(chosen) == 400
 
 
 def test_a_first_group_larger_than_the_cap_is_shown_all_the_same() -> None:
-    assert samples(Selection(Cap(samples=2)).take(groups(steps=3, each=2, size=8))) == 8
+    assert samples(SampleSelection(Cap(samples=2)).take(groups(steps=3, each=2, size=8))) == 8
 
 
 @given(st.integers(1, 30), st.integers(1, 6), st.integers(1, 5), st.integers(8, 200))
 def test_a_run_followed_step_by_step_never_passes_the_cap(
     steps: int, each: int, size: int, cap: int
 ) -> None:
-    selection = Selection(Cap(samples=cap), expected_steps=steps)
+    selection = SampleSelection(Cap(samples=cap), expected_steps=steps)
     whole = list(groups(steps, each, size))
     chosen: list[Group] = []
     for step in range(1, steps + 1):
@@ -90,7 +90,7 @@ def test_a_run_followed_step_by_step_never_passes_the_cap(
 
 
 def test_a_file_larger_than_memory_is_thinned_on_the_way() -> None:
-    chosen = Selection(Cap(samples=16)).take(groups(steps=32, each=8, size=2))
+    chosen = SampleSelection(Cap(samples=16)).take(groups(steps=32, each=8, size=2))
     assert samples(chosen) == 16
     assert len({group.step for group in chosen}) == 8
 

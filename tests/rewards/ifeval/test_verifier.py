@@ -127,7 +127,11 @@ def test_check_names_an_unknown_instruction_with_the_nearest_one():
             {"letter": "ab", "let_frequency": 1, "let_relation": "at least"},
             "letter = 'ab': one character is wanted",
         ),
-        ("language:response_language", {"language": "xx"}, "this language cannot be told; known:"),
+        (
+            "language:response_language",
+            {"language": "xx"},
+            "this language cannot be detected; known:",
+        ),
         (
             "length_constraints:nth_paragraph_first_word",
             {"num_paragraphs": 2, "nth_paragraph": 3, "first_word": "elm"},

@@ -159,10 +159,10 @@ def test_children_that_come_and_go_do_not_make_a_sleeping_program_younger(run):
 
 
 def test_cpu_time_of_programs_that_have_ended_is_counted_once(run):
-    before = cpu.own()
+    before = cpu.of_this_process()
     for _ in range(2):
         run("import time\nwhile time.process_time() < 0.15: pass")
-    used = cpu.own() - before
+    used = cpu.of_this_process() - before
     assert 0.25 < used < 2.0
     assert cpu.of(os.getpid()) >= used
 

@@ -24,8 +24,8 @@ def ending(name):
         return misbehaving.DEEDS[name]()
     except Exception as error:
         return type(error).__name__
-walls.shut([misbehaving.__file__])
-ends = {name: walls.apart(lambda: ending(name), 2.0) for name in sys.argv[3:]}
+walls.isolate([misbehaving.__file__])
+ends = {name: walls.run_in_child(lambda: ending(name), 2.0) for name in sys.argv[3:]}
 print(json.dumps([walls.layer, ends]))
 """
 DEEDS = (
@@ -63,12 +63,12 @@ def test_a_machine_without_walls_says_why(monkeypatch):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(kernel, "landlock_version", lambda: 0)
-    monkeypatch.setattr(box, "enter", refuse)
+    monkeypatch.setattr(box, "enter_namespaces", refuse)
     walls = enclosure.Enclosure()
-    walls.shut([])
+    walls.isolate([])
     assert walls.layer == "none"
     with pytest.raises(UsageError, match=r"no Landlock, and allows no namespaces .*not permitted"):
-        walls.apart(lambda: 1.0, 1.0)
+        walls.run_in_child(lambda: 1.0, 1.0)
 
 
 def test_doctor_names_the_layer():

@@ -40,7 +40,7 @@ def test_a_hostile_program_fails_with_its_cause_and_leaves_nothing(name, sandbox
         pytest.skip("the kernel limits no threads of root, so root gets the other layer")
     source, causes = (PROGRAMS | MORE)[name]
     ends = []
-    monkeypatch.setattr(code, "_told", lambda end: ends.append(end) or "")
+    monkeypatch.setattr(code, "_error_lines", lambda end: ends.append(end) or "")
     before = remains()
     verifier = HOSTILE if {"cpu_time", "idle"}.isdisjoint(causes) else ENDLESS
     score = verifier.score(PromptView("?", TESTS), RolloutView(source))

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from postgrad.rewards.sandbox import guest, remote
-from postgrad.rewards.sandbox.remote import Client, Lost, Remote, RemoteError
+from postgrad.rewards.sandbox.remote import Client, Lost, RemoteError, RemoteObject
 
 HELLO = {"names": {"f": {"remote": 0}}, "modules": []}
 
@@ -34,7 +34,7 @@ def program():
         module = guest.load("program", source)
         (asked, ask), (reply, replied) = os.pipe(), os.pipe()
         asks, replies = os.fdopen(asked, "rb"), os.fdopen(replied, "wb", 0)
-        thread = threading.Thread(target=remote.Server(module).serve, args=(asks, replies))
+        thread = threading.Thread(target=remote.ProgramServer(module).serve, args=(asks, replies))
         thread.start()
         writer = os.fdopen(ask, "wb", 0)
         threads.append((thread, writer, asks, replies))
@@ -151,10 +151,10 @@ def test_the_name_of_a_module_of_python_can_be_called_and_nothing_else():
                        {"value": 1, "after": []})  # fmt: skip
     names = client.names()
     assert names["math"]() == 1
-    assert not isinstance(names["math"], Remote)
+    assert not isinstance(names["math"], RemoteObject)
     with pytest.raises(AttributeError):
         names["math"].isclose  # noqa: B018
-    assert isinstance(names["g"], Remote)
+    assert isinstance(names["g"], RemoteObject)
 
 
 def test_names_of_python_and_modules_that_are_none_are_not_taken():

@@ -12,7 +12,7 @@ from typing import Any
 from postgrad.core.errors import UsageError
 from postgrad.jobs.chat.model import ChatModel, load
 from postgrad.jobs.chat.talker import Talker
-from postgrad.observe.answers import Answers
+from postgrad.observe.answers import AnswerDisplay
 from postgrad.observe.console import Console
 from postgrad.rollout.settings import SamplingSettings
 
@@ -36,7 +36,7 @@ class Session:
     seed: int
     turns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
-    def answer(self, text: str, shown: Answers) -> None:
+    def answer(self, text: str, shown: AnswerDisplay) -> None:
         """Every model answers. Raises UsageError, before any of them does, where one cannot."""
         requests = [one.request(text, self.sampling, self.seed) for one in self.talkers]
         pieces = [
@@ -103,7 +103,7 @@ def chat(
         for one in loaded
     ]
     session = Session(_told_apart(models), talkers, sampling, seed)
-    shown = Answers(sys.stderr if as_json else sys.stdout)
+    shown = AnswerDisplay(sys.stderr if as_json else sys.stdout)
     if sys.stdin.isatty() and sys.stdout.isatty() and not as_json:
         for one in loaded:
             console.note(one.about)
@@ -114,7 +114,7 @@ def chat(
     return {"models": [one.about for one in loaded], "turns": session.turns}
 
 
-def _with_person(session: Session, shown: Answers, console: Console) -> None:
+def _with_person(session: Session, shown: AnswerDisplay, console: Console) -> None:
     with suppress(ImportError):
         import_module("readline")  # input() edits lines with it, where it is there
     while True:
@@ -136,7 +136,9 @@ def _with_person(session: Session, shown: Answers, console: Console) -> None:
             console.error(str(error))
 
 
-def _with_lines(session: Session, shown: Answers, console: Console, lines: Iterable[bytes]) -> None:
+def _with_lines(
+    session: Session, shown: AnswerDisplay, console: Console, lines: Iterable[bytes]
+) -> None:
     for line in _texts(lines):
         if _is_command(line):
             if not _obey(line, session, console):

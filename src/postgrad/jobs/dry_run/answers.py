@@ -19,7 +19,7 @@ from postgrad.jobs.setup.common import check_answers
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Answering
 from postgrad.rewards.learned import REWARD_MODEL
-from postgrad.rewards.registry import component_names, for_rollout, known
+from postgrad.rewards.registry import component_names, controller_verifier, for_rollout
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView
@@ -108,7 +108,7 @@ def _scored(
     tokenizer: Any,
 ) -> list[ScoredGroup]:
     """Scored groups; each has an empty answer first, then the right answers of all components."""
-    asks = any(known(reward).waits or reward.waits for reward in verifiers.values())
+    asks = any(controller_verifier(reward).waits or reward.waits for reward in verifiers.values())
     step = -(-len(prompts) // (ASKED if asks else TRIED))
     pairs: list[tuple[Prompt, list[Rollout]]] = []
     for number, prompt in enumerate(prompts[:: max(1, step)]):
@@ -127,7 +127,7 @@ def _answer(reward: RewardSettings, prompt: Prompt) -> str | None:
     """
     if not reward.applies(prompt.dataset, prompt.metadata):
         return None
-    right = known(reward).right_answer(_view(prompt))
+    right = controller_verifier(reward).right_answer(_view(prompt))
     return prompt.answer if right is None else right
 
 
@@ -148,7 +148,7 @@ def _tried(name: str, reward: RewardSettings, groups: Sequence[ScoredGroup]) -> 
         answer = _answer(reward, group.prompt)
         if answer is None or name not in group.rewards:
             continue
-        sure = known(reward).right_answer(_view(group.prompt)) is not None
+        sure = controller_verifier(reward).right_answer(_view(group.prompt)) is not None
         place = next(n for n, rollout in enumerate(group.rollouts) if rollout.text == answer)
         scores = group.rewards[name]
         scored.append((group.prompt, answer, float(scores[place]), float(scores[0])))

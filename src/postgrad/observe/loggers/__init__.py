@@ -1,1 +1,1 @@
-"""Loggers of others: metrics.jsonl under the same names in TensorBoard, W&B and trackio."""
+"""External loggers: metrics.jsonl under the same names in TensorBoard, W&B and trackio."""

@@ -1,4 +1,4 @@
-"""All loggers of a run: told the same, and never the reason that a run ends."""
+"""All external loggers of a run. They get the same values, and no failure of theirs ends a run."""
 
 import importlib
 import importlib.util
@@ -14,17 +14,17 @@ from postgrad.observe.log_lines import read_steps, set_of
 from postgrad.observe.loggers.base import Logger, RunIdentity, Values
 from postgrad.observe.settings import LoggerName
 
-ADAPTERS: Mapping[LoggerName, str] = {  # name, which is also that of its package -> class
+ADAPTERS: Mapping[LoggerName, str] = {  # name, also of the package that it needs -> class
     "tensorboard": "TensorBoard",
     "wandb": "WandB",
     "trackio": "Trackio",
 }
-PLACE = ("step", "update", "set", "evaluate_seconds")  # of an evaluation, no result of it
+PLACE = ("step", "update", "set", "evaluate_seconds")  # keys of eval.jsonl that are no results
 Tell = Callable[[str], None]
 
 
 def require_installed(names: Sequence[LoggerName]) -> None:
-    """Raises UsageError for a logger whose package is not there."""
+    """Raises UsageError for a logger whose package is not installed."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
@@ -34,13 +34,15 @@ def require_installed(names: Sequence[LoggerName]) -> None:
 
 
 def new_id() -> str:
-    """Drawn once for a run; no seed decides it, since two runs of a recipe are two curves."""
+    """A random id, drawn once for a run. No seed sets it: two runs of a recipe are two curves."""
     return secrets.token_hex(4)
 
 
 class Loggers:
-    """Tells every logger what metrics.jsonl is told. One that fails is told of by `tell`, once, and
-    left out from then on: a network or a disk of others ends no run.
+    """Passes the values of metrics.jsonl and eval.jsonl to every logger.
+
+    A logger that fails is left out from then on, and `tell` is called once with a message: an
+    external network or disk ends no run.
     """
 
     def __init__(self, tell: Tell = lambda text: None) -> None:
@@ -48,8 +50,8 @@ class Loggers:
         self._loggers: dict[str, Logger] = {}
 
     def open(self, names: Sequence[LoggerName], run: RunIdentity) -> None:
-        """Starts loggers, each with what it lacks of the steps up to the one to go on from: all of
-        it where the logger is new to the run, the newest lines where a kill took them.
+        """Starts loggers and logs the recorded steps that each one lacks: all of them where it is
+        new to the run, the newest ones where a kill lost them.
         """
         for name in names:
 
@@ -62,14 +64,14 @@ class Loggers:
             self.log(step, values)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """A step that is whole: its metrics, and its evaluation where there was one."""
-        known = numbers(values)
+        """Logs a complete step: its metrics, and its evaluation where there was one."""
+        drawable = numbers(values)
         for name, logger in list(self._loggers.items()):
             if step > logger.last:
-                self._try(name, lambda logger=logger: logger.log(step, known))
+                self._try(name, lambda logger=logger: logger.log(step, drawable))
 
     def close(self) -> None:
-        """Ends them all."""
+        """Closes every logger, so that each stores what it has."""
         for name, logger in list(self._loggers.items()):
             self._try(name, logger.close)
         self._loggers = {}
@@ -84,12 +86,12 @@ class Loggers:
                 f"what it missed: {type(error).__name__}: {error}"
             )
             if logger is not None:
-                with suppress(Exception):  # it is told of already
+                with suppress(Exception):  # its failure is reported already
                     logger.close()
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """What can be drawn: finite numbers, but the step itself."""
+    """The values that can be plotted: finite numbers, without the step itself."""
     return {
         name: float(value)
         for name, value in values.items()
@@ -98,7 +100,7 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def recorded(directory: Path) -> Iterator[tuple[int, Values]]:
-    """Every whole step of a run's own log files, with its evaluation, in order."""
+    """(step, metrics and evaluation) of every complete step in a run's log files, in order."""
     steps: dict[int, dict[str, Any]] = {}
     for line in read_steps(directory / "metrics.jsonl"):
         steps.setdefault(line["step"], {}).update(line)
@@ -109,7 +111,7 @@ def recorded(directory: Path) -> Iterator[tuple[int, Values]]:
 
 
 def of_evaluation(line: Mapping[str, Any]) -> dict[str, float]:
-    """eval/NAME/METRIC of a line of eval.jsonl, ends of intervals too."""
+    """The numbers of a line of eval.jsonl under the names eval/SET/METRIC."""
     prefix = "eval/" if set_of(line) is None else f"eval/{set_of(line)}/"
     return {
         prefix + name: value

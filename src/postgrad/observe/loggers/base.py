@@ -1,4 +1,4 @@
-"""What a logger is: it is told each step once, whole, in order."""
+"""The protocol of loggers: each gets every step once, complete and in order."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,32 +9,29 @@ Values = Mapping[str, float]
 
 
 class Logger(Protocol):
-    """One place where curves are drawn. `last`: the newest step that it holds of this run, -1 for
-    none; it is not told that step or an older one again.
+    """A place where curves are plotted.
+
+    last: the newest step of this run that it has, -1 for none; only newer ones are logged.
     """
 
     last: int
 
     def log(self, step: int, values: Values) -> None:
-        """Every number of a step, under the names of metrics.jsonl; evaluations under eval/NAME."""
+        """Logs all numbers of a step by the names of metrics.jsonl; evaluations as eval/NAME."""
         ...
 
     def close(self) -> None:
-        """Everything told is kept."""
+        """Ends the run there, after everything logged is stored."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """What a run is called at its loggers, the same after every resume.
+    """What loggers know of a run; all but `start` stays the same after a resume."""
 
-    id: drawn once, part of the run's state. start: the step that this process goes on from; what
-    was logged after it belongs to steps that are made again.
-    """
-
-    directory: Path
+    directory: Path  # the run directory
     project: str
     name: str
-    id: str
-    start: int
-    recipe: Mapping[str, Any]
+    id: str  # drawn once, part of the run's state
+    start: int  # the step that this process continues from; later ones are logged again
+    recipe: Mapping[str, Any]  # resolved, as in recipe.json

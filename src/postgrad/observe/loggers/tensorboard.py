@@ -9,8 +9,8 @@ FOLDER = "tensorboard"
 
 
 class TensorBoard:
-    """A step is one event with all its numbers. Steps after the one that a run goes on from are
-    purged by a session's start, as TensorBoard calls it: it draws the new ones.
+    """Writes one event for each step. After a resume a SessionLog.START event makes TensorBoard
+    purge the steps that are logged again.
     """
 
     def __init__(self, run: RunIdentity) -> None:
@@ -34,10 +34,11 @@ class TensorBoard:
                 self._writer.add_event(event)
 
     def log(self, step: int, values: Values) -> None:
-        one = self._summary.Value
-        summary = self._summary(value=[one(tag=k, simple_value=v) for k, v in values.items()])
+        value_type = self._summary.Value
+        entries = [value_type(tag=name, simple_value=value) for name, value in values.items()]
+        summary = self._summary(value=entries)
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
-        self._writer.flush()  # a killed run has what it told
+        self._writer.flush()  # so that a kill loses nothing
 
     def close(self) -> None:
         self._writer.close()

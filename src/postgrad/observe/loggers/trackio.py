@@ -7,12 +7,12 @@ from postgrad.observe.loggers.base import RunIdentity, Values
 
 
 class Trackio:
-    """A run is found again by its name, so the id is part of it."""
+    """Logs to trackio. It finds a run again by its name, so the id is part of the name."""
 
     def __init__(self, run: RunIdentity) -> None:
         import trackio
 
-        with contextlib.redirect_stdout(io.StringIO()):  # standard output is not its own
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints, and --json needs stdout
             self._run = trackio.init(
                 project=run.project,
                 name=f"{run.name}-{run.id}",

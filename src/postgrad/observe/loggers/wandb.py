@@ -4,9 +4,10 @@ from postgrad.observe.loggers.base import RunIdentity, Values
 
 
 class WandB:
-    """The run's id makes a resumed run one curve. Online W&B says how far it has come. Offline
-    nobody knows what a kill left in the older files, so each process's hold the run from its
-    beginning: the newest are the whole curve.
+    """Logs to W&B under the run's id, so that a resumed run is one curve.
+
+    Online, W&B reports its newest step. Offline nobody knows what a kill left in the older files,
+    so each process logs the run from its first step, and its newest files have the complete curve.
     """
 
     def __init__(self, run: RunIdentity) -> None:

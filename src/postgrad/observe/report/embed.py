@@ -1,7 +1,7 @@
-"""Data inside HTML: nothing of it can end its element, be markup, or be run.
+"""Embeds data in HTML so that it cannot end its element, become markup, or be executed.
 
-Large blocks are JSON, compressed with gzip, as base64, whose alphabet has no `<`; the browser
-unpacks one when it is needed. The table of contents is JSON in which `<` is written as an escape.
+Large blocks are JSON, compressed with gzip, in base64, whose alphabet has no `<`; the browser
+unpacks one when it is needed. The table of contents is JSON in which `<` is escaped.
 """
 
 import base64
@@ -15,7 +15,7 @@ LEVEL = 6  # of gzip: 9 takes three times as long for 2% less
 
 
 def to_json(value: Any) -> str:
-    """JSON in ASCII with no `<`, `>` or `&`; half a surrogate pair stays one. Numbers that are not
+    """ASCII JSON without `<`, `>` and `&`. Half a surrogate pair is kept, and numbers that are not
     finite become null.
     """
     text = _dumps(value)
@@ -25,7 +25,7 @@ def to_json(value: Any) -> str:
 
 
 def packed(value: Any) -> str:
-    """JSON, gzip, base64. The same value gives the same text."""
+    """`value` as JSON, gzipped, in base64. Equal values give equal text."""
     return base64.b64encode(gzip.compress(_dumps(value).encode(), LEVEL, mtime=0)).decode()
 
 

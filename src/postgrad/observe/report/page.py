@@ -1,9 +1,8 @@
-"""The page: one HTML file with its style, its program and its data, that asks no network.
+"""The report: one HTML file with style, program and data, which loads nothing from a network.
 
-The program is the modules of assets/, written as ES modules and joined into one script, each in a
-function of its own. A Content-Security-Policy lets nothing else run or load: the one script and
-the one style by their hashes, and no string may become markup (trusted types), so text of a model
-stays text even where the program had a fault.
+The program is the ES modules of assets/, joined into one script with a function for each. A
+Content-Security-Policy allows that script and style by their hashes and nothing else, and no string
+may become markup (trusted types), so a model's text stays text even if the program has a bug.
 """
 
 import base64
@@ -43,16 +42,16 @@ BODIES_A_BLOCK = 64
 
 
 def asset(name: str) -> str:
-    """A file of assets/."""
+    """The text of a file in assets/."""
     return (resources.files("postgrad.observe.report") / "assets" / name).read_text("utf-8")
 
 
 def program() -> str:
-    """All modules as one script: what a module exports is what its function returns."""
+    """All modules as one script, in which a module's function returns the module's exports."""
     parts = ['"use strict";\nconst modules = {};\n']
     for name in MODULES:
         text = asset(name)
-        exported = ", ".join(found[2] for found in EXPORT.finditer(text))
+        exported = ", ".join(match[2] for match in EXPORT.finditer(text))
         text = EXPORT.sub(r"\1", IMPORT.sub(r'const \1 = modules["\2"];', text))
         parts.append(f'modules["{name}"] = (() => {{\n{text}return {{ {exported} }};\n}})();\n')
     return "".join(parts)
@@ -61,7 +60,10 @@ def program() -> str:
 def document(
     title: str, contents: dict[str, Any], blocks: Iterable[tuple[str, str]]
 ) -> Iterator[str]:
-    """The page in pieces. contents: what the program is told at once; blocks: (id, packed data)."""
+    """The page in pieces.
+
+    contents: data that the program reads at the start. blocks: (element id, packed data) each.
+    """
     style, script = "".join(asset(name) for name in STYLES), program()
     yield (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -79,8 +81,10 @@ def document(
 
 
 def policy(style: str, script: str) -> str:
-    """The Content-Security-Policy of a page with this style and program. connect-src 'self' is for
-    the watch page; a file has no self."""
+    """The Content-Security-Policy of a page with this style and script.
+
+    connect-src 'self' is for the watch page; for a file it allows nothing.
+    """
     return "; ".join(
         (
             "default-src 'none'",
@@ -97,10 +101,10 @@ def policy(style: str, script: str) -> str:
 
 
 def report(readers: Sequence[RunReader], more: dict[str, Any]) -> Iterator[str]:
-    """The page of finished runs, or as far as they are. more: for `contents`."""
+    """The page of runs as far as they have come. more: further keys of `contents`."""
     messages = [(number, reader.poll()) for number, reader in enumerate(readers)]
-    first = [one for _, told in messages for one in told if one["kind"] != "groups"]
-    rows = [one for _, told in messages for one in told if one["kind"] == "groups"]
+    first = [message for _, batch in messages for message in batch if message["kind"] != "groups"]
+    rows = [message for _, batch in messages for message in batch if message["kind"] == "groups"]
     bodies = [
         (number, start, min(start + BODIES_A_BLOCK, reader.samples))
         for number, reader in enumerate(readers)
@@ -124,7 +128,7 @@ def report(readers: Sequence[RunReader], more: dict[str, Any]) -> Iterator[str]:
 
 
 def live(readers: Sequence[RunReader], more: dict[str, Any]) -> str:
-    """The page that asks for its data, see jobs/watch.py."""
+    """The page of `postgrad watch`, which fetches its data from the server again and again."""
     return "".join(document(_title(readers), {**more, "live": True}, ()))
 
 

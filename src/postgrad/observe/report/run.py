@@ -1,9 +1,9 @@
-"""What a page is told of a run: messages, each once, in the order in which they came to be.
+"""Reads a run directory into messages for a page: each once, in order.
 
-The report reads them all at once, the watch page goes on asking. A message is a JSON object with
-`kind`: "run" (recipe, versions, summary, plan), "metrics", "evaluations" and "events" (lines),
-"groups" (samples), "counts" (how many samples there are and are shown), "trouble" (what could not
-be read), "reset" (the directory holds another run, or lines were cut away: forget all).
+The report reads them all at once, the watch page polls. A message is a JSON object with a `kind`:
+"run" (recipe, versions, summary, plan), "metrics", "evaluations" and "events" (lines), "groups"
+(samples), "counts" (how many samples there are and are shown), "trouble" (what could not be read),
+"reset" (the directory holds another run, or lines were removed: discard everything).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,12 +13,12 @@ from typing import Any
 from postgrad.core.untrusted import open_file
 from postgrad.observe.follow import Followed, parse, read_object
 from postgrad.observe.report.samples import body, group_row, vocabulary
-from postgrad.observe.report.selection import Cap, Group, Selection, heads
+from postgrad.observe.report.selection import Cap, Group, SampleSelection, heads
 from postgrad.observe.report.tokens import Pieces, pieces_of
 from postgrad.observe.run_dir import PLAN, RECIPE, SUMMARY
 
 Message = dict[str, Any]
-WHOLE = (RECIPE, SUMMARY, PLAN)  # files that are replaced at once
+WHOLE = (RECIPE, SUMMARY, PLAN)  # files that are replaced, not appended to
 LOGS = {"metrics": "metrics.jsonl", "evaluations": "eval.jsonl", "events": "events.jsonl"}
 SAMPLES = "samples.jsonl"
 GROUPS_A_MESSAGE = 32
@@ -26,9 +26,10 @@ DIGITS = 7  # significant, of metrics: float32 has no more
 
 
 class RunReader:
-    """Reads a run directory, and never writes or locks there.
+    """Reads a run directory, without writing or locking.
 
-    about: what else to say of a recipe, as JSON values. expected_steps: see `Selection`.
+    number: of the run on the page. about: recipe -> further keys of the "run" message.
+    expected_steps: of a run that is under way, see `SampleSelection`.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class RunReader:
         self._begin()
 
     def poll(self) -> list[Message]:
-        """What is new."""
+        """The messages since the last call."""
         messages: list[Message] = []
         if any(log.rewritten() for log in (*self._logs.values(), self._samples)):
             self._begin()
@@ -60,28 +61,29 @@ class RunReader:
         return [{**message, "run": self._number} for message in messages]
 
     def bodies(self, numbers: Sequence[int]) -> dict[str, Any]:
-        """`vocab` and `bodies` by number of samples that a page shows; without those that are not
-        there any more.
+        """{"vocab": token id -> text, "bodies": number -> body} of samples that a page shows.
+
+        Samples whose lines cannot be read any more are left out.
         """
-        found: dict[int, dict[str, Any]] = {}
+        bodies: dict[int, dict[str, Any]] = {}
         with open_file(self.path / SAMPLES) as file:
             for number in numbers:
                 if 0 <= number < len(self._shown):
                     start, length = self._shown[number]
                     file.seek(start)
                     if (line := parse(file.read(length))) is not None:
-                        found[number] = body(line, self._pieces)
-        return {"vocab": vocabulary(list(found.values()), self._pieces), "bodies": found}
+                        bodies[number] = body(line, self._pieces)
+        return {"vocab": vocabulary(list(bodies.values()), self._pieces), "bodies": bodies}
 
     @property
     def samples(self) -> int:
-        """How many samples are shown."""
+        """How many samples the page shows."""
         return len(self._shown)
 
     def _begin(self) -> None:
         self._logs = {kind: Followed(self.path / name) for kind, name in LOGS.items()}
         self._samples = Followed(self.path / SAMPLES)
-        self._selection = Selection(self._cap, self._expected_steps)
+        self._selection = SampleSelection(self._cap, self._expected_steps)
         self._shown: list[tuple[int, int]] = []
         self._signature: tuple[Any, ...] = ()
         self._pieces: Pieces | None = None
@@ -91,33 +93,33 @@ class RunReader:
         if signature == self._signature:
             return
         self._signature = signature
-        told = read_object(self.path / RECIPE) or {}
-        recipe = told.get("recipe")
+        recipe_file = read_object(self.path / RECIPE) or {}
+        recipe = recipe_file.get("recipe")
         recipe = recipe if isinstance(recipe, dict) else {}
         yield {
             "kind": "run",
             "name": self.path.resolve().name,
             "path": str(self.path),
             "recipe": recipe,
-            "versions": told.get("versions"),
+            "versions": recipe_file.get("versions"),
             "summary": read_object(self.path / SUMMARY),
             "plan": _newest(read_object(self.path / PLAN)),
             **self._about(recipe),
         }
-        if not told:
+        if not recipe_file:
             yield _trouble(RECIPE, "there is none, or it cannot be read", [])
 
     def _lines(self, kind: str, log: Followed) -> Iterator[Message]:
         unreadable: list[int] = []
-        found: list[dict[str, Any]] = []
+        readable: list[dict[str, Any]] = []
         for start, line in log.lines():
             parsed = parse(line)
             if parsed is None:
                 unreadable.append(start)
             else:
-                found.append(_rounded(parsed))
-        if found:
-            yield {"kind": kind, "lines": found}
+                readable.append(_rounded(parsed))
+        if readable:
+            yield {"kind": kind, "lines": readable}
         if unreadable:
             yield _trouble(log.path.name, "lines are no JSON objects", unreadable)
 
@@ -127,8 +129,8 @@ class RunReader:
         chosen = self._selection.take(heads(self._samples.lines(), unreadable))
         if chosen:
             if self._pieces is None:
-                told = read_object(self.path / RECIPE) or {}
-                recipe = told.get("recipe")
+                recipe_file = read_object(self.path / RECIPE) or {}
+                recipe = recipe_file.get("recipe")
                 model = recipe.get("model") if isinstance(recipe, dict) else None
                 self._pieces = pieces_of(self.path, model)
             with open_file(self.path / SAMPLES) as file:
@@ -154,7 +156,7 @@ class RunReader:
 
 
 def _newest(plan: dict[str, Any] | None) -> Any:
-    """A run that was resumed was planned again: the last entry of plan.json."""
+    """The last entry of plan.json: a run that is resumed is planned again."""
     entries = plan.get("plans") if plan else None
     return entries[-1] if isinstance(entries, list) and entries else None
 
@@ -164,17 +166,17 @@ def _batched(rows: list[dict[str, Any]]) -> Iterator[Message]:
         yield {"kind": "groups", "groups": rows[start : start + GROUPS_A_MESSAGE]}
 
 
-def _trouble(name: str, what: str, places: list[int]) -> Message:
+def _trouble(name: str, problem: str, places: list[int]) -> Message:
     at = f": {len(places)}, the first at byte {places[0]}" if places else ""
-    return {"kind": "trouble", "message": f"{name}: {what}{at}"}
+    return {"kind": "trouble", "message": f"{name}: {problem}{at}"}
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _rounded(line: dict[str, Any]) -> dict[str, Any]:
@@ -185,6 +187,6 @@ def _rounded(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def expected_steps(recipe: dict[str, Any]) -> int:
-    """What a recipe says of its length in steps; 0 where it says it in another way."""
+    """The `steps` of a recipe; 0 where its length is set in another way."""
     steps = recipe.get("steps")
     return steps if isinstance(steps, int) else 0

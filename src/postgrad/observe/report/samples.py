@@ -1,8 +1,8 @@
-"""A sample as a page needs it: a short row for lists and filters, and a body for one look.
+"""A sample for a page: a short row for lists and filters, and a body that is shown when opened.
 
-A row has what is filtered, sorted and searched. A body has the values of tokens as whole numbers:
-logprobs in thousandths of a nat, differences (learner - sampled) in hundred-thousandths: finer than
-a colour. Compressed, 1 280 samples of 134 tokens take 0.99 MB so, 1.82 MB as the floats of
+A row has what is filtered, sorted and searched. A body has token values as integers: logprobs in
+thousandths of a nat, differences (learner - sampled) in hundred-thousandths, finer than a colour
+shows. Compressed, 1 280 samples of 134 tokens take 0.99 MB that way, 1.82 MB as the floats of
 samples.jsonl, and 0.80 MB as planes of bytes, which would need a decoder.
 """
 
@@ -20,7 +20,7 @@ LARGEST = 1e150
 
 
 def group_row(lines: Sequence[tuple[int, Json]]) -> Json:
-    """The rows of a group's samples, (number, line) each, and once what they share."""
+    """The row of a group: what its samples share, and a row for each. lines: (number, line)."""
     first = lines[0][1]
     shared = ("step", "ticket", "dataset", "row", "question", "answer", "filtered")
     return {
@@ -51,32 +51,34 @@ def _row(number: int, line: Json) -> Json:
 
 
 def body(line: Json, pieces: Pieces | None) -> Json:
-    """What one look at a sample shows beside its row. Values are one a response token; a list whose
-    values are all equal is that value.
+    """What a page shows of an opened sample beside its row.
+
+    Token lists have one value for each response token; a list of equal values is that one value.
+    pieces: None without a tokenizer; then turns have their text, not that of each token.
     """
     prompt = _list(line, "prompt_token_ids")
-    found: Json = {
+    fields: Json = {
         "prompt": prompt,
         "turns": [_turn(turn, pieces) for turn in _turns(line)],
         "advantages": _same([_short(value) for value in _list(line, "advantages")]),
         "mask": _same(_list(line, "mask")),
     }
     if pieces is not None and (changed := pieces.exceptions(_ids(prompt))):
-        found["prompt_texts"] = changed
+        fields["prompt_texts"] = changed
     for key in ("details", "metadata", "counts", "columns", "policy_version", "last_text"):
         if line.get(key):
-            found[key] = line[key]
-    return found
+            fields[key] = line[key]
+    return fields
 
 
 def vocabulary(bodies: Sequence[Json], pieces: Pieces | None) -> dict[int, str]:
-    """Token id -> text of all tokens of some bodies; {} without a tokenizer."""
+    """Token id -> text of all tokens in `bodies`; {} without a tokenizer."""
     if pieces is None:
         return {}
     used: set[int] = set()
-    for one in bodies:
-        used.update(_ids(one["prompt"]))
-        for turn in one["turns"]:
+    for sample_body in bodies:
+        used.update(_ids(sample_body["prompt"]))
+        for turn in sample_body["turns"]:
             used.update(_ids(turn["ids"]))
     return {token: pieces.text(token) for token in sorted(used)}
 
@@ -85,26 +87,25 @@ def _turn(turn: Json, pieces: Pieces | None) -> Json:
     ids = _list(turn, "token_ids")
     sampled = _list(turn, "logprobs")
     learned = _list(turn, "learner_logprobs")
-    found: Json = {"author": turn.get("author"), "ids": ids, "logprobs": _scaled(sampled)}
+    fields: Json = {"author": turn.get("author"), "ids": ids, "logprobs": _scaled(sampled)}
     if len(learned) == len(sampled):
         pairs = zip(learned, sampled, strict=True)
-        found["differences"] = [_units(_minus(a, b), DIFFERENCE_UNIT) for a, b in pairs]
+        fields["differences"] = [_units(_minus(a, b), DIFFERENCE_UNIT) for a, b in pairs]
     if pieces is None:
-        found["text"] = turn.get("text")
+        fields["text"] = turn.get("text")
     elif changed := pieces.exceptions(_ids(ids)):
-        found["texts"] = changed
-    return found
+        fields["texts"] = changed
+    return fields
 
 
 def _turns(line: Json) -> list[Json]:
-    return [
-        cast(Json, turn) for turn in _list(line, "turns") if isinstance(turn, dict)
-    ]  # a line of another hand may hold anything
+    # The line may come from elsewhere, so any value may be in it.
+    return [cast(Json, turn) for turn in _list(line, "turns") if isinstance(turn, dict)]
 
 
 def _list(line: Mapping[str, Any], key: str) -> list[Any]:
-    found = line.get(key)
-    return cast(list[Any], found) if isinstance(found, list) else []
+    value = line.get(key)
+    return cast(list[Any], value) if isinstance(value, list) else []
 
 
 def _ids(values: Sequence[Any]) -> list[int]:
@@ -112,13 +113,13 @@ def _ids(values: Sequence[Any]) -> list[int]:
 
 
 def _numbers(values: Sequence[Any]) -> list[float]:
-    """Those that are numbers, and not out of all bounds: a square of one still is."""
+    """The values that are numbers below LARGEST, whose squares are finite."""
     return [value for value in values if isinstance(value, int | float) and abs(value) < LARGEST]
 
 
 def _minus(a: Any, b: Any) -> float | None:
-    two = _numbers([a, b])
-    return two[0] - two[1] if len(two) == 2 else None
+    numbers = _numbers([a, b])
+    return numbers[0] - numbers[1] if len(numbers) == 2 else None
 
 
 def _scaled(values: Sequence[Any]) -> list[int | None]:

@@ -1,8 +1,8 @@
-"""Which samples of a run a page shows: evenly over the steps, whole groups, the same prompts again.
+"""Selects the samples of a run that a page shows: whole groups, evenly over the steps.
 
 A run of a week has more samples than a browser should hold. Within a step the groups whose rows
-have the smallest hash are taken, so that a prompt that is drawn again in a later epoch is taken
-again: the same prompt over the steps is what a person wants to see.
+have the smallest hash are taken, so that a prompt that comes again in a later epoch is taken again:
+people want to compare answers to one prompt over the steps.
 """
 
 import hashlib
@@ -22,31 +22,32 @@ HEAD_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """How much of a run's samples a page holds. bytes: of their lines in samples.jsonl."""
+    """How many of a run's samples a page may hold."""
 
     samples: float = 10_000
-    bytes: float = 256 * 2**20
+    bytes: float = 256 * 2**20  # of their lines in samples.jsonl
 
 
 @dataclass(slots=True)
 class Group:
-    """The lines of one ticket: where each begins, and its length."""
+    """Where the samples of one ticket are in samples.jsonl."""
 
     step: int
     ticket: int
-    order: bytes  # of the row: the same in every epoch
+    order: bytes  # hash of the row, the same in every epoch
+    # (offset, length) in bytes of each line
     spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     @property
     def bytes(self) -> int:
-        """Of its lines."""
+        """The size of its lines."""
         return sum(length for _, length in self.spans)
 
 
 def heads(lines: Iterator[tuple[int, bytes]], unreadable: list[int]) -> Iterator[Group]:
-    """The groups that lines of samples.jsonl are, whole or the part that is there.
+    """Groups the (offset, line) pairs of samples.jsonl; the last group may be incomplete.
 
-    Only the head of a line is looked at. unreadable: gets the place of lines that are no samples.
+    Only the head of a line is parsed. unreadable: gets the offsets of lines that are no samples.
     """
     group: Group | None = None
     for start, line in lines:
@@ -65,9 +66,9 @@ def heads(lines: Iterator[tuple[int, bytes]], unreadable: list[int]) -> Iterator
 
 
 def _head(line: bytes) -> tuple[int, int, bytes] | None:
-    found = HEAD.match(line, 0, HEAD_BYTES)
-    if found is not None:
-        return int(found[1]), int(found[2]), _order(found[3] + b" " + found[4])
+    match = HEAD.match(line, 0, HEAD_BYTES)
+    if match is not None:
+        return int(match[1]), int(match[2]), _order(match[3] + b" " + match[4])
     sample = parse(line)
     if sample is None:
         return None
@@ -82,19 +83,19 @@ def _order(row: bytes) -> bytes:
     return hashlib.blake2b(row, digest_size=8).digest()
 
 
-class Selection:
-    """Takes groups as they come, step by step, within the cap.
+class SampleSelection:
+    """Takes groups as they arrive, step by step, within the cap.
 
-    expected_steps: of a run that is under way; so many steps share the cap. What one step leaves
-    over goes to the next, so that large groups are taken now and then rather than never.
+    expected_steps: of a run that is under way; that many steps share the cap. What a step leaves
+    unused goes to the next one, so that large groups are taken now and then rather than never.
     """
 
     def __init__(self, cap: Cap, expected_steps: int = 0) -> None:
-        self.seen = 0  # samples
-        self.taken = 0
+        self.seen = 0  # samples that have arrived
+        self.taken = 0  # samples that were selected
         self._cap = cap
         self._expected = expected_steps
-        self._steps: dict[int, int] = {}  # step -> its place
+        self._steps: dict[int, int] = {}  # step -> its index in the order of arrival
         self._taken_bytes = 0
 
     def take(self, groups: Iterator[Group]) -> list[Group]:
@@ -106,28 +107,28 @@ class Selection:
             self._steps.setdefault(group.step, len(self._steps))
             waiting.setdefault(group.step, []).append(group)
             held += len(group.spans)
-            if held > 8 * self._cap.samples:  # of a file larger than memory
+            if held > 8 * self._cap.samples:  # the file may be larger than memory
                 held = self._thin(waiting)
-        whole = self._fits_whole(waiting)
+        takes_all = self._fits_whole(waiting)
         chosen: list[Group] = []
-        for step, found in waiting.items():
-            # what was there before counts as given out, so that a poll never takes it back
+        for step, step_groups in waiting.items():
+            # Earlier steps count as used, so that a later poll never takes a selection back.
             share = (self._steps[step] + 1) / max(self._expected, len(self._steps))
-            chosen += self._of_step(found, 1.0 if whole else share)
+            chosen += self._of_step(step_groups, 1.0 if takes_all else share)
         return chosen
 
     def _fits_whole(self, waiting: dict[int, list[Group]]) -> bool:
-        """Whether all there is fits, and no more is expected than these steps."""
-        groups = [group for found in waiting.values() for group in found]
+        """Whether all groups fit the cap and no further steps are expected."""
+        groups = [group for step_groups in waiting.values() for group in step_groups]
         samples = self.taken + sum(len(group.spans) for group in groups)
         size = self._taken_bytes + sum(group.bytes for group in groups)
         fits = samples <= self._cap.samples and size <= self._cap.bytes
         return fits and len(self._steps) >= self._expected
 
     def _of_step(self, groups: list[Group], share: float) -> list[Group]:
-        """Those within a share of the cap, of which some is taken already."""
+        """The groups of a step that fit `share` of the cap beside what is taken already."""
         chosen: list[Group] = []
-        for group in sorted(groups, key=lambda one: one.order):
+        for group in sorted(groups, key=lambda candidate: candidate.order):
             samples, size = len(group.spans), group.bytes
             fits = (
                 self.taken + samples <= share * self._cap.samples
@@ -137,20 +138,20 @@ class Selection:
                 chosen.append(group)
                 self.taken += samples
                 self._taken_bytes += size
-        return sorted(chosen, key=lambda one: one.spans[0])
+        return sorted(chosen, key=lambda candidate: candidate.spans[0])
 
     def _thin(self, waiting: dict[int, list[Group]]) -> int:
-        """Forgets groups that can never be taken; returns how many samples are left."""
+        """Drops groups that can never be taken; returns how many samples are left."""
         most = 2 * self._cap.samples / len(self._steps)
-        left = 0
+        remaining = 0
         for step, groups in waiting.items():
             kept: list[Group] = []
             samples = 0
-            for group in sorted(groups, key=lambda one: one.order):
+            for group in sorted(groups, key=lambda candidate: candidate.order):
                 if kept and samples > most:
                     break
                 kept.append(group)
                 samples += len(group.spans)
             waiting[step] = kept
-            left += samples
-        return left
+            remaining += samples
+        return remaining

@@ -1,7 +1,7 @@
-"""What a sentinel is: settings that are its thresholds, and a pure look at a step's numbers.
+"""The base of sentinels: settings with thresholds, and a pure function of a step's metrics.
 
-A sentinel keeps nothing itself. What it has to remember (a window, a baseline) it gets and gives
-back as JSON, so that it is run state: a resumed run speaks as one that never stopped.
+A sentinel has no state of its own. What it has to remember (a window, a baseline) is JSON that
+`look` gets and returns, and that is run state: a resumed run warns as one that never stopped.
 """
 
 import math
@@ -17,18 +17,19 @@ from postgrad.core.errors import RunError
 from postgrad.core.settings import Settings
 
 Action = Literal["off", "observe", "warn", "stop"]
-Seen = Mapping[str, float]  # metrics by name; of a step, or of an evaluation
-Memory = Mapping[str, Any]  # JSON
+Seen = Mapping[str, float]  # metric -> value, of a step or of an evaluation
+Memory = Mapping[str, Any]  # JSON that a sentinel remembers
 
 
 class SentinelStop(RunError):
-    """A sentinel whose action is "stop" has spoken; the message is what it said."""
+    """A sentinel with the action "stop" has a message: that of the exception."""
 
 
 class Acting(Settings):
-    """action: "off" does not look, "observe" records, "warn" also tells, "stop" ends the run.
+    """What happens when a sentinel has a message: "off" never looks, "observe" records an event,
+    "warn" also prints it, "stop" also ends the run.
 
-    In a recipe the action alone may stand for the table: `kl = "stop"`.
+    A recipe may give the action in place of the table: `kl = "stop"`.
     """
 
     action: Action = "warn"
@@ -41,35 +42,33 @@ class Acting(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a sentinel made of the newest numbers.
+    """The result of a sentinel's look at the newest metrics."""
 
-    after: what it remembers from now on. value: what it held against its limit, as the metric
-    sentinel/NAME; None where the number stands among the metrics anyway. message: None while all is
-    well.
-    """
-
-    after: Memory
-    value: float | None = None
-    message: str | None = None
+    after: Memory  # what it remembers from now on
+    value: float | None = None  # compared with its limit: metric sentinel/NAME; None: no new metric
+    message: str | None = None  # what is wrong and what to do; None: nothing
 
 
 class InARow(Strict):
-    """What most sentinels remember: how many looks in a row were over the limit."""
+    """The memory of most sentinels: how many looks in a row were over the limit."""
 
     row: Count = 0
 
 
 class Sentinel(Acting):
-    """One check of numbers that are measured anyway. remembers: the type of what its looks give
-    back, which a checkpoint of another hand has to keep to.
+    """A check of metrics that are measured anyway.
+
+    remembers: the type of its memory, against which the memory in a checkpoint is validated.
     """
 
     remembers: ClassVar[Any] = InARow
 
     @abstractmethod
     def look(self, seen: Seen, before: Memory) -> Look | None:
-        """`before`: what the last look remembered, {} at first. None where `seen` has nothing for
-        this sentinel. Pure.
+        """Checks the metrics `seen`; a pure function.
+
+        before: `after` of the last look, {} at first. None where `seen` lacks the sentinel's
+        metrics.
         """
 
 
@@ -81,11 +80,11 @@ class Level(Sentinel):
 
     @abstractmethod
     def value(self, seen: Seen) -> float | None:
-        """The number; None where it was not measured."""
+        """The number to compare with `limit`; None where it was not measured."""
 
     @abstractmethod
     def tell(self, value: float, seen: Seen) -> str:
-        """What is wrong, the numbers, what to do."""
+        """The message: what is wrong, the numbers, what to do."""
 
     def look(self, seen: Seen, before: Memory) -> Look | None:
         value = self.value(seen)
@@ -97,15 +96,15 @@ class Level(Sentinel):
 
 
 def in_a_row(before: Memory, over: bool, most: int) -> int:
-    """How many looks in a row were over, counted up to `most`."""
+    """How many looks in a row were over the limit, counted up to `most`."""
     return min(most, before.get("row", 0) + 1) if over else 0
 
 
 def measured(seen: Seen, *names: str) -> bool:
-    """True where every one of the numbers is there and finite: a window keeps no others."""
+    """Whether all the metrics `names` are there and finite, as a window needs them."""
     return all(math.isfinite(seen.get(name, math.nan)) for name in names)
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of at least one value."""
+    """The arithmetic mean of at least one value."""
     return sum(values) / len(values)

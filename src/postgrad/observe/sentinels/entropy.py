@@ -1,4 +1,4 @@
-"""The policy has stopped trying other answers."""
+"""Entropy collapse: the policy has stopped exploring."""
 
 import math
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ MOST = 0.5  # a task that so many samples solve has no entropy left to keep
 
 
 class Entropies(Strict):
-    """Of the first steps and of the newest ones."""
+    """Entropies, in nats a token, of the run's first steps and of the newest ones."""
 
     first: list[float] = []
     last: list[float] = []
@@ -53,8 +53,10 @@ class Entropy(Sentinel):
 
 
 def sampled_entropy(batch: RolloutBatch) -> dict[str, float]:
-    """Of the kept samples: nats a token, as the mean -log p of the tokens that the policy sampled,
-    which is right on average and free; and the share that earns the step's highest reward.
+    """Two metrics of the kept samples: their entropy in nats a token, and the share of them that
+    earns the step's highest reward.
+
+    The entropy is the mean -log p of the sampled tokens: an unbiased estimate that costs nothing.
     """
     if not len(batch):
         return {KEY: math.nan, BEST: math.nan}

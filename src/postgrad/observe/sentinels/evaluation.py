@@ -1,4 +1,4 @@
-"""The reward rises while held-out questions are answered worse: what is learned is the reward."""
+"""Reward hacking: the reward rises while accuracy on held-out questions falls."""
 
 import math
 from typing import Any, ClassVar
@@ -10,24 +10,25 @@ LOW, HIGH = "accuracy_low", "accuracy_high"
 
 
 class BestSoFar(Strict):
-    """The best lower end of an accuracy, and the mean reward before it."""
+    """The best evaluation of a set so far."""
 
-    low: float
-    reward: float | None
+    low: float  # lower end of its accuracy's interval
+    reward: float | None  # mean training reward before it; None: before the first step
 
 
 class Evaluations(Strict):
-    """The best of each set; the rewards of the steps since."""
+    """The memory: the best evaluation of each set, and the rewards since the last evaluation."""
 
-    best: dict[str, BestSoFar] = {}
-    earned: float = 0.0
+    best: dict[str, BestSoFar] = {}  # by the set's prefix, such as "eval/" or "eval/hard/"
+    earned: float = 0.0  # sum of the steps' mean rewards
     steps: Count = 0
 
 
 class Evaluation(Sentinel):
-    """Speaks at an evaluation whose accuracy lies under the best one's by more than both 95%
-    intervals allow, while the mean training reward since the last evaluation is higher than it was
-    then. The intervals are the threshold: small sets are slow to speak, and rightly.
+    """Speaks at an evaluation whose 95% interval of the accuracy lies below that of the best
+    evaluation, while the mean training reward is higher than before that one.
+
+    The intervals are the threshold, so small sets need a larger fall.
     """
 
     remembers: ClassVar[Any] = Evaluations
@@ -45,31 +46,36 @@ class Evaluation(Sentinel):
             return Look({"best": best}, message=message)
         if not measured(seen, "reward", "samples"):
             return None
-        for name, one in best.items():  # an evaluation before the first step: the reward after it
-            if one["reward"] is None:
-                best[name] = {**one, "reward": seen["reward"]}
+        for name, record in best.items():
+            if record["reward"] is None:  # evaluated before the first step: the reward after it
+                best[name] = {**record, "reward": seen["reward"]}
         return Look({"best": best, "earned": earned + seen["reward"], "steps": steps + 1})
 
 
 def _compare(
     seen: Seen, ends: dict[str, float], best: dict[str, Any], reward: float | None
 ) -> str | None:
-    """What is wrong, if anything; updates the best. reward: the mean since the last evaluation."""
-    found: list[str] = []
+    """The message, None where all is well. Updates `best` in place.
+
+    ends: set's prefix -> lower end of its accuracy's interval. reward: the mean since the last
+    evaluation.
+    """
+    falls: list[str] = []
     for name, low in ends.items():
-        known = best.get(name)
-        if known is None or low > known["low"]:
+        record = best.get(name)
+        if record is None or low > record["low"]:
             best[name] = {"low": low, "reward": reward}
             continue
-        high, before = seen[name + HIGH], known["reward"]
-        if high < known["low"] and None not in (reward, before) and reward > before:
-            found.append(
+        high, before = seen[name + HIGH], record["reward"]
+        if high < record["low"] and None not in (reward, before) and reward > before:
+            falls.append(
                 f"{name}accuracy fell to {seen[name + 'accuracy']:.3g} (at most {high:.3g}, was at "
-                f"least {known['low']:.3g}) while the reward rose from {before:.3g} to {reward:.3g}"
+                f"least {record['low']:.3g}) while the reward rose from {before:.3g} to "
+                f"{reward:.3g}"
             )
-    if not found:
+    if not falls:
         return None
     return (
-        f"the reward is learned, not the task: {'; '.join(found)}: read new samples with a high "
+        f"the reward is learned, not the task: {'; '.join(falls)}: read new samples with a high "
         "reward, mend the reward, go back to the best checkpoint"
     )

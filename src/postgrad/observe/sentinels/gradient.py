@@ -1,4 +1,4 @@
-"""A gradient norm far above those before it."""
+"""Gradient spikes: a gradient norm far above those of the steps before."""
 
 from statistics import median
 from typing import Any, ClassVar
@@ -29,16 +29,16 @@ class Gradient(Sentinel):
         }
         if not norms:
             return None
-        known: dict[str, list[float]] = dict(before)
+        history: dict[str, list[float]] = dict(before)
         most, message = 0.0, None
         for role, norm in norms.items():
-            past = known.get(role, [])
+            past = history.get(role, [])
             if len(past) >= min(self.after, self.window):
                 times = norm / median(past)
                 most = max(most, times)
                 message = self._tell(role, norm, times) if times > self.factor else message
-            known[role] = [*past, norm][-self.window :]
-        after: dict[str, Any] = known
+            history[role] = [*past, norm][-self.window :]
+        after: dict[str, Any] = history
         return Look(after, most or None, message)
 
     def _tell(self, role: str, norm: float, times: float) -> str:

@@ -1,4 +1,4 @@
-"""The policy runs away from its reference, or from itself within a step."""
+"""The policy moves too far from its reference, or from itself within a step."""
 
 from pydantic import Field
 
@@ -32,11 +32,11 @@ class KL(Sentinel):
         row = min(self.steps, before.get("row", 0) + 1) if over else 0
         if row < self.steps:
             return Look({"row": row})
-        (value, limit), what = limits[over[0]], over[0]
-        where = "itself before the step" if what == STEP else "its reference"
+        (value, limit), metric = limits[over[0]], over[0]
+        where = "itself before the step" if metric == STEP else "its reference"
         return Look(
             {"row": row},
-            message=f"the policy runs away from {where}: {what} is {value:.3g} nats a token (limit "
-            f"{limit:g}) for {row} steps: lower learner.lr, raise algorithm.kl_coef, or bound the "
-            "update with algorithm.clip_low, clip_high and learner.max_grad_norm",
+            message=f"the policy runs away from {where}: {metric} is {value:.3g} nats a token "
+            f"(limit {limit:g}) for {row} steps: lower learner.lr, raise algorithm.kl_coef, or "
+            "bound the update with algorithm.clip_low, clip_high and learner.max_grad_norm",
         )

@@ -1,4 +1,4 @@
-"""Answers grow and grow: often what is rewarded is length."""
+"""Responses that keep growing: often the reward favours length."""
 
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ NOISE = 5  # steps over which lengths are averaged
 
 
 class Lengths(Strict):
-    """Of the steps of a window, with their rewards."""
+    """Mean response lengths, in tokens, and mean rewards of the steps of a window."""
 
     lengths: list[float] = []
     rewards: list[float] = []

@@ -1,4 +1,4 @@
-"""What sentinels need of a step's samples and is not measured otherwise: no forward, one pass."""
+"""Metrics of a step's samples that only sentinels need; no forward pass is made for them."""
 
 from collections.abc import Sequence
 

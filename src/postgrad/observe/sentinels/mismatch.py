@@ -1,4 +1,4 @@
-"""Learner and sampler give the same tokens the same logprobs."""
+"""Train-inference mismatch: learner and sampler differ in the logprobs of the same tokens."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,9 @@ DIFFERENCE, RATIO = "sentinel/prob_difference", "sentinel/ratio_excess"
 
 
 class Mismatch(Sentinel):
-    """Two pieces of code computed the same logprobs: mean |p - p'| stays within `prob_difference`
-    (verl: normal below 0.005) and mean exp|log p - log p'| within `ratio_excess` (NeMo RL). A ratio
-    compared with itself would prove nothing.
+    """Speaks where the probabilities that learner (p) and sampler (p') computed for the same tokens
+    differ: mean |p - p'| over `prob_difference` (verl: normal below 0.005), or mean exp|log p - log
+    p'| over `ratio_excess` (NeMo RL).
     """
 
     prob_difference: float = Field(default=0.01, gt=0.0)
@@ -38,10 +38,10 @@ def differences(learner: Floats, sampled: Floats, mask: NDArray[np.bool_]) -> di
     """Mean |p - p'| and mean exp|log p - log p'| over the tokens [N] of `mask`, in float64; {}
     where there are none.
     """
-    one, two = learner[mask].astype(np.float64), sampled[mask].astype(np.float64)
-    if not len(one):
+    learner_kept, sampled_kept = learner[mask].astype(np.float64), sampled[mask].astype(np.float64)
+    if not len(learner_kept):
         return {}
     return {
-        DIFFERENCE: float(np.abs(np.exp(one) - np.exp(two)).mean()),
-        RATIO: float(np.exp(np.minimum(np.abs(one - two), 20.0)).mean()),
+        DIFFERENCE: float(np.abs(np.exp(learner_kept) - np.exp(sampled_kept)).mean()),
+        RATIO: float(np.exp(np.minimum(np.abs(learner_kept - sampled_kept), 20.0)).mean()),
     }

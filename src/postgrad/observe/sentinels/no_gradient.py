@@ -1,4 +1,4 @@
-"""Groups whose samples all earn the same teach nothing."""
+"""Zero-std groups: a group whose samples all earn the same reward gives no gradient."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,10 @@ KEY = "groups/stuck_fraction"
 
 
 class NoGradient(Level):
-    """Speaks while more than `limit` of the groups are stuck for `steps` steps in a row: all their
-    samples earn the same, and less than the best of the step. Groups that are all right are no
-    illness, unless the whole step earns one and the same.
+    """Speaks while more than `limit` of the groups are stuck for `steps` steps in a row.
+
+    A group is stuck where all its samples earn the same, and less than the step's best reward. So
+    groups that are all right do not count, unless all samples of the step earn the same.
     """
 
     limit: float = Field(default=0.9, gt=0.0, lt=1.0)
@@ -33,12 +34,12 @@ class NoGradient(Level):
 
 
 def stuck(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """The share of groups of several kept samples that are stuck, {} where there is none."""
+    """The share of stuck groups among those of several kept samples; {} where there are none."""
     rewards = [group.total[group.kept] for group in groups]
-    several = [one for one in rewards if len(one) > 1]
+    several = [group_rewards for group_rewards in rewards if len(group_rewards) > 1]
     if not several:
         return {}
     every = np.concatenate(several)
     best = every.max() if every.min() < every.max() else np.inf
-    equal = [one.min() == one.max() < best for one in several]
+    equal = [group_rewards.min() == group_rewards.max() < best for group_rewards in several]
     return {KEY: float(np.mean(equal))}

@@ -1,4 +1,4 @@
-"""Before a step's first update the policy is the one whose old logprobs were computed."""
+"""The first update of a step has to be on-policy: its ratios to the old logprobs are 1."""
 
 import math
 
@@ -9,23 +9,22 @@ from pydantic import Field
 from postgrad.observe.sentinels.base import Look, Memory, Seen, Sentinel
 
 KEY = "sentinel/on_policy"
-LIMITS = {"float32": 1e-4, "bfloat16": 0.02}  # of the compute dtype; what rounding alone gives
+LIMITS = {"float32": 1e-4, "bfloat16": 0.02}  # compute dtype -> what rounding alone gives
 
 
 class OnPolicy(Sentinel):
-    """Where old logprobs are computed in a forward of their own, the first update's must agree: the
-    mean |ratio - 1| over tokens stays within `limit`.
+    """Speaks where the first update's mean |ratio - 1| over tokens exceeds `limit`, in algorithms
+    that compute old logprobs in a separate forward pass.
 
-    Two codes paths that disagree (dropout that acts in one, other masks, other positions) train on
-    a ratio that is not one. limit: by the compute dtype where left out.
+    Then the two forward passes differ, for example in dropout, masks or positions.
     """
 
-    limit: float | None = Field(default=None, gt=0.0)
+    limit: float | None = Field(default=None, gt=0.0)  # None: by the compute dtype
 
     def for_dtype(self, dtype: str) -> "OnPolicy":
-        """With the limit that suits what the learner computes in."""
-        known = self.limit if self.limit is not None else LIMITS.get(dtype, max(LIMITS.values()))
-        return self.model_copy(update={"limit": known})
+        """A copy with the limit for the learner's compute dtype."""
+        limit = self.limit if self.limit is not None else LIMITS.get(dtype, max(LIMITS.values()))
+        return self.model_copy(update={"limit": limit})
 
     def look(self, seen: Seen, before: Memory) -> Look | None:
         if KEY not in seen:
@@ -44,8 +43,8 @@ class OnPolicy(Sentinel):
 def ratio_distance(
     old: NDArray[np.float32], now: NDArray[np.float32], mask: NDArray[np.bool_]
 ) -> dict[str, float]:
-    """{sentinel/on_policy: mean |exp(now - old) - 1|} over the tokens [N] of `mask` that both know
-    (NaN: not computed), {} where there are none.
+    """{sentinel/on_policy: mean |exp(now - old) - 1|} over the tokens [N] of `mask`; {} where there
+    are none. NaN in `now` marks logprobs that were not computed: such tokens do not count.
     """
     both = mask & ~np.isnan(now)
     if not both.any():

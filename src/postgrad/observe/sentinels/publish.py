@@ -1,4 +1,4 @@
-"""The rollout engine really has the weights that were sent to it."""
+"""Checks that the rollout engine uses the weights that were published to it."""
 
 from collections.abc import Sequence
 
@@ -16,20 +16,21 @@ NOISE = {"float32": 1e-3, "bfloat16": 0.05}
 
 
 class Publish(Sentinel):
-    """Engine and learner score the same probe after each publish. They may differ by `difference`
-    nats; and once the policy has moved by more than `noise` since the engine's last weights, by no
-    more than half of that way: a stale engine lies where it was, which a fixed limit would miss at
-    small learning rates. noise: what rounding alone may look like, by the format where left out.
+    """Speaks where engine and learner give the same probe different logprobs after a publish.
+
+    They may differ by `difference` nats. Once the policy has moved by more than `noise` since the
+    engine's last weights, they may differ by at most half of that distance, too: a stale engine is
+    a whole distance away, which a fixed limit would miss at small learning rates.
     """
 
     action: Action = "stop"
-    difference: float = Field(default=0.05, gt=0.0)  # bfloat16 rounds to about 0.01
-    noise: float | None = Field(default=None, gt=0.0)
+    difference: float = Field(default=0.05, gt=0.0)  # nats; bfloat16 rounds to about 0.01
+    noise: float | None = Field(default=None, gt=0.0)  # nats of rounding; None: by the dtype
 
     def for_dtype(self, dtype: str) -> "Publish":
-        """With the noise that the narrower format of engine and learner makes."""
-        known = self.noise if self.noise is not None else NOISE.get(dtype, max(NOISE.values()))
-        return self.model_copy(update={"noise": known})
+        """A copy with the noise of `dtype`, the narrower one of engine and learner."""
+        noise = self.noise if self.noise is not None else NOISE.get(dtype, max(NOISE.values()))
+        return self.model_copy(update={"noise": noise})
 
     def look(self, seen: Seen, before: Memory) -> Look | None:
         if DIFFERENCE not in seen:
@@ -50,7 +51,9 @@ class Publish(Sentinel):
 def probed(
     before: Sequence[Floats], engine: Sequence[Floats], learner: Sequence[Floats]
 ) -> dict[str, float]:
-    """Of the probe's logprobs by the engine before and after weights were sent, and the learner's:
-    how far apart the two are, and how far the policy moved; means over all tokens.
+    """The metrics of a publish: how far engine and learner differ, and how far the policy moved.
+
+    before, engine: the probe's logprobs by the engine before and after the publish; learner: the
+    learner's. Both metrics are means over all tokens of the probe, in nats.
     """
     return {DIFFERENCE: distance(engine, learner), MOVED: distance(before, learner)}

@@ -1,4 +1,4 @@
-"""One answer to every question: often a verifier that it fools."""
+"""One answer to many different questions: often it fools the verifier."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -33,8 +33,10 @@ class Repetition(Level):
 
 
 def repeated(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """The share of samples that have the commonest text, and the share that would have it if all
-    were right: of the commonest reference answer, or where a prompt has none, of the prompt itself.
+    """Two shares of the samples: those with the commonest text, and those that would have it if all
+    were right, which is the share of the commonest reference answer.
+
+    A prompt without a reference answer counts as having one of its own.
     """
     texts: Counter[str] = Counter()
     wanted: Counter[tuple[str, ...]] = Counter()

@@ -1,4 +1,4 @@
-"""A phase without progress; observe/watchdog.py is what looks, since time is no metric."""
+"""The settings for a phase without progress, which observe/watchdog.py measures."""
 
 from pydantic import Field
 

@@ -1,4 +1,4 @@
-"""Answers that are cut off teach little: their end was never written."""
+"""Truncated responses: most samples hit the token limit before they end."""
 
 from pydantic import Field
 

@@ -1,4 +1,4 @@
-"""Verifiers that give no score."""
+"""Verifier failures: samples that got no score."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,8 @@ KEY = "failed_fraction"
 
 
 class VerifierFailures(Level):
-    """Speaks while verifiers fail on more than `limit` of a step's samples. What stops a run
-    without any sentinel is scoring.max_failed_fraction.
+    """Speaks while verifiers fail on more than `limit` of a step's samples. Independent of it, a
+    run stops at scoring.max_failed_fraction.
     """
 
     limit: float = Field(default=0.02, ge=0.0, lt=1.0)
@@ -32,5 +32,5 @@ class VerifierFailures(Level):
 def failed(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     """The share of samples on which at least one component failed."""
     samples = sum(len(group.rollouts) for group in groups)
-    found = sum(len({one.sample for one in group.failures}) for group in groups)
-    return {KEY: found / max(1, samples)}
+    failures = sum(len({failure.sample for failure in group.failures}) for group in groups)
+    return {KEY: failures / max(1, samples)}

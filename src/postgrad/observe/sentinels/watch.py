@@ -1,4 +1,4 @@
-"""All sentinels of a run: who looks, what is remembered, and what follows when one speaks."""
+"""Runs all sentinels on a step's metrics, keeps what they remember, and acts on their messages."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -11,23 +11,23 @@ from postgrad.observe.sinks import Logs
 
 
 class Tells(Protocol):
-    """The part of a console that sentinels need."""
+    """The methods of a console that sentinels use."""
 
     def warn(self, text: str) -> None:
-        """Tell a person."""
+        """Prints a warning for people."""
         ...
 
     def spoken(self, name: str, text: str | None) -> None:
-        """What sentinel `name` says now; None: nothing any more."""
+        """Shows the message of the sentinel `name` until it is None."""
         ...
 
 
 class Sentinels:
-    """Shows every look's numbers to every sentinel, records what they say, and acts.
+    """Passes metrics to every sentinel, records their messages as events, warns and stops.
 
-    A sentinel that goes on speaking has one event and one warning, at its first step, and one event
-    when it falls silent. What it remembers is in the state that `look` gives back: {name: {"since":
-    step or None, "memory": ...}}.
+    A sentinel that speaks for several steps has one event and one warning, at the first of them,
+    and one event when it falls silent. The state that `look` returns is {name: {"since": first step
+    of the message or None, "memory": what the sentinel remembers}}.
     """
 
     def __init__(self, settings: SentinelSettings, logs: Logs, console: Tells) -> None:
@@ -39,23 +39,24 @@ class Sentinels:
     def look(
         self, step: int, seen: Seen, state: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, float]]:
-        """The state after a look at the numbers of a step, or of an evaluation after it, and the
-        metrics sentinel/NAME. `stop` then says whether the run may go on.
+        """Looks at the metrics of a step, or of an evaluation after it.
+
+        Returns the new state and the metrics sentinel/NAME. Call `stop` then.
         """
         after, metrics = dict(state), dict[str, float]()
         for name, sentinel in self._sentinels.items():
-            known = state.get(name, {"since": None, "memory": {}})
-            found = sentinel.look(seen, known["memory"])
-            if found is None:
+            remembered = state.get(name, {"since": None, "memory": {}})
+            look = sentinel.look(seen, remembered["memory"])
+            if look is None:
                 continue
-            if found.value is not None:
-                metrics[f"sentinel/{name}"] = found.value
-            since = self._hear(name, sentinel, found, step, known["since"])
-            after[name] = {"since": since, "memory": found.after}
+            if look.value is not None:
+                metrics[f"sentinel/{name}"] = look.value
+            since = self._hear(name, sentinel, look, step, remembered["since"])
+            after[name] = {"since": since, "memory": look.after}
         return after, metrics
 
     def require(self, state: Mapping[str, Any]) -> None:
-        """Raises RunError where what a checkpoint says of a sentinel is not what that remembers."""
+        """Raises RunError where a memory in a checkpoint's state has not its sentinel's type."""
         for name, sentinel in self._sentinels.items():
             if name in state:
                 try:
@@ -67,20 +68,20 @@ class Sentinels:
                     ) from error
 
     def at_once(self, step: int, seen: Seen) -> None:
-        """Before anything rests on these numbers: a sentinel that stops raises at once."""
+        """Looks at metrics without state, and raises SentinelStop before the run uses them."""
         self.look(step, seen, {})
         self.stop()
 
     def stop(self) -> None:
-        """Raises SentinelStop where the last looks ask for it."""
+        """Raises SentinelStop where a sentinel with the action "stop" has spoken."""
         if self._stopping is not None:
             raise SentinelStop(self._stopping)
 
     def _hear(
-        self, name: str, sentinel: Sentinel, found: Look, step: int, since: int | None
+        self, name: str, sentinel: Sentinel, look: Look, step: int, since: int | None
     ) -> int | None:
-        """The step since which it speaks, None while it is silent."""
-        message, action = found.message, sentinel.action
+        """Acts on a look. Returns the step since which the sentinel speaks, None while silent."""
+        message, action = look.message, sentinel.action
         if action != "observe":
             self._console.spoken(name, message)
         if message is None:

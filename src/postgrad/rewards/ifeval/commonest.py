@@ -1,6 +1,6 @@
 """The commonest words of languages that share a script, and letters that only one of them writes.
 
-Words that two languages share stand in both lists: they say nothing, and what differs decides.
+A word that two languages share is in both lists, so that it counts for neither.
 """
 
 _WORDS = {

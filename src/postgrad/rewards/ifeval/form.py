@@ -1,4 +1,4 @@
-"""What can be seen in a response: placeholders, postscript, bullets, sections, JSON, a title."""
+"""Instructions about the form: placeholders, postscript, bullets, sections, JSON, title."""
 
 import json
 import re
@@ -46,7 +46,7 @@ class NumberBulletLists(Instruction):
 
 
 class ConstrainedResponse(Instruction):
-    """One of the three answers of the paper stands in it, letter by letter."""
+    """The response contains one of the three answers of the paper, letter by letter."""
 
     def follows(self, text: str) -> bool:
         return any(option in text for option in _OPTIONS)
@@ -58,8 +58,8 @@ class NumberHighlightedSections(Instruction):
     num_highlights: Count
 
     def follows(self, text: str) -> bool:
-        found = _EMPHASIS.findall(text) + _STRONG.findall(text)
-        return sum(bool(inner.strip()) for inner in found) >= self.num_highlights
+        highlights = _EMPHASIS.findall(text) + _STRONG.findall(text)
+        return sum(bool(inner.strip()) for inner in highlights) >= self.num_highlights
 
 
 class MultipleSections(Instruction):
@@ -74,7 +74,7 @@ class MultipleSections(Instruction):
 
 
 class JsonFormat(Instruction):
-    """All of it is JSON, also in a Markdown fence."""
+    """The whole response is JSON, with or without a Markdown fence around it."""
 
     def follows(self, text: str) -> bool:
         body = text.strip()
@@ -82,7 +82,7 @@ class JsonFormat(Instruction):
         body = body[fence.end() if fence else 0 :].removesuffix("```")
         try:
             json.loads(body, parse_int=str)  # a number has as many digits as it wants
-        except (ValueError, RecursionError):  # brackets nested too deep for any reader
+        except (ValueError, RecursionError):  # brackets nested too deep for the parser
             return False
         return True
 

@@ -1,4 +1,4 @@
-"""What an instruction is: the values that a row gives it, and the rule for a response."""
+"""The base class of instructions: arguments from a row, and a rule for the response."""
 
 from typing import Annotated, Literal
 

@@ -33,7 +33,7 @@ class ForbiddenWords(Instruction):
     forbidden_words: list[Text] = Field(min_length=1)
 
     def follows(self, text: str) -> bool:
-        return not any(_whole(word).search(text) for word in self.forbidden_words)
+        return not any(_whole_word(word).search(text) for word in self.forbidden_words)
 
 
 class LetterFrequency(Instruction):
@@ -59,7 +59,7 @@ def occurrences(keyword: str, text: str) -> int:
     return len(re.findall(re.escape(keyword), text, re.IGNORECASE))
 
 
-def _whole(word: str) -> re.Pattern[str]:
+def _whole_word(word: str) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)
 
 

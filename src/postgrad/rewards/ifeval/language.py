@@ -1,6 +1,6 @@
-"""Which language a text is in, told by its script and its commonest words.
+"""Detects the language of a text from its script and its commonest words.
 
-No model and no statistics of letters: what is decided can be read in `commonest.py`.
+There is no model and no statistics of letters: the word lists of `commonest.py` decide.
 """
 
 import re
@@ -53,20 +53,20 @@ def is_written_in(code: str, text: str) -> bool:
     """Whether most letters of `text` are of the language's script and no other language of that
     script has more of its common words in it.
 
-    Under 20 words without a common word of any language count as the main one of the script, such
-    as English. Text without letters is in no language.
+    A text of under 20 words without a common word of any language counts as the first language of
+    its script, such as English. A text without letters is in no language.
     """
     code = base_code(code)
     script = main_script(text)
     if script is None or code not in _SCRIPTS.get(script, ()):
         return False
-    others = _SCRIPTS[script]
-    if len(others) == 1:
+    languages = _SCRIPTS[script]
+    if len(languages) == 1:
         return True
     words = Counter(_WORD.findall(composed(text).lower()))
-    hits = {other: _hits(other, words) for other in others}
+    hits = {language: _hits(language, words) for language in languages}
     if not any(hits.values()):
-        return code == others[0] and words.total() < _RARELY
+        return code == languages[0] and words.total() < _RARELY
     return hits[code] == max(hits.values()) and hits[code] >= words.total() // _RARELY
 
 

@@ -15,11 +15,15 @@ _WORD_END = re.compile(r"[.,?!'\"]")
 
 
 def words(text: str) -> list[str]:
-    """Runs of letters, digits and underscores. Accents and vowel signs of their own are left out:
-    to Python they are no part of a word, and would end it.
+    """Runs of letters, digits and underscores. Combining marks (accents, vowel signs) are removed
+    first: to Python's \\w they are no part of a word, and would end it.
     """
-    signs = {ord(one): None for one in set(text) if unicodedata.category(one).startswith("M")}
-    return _WORD.findall(text.translate(signs))
+    marks = {
+        ord(character): None
+        for character in set(text)
+        if unicodedata.category(character).startswith("M")
+    }
+    return _WORD.findall(text.translate(marks))
 
 
 class NumberSentences(Instruction):
@@ -80,7 +84,7 @@ class NthParagraphFirstWord(Instruction):
 
 
 def _first_word(paragraph: str) -> str:
-    """The first word in small letters, without quotes before it and what follows a mark in it."""
+    """The first word in lower case, without quotes before it, up to a punctuation mark in it."""
     word = paragraph.split()[0].lstrip(_OPENING)
     return _WORD_END.split(word)[0].lower()
 

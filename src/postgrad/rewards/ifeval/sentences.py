@@ -32,15 +32,15 @@ def sentences(text: str) -> list[str]:
     . ? ! … and their like in other scripts end a sentence where white space or the end follows, a
     line end does not. A piece without a letter or digit belongs to the sentence before it.
     """
-    found: list[str] = []
+    pieces: list[str] = []
     start = 0
     for stop in _STOP.finditer(text):
         if not _ends(text, stop):
             continue
-        found.append(text[start : stop.end()])
+        pieces.append(text[start : stop.end()])
         start = stop.end()
-    found.append(text[start:])
-    return [piece.strip() for piece in _with_words(found)]
+    pieces.append(text[start:])
+    return [piece.strip() for piece in _with_words(pieces)]
 
 
 def _ends(text: str, stop: re.Match[str]) -> bool:

@@ -15,18 +15,15 @@ KINDS: dict[str, type[Instruction]] = keywords.KINDS | length.KINDS | form.KINDS
 
 
 class IFEval(Verifier):
-    """1 where a sample follows all instructions of its row, else 0; `credit` = "fraction" gives the
-    share that it follows.
+    """1 where a sample follows all instructions of its row, else 0.
 
-    `instructions` names the column with the ids of a row's instructions, `kwargs` the one with
-    their values: one mapping each, in which null is nothing. Both are lists, or JSON text of one.
-    `loose` also tries the sample without its first line, its last, both, and without asterisks, and
-    takes an instruction as followed where any of the eight follows it.
+    `loose` also tries the sample without its first line, its last, both, and without asterisks; an
+    instruction is followed where any of these eight variants follows it.
     """
 
-    instructions: str = "instruction_id_list"
-    kwargs: str = "kwargs"
-    credit: Literal["all", "fraction"] = "all"
+    instructions: str = "instruction_id_list"  # column with a list of ids, or JSON text of one
+    kwargs: str = "kwargs"  # column with a mapping of arguments for each id; null means absent
+    credit: Literal["all", "fraction"] = "all"  # "fraction": the share of instructions followed
     loose: bool = False
 
     def check(self, prompt: PromptView) -> str | None:
@@ -59,26 +56,32 @@ class IFEval(Verifier):
                 f"{len(names)} instructions in {self.instructions!r}, {len(values)} sets of values "
                 f"in {self.kwargs!r}: one for each is wanted"
             )
-        return [(name, instruction(name, given)) for name, given in zip(names, values, strict=True)]
+        return [
+            (name, instruction(name, arguments))
+            for name, arguments in zip(names, values, strict=True)
+        ]
 
 
 def instruction(name: Any, values: Any) -> Instruction:
-    """The instruction of that id with these values; ValueError where there is none."""
+    """The instruction with the id `name` and the arguments `values` (None values are dropped).
+
+    Raises ValueError where the id is unknown or the arguments are wrong.
+    """
     if name not in KINDS:
         close = nearest(str(name), KINDS)
         hint = f"did you mean {close!r}?" if close else f"known: {', '.join(KINDS)}"
         raise ValueError(f"no instruction is called {name!r}; {hint}")
     if not isinstance(values, Mapping | None):
         raise ValueError(f"values of {name}: a mapping is wanted, not {values!r:.80}")
-    given = {key: value for key, value in (values or {}).items() if value is not None}
+    arguments = {key: value for key, value in (values or {}).items() if value is not None}
     try:
-        return KINDS[name].model_validate(given)
+        return KINDS[name].model_validate(arguments)
     except ValidationError as error:
         raise ValueError(f"values of {name}: {_problem(error)}") from error
 
 
 def variants(text: str) -> Iterator[str]:
-    """The eight texts of the paper's loose rule."""
+    """The eight variants of a text for the paper's loose accuracy."""
     lines = text.split("\n")
     for part in (lines, lines[1:], lines[:-1], lines[1:-1]):
         joined = text if part is lines else "\n".join(part).strip()

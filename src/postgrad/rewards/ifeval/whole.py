@@ -18,12 +18,12 @@ class TwoResponses(Instruction):
 
     def follows(self, text: str) -> bool:
         parts = [part.strip() for part in text.split(_SEPARATOR)]
-        given = [part for part in parts if part]
-        return all(parts[1:-1]) and len(given) == 2 and given[0] != given[1]
+        responses = [part for part in parts if part]
+        return all(parts[1:-1]) and len(responses) == 2 and responses[0] != responses[1]
 
 
 class RepeatPrompt(Instruction):
-    """It starts with the prompt, in any case."""
+    """The response starts with the prompt, in any case."""
 
     prompt_to_repeat: Text
 
@@ -32,7 +32,7 @@ class RepeatPrompt(Instruction):
 
 
 class EndChecker(Instruction):
-    """It ends with the phrase, in any case; double quotation marks may follow."""
+    """The response ends with the phrase, in any case; double quotation marks may follow."""
 
     end_phrase: Text
 
@@ -41,7 +41,7 @@ class EndChecker(Instruction):
 
 
 class Quotation(Instruction):
-    """It is wrapped in double quotation marks."""
+    """The response is wrapped in double quotation marks."""
 
     def follows(self, text: str) -> bool:
         text = text.strip()
@@ -60,28 +60,28 @@ class CapitalWordFrequency(Instruction):
 
 
 class EnglishCapital(Instruction):
-    """English without a small letter."""
+    """The response is English without a lower-case letter."""
 
     def follows(self, text: str) -> bool:
         return text.isupper() and is_written_in("en", text)
 
 
 class EnglishLowercase(Instruction):
-    """English without a capital letter."""
+    """The response is English without a capital letter."""
 
     def follows(self, text: str) -> bool:
         return text.islower() and is_written_in("en", text)
 
 
 class NoComma(Instruction):
-    """No comma."""
+    """The response has no comma."""
 
     def follows(self, text: str) -> bool:
         return "," not in text
 
 
 class ResponseLanguage(Instruction):
-    """It is written in the language, an ISO 639-1 code."""
+    """The response is written in `language`, an ISO 639-1 code."""
 
     language: Text
 
@@ -91,7 +91,7 @@ class ResponseLanguage(Instruction):
         if base_code(code) not in LANGUAGES:
             close = nearest(code, LANGUAGES)
             hint = f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(LANGUAGES))}"
-            raise ValueError(f"this language cannot be told; {hint}")
+            raise ValueError(f"this language cannot be detected; {hint}")
         return code
 
     def follows(self, text: str) -> bool:

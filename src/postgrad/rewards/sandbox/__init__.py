@@ -1,2 +1,5 @@
-"""Runs programs that a model wrote. Nothing here imports more than the standard library, but for
-the settings: `zygote` and what it imports run in an interpreter without site-packages."""
+"""Runs programs that a model wrote in isolation.
+
+`zygote` and what it imports use the standard library only: they run in an interpreter without
+site-packages.
+"""

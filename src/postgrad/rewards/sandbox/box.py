@@ -1,4 +1,4 @@
-"""The walls around programs: namespaces, a root with nothing in it, capabilities given up.
+"""Isolation of programs: namespaces, a root with almost nothing in it, no capabilities.
 
 Runs inside the interpreter of the zygote: standard library only.
 """
@@ -20,38 +20,38 @@ _OLD = "/old"
 _PLAIN = kernel.MS_NOSUID | kernel.MS_NODEV
 _LOCKED = 2 | 4 | 8 | 1024 | 2048 | 4096  # flags that a remount by another user must keep
 _FILES = 1024  # of a scratch
-_OWN = 8  # processes of the sandbox itself that the same limit may count
-_COUNTS_BY_NAMESPACE = (5, 14)  # Linux
+_OWN = 8  # processes of the sandbox itself that count against the same limit
+_COUNTS_BY_NAMESPACE = (5, 14)  # Linux version since which RLIMIT_NPROC counts by namespace
 _NAMESPACES = (
     kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC
     | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
 )  # fmt: skip
 
 
-def enter() -> int | None:
-    """Go on in a process that is alone in new namespaces of every kind: there, None is returned.
+def enter_namespaces() -> int | None:
+    """Forks a process that is alone in new namespaces of every kind, and returns None in it.
 
-    The processes left outside only wait; for them it returns the exit status to end with. Raises
-    OSError where the system does not allow it.
+    The processes that stay outside wait for it; in them the exit status to end with is returned.
+    Raises OSError where the system does not allow namespaces.
     """
-    asks, told = socket.socketpair()
+    parent_end, child_end = socket.socketpair()
     child = os.fork()
     if child:
-        told.close()
-        if asks.recv(1):
-            asks.send(b"y" if _map_nobody(child) else b"n")
-        asks.close()
+        child_end.close()
+        if parent_end.recv(1):
+            parent_end.send(b"y" if _map_nobody(child) else b"n")
+        parent_end.close()
         return _status_of(child)
-    asks.close()
+    parent_end.close()
     kernel.die_with_parent()
     user, group = os.geteuid(), os.getegid()
     kernel.unshare(kernel.CLONE_NEWUSER)
-    told.send(b"?")
-    if told.recv(1) != b"y":
+    child_end.send(b"?")
+    if child_end.recv(1) != b"y":
         Path("/proc/self/setgroups").write_text("deny", "ascii")
         Path("/proc/self/uid_map").write_text(f"{_INSIDE} {user} 1", "ascii")
         Path("/proc/self/gid_map").write_text(f"{_INSIDE} {group} 1", "ascii")
-    told.close()
+    child_end.close()
     kernel.unshare(_NAMESPACES)
     socket.sethostname(HOST)
     child = os.fork()
@@ -61,11 +61,11 @@ def enter() -> int | None:
     return None
 
 
-def narrow(libraries: Sequence[str] = ()) -> int | None:
-    """A root that holds `libraries`, four devices and an empty scratch; read only.
+def restrict_root(libraries: Sequence[str] = ()) -> int | None:
+    """Changes the root to a read-only one with `libraries`, four devices and an empty /tmp.
 
     libraries: files and folders; without any, the standard library and no installed packages.
-    Returns the user that programs become, None where there is only one.
+    Returns the number of the user that programs become, None where the namespace has one user.
     """
     standard = dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
     users = Path("/proc/self/uid_map").read_text("ascii").splitlines()
@@ -93,12 +93,12 @@ def narrow(libraries: Sequence[str] = ()) -> int | None:
     return _INSIDE if len(users) > 1 else None
 
 
-def seclude(own: int, user: int | None, scratch_bytes: int) -> int:
-    """Fork: the child is process 1 of a world of its own, where /tmp is new and empty.
+def fork_isolated(pidfd: int, user: int | None, scratch_bytes: int) -> int:
+    """Forks a child that is process 1 of new process, mount and IPC namespaces with an empty /tmp.
 
-    Returns the child's number here and 0 there. `own` is a pidfd of this process.
+    Returns the child's id here and 0 in the child. pidfd: of this process. user: owner of /tmp.
     """
-    kernel.join(own, kernel.CLONE_NEWPID)  # without going back first, a second unshare is refused
+    kernel.join(pidfd, kernel.CLONE_NEWPID)  # without going back first, a second unshare is refused
     kernel.unshare(kernel.CLONE_NEWPID)
     child = os.fork()
     if child:
@@ -111,8 +111,10 @@ def seclude(own: int, user: int | None, scratch_bytes: int) -> int:
     return 0
 
 
-def give_up(user: int | None, threads: int) -> None:
-    """No capabilities, for good, and at most that many threads where the kernel counts them."""
+def drop_rights(user: int | None, threads: int) -> None:
+    """Drops all capabilities for good, becomes `user`, and limits the threads where the kernel
+    counts them by namespace.
+    """
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)

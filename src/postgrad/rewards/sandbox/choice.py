@@ -1,4 +1,4 @@
-"""Which layer isolates programs on this machine: the first that holds one that tries to get out."""
+"""Chooses the layer that isolates programs here: the first that withstands an escape attempt."""
 
 import json
 from functools import lru_cache
@@ -9,9 +9,10 @@ from postgrad.rewards.sandbox.client import Limits, Program, Sandbox, SandboxErr
 
 
 def choose(unsafe: bool = False) -> Sandbox:
-    """A running sandbox in the first layer that holds a program which tries to get out.
+    """A running sandbox in the first layer that withstands a program which tries to get out.
 
-    Raises UsageError with the reasons where there is none, unless `unsafe`: then nothing isolates.
+    Where no layer does, raises UsageError with the reasons; with `unsafe` it returns a sandbox
+    that isolates nothing.
     """
     reasons: list[str] = []
     for layer in layers.in_order():
@@ -27,14 +28,14 @@ def choose(unsafe: bool = False) -> Sandbox:
         return Sandbox(layers.NONE)
     raise UsageError(
         f"there is no sandbox for programs that a model wrote ({'; '.join(reasons)}). Install "
-        "bubblewrap or allow unprivileged user namespaces; or say `unsafe = true` in the recipe, "
-        "where the machine is one that nobody would miss"
+        "bubblewrap or allow unprivileged user namespaces; or set `unsafe = true` in the recipe, "
+        "on a machine that holds nothing of value"
     )
 
 
 @lru_cache(maxsize=2)
 def shared(unsafe: bool = False) -> Sandbox:
-    """The one sandbox of this process; chosen at the first call, ends with the process."""
+    """The sandbox of this process: chosen at the first call, ends with the process."""
     return choose(unsafe)
 
 
@@ -48,7 +49,7 @@ def describe() -> str:
 
 
 def _weakness(sandbox: Sandbox) -> str | None:
-    """Why the sandbox is none here, or None."""
+    """Why the sandbox does not isolate here, or None where it does."""
     task = {"mode": "script", "sources": [layers.probe()]}
     try:
         end = sandbox.run([Program(task)], Limits())

@@ -1,4 +1,4 @@
-"""A sandbox as a worker sees it: programs and limits in, how they ended out."""
+"""The worker's side of the sandbox: programs and limits go in, how they ended comes out."""
 
 import contextlib
 import json
@@ -18,8 +18,8 @@ from postgrad.rewards.sandbox.layers import ENVIRONMENT, Layer
 
 START_SECONDS = 60.0
 _TICK = 0.2  # seconds between two looks at how long a program has been idle
-_CLOCK = 0.02  # seconds to which the kernel tells when a process was started
-_REPLY = 1 << 16
+_CLOCK = 0.02  # resolution, in seconds, of the kernel's start time of a process
+_REPLY = 1 << 16  # bytes of one read
 
 
 class SandboxError(Exception):
@@ -28,53 +28,49 @@ class SandboxError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use. CPU and idle seconds count for all processes of one run together.
+    """What the programs of one run may use.
 
-    Idle is the time in which a program neither ran nor waited for a processor: a busy host makes
-    nobody idle. memory_bytes is address space; output_bytes the largest file it can write.
+    Idle is the time in which programs neither ran nor waited for a processor, so that a busy host
+    makes no program idle.
     """
 
-    cpu_seconds: float = 2.0
-    idle_seconds: float = 5.0
-    memory_bytes: int = 512 << 20
-    threads: int = 16
-    output_bytes: int = 1 << 20
-    scratch_bytes: int = 16 << 20
+    cpu_seconds: float = 2.0  # of all programs together
+    idle_seconds: float = 5.0  # of all programs together
+    memory_bytes: int = 512 << 20  # address space of each
+    threads: int = 16  # of each
+    output_bytes: int = 1 << 20  # largest file or stream
+    scratch_bytes: int = 16 << 20  # size of /tmp
 
 
 @dataclass
 class Program:
-    """A task for `guest.run` and what it reads. pipes: two descriptors more, for `remote`."""
+    """A program to run."""
 
-    task: dict[str, Any]
+    task: dict[str, Any]  # JSON for guest.run: "mode", "sources" and what the mode needs
     stdin: bytes = b""
-    pipes: tuple[int, ...] = ()
+    pipes: tuple[int, ...] = ()  # (ask, reply): descriptors for remote.py, closed by `run`
 
 
 @dataclass(frozen=True)
 class End:
-    """How a run ended. cause: None, "cpu_time", "idle", "output", "exit" or "signal".
+    """How a run ended. Code, output and result are those of its first program."""
 
-    code: exit status, or minus the signal. errors: the end of what each program wrote to standard
-    error. result: what its mode of guest.py returned, None where it did not come so far.
-    own_cpu_seconds: what the sandbox used beside cpu_seconds, those of the programs.
-    """
-
-    cause: str | None
-    code: int
-    output: bytes
-    errors: tuple[str, ...]
-    result: Any
-    cpu_seconds: float
+    cause: str | None  # "cpu_time", "idle", "output", "exit" or "signal"; None: exit status 0
+    code: int  # exit status, or minus the signal
+    output: bytes  # standard output
+    errors: tuple[str, ...]  # the end of each program's standard error
+    result: Any  # JSON that the mode of guest.py returned; None where it did not get so far
+    cpu_seconds: float  # of the programs
     idle_seconds: float
-    own_cpu_seconds: float
+    own_cpu_seconds: float  # of the sandbox itself
 
 
 @dataclass
-class _Files:
-    """The files of one program, memory only. They close with `close`."""
+class _ProgramFiles:
+    """The files of one program, in memory. Close them with `close`."""
 
     program: Program
+    # Descriptors: stdin, stdout, stderr, task, result.
     numbers: list[int] = field(default_factory=list)
 
     def open(self) -> list[int]:
@@ -92,9 +88,9 @@ class _Files:
 
 
 class Sandbox:
-    """Runs programs in a layer. Starts with the first one; close it, or use `with`.
+    """Runs programs in a layer. Its process starts with the first run; close it, or use `with`.
 
-    Raises SandboxError where it cannot be started; it is started again for the next program.
+    A run raises SandboxError where the sandbox fails; the next run starts it again.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -110,10 +106,10 @@ class Sandbox:
         self.close()
 
     def run(self, programs: Sequence[Program], limits: Limits) -> End:
-        """Run them side by side until the first one ends, which is the one that is told about."""
-        files = [_Files(program) for program in programs]
+        """Run programs side by side until the first of them ends; the others are killed then."""
+        files = [_ProgramFiles(program) for program in programs]
         try:
-            numbers = [one.open() for one in files]
+            numbers = [file.open() for file in files]
             order = {"stride": len(numbers[0]), "limits": asdict(limits)}
             control = self._started()
             try:
@@ -130,14 +126,14 @@ class Sandbox:
                 raise self._broken(f"it cannot be reached: {error}") from error
             return _end(files, answer, idle, limits)
         finally:
-            for one in files:
-                one.close()
+            for file in files:
+                file.close()
             for program in programs:
                 for pipe in program.pipes:
                     os.close(pipe)
 
     def close(self) -> None:
-        """End it, and whatever runs in it."""
+        """End the sandbox's process, and whatever runs in it."""
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -179,16 +175,19 @@ class Sandbox:
     def _await(
         self, control: socket.socket, limits: Limits, started: float, stolen: float
     ) -> tuple[dict[str, Any], float]:
-        """The answer, and how long the programs were idle; at the limit they are ended."""
+        """(the zygote's answer, idle seconds of the programs); at the idle limit they are killed.
+
+        started, stolen: the clock and `_stolen()` when the run began.
+        """
         idle, ended = 0.0, False
         received = b""
         while not received.endswith(b"\n"):
             pause = min(max(limits.idle_seconds - idle, 0.01), _TICK)
             if select.select([control], [], [], pause)[0]:
-                more = control.recv(_REPLY)
-                if not more:
+                chunk = control.recv(_REPLY)
+                if not chunk:
                     raise self._broken("it ended")
-                received += more
+                received += chunk
             elif not ended:
                 passed = time.monotonic() - started
                 idle = max(idle, self._idle(passed) - (_stolen() - stolen))
@@ -198,18 +197,19 @@ class Sandbox:
         return json.loads(received), idle
 
     def _idle(self, elapsed: float) -> float:
-        """Seconds of the `elapsed` ones in which the programs neither ran nor waited for a
-        processor; 0 where one of them does so now, since the kernel counts a wait when it is over.
+        """Seconds out of `elapsed` in which the programs neither ran nor waited for a processor.
+
+        0 while one of them runs or waits, since the kernel counts a wait only when it is over.
         """
         assert self._process is not None
-        found = list(cpu.descendants(self._process.pid))
+        pids = list(cpu.descendants(self._process.pid))
         with contextlib.suppress(OSError):  # what ends meanwhile is no longer idle
             # From when the first of them was started, which may be late on a busy host. Who starts
             # them is older than that.
-            begun = max((age for age in map(_age, found) if age <= elapsed + _CLOCK), default=0.0)
-            looks = [_look(pid) for pid in found if not _has_children(pid)]
-            if not any(one.runnable for one in looks):
-                return min(elapsed, begun) - sum(one.busy for one in looks)
+            begun = max((age for age in map(_age, pids) if age <= elapsed + _CLOCK), default=0.0)
+            looks = [_look(pid) for pid in pids if not _has_children(pid)]
+            if not any(look.runnable for look in looks):
+                return min(elapsed, begun) - sum(look.busy for look in looks)
         return 0.0
 
     def _broken(self, why: str) -> SandboxError:
@@ -225,14 +225,14 @@ class Sandbox:
         return SandboxError(f"the sandbox ({self.layer.name}): {why}{': ' if last else ''}{last}")
 
 
-def _end(files: list[_Files], answer: dict[str, Any], idle: float, limits: Limits) -> End:
+def _end(files: list[_ProgramFiles], answer: dict[str, Any], idle: float, limits: Limits) -> End:
     ends = answer["ends"]
     for end in ends:
         if end["trouble"]:
             raise SandboxError(f"a program could not be started: {end['trouble']}")
     code, most = ends[0]["code"], limits.output_bytes
     output, result = (files[0].read(place, most + 1) for place in (1, 4))
-    errors = [one.read(2, most + 1) for one in files]
+    errors = [file.read(2, most + 1) for file in files]
     used = sum(end["cpu"] for end in ends)
     cause = None
     if answer["over_cpu"] or used > limits.cpu_seconds:
@@ -246,8 +246,8 @@ def _end(files: list[_Files], answer: dict[str, Any], idle: float, limits: Limit
     value = None
     with contextlib.suppress(ValueError, RecursionError):  # of a program, so it may be anything
         value = json.loads(result)
-    told = tuple(error[-2000:].decode(errors="replace").strip() for error in errors)
-    return End(cause, code, output, told, value, used, idle, answer["own_cpu"])
+    last_errors = tuple(error[-2000:].decode(errors="replace").strip() for error in errors)
+    return End(cause, code, output, last_errors, value, used, idle, answer["own_cpu"])
 
 
 def _memory(content: bytes) -> int:
@@ -265,8 +265,9 @@ def _memory(content: bytes) -> int:
 
 
 def _stolen() -> float:
-    """Seconds that the host has kept this machine's processors for others, the mean of them; a
-    program that computes meanwhile neither runs nor waits. 0 where nobody tells.
+    """Steal time: seconds in which the host ran other machines, the mean over processors.
+
+    A program that computes meanwhile neither runs nor waits. 0 where the kernel has no /proc/stat.
     """
     try:
         times = Path("/proc/stat").read_text("ascii").partition("\n")[0].split()
@@ -287,12 +288,10 @@ def _age(pid: int) -> float:
 
 
 class _Look(NamedTuple):
-    """A process as it is now. busy: of all its threads, seconds on a processor and in the queue for
-    one; runnable: whether one of them is there at present.
-    """
+    """A process at one moment."""
 
-    busy: float
-    runnable: bool
+    busy: float  # seconds of all its threads on a processor or in the queue for one
+    runnable: bool  # a thread is on a processor or in the queue now
 
 
 def _look(pid: int) -> _Look:
@@ -305,5 +304,5 @@ def _look(pid: int) -> _Look:
 
 
 def _fields(folder: Path) -> list[str]:
-    """Of `stat`, from the state on: what stands before may hold any character."""
+    """The fields of /proc/PID/stat from the state on: the name before may hold any character."""
     return (folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()

@@ -1,8 +1,8 @@
-"""The walls around verifiers of others, for the worker that runs them and for each of its children.
+"""The sandbox of third-party verifiers: around the worker that runs them and around each child.
 
-The worker imports them first and shuts itself in then: no network, no files but those of libraries,
-no other processes, no capability. What may run a sample's text as code does so in a child of its
-own, forked for that one score and gone with it, so that nothing of one sample is left for the next.
+The worker imports them first and then isolates itself: no network, no files but those of libraries,
+no other processes, no capabilities. A verifier that may run a sample's text as code does so in a
+child process that is forked for one score, so that nothing of a sample is left for the next one.
 """
 
 import json
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from postgrad.core.errors import UsageError
 from postgrad.rewards.sandbox import box, kernel, seccomp
 
-MEMORY_BYTES = 1 << 30  # address space of a score, beside what the worker holds when it is ready
+MEMORY_BYTES = 1 << 30  # address space of a score, beyond what the worker has when it is ready
 _ANSWER_BYTES = 1 << 17
 _TICK = 0.05  # seconds between two looks at a child's CPU clock
 _DESCRIPTORS = 1 << 16
@@ -30,29 +30,29 @@ _THREADS = 8
 _SYSTEM = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/nix/store")
 
 
-class End(NamedTuple):
-    """How a child ended: its answer, JSON that it chose itself; else a cause and a message."""
+class ChildEnd(NamedTuple):
+    """How the child process of a score ended."""
 
-    answer: Any = None
-    cause: str | None = None
+    answer: Any = None  # untrusted JSON that the child wrote
+    cause: str | None = None  # "cpu_time" or "crash"; None where there is an answer
     message: str = ""
 
 
 class Enclosure:
-    """Begins before the verifiers are imported, and is shut after.
+    """The isolation of this process. Create it before verifiers are imported, `isolate` after that.
 
-    layer: "landlock", "namespaces", or "none" with the reasons in `missing`. Where there is none,
-    `apart` refuses.
+    layer: "landlock", "namespaces", or "none" with the reason in `missing`; then `run_in_child`
+    raises.
     """
 
     def __init__(self) -> None:
-        """Raises SystemExit in the process that stays outside, where namespaces need one."""
+        """Raises SystemExit in the process that stays outside, where namespaces need a fork."""
         self.layer, self.missing = _layer()
         self._shut = False
 
-    def shut(self, packages: Iterable[str]) -> None:
-        """Put the walls up around this process, for good. packages: files and folders of code that
-        stay readable, beside the libraries. Raises UsageError where a wall does not hold.
+    def isolate(self, packages: Iterable[str]) -> None:
+        """Isolates this process for good. packages: files and folders of code that stay readable
+        beside the libraries. Raises UsageError where a trial shows that the isolation has a hole.
         """
         if self.layer == "none":
             return
@@ -63,22 +63,22 @@ class Enclosure:
             kernel.read_only([*readable, *box.DEVICES])
             kernel.drop_capabilities()
         else:
-            user = box.narrow(readable)
-            box.give_up(user, _THREADS)
+            user = box.restrict_root(readable)
+            box.drop_rights(user, _THREADS)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _lower(resource.RLIMIT_AS, held + MEMORY_BYTES)
         kernel.install_filter(seccomp.build(os.uname().machine, forks=True))
         self._leaf = seccomp.build_leaf(os.uname().machine)
         self._shut = True
-        escapes = self.apart(_escapes, 5.0)
+        escapes = self.run_in_child(_escapes, 5.0)
         if escapes.answer != []:
             raise UsageError(f"the sandbox of verifiers ({self.layer}) does not hold: {escapes}")
 
-    def apart(self, score: Callable[[], Any], cpu_seconds: float) -> End:
-        """What `score` returns, a JSON value, in a child of its own with so much CPU time.
+    def run_in_child(self, score: Callable[[], Any], cpu_seconds: float) -> ChildEnd:
+        """Calls `score`, which returns a JSON value, in a child process with that much CPU time.
 
-        The child may run anything, and write its answer itself: who reads it believes a number at
-        most. Raises UsageError where there are no walls.
+        The child may run any code, and may forge its answer: check what you read. Raises UsageError
+        where this process is not isolated.
         """
         if not self._shut:
             raise UsageError(
@@ -96,16 +96,18 @@ class Enclosure:
             os.close(reading)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if over or code == -signal.SIGXCPU:
-            return End(cause="cpu_time", message=f"used more than {cpu_seconds:g} s of CPU time")
+            return ChildEnd(
+                cause="cpu_time", message=f"used more than {cpu_seconds:g} s of CPU time"
+            )
         try:
-            return End(json.loads(text))
+            return ChildEnd(json.loads(text))
         except (ValueError, RecursionError):
             ending = f"died of signal {-code}" if code < 0 else f"ended with exit code {code}"
-            return End(cause="crash", message=f"the process of the score {ending}")
+            return ChildEnd(cause="crash", message=f"the process of the score {ending}")
 
     def _become(self, score: Callable[[], Any], writing: int, cpu_seconds: float) -> None:
-        """In the child: nothing open but standard streams and the pipe; score, answer, end."""
-        code, leave = 1, os._exit  # by its own name: text may replace that of the module
+        """In the child: closes all but standard streams and the pipe, scores, answers, exits."""
+        code, leave = 1, os._exit  # kept here, since a text may replace os._exit
         try:
             os.dup2(writing, 3)
             os.closerange(4, _DESCRIPTORS)
@@ -123,8 +125,9 @@ class Enclosure:
 
 
 def describe() -> str:
-    """The layer that verifiers of others get on this machine, or why there is none."""
-    command = [sys.executable, "-m", "postgrad.rewards.sandbox.enclosure"]  # it would shut us in
+    """The layer that third-party verifiers get on this machine, or "none: " and why."""
+    # In a process of its own, since isolation cannot be undone.
+    command = [sys.executable, "-m", "postgrad.rewards.sandbox.enclosure"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return ended.stdout.strip() or f"none: {ended.stderr.strip().rpartition(chr(10))[2]}"
 
@@ -144,7 +147,7 @@ def _layer() -> tuple[str, str]:
     if kernel.landlock_version():
         return "landlock", ""
     try:
-        status = box.enter()
+        status = box.enter_namespaces()
     except OSError as error:  # the process that goes on is a child all the same
         return "none", f"the kernel has no Landlock, and allows no namespaces ({error})"
     if status is not None:
@@ -153,17 +156,17 @@ def _layer() -> tuple[str, str]:
 
 
 def _libraries(packages: Iterable[str]) -> list[str]:
-    """Folders of code: of the interpreter, of installed packages, of the system. Nobody's files."""
+    """Folders of code of the interpreter, installed packages and the system; no users' files."""
     installed = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    own = [sys.prefix, sys.base_prefix, sys.exec_prefix, *site.getsitepackages(), *installed]
+    prefixes = [sys.prefix, sys.base_prefix, sys.exec_prefix, *site.getsitepackages(), *installed]
     postgrad = str(Path(__file__).parents[2])
-    paths = [*_SYSTEM, *map(os.path.realpath, own), *own, postgrad, *packages]
+    paths = [*_SYSTEM, *map(os.path.realpath, prefixes), *prefixes, postgrad, *packages]
     return [path for path in dict.fromkeys(paths) if path != "/"]
 
 
 def _watched(child: int, reading: int, cpu_seconds: float) -> tuple[bytes, bool]:
-    """What the child writes, and whether it used too much. It has ended, or is killed, after: who
-    closes the pipe has nothing more to say.
+    """(what the child wrote, whether it used too much CPU time). The child is killed when it closes
+    the pipe, writes too much, or exceeds its time.
     """
     received, over, clock = b"", False, (~child << 3) | 2  # what clock_getcpuclockid gives
     while not over and len(received) <= _ANSWER_BYTES:
@@ -184,10 +187,10 @@ def _lower(kind: int, value: int) -> None:
 
 
 def _escapes() -> list[str]:
-    """What a child can do and should not."""
+    """The forbidden things that a child can do; empty where the sandbox holds."""
     import socket
 
-    deeds: dict[str, Callable[[], Any]] = {
+    attempts: dict[str, Callable[[], Any]] = {
         "open a socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM),
         "start a process": lambda: os.fork() or os._exit(0),
         "read /etc/passwd": lambda: Path("/etc/passwd").read_bytes(),
@@ -195,12 +198,12 @@ def _escapes() -> list[str]:
         "write a file": lambda: os.open(os.__file__, os.O_WRONLY),
         "signal its parent": lambda: os.kill(os.getppid(), 0),
     }
-    return [name for name, deed in deeds.items() if _can(deed)]
+    return [name for name, attempt in attempts.items() if _can(attempt)]
 
 
-def _can(deed: Callable[[], Any]) -> bool:
+def _can(attempt: Callable[[], Any]) -> bool:
     try:
-        deed()
+        attempt()
     except OSError:
         return False
     return True
@@ -208,5 +211,5 @@ def _can(deed: Callable[[], Any]) -> bool:
 
 if __name__ == "__main__":
     this = Enclosure()
-    this.shut([])
+    this.isolate([])
     print(f"none: {this.missing}" if this.layer == "none" else this.layer)

@@ -1,8 +1,8 @@
-"""Code that is made of text, held to what a formula needs, by Python's audit hooks (PEP 578).
+"""Restricts code that is compiled from text to formulas, with Python's audit hooks (PEP 578).
 
-Scorers of others hand a sample's text to `eval`. Under the guard such code may name literals and
+Third-party scorers pass a sample's text to `eval`. Under the guard such code may use literals and
 the functions of a list, and do nothing else: no attributes, no imports, no assignments, no
-definitions. So it changes nothing, and what it leaves for the next sample is nothing.
+definitions. So it changes nothing, and leaves nothing behind for the next sample.
 """
 
 import dis
@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection
 from types import CodeType
 from typing import Any, TypeVar
 
-# Nothing runs without one of these. To parse (ast.literal_eval) is not to run.
+# Audit events without which no code from text runs. Parsing alone (ast.literal_eval) raises none.
 _RUNS = frozenset({"exec", "code.__new__", "function.__new__"})
 _OPERATIONS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER", "STORE_", "DELETE_", "IMPORT_")
-# Code that a library makes of numbers of its own: module and function that run it.
+# (module, function) that runs code which a library generates from numbers of its own.
 _GENERATORS = frozenset({("sympy.polys.monomials", "_build")})
 _PREAMBLE = compile("from sympy import *", "<string>", "exec")  # sympy's parser runs it each time
 _Value = TypeVar("_Value")
@@ -25,7 +25,7 @@ class NotAFormula(ValueError):
 
 
 class Guard:
-    """One audit hook of this process. Python has no way to take one away, so make one only."""
+    """An audit hook of this process. Python cannot remove a hook, so create only one."""
 
     def __init__(self) -> None:
         self._names: frozenset[str] | None = None
@@ -35,10 +35,10 @@ class Guard:
     def formulas(
         self, names: Collection[str], score: Callable[[], _Value]
     ) -> tuple[_Value, str | None]:
-        """What `score` returns, and why it was not allowed to run a text, None where it was.
+        """(return value of `score`, why a text was not allowed to run, None where all were).
 
-        names: what text may name, beside single letters. Where it names more, NotAFormula is raised
-        at the place where the text is run; a scorer may catch it.
+        names: what a text may use, beside single letters. Where it uses more, NotAFormula is raised
+        at the place that would run the text; a scorer may catch it.
         """
         self._names, self._refused = frozenset(names), None
         try:
@@ -61,8 +61,8 @@ class Guard:
 
 
 def _reason(code: CodeType, names: frozenset[str]) -> str | None:
-    """Why it is neither a module's code nor a formula; None where it is one of them."""
-    if code.co_filename.startswith(("/", "<frozen ")):  # only running code can call itself so
+    """Why `code` is neither a module's code nor a formula; None where it is one of them."""
+    if code.co_filename.startswith(("/", "<frozen ")):  # a text cannot choose its file name
         return None
     parts = (code.co_code, code.co_names, code.co_consts)
     if parts == (_PREAMBLE.co_code, _PREAMBLE.co_names, _PREAMBLE.co_consts):

@@ -1,7 +1,7 @@
-"""What runs behind the walls: a program, one call of its function, its functions on demand, tests.
+"""Runs a task inside the sandbox: a program, one call, calls on demand, or tests.
 
-`run` is given a task, JSON values, by the zygote's child, and ends with an exit status. Nothing
-that a task holds is secret from the program that it runs.
+The zygote's child calls `run` with a task (JSON values) and exits with its return value. A program
+can read everything in its task.
 """
 
 import _sitebuiltins
@@ -26,12 +26,12 @@ TASK, RESULT, ASK, REPLY = 3, 4, 5, 6  # descriptors
 _STREAMS = (
     ("stdin", 0, "r", "surrogateescape"),
     ("stdout", 1, "w", "surrogateescape"),
-    ("stderr", 2, "w", "backslashreplace"),  # as Python's: a message may hold anything
+    ("stderr", 2, "w", "backslashreplace"),  # as Python's default: a message may hold anything
 )
 
 
 def run(task: dict[str, Any]) -> int:
-    """Do the task; the exit status that Python would end with."""
+    """Runs the task. Returns the exit status that Python would end with."""
     _fresh_streams()
     try:
         _MODES[task["mode"]](task)
@@ -56,14 +56,14 @@ def load(name: str, *sources: str) -> ModuleType:
     for number, source in enumerate(sources):
         path = f"<{'program' if number == len(sources) - 1 else 'prelude'}>"
         linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
-        loader = _Text(source, path)
+        loader = _TextLoader(source, path)
         module.__spec__ = importlib.machinery.ModuleSpec(name, loader)
         loader.exec_module(module)
     return module
 
 
-class _Text(importlib.abc.InspectLoader):
-    """Runs a text as a module, with the loader of the standard library."""
+class _TextLoader(importlib.abc.InspectLoader):
+    """Runs a source text as a module, with the standard library's import machinery."""
 
     def __init__(self, source: str, path: str) -> None:
         self._source = source
@@ -81,7 +81,7 @@ def _script(task: dict[str, Any]) -> None:
 
 
 def _call(task: dict[str, Any]) -> None:
-    """The function's value is all that leaves: whoever forges it has only chosen what to return."""
+    """Only the return value leaves: a program that forges it has just chosen what to return."""
     function = _function(load("program", *task["sources"]), task["function"])
     value = function(*[decode(argument) for argument in task["arguments"]])
     _write_result({"value": encode(value)})
@@ -90,11 +90,11 @@ def _call(task: dict[str, Any]) -> None:
 def _serve(task: dict[str, Any]) -> None:
     module = load("program", *task["sources"])
     with open(ASK, "rb") as asks, open(REPLY, "wb", buffering=0) as replies:
-        remote.Server(module).serve(asks, replies)
+        remote.ProgramServer(module).serve(asks, replies)
 
 
 def _judge(task: dict[str, Any]) -> None:
-    """Tests, in a process in which the program has never run."""
+    """Runs the tests, in a process in which the program never runs."""
     with open(REPLY, "rb") as replies, open(ASK, "wb", buffering=0) as asks:
         client = remote.Client(asks, replies, task["line_bytes"])
         names = client.names()
@@ -107,11 +107,11 @@ def _judge(task: dict[str, Any]) -> None:
         for number, source in enumerate(task["sources"]):
             path = f"<tests {number}>"
             linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
-            _Text(source, path).exec_module(tests)
+            _TextLoader(source, path).exec_module(tests)
         check = vars(tests).get("check")
         if entry is not None and callable(check) and check is not names.get("check"):
             check(tests.candidate)  # pyright: ignore
-        if client.lost is not None:  # and a test has caught it
+        if client.lost is not None:  # a test has caught Lost
             raise remote.Lost(client.lost)
     _write_result({"passed": True})
 

@@ -1,4 +1,4 @@
-"""The calls of Linux that the standard library of Python 3.11 has no names for."""
+"""Linux system calls that the standard library of Python 3.11 does not have."""
 
 import ctypes
 import os
@@ -32,10 +32,10 @@ _TCP_VERSION, _SCOPE_VERSION = 4, 6  # since when it also rules TCP, signals and
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _checked(result: int, what: str) -> None:
+def _checked(result: int, call: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{call}: {os.strerror(number)}")
 
 
 def unshare(flags: int) -> None:
@@ -44,7 +44,7 @@ def unshare(flags: int) -> None:
 
 
 def join(descriptor: int, kind: int) -> None:
-    """setns: enter the namespace of that kind of the process of a pidfd."""
+    """setns(2): enter the namespace of that kind that the process of a pidfd is in."""
     _checked(_libc.setns(descriptor, kind), "setns")
 
 
@@ -61,7 +61,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 
 def unmount(target: str) -> None:
-    """Lazily: what is in use goes when it is no longer."""
+    """A lazy unmount: files in use stay until they are closed."""
     _checked(_libc.umount2(os.fsencode(target), MNT_DETACH), f"unmount {target}")
 
 
@@ -72,12 +72,12 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process when its parent ends. A change of user undoes it."""
+    """Asks the kernel to kill this process when its parent ends. A change of user undoes it."""
     _checked(_libc.prctl(PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "prctl PDEATHSIG")
 
 
 def drop_bounding_set() -> None:
-    """No program that is executed from here on can get a capability."""
+    """Empties the bounding set: no program that is executed later can get a capability."""
     capability = 0
     while _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1
@@ -90,14 +90,14 @@ def drop_capabilities() -> None:
 
 
 def install_filter(program: ctypes.Structure) -> None:
-    """A seccomp filter (a sock_fprog) for this process and its threads to come."""
+    """Installs a seccomp filter (a sock_fprog) for this process and its future threads."""
     _checked(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl NO_NEW_PRIVS")
     result = _libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0)
     _checked(result, "prctl SECCOMP")
 
 
 def landlock_version() -> int:
-    """The version of Landlock that this kernel has; 0 where it has none, or does not let us."""
+    """The version of Landlock that this kernel has; 0 where it has none, or does not allow it."""
     return max(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1), 0)
 
 

@@ -1,4 +1,4 @@
-"""The layers of isolation, each a way to start the zygote; the first that works is taken."""
+"""The layers of isolation: each is a way to start the zygote, and the first that works is used."""
 
 import json
 import os
@@ -24,14 +24,14 @@ ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "MALLOC_ARENA_MAX": "1"
 
 @dataclass(frozen=True)
 class Layer:
-    """A way to isolate. `missing` says why it cannot be tried, None where it can."""
+    """A way to isolate programs."""
 
-    name: str
-    missing: Callable[[], str | None]
-    prefix: Callable[[], list[str]]
+    name: str  # "bubblewrap", "namespaces" or "none"
+    missing: Callable[[], str | None]  # why it cannot be tried here, None where it can
+    prefix: Callable[[], list[str]]  # command line before the interpreter's
 
     def command(self, descriptor: int) -> list[str]:
-        """What starts the zygote with its socket at `descriptor`."""
+        """The command line that starts the zygote with its socket at `descriptor`."""
         return [*self.prefix(), *_python(self.name, descriptor)]
 
 
@@ -47,7 +47,7 @@ def _interpreter() -> str:
 
 def _bubblewrap() -> list[str]:
     shown = [*_SYSTEM, sys.base_prefix, str(Path(_interpreter()).parent), str(_SOURCE / "postgrad")]
-    # Not --dev: for its terminals bwrap makes a second user namespace, which may not do its part.
+    # Not --dev: for terminals bwrap makes a second user namespace, without the rights of box.py.
     devices = [part for path in DEVICES for part in ("--dev-bind", path, path)]
     binds = [part for path in shown for part in ("--ro-bind-try", path, path)]
     return [
@@ -81,7 +81,7 @@ def in_order() -> tuple[Layer, ...]:
     return ISOLATING[::-1] if is_root else ISOLATING
 
 
-# What a program must not be able to do; it prints what it could, and that nothing replaced it.
+# Tries what a program must not be able to do. Prints what it could do, then that exec failed.
 PROBE = """
 import json, os, socket
 def can(deed):
@@ -115,5 +115,5 @@ HELD = b'[]\n"held"\n'
 
 
 def probe() -> str:
-    """A program that prints `HELD` where it is shut in."""
+    """A program that prints `HELD` where the sandbox isolates it."""
     return f"HERE = {json.dumps(str(Path(__file__)))}\n{PROBE}"

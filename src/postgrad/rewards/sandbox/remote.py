@@ -1,14 +1,15 @@
 """Tests call functions of a program that runs in another process, and get plain data back.
 
 The program cannot touch the tests: it sees the arguments of each call and chooses what to return.
-A value that is not plain (values.py) stays with the program; the tests hold a `Remote` for it. That
-can be called, asked for attributes, items and length, iterated, and handed back as an argument. It
-has no equality, no truth and no arithmetic: those would let the program decide what a test finds.
+A value that is not plain (values.py) stays with the program; the tests hold a `RemoteObject` for
+it, which can be called, asked for attributes, items and length, iterated, and passed back as an
+argument. It has no equality, truth value or arithmetic: with them the program would decide what a
+test sees.
 
-Nothing that a program sends ends a loop of the tests, but the end of an iterator of its own that
-they iterate. A StopIteration that it raises or claims arrives as RuntimeError, as it does out of a
-generator (PEP 479); an answer that is none, and the end of the program, are `Lost`, after which no
-test passes, whatever it catches.
+A program cannot end a loop of the tests, except by the end of its own iterator that they iterate: a
+StopIteration that it raises or claims elsewhere arrives as RuntimeError, as it does from a
+generator (PEP 479). A malformed answer or the program's end raises `Lost`, after which no test
+passes, whatever it catches.
 """
 
 import builtins
@@ -24,26 +25,27 @@ from postgrad.rewards.sandbox.values import decode, encode
 _STOP = {"stop": True}
 _TOO_LONG = object()
 _TABLES = (list, tuple, dict, set, frozenset, str, bytes)
-_MOST_ITEMS, _LONGEST_VALUE = 10_000, 1 << 16  # of what the tests are told of unasked; characters
+# Of the module's values that are sent at the start: items of a table, characters of JSON.
+_MOST_ITEMS, _LONGEST_VALUE = 10_000, 1 << 16
 _ENDS_LOOPS = frozenset({"StopIteration", "StopAsyncIteration"})
 
 
 class Lost(BaseException):
-    """The program ended, or answered with what is no answer. No `except Exception` catches it."""
+    """The program ended, or sent a malformed answer. No `except Exception` catches it."""
 
 
 class RemoteError(Exception):
-    """An exception of the program's own class."""
+    """The program raised an exception of a class of its own."""
 
 
-class Server:
-    """The program's side: does what it is asked with the objects of `module`."""
+class ProgramServer:
+    """The program's side: performs the operations that the tests ask for on objects of `module`."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
         self._objects: list[Any] = []
-        self._deeds: dict[str, Callable[..., Any]] = {
-            "call": lambda target, *given: target(*given[0], **given[1]),
+        self._operations: dict[str, Callable[..., Any]] = {
+            "call": lambda target, *arguments: target(*arguments[0], **arguments[1]),
             "attribute": getattr,
             "item": lambda target, key: target[key],
             "length": len,
@@ -52,24 +54,22 @@ class Server:
         }
 
     def serve(self, asks: BinaryIO, replies: BinaryIO) -> None:
-        """Tell the names of the module, then answer until nobody asks any more."""
+        """Send the names of the module, then answer requests until the pipe closes."""
         _send(replies, self._hello())
         for line in asks:
             _send(replies, self._answer(json.loads(line)))
 
     def _hello(self) -> dict[str, Any]:
-        given = {name: value for name, value in vars(self._module).items() if _is_free(name)}
-        modules = [name for name, value in given.items() if isinstance(value, ModuleType)]
-        names = {name: self._readable(given[name]) for name in given.keys() - set(modules)}
+        exported = {name: value for name, value in vars(self._module).items() if _is_free(name)}
+        modules = [name for name, value in exported.items() if isinstance(value, ModuleType)]
+        names = {name: self._readable(exported[name]) for name in exported.keys() - set(modules)}
         return {
             "names": {name: value for name, value in names.items() if value is not _TOO_LONG},
             "modules": modules,
         }
 
     def _readable(self, value: Any) -> Any:
-        """A value of the program as the tests may read it; _TOO_LONG for a table that is its own
-        business, and longer than an answer may be.
-        """
+        """A value of the module encoded for the tests; _TOO_LONG where it is too large to send."""
         try:
             if isinstance(value, _TABLES) and len(value) > _MOST_ITEMS:
                 return _TOO_LONG
@@ -82,7 +82,7 @@ class Server:
         target = self._objects[ask["target"]]
         arguments = [decode(argument, self._open) for argument in ask["arguments"]]
         try:
-            value = self._deeds[ask["deed"]](target, *arguments)
+            value = self._operations[ask["deed"]](target, *arguments)
         except Exception as error:  # noqa: BLE001  # the tests decide what it means
             if ask["deed"] == "next" and isinstance(error, StopIteration):
                 return _STOP
@@ -100,9 +100,9 @@ class Server:
 
 
 class Client:
-    """The tests' side. A line of an answer is at most `line_bytes` long.
+    """The tests' side. line_bytes: the longest line of an answer.
 
-    lost: why nothing more can be asked; then the tests have failed.
+    lost: why nothing more can be asked, and the tests have failed; None until then.
     """
 
     def __init__(self, asks: BinaryIO, replies: BinaryIO, line_bytes: int) -> None:
@@ -112,11 +112,10 @@ class Client:
         self._line_bytes = line_bytes
 
     def names(self) -> dict[str, Any]:
-        """What the program defines, by name, but no name of Python's own.
+        """What the program defines, by name, without names of Python's built-ins.
 
-        Modules that it has imported are imported here too, from the standard library. What has the
-        name of such a module and is none can be called and nothing else: tests that say
-        math.isclose mean Python's.
+        Standard modules that it has imported are imported here, too. An object of the program with
+        the name of such a module can only be called: tests that use math.isclose mean Python's.
         """
         hello = self._receive()
         names, modules = hello.get("names"), hello.get("modules")
@@ -124,28 +123,29 @@ class Client:
             self._lose("the first answer has no names")
         free = {name: self._decode(value) for name, value in names.items() if _is_free(name)}
         for name, value in free.items():
-            if name in sys.stdlib_module_names and isinstance(value, Remote):
+            if name in sys.stdlib_module_names and isinstance(value, RemoteObject):
                 free[name] = value.__call__
         for name in modules:
             if isinstance(name, str) and name in sys.stdlib_module_names and _is_free(name):
                 free[name] = importlib.import_module(name)
         return free
 
-    def ask(self, deed: str, target: int, *arguments: Any) -> Any:
-        """The value of a deed. Raises what the program raised, as a built-in exception.
+    def ask(self, operation: str, target: int, *arguments: Any) -> Any:
+        """The result of an operation (a key of ProgramServer's table) on object number `target`.
 
-        StopIteration comes of "next" only; a program that claims it elsewhere is lost.
+        Raises what the program raised, as a built-in exception. StopIteration is raised for "next"
+        only; a program that claims it elsewhere is Lost.
         """
         data = [encode(argument, _number) for argument in arguments]
-        reply = self._exchange({"deed": deed, "target": target, "arguments": data})
-        if deed == "next" and reply == _STOP:
+        reply = self._exchange({"deed": operation, "target": target, "arguments": data})
+        if operation == "next" and reply == _STOP:
             raise StopIteration
         if "error" in reply:
             raise _exception(reply)
         if "value" not in reply:
             self._lose("an answer has neither a value nor an error")
         value = self._decode(reply["value"])
-        if deed == "call" and json.dumps(reply.get("after")) != json.dumps(data[0]):
+        if operation == "call" and json.dumps(reply.get("after")) != json.dumps(data[0]):
             after = self._decode(reply.get("after"))
             if not isinstance(after, list) or len(after) != len(arguments[0]):
                 self._lose("an answer has other arguments than the call")
@@ -153,15 +153,15 @@ class Client:
                 _write_back(before, changed)
         return value
 
-    def iterate(self, target: int) -> "Remote":
+    def iterate(self, target: int) -> "RemoteObject":
         """An iterator that the program holds."""
         iterator = self.ask("iterate", target)
-        if not isinstance(iterator, Remote):
+        if not isinstance(iterator, RemoteObject):
             self._lose("an iterator is no object of the program")
         return iterator
 
     def length(self, target: int) -> int:
-        """What `len` says; an int, since the program's own __int__ stays behind."""
+        """len() of the object. Only a plain int is accepted, so no __int__ of the program runs."""
         length = self.ask("length", target)
         if type(length) is not int:
             self._lose("a length is no number")
@@ -190,7 +190,7 @@ class Client:
 
     def _decode(self, data: Any) -> Any:
         try:
-            return decode(data, lambda remote: Remote(self, int(remote["remote"])))
+            return decode(data, lambda remote: RemoteObject(self, int(remote["remote"])))
         except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
             self._lose("an answer holds no value", error)
 
@@ -199,8 +199,8 @@ class Client:
         raise Lost(why) from error
 
 
-class Remote:
-    """An object that the program holds."""
+class RemoteObject:
+    """The tests' stand-in for an object that the program holds."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -236,18 +236,18 @@ class Remote:
 
 
 def _number(value: Any) -> dict[str, int]:
-    if isinstance(value, Remote):
+    if isinstance(value, RemoteObject):
         return {"remote": value._number}
     raise TypeError(f"a {type(value).__name__} of the tests cannot be handed to the program")
 
 
 def _is_free(name: str) -> bool:
-    """Whether tests may take this name from a program: what Python itself calls so, they do not."""
+    """Whether tests may take this name from a program: a public identifier, not a built-in's."""
     return name.isidentifier() and not name.startswith("_") and not hasattr(builtins, name)
 
 
 def _exception(reply: dict[str, Any]) -> Exception:
-    """The nearest built-in kind of what the program raised; what ends loops is RuntimeError."""
+    """The nearest built-in class of what the program raised; StopIteration becomes RuntimeError."""
     names, message = reply["error"], str(reply.get("message"))
     names = [str(name) for name in names] if isinstance(names, list) else []
     if not _ENDS_LOOPS.isdisjoint(names):

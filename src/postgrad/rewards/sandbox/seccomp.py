@@ -1,8 +1,8 @@
 """Which system calls a program may make: a list of what is allowed, as a BPF filter.
 
-One process with threads, files, time and signals to itself: that is all. Neither fork nor exec, no
-socket that leads anywhere, no mounts, no namespaces, no tracing, no keys, no io_uring. What is not
-in the list fails with EPERM, so that a program which asks politely gets an exception.
+Allowed are one process with threads, files, time, and signals to itself. Not allowed are fork and
+exec, sockets to others, mounts, namespaces, tracing, keys and io_uring. A call that is not in the
+list fails with EPERM, so that Python raises an exception.
 """
 
 import ctypes
@@ -54,8 +54,8 @@ _BY_VALUE = (
     ((72, 25), 1, (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1031, 1032)),  # fcntl, but no signals to others
     ((302, 261), 0, (0,)),  # prlimit64: limits of its own
 )
-# What a process that forks and shuts in its children may do beside: clone as both C libraries fork,
-# prctl to install a filter and to give up new privileges.
+# What a process that forks and sandboxes its children may do, too: clone with the flags of fork in
+# both C libraries, prctl to install a filter and to give up new privileges.
 _OF_FORKING = {_CLONE: (0x0120_0011, 0x11), _PRCTL: (15, 16, 22, 38)}
 _FORK = (57, None)  # musl's, on x86_64
 _SIGNALS = ((62, 129), (200, 130), (234, 131))  # kill, tkill, tgkill
@@ -68,8 +68,8 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 
 
-class Program(ctypes.Structure):
-    """struct sock_fprog; `code` keeps the instructions alive."""
+class FilterProgram(ctypes.Structure):
+    """struct sock_fprog: a BPF program. Its attribute `code` keeps the instructions alive."""
 
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
@@ -79,35 +79,35 @@ def is_known() -> bool:
     return os.uname().machine in _COLUMN
 
 
-def build(machine: str, *, forks: bool = False) -> Program:
+def build(machine: str, *, forks: bool = False) -> FilterProgram:
     """The filter for an architecture, "x86_64" or "aarch64".
 
-    forks: for a process that starts others like itself, and shuts them in further (`build_leaf`).
+    forks: for a process that forks children and restricts them further (`build_leaf`).
     """
     return _program(_instructions(machine, forks))
 
 
-def build_leaf(machine: str) -> Program:
-    """A filter on top of the other one: no process or thread is started, and none is signalled."""
+def build_leaf(machine: str) -> FilterProgram:
+    """A filter on top of `build`'s: no process or thread can be started, and none signalled."""
     return _program(_leaf_instructions(machine))
 
 
-def _program(instructions: list[bytes]) -> Program:
+def _program(instructions: list[bytes]) -> FilterProgram:
     code = ctypes.create_string_buffer(b"".join(instructions))
-    program = Program(len(code) // 8, ctypes.addressof(code))
+    program = FilterProgram(len(code) // 8, ctypes.addressof(code))
     program.code = code
     return program
 
 
 def allowed(machine: str) -> dict[str, int]:
-    """The numbers of the calls that are allowed whatever their arguments, by name."""
-    found: dict[str, int] = {}
+    """Name -> number of the calls that are allowed whatever their arguments."""
+    calls: dict[str, int] = {}
     for entry in _ALLOWED.split(","):
         name, *numbers = entry.split()
         number = numbers[_COLUMN[machine]]
         if number != "-":
-            found[name] = int(number)
-    return found
+            calls[name] = int(number)
+    return calls
 
 
 def _instructions(machine: str, forks: bool = False) -> list[bytes]:
@@ -147,7 +147,7 @@ def _leaf_instructions(machine: str) -> list[bytes]:
 
 
 def _if_number(number: int, place: int, tests: list[bytes]) -> list[bytes]:
-    """Allow call `number` where a test of its argument falls through, else EPERM."""
+    """Instructions: allow call `number` where a test of its argument falls through, else EPERM."""
     body = [
         _op(_LOAD, _ARGUMENTS + 8 * place),
         *tests,

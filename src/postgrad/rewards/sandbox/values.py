@@ -1,8 +1,8 @@
-"""Python's plain values as JSON and back, so that what crosses a wall is data and nothing else.
+"""Python's plain values as JSON and back, so that only data leaves the sandbox.
 
-null, booleans, numbers, strings and lists stand for themselves; any other value is an object with
-one key that says what it is: {"tuple": [...]}, {"dict": [[key, value], ...]}. So are integers of
-more digits than Python reads or writes: {"integer": hexadecimal}.
+null, booleans, numbers, strings and lists stand for themselves. Any other value is an object whose
+single key is its type: {"tuple": [...]}, {"dict": [[key, value], ...]}; also integers with more
+digits than Python parses or prints: {"integer": hexadecimal}.
 """
 
 from collections.abc import Callable
@@ -22,13 +22,13 @@ _COLLECTIONS: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozen
 
 
 class NoPlainValue(TypeError):
-    """Something that cannot cross: an object of a class, a function, a generator."""
+    """A value that cannot be encoded: an object of a class, a function, a generator."""
 
 
 def encode(value: Any, stranger: Callable[[Any], Any] | None = None) -> Any:
-    """`value` as JSON. Subclasses count as their base; what is not plain goes to `stranger`.
+    """`value` as JSON. An object of a subclass is encoded as its base class.
 
-    Raises NoPlainValue where there is something that is not plain, and no `stranger`.
+    stranger: encodes values that are not plain. Without it they raise NoPlainValue.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -54,7 +54,7 @@ def encode(value: Any, stranger: Callable[[Any], Any] | None = None) -> Any:
 
 
 def decode(data: Any, stranger: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """What `encode` was given; an object it does not know goes to `stranger`.
+    """The value that `encode` wrote as `data`. stranger: decodes objects of unknown types.
 
     Raises ValueError, TypeError or RecursionError for what `encode` never writes.
     """

@@ -1,14 +1,14 @@
-"""The process that programs are forked from, inside the walls. Standard library only.
+"""The process inside the sandbox that programs are forked from. Standard library only.
 
 It has imported what programs usually import, so that a fork starts one in a millisecond or two. It
-is told what to run over a socket, descriptors and all, watches the CPU clocks of what it started,
-and answers how it ended. It knows no reference answer.
+receives descriptors and limits over a socket, watches the CPU clocks of the programs that it
+started, and answers how they ended. It never gets a reference answer.
 
     {"stride": descriptors of each program, "limits": {...}}
     {"ends": [{"code": 0, "cpu": 0.1, "trouble": ""}, ...], "over_cpu": false, "own_cpu": 0.1}
 
-`cpu` counts from the moment at which the program itself began. What the walls around it cost before
-is `own_cpu`, as is the work of this process: on a busy machine both grow, and no program caused it.
+`cpu` counts from the moment at which the program itself began. Its isolation before that counts as
+`own_cpu`, as does the work of this process: on a busy machine both grow without a program's fault.
 """
 
 import contextlib
@@ -53,10 +53,10 @@ def main(layer: str, descriptor: int) -> None:
     if sys.platform == "linux":  # where memory runs out, programs go first
         Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
     if layer == "namespaces":
-        status = box.enter()
+        status = box.enter_namespaces()
         if status is not None:
             os._exit(status)
-    walls = Walls(box.narrow(), os.pidfd_open(os.getpid())) if layer != "none" else None
+    walls = Walls(box.restrict_root(), os.pidfd_open(os.getpid())) if layer != "none" else None
     gc.collect()
     gc.freeze()
     control.sendall(b'{"ready": true}\n')
@@ -68,29 +68,31 @@ def main(layer: str, descriptor: int) -> None:
 
 
 class Walls:
-    """What every program is shut in with. user: see box.narrow. own: a pidfd of this process."""
+    """What isolates every program.
 
-    def __init__(self, user: int | None, own: int) -> None:
+    user: the number that programs run as, None where there is one user (box.restrict_root). pidfd:
+    of this process. filter: of system calls.
+    """
+
+    def __init__(self, user: int | None, pidfd: int) -> None:
         self.user = user
-        self.own = own
+        self.pidfd = pidfd
         self.filter = seccomp.build(os.uname().machine)
 
 
 @dataclass
 class _Child:
-    """A process that becomes a program. report: the reading end of a pipe, which never blocks, for
-    its first words: what it used until it began, or why it could not.
-    """
+    """A process that becomes a program."""
 
     pid: int
-    report: int
-    folder: str | None  # its scratch, where it has no world of its own
-    began: float | None = None  # seconds on its CPU clock
-    trouble: str = ""
-    end: dict[str, Any] | None = None
+    report: int  # non-blocking end of a pipe for {"began": ..., "trouble": ...}, see _say
+    folder: str | None  # its scratch folder where it has no namespaces
+    began: float | None = None  # on its CPU clock, in seconds, when the program began
+    trouble: str = ""  # why the program could not begin
+    end: dict[str, Any] | None = None  # its entry in "ends" of the answer, once it has ended
 
     def cpu(self) -> float:
-        """CPU seconds so far of all its threads, since it began."""
+        """CPU seconds of all its threads since the program began."""
         if self.end is not None:
             return self.end["cpu"]
         if sys.platform != "linux":
@@ -108,12 +110,12 @@ class _Child:
                 self.began, self.trouble = first["began"], first["trouble"]
 
     def kill(self) -> None:
-        """Its whole world ends, or its group where it has none."""
+        """Kills the child and with it its namespace; without namespaces, its process group."""
         if self.end is None:
             (os.kill if self.folder is None else os.killpg)(self.pid, signal.SIGKILL)
 
     def reap(self) -> bool:
-        """True once it has ended, however long ago."""
+        """Reaps the child where it has ended. Returns whether it has, also on later calls."""
         if self.end is None:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
             if pid == 0:
@@ -139,28 +141,31 @@ def _run(
     for descriptor in descriptors:
         os.close(descriptor)
     over = _watch(control, children, limits["cpu_seconds"], limits["threads"])
-    own = time.process_time() - started + sum(child.began or 0.0 for child in children)
-    answer = {"ends": [child.end for child in children], "over_cpu": over, "own_cpu": own}
+    overhead = time.process_time() - started + sum(child.began or 0.0 for child in children)
+    answer = {"ends": [child.end for child in children], "over_cpu": over, "own_cpu": overhead}
     control.sendall(json.dumps(answer).encode() + b"\n")
 
 
 def _watch(
     control: socket.socket, children: list[_Child], cpu_seconds: float, threads: int
 ) -> bool:
-    """Until all have ended, and with the first one all. True where they used up their CPU time."""
+    """Waits until all children have ended; when the first one ends, the others are killed.
+
+    Returns whether they used up `cpu_seconds` together.
+    """
     at_once = min(os.cpu_count() or 1, threads * len(children))  # seconds that one second can cost
     clocks = [os.pidfd_open(child.pid) for child in children] if sys.platform == "linux" else []
     over = False
     while sum(child.reap() for child in children) < len(children):
-        left = cpu_seconds - sum(child.cpu() for child in children)
-        over = over or left <= 0.0
+        remaining = cpu_seconds - sum(child.cpu() for child in children)
+        over = over or remaining <= 0.0
         if over or children[0].end is not None:
             for child in children:
                 child.kill()
-            left = 0.0
+            remaining = 0.0
         ended = [child.end is not None for child in children]
         waiting = [clock for clock, gone in zip(clocks, ended, strict=True) if not gone]
-        pause = max(left / at_once, 0.001) if clocks else 0.002
+        pause = max(remaining / at_once, 0.001) if clocks else 0.002
         ready, _, _ = select.select([control, *waiting], [], [], pause)
         if control in ready:
             if not control.recv(1):  # nobody is there any more
@@ -172,7 +177,7 @@ def _watch(
     return over
 
 
-def _start(walls: Walls | None, limits: dict[str, Any], mine: list[int]) -> _Child:
+def _start(walls: Walls | None, limits: dict[str, Any], descriptors: list[int]) -> _Child:
     report, tell = os.pipe()
     os.set_blocking(report, False)
     folder = None
@@ -180,22 +185,26 @@ def _start(walls: Walls | None, limits: dict[str, Any], mine: list[int]) -> _Chi
         folder = tempfile.mkdtemp(prefix="postgrad-")
         child = os.fork()
     else:
-        child = box.seclude(walls.own, walls.user, limits["scratch_bytes"])
+        child = box.fork_isolated(walls.pidfd, walls.user, limits["scratch_bytes"])
     if child:
         os.close(tell)
         return _Child(child, report, folder)
-    _become(walls, limits, mine, folder, tell)
+    _become(walls, limits, descriptors, folder, tell)
     raise AssertionError("a program returned")
 
 
 def _become(
-    walls: Walls | None, limits: dict[str, Any], mine: list[int], folder: str | None, tell: int
+    walls: Walls | None,
+    limits: dict[str, Any],
+    descriptors: list[int],
+    folder: str | None,
+    tell: int,
 ) -> None:
-    """In the child: take its descriptors and limits, shut the last doors, run, end."""
-    code, leave = 1, os._exit  # by its own name here: a program may replace that of the module
+    """In the child: takes descriptors and limits, gives up its rights, runs the task, exits."""
+    code, leave = 1, os._exit  # kept here, since a program may replace os._exit
     try:
         os.setsid()  # else kill(0) would reach the group of the worker
-        tell = _take(mine, tell)
+        tell = _take(descriptors, tell)
         if folder is not None:
             os.chdir(folder)
         with os.fdopen(guest.TASK, "rb") as file:
@@ -203,9 +212,9 @@ def _become(
         random.seed(0)  # else every start of this process would give other numbers
         _limit(limits)
         if walls is not None:
-            box.give_up(walls.user, limits["threads"])
+            box.drop_rights(walls.user, limits["threads"])
             kernel.install_filter(walls.filter)
-    except BaseException as error:  # noqa: BLE001  # told to the worker as a failure of its own
+    except BaseException as error:  # noqa: BLE001  # reported to the worker as SandboxError
         _say(tell, f"{type(error).__name__}: {error}")
         leave(code)
     try:
@@ -217,32 +226,35 @@ def _become(
 
 
 def _say(tell: int, trouble: str = "") -> None:
-    """The first words, short enough for one read."""
+    """Reports to the parent that the program begins, or why it cannot; in one short write."""
     words = {"began": time.process_time(), "trouble": trouble[:_LONGEST_TROUBLE]}
     os.write(tell, json.dumps(words).encode())
 
 
-def _take(mine: list[int], tell: int) -> int:
-    """Descriptors 0, 1, 2 ... become `mine`, the next one `tell`; no other stays open."""
-    wanted = [*mine, tell]
-    above = [os.dup2(d, 100 + i) for i, d in enumerate(wanted)]
-    for place, descriptor in enumerate(above):
+def _take(descriptors: list[int], tell: int) -> int:
+    """Makes `descriptors` 0, 1, 2 ... and `tell` the next one, and closes all others.
+
+    Returns the new number of `tell`.
+    """
+    sources = [*descriptors, tell]
+    copies = [os.dup2(d, 100 + i) for i, d in enumerate(sources)]
+    for place, descriptor in enumerate(copies):
         os.dup2(descriptor, place)
-    os.closerange(len(wanted), _DESCRIPTORS)
-    return len(wanted) - 1
+    os.closerange(len(sources), _DESCRIPTORS)
+    return len(sources) - 1
 
 
 def _limit(limits: dict[str, Any]) -> None:
     seconds = int(limits["cpu_seconds"]) + 2  # the zygote is faster; this holds if it is not
-    wanted = {
+    values = {
         resource.RLIMIT_CPU: seconds,
         resource.RLIMIT_FSIZE: limits["output_bytes"] + 1,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
         resource.RLIMIT_CORE: 0,
     }
     if sys.platform == "linux":
-        wanted[resource.RLIMIT_AS] = limits["memory_bytes"]
-    for kind, value in wanted.items():
+        values[resource.RLIMIT_AS] = limits["memory_bytes"]
+    for kind, value in values.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))
@@ -254,11 +266,11 @@ def _import_common() -> None:
 
 
 def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
-    """One line with the descriptors that came with it; empty where the other end is closed."""
+    """(one line, the descriptors sent with it); the line is empty where the other end is closed."""
     message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE, MOST_DESCRIPTORS)
     while message and not message.endswith(b"\n"):
-        more = control.recv(_MESSAGE)
-        if not more:
+        chunk = control.recv(_MESSAGE)
+        if not chunk:
             return b"", []
-        message += more
+        message += chunk
     return message, list(descriptors)

@@ -59,7 +59,7 @@ export class Detail {
     const facts = [
       this.store.runs.length > 1 ? h("span", { className: `run-name c${row.run}` }, this.store.runs[row.run].name) : null,
       counted(row.tokens, "token"),
-      row.finish === "length" ? "cut at the token limit" : plain(row.finish),
+      row.finish === "length" ? "truncated at the token limit" : plain(row.finish),
       row.group.filtered ? `group filtered: ${plain(row.group.filtered)}` : null,
       row.kept === false ? "dropped" : row.trained ? "trained on" : "not trained on",
       versions.length ? `policy ${[...new Set(versions)].join(", ")}` : null,

@@ -95,7 +95,7 @@ export class Samples {
     const { group } = row;
     const score = scoreOf(row, this.query.component);
     const marks = [
-      row.finish === "length" ? "cut" : null,
+      row.finish === "length" ? "truncated" : null,
       row.failures ? "failed" : null,
       group.filtered ? "filtered" : null,
       row.kept === false ? "dropped" : null,
