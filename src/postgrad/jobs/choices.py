@@ -15,7 +15,7 @@ import torch
 from postgrad.core.batch import MICRO_TRAIN_TOKENS
 from postgrad.core.errors import UsageError
 from postgrad.models.config_check import require_config
-from postgrad.models.files import read_object
+from postgrad.models.files import CONFIG, read_object, weights_source
 from postgrad.models.linear import project
 from postgrad.parallel import device as placing
 from postgrad.parallel import probe
@@ -127,8 +127,8 @@ def _layer(recipe: Recipe) -> tuple[int, int]:
     if recipe.model.path is None:
         init = recipe.model.init
         return (init.hidden_size, init.intermediate_size) if init else (0, 0)
-    config = Path(recipe.model.path) / "config.json"
     try:
+        config = Path(weights_source(recipe.model.path)) / CONFIG
         said = read_object(config)
         require_config(said, config)
         sizes = said["hidden_size"], said.get("intermediate_size") or said["hidden_size"]

@@ -14,7 +14,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.hub import at_revision, commit_of, split_revision
 from postgrad.data.hub import dataset_commit
 from postgrad.data.rows import local_files
-from postgrad.models.hashes import directory_hash, files_hash
+from postgrad.models.hashes import files_hash, model_hash
 from postgrad.models.settings import looks_local
 from postgrad.recipe.compare import covers
 from postgrad.recipe.recipe import Recipe
@@ -154,8 +154,9 @@ def _identity(source: Source) -> str | None:
     path = Path(source.path).expanduser()
     try:
         if source.kind == "model":
-            # the weights are in checkpoints; those that are frozen have hashes of their own
-            return f"sha256:{directory_hash(path, weights=False)}" if path.is_dir() else None
+            # the weights are in checkpoints; those that are frozen have hashes of their own; of an
+            # adapter the base's files count too, or its commit on the hub
+            return f"sha256:{model_hash(path, weights=False)}" if path.is_dir() else None
         files = local_files(source.path, source.subset, source.split or "train")
         return f"sha256:{files_hash(files)}" if files else None
     except OSError as error:

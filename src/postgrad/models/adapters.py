@@ -18,13 +18,12 @@ from torch.distributed.tensor import DTensor
 from postgrad.core import seeds
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
+from postgrad.models.adapter_reader import HEAD, PREFIX
 from postgrad.models.score import in_float32
 from postgrad.models.settings import LoraSettings
 
 # Every layer of a model that holds adapters: looking for them takes longer than switching them.
 _adapted: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
-HEAD = "score"  # a score model's head: small and fresh, so it trains whole beside the adapter
-PREFIX = "base_model.model."  # what PEFT's files put before a name
 
 
 def add_adapter(

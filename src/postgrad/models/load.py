@@ -26,6 +26,7 @@ from transformers.utils.hub import cached_file, cached_files
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.hub import pretrained
 from postgrad.models import files
+from postgrad.models.adapter_reader import HEAD, merge_adapter, read_adapter
 from postgrad.models.attention import NAME
 from postgrad.models.config_check import require_config
 from postgrad.models.headers import read_headers, require_fit
@@ -37,6 +38,7 @@ from postgrad.models.rope import hold_frequencies
 from postgrad.models.settings import looks_local
 from postgrad.models.supported import is_tested, require_interface, require_supported
 
+SCALE_KEYS = ("reward_mean", "reward_std")  # in config.json of a reward model
 LONGEST = 400  # characters of a library's message that are shown
 
 
@@ -60,7 +62,8 @@ def load_model(
 ) -> LoadedModel:
     """The model of a directory or hub id, computing in `dtype`, dropout off.
 
-    path: also "org/name@REVISION" (core.hub), here and in the other functions.
+    path: also "org/name@REVISION" (core.hub), or the directory of a PEFT adapter, which is merged
+    into its base (models.adapter_reader), here and in the other functions.
     Its attention is ours: `models.packed.hidden_states` runs it over layouts. Gradient
     checkpointing acts only in train mode, so such a model is left in it; others are in eval mode.
     quantize: see models.quantize, for a model that an adapter is put on. Raises UsageError for a
@@ -96,13 +99,7 @@ def load_config(path: str) -> Any:
     weight is read.
     """
     _require_directory(path, "model")
-    if (Path(path) / "adapter_config.json").is_file():
-        both = (Path(path) / files.CONFIG).is_file()
-        raise UsageError(
-            f"{path} is an adapter, not a model"
-            + (" (it has a config.json too, and which is meant is not clear)" if both else "")
-            + ": export the run without --adapter, which merges it into its base"
-        )
+    is_merged, path = files.is_adapter(path), files.weights_source(path)
     with reading(f"no model at {path}", "model.path is a directory with config.json, or a hub id"):
         file = _config_file(path)
         said = files.read_object(file)
@@ -119,12 +116,18 @@ def load_config(path: str) -> Any:
     for key, value in config.to_dict().items():
         if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float):
             setattr(config, key, 0.0)  # a mask drawn from a generator could not be resumed
+    for key in SCALE_KEYS if is_merged else ():
+        config.__dict__.pop(key, None)  # of the base's scores, which the adapter changes
     return config
 
 
 def load_tokenizer(path: str) -> Any:
-    """The tokenizer of a model, checked: an end-of-sequence token, offsets."""
+    """The tokenizer of a model, checked: an end-of-sequence token, offsets. Of an adapter its own,
+    or where its directory has none its base's.
+    """
     _require_directory(path, "tokenizer")
+    if files.is_adapter(path) and not files.has_tokenizer(Path(path)):
+        path = files.weights_source(path)
     wanted = "model.path is a directory with tokenizer.json, or a hub id"
     with reading(f"no tokenizer at {path}", wanted):
         if Path(path).is_dir():
@@ -146,9 +149,11 @@ def load_tokenizer(path: str) -> Any:
 
 
 def load_generation_config(path: str) -> GenerationConfig | None:
-    """What generation_config.json of a model says; None where it has none. Raises UsageError for
-    one that cannot be read.
+    """What generation_config.json of a model says; None where it has none. Of an adapter its own,
+    or else its base's. Raises UsageError for one that cannot be read.
     """
+    if files.is_adapter(path) and not files.has_generation(Path(path)):
+        path = files.weights_source(path)
     with reading(f"no generation config at {path}", f"mend {files.GENERATION}, or remove it"):
         if Path(path).is_dir() and not files.has_generation(Path(path)):
             return None
@@ -166,6 +171,8 @@ def read_weights(
     other arguments of from_pretrained. Raises UsageError where it cannot be read or a weight has
     another shape.
     """
+    if files.is_adapter(path):
+        return _read_merged(path, config, dtype, kind, more)
     require_interface(require_readable(path, config, kind), path)
     wanted = "wanted are a config and weights as safetensors in the layout of Hugging Face"
     name, at = pretrained(path)
@@ -187,18 +194,39 @@ def read_weights(
     return lm, list(found["missing_keys"])
 
 
+def _read_merged(
+    path: str, config: Any, dtype: torch.dtype, kind: Any, more: Mapping[str, Any]
+) -> tuple[Any, list[str]]:
+    """As read_weights, of an adapter's directory."""
+    if more:
+        raise UsageError(
+            f"model.quantize: {path} is an adapter, which cannot be merged into weights of four "
+            f"bits; write the merged model first (postgrad export {path} --to MODEL), and name it"
+        )
+    adapter = read_adapter(path)
+    lm, missing = read_weights(files.weights_source(path), config, dtype, kind, more)
+    merge_adapter(lm, adapter, path)
+    return lm, [name for name in missing if not (adapter.scores and name == f"{HEAD}.weight")]
+
+
 def read_plain(path: str, kind: Any, dtype: torch.dtype) -> Any:
     """The model of a directory as anybody's transformers reads it, with its own attention."""
-    require_readable(path, load_config(path), kind)
-    name, at = pretrained(path)
-    with reading(f"the model {path} cannot be loaded", "write it again"):
-        return kind.from_pretrained(name, dtype=dtype, use_safetensors=True, **at)
+    adapter = read_adapter(path) if files.is_adapter(path) else None
+    source = files.weights_source(path)
+    require_readable(source, load_config(source), kind)
+    name, at = pretrained(source)
+    with reading(f"the model {source} cannot be loaded", "write it again"):
+        lm: Any = kind.from_pretrained(name, dtype=dtype, use_safetensors=True, **at)
+    if adapter is not None:
+        merge_adapter(lm, adapter, path)
+    return lm
 
 
 def require_readable(path: str, config: Any, kind: Any) -> Any:
     """The model of a directory as `skeleton` makes it. Raises UsageError, before a weight is read
     or memory taken for one, where its files are no safetensors, or not of a model like its config.
     """
+    path = files.weights_source(path)
     files.has_generation(Path(path))  # transformers reads it with the weights
     headers = read_headers(_weight_files(path))
     layers = getattr(config, "num_hidden_layers", 0)

@@ -15,6 +15,7 @@ from postgrad.jobs.checkpoints import store_of
 from postgrad.jobs.export import roles_of
 from postgrad.jobs.sources import pin_model
 from postgrad.models.adapter_files import merged_state
+from postgrad.models.files import CONFIG, is_adapter
 from postgrad.models.load import load_model
 from postgrad.models.rope import max_positions
 from postgrad.observe.run_dir import RunDirectory
@@ -69,7 +70,7 @@ def _among_runs(path: Path) -> bool:
     """
     folder = path if path.is_dir() else path.parent
     word = not path.is_dir() and folder == Path()
-    if word or path.is_file() or (path / "config.json").exists():
+    if word or path.is_file() or (path / CONFIG).exists() or is_adapter(path):
         return False
     return folder.is_dir() and any(map(RunDirectory.holds_runs, folder.iterdir()))
 

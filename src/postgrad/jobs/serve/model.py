@@ -14,7 +14,7 @@ from postgrad.core.records import Sequences
 from postgrad.jobs.reward import last_scores
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.score import ScoreRole
-from postgrad.models.hashes import directory_hash
+from postgrad.models.hashes import model_hash
 from postgrad.models.load import load_config
 from postgrad.models.rope import max_positions
 from postgrad.models.score import load_score_model, scale_of
@@ -60,7 +60,7 @@ def load_reward_model(path: Path, dtype: str, batch_tokens: int) -> ServedModel:
     model = ServedModel(
         role=ScoreRole(Backbone(loaded.lm, device, MicroBatch(max_tokens=batch_tokens)), "at"),
         tokenizer=loaded.tokenizer,
-        hash=directory_hash(path),
+        hash=model_hash(path),
         mean=None if scale is None else scale.mean,
         std=None if scale is None else scale.std,
         max_tokens=max_positions(loaded.config),
