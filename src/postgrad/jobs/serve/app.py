@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,7 +20,7 @@ from postgrad.jobs.hosts import is_own
 from postgrad.jobs.serve import wire
 from postgrad.jobs.serve.batcher import Batcher
 from postgrad.jobs.serve.limits import Limits, Refusal
-from postgrad.jobs.serve.metrics import Metrics
+from postgrad.jobs.serve.metrics import CONTENT_TYPE, Metrics
 from postgrad.jobs.serve.protocol import RewardModel
 
 _OPEN = "/health"  # the one page that needs no token: it says nothing about the model
@@ -83,7 +83,7 @@ class Pages:
             return Response(status_code=_GONE)  # for the metrics: nobody reads it
         finally:
             self._open -= 1
-            self.metrics.took("request_seconds", time.monotonic() - began)
+            self.metrics.request_seconds.observe(time.monotonic() - began)
 
     async def _score(self, request: Request) -> Response:
         seconds = self.limits.request_seconds
@@ -138,13 +138,10 @@ class Pages:
     async def numbers(self, request: Request) -> Response:
         """The metrics."""
         sequences, tokens = self.batcher.queue()
-        gauges = {
-            "queue_sequences": sequences,
-            "queue_tokens": tokens,
-            "open_requests": self._open,
-        }
-        kind = "text/plain; version=0.0.4; charset=utf-8"
-        return PlainTextResponse(self.metrics.text(gauges), headers={"Content-Type": kind})
+        self.metrics.queue_sequences.set(sequences)
+        self.metrics.queue_tokens.set(tokens)
+        self.metrics.open_requests.set(self._open)
+        return Response(self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
 
 class Gate:
@@ -166,7 +163,7 @@ class Gate:
 
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._metrics.add("requests_total", path=path, status=str(message["status"]))
+                self._metrics.count_answer(path, message["status"])
             await send(message)
 
         if self._hosts is not None and not is_own(self._hosts, _hosts_of(scope)):

@@ -128,8 +128,8 @@ class Batcher:
             seconds = time.monotonic() - began
             self._busy_since = None
             self._speed = sum(map(len, sequences)) / max(seconds, 1e-6)
-            self._metrics.add("batches_total")
-            self._metrics.took("model_seconds", seconds)
+            self._metrics.batches.inc()
+            self._metrics.model_seconds.observe(seconds)
             for (one, place), result in zip(batch, found, strict=True):
                 self._settle(one, place, result)
 
@@ -177,11 +177,11 @@ class Batcher:
             one.failures[place] = ("not_finite", f"the model's score is {result}")
         else:
             one.scores[place] = result
-            self._metrics.add("sequences_total")
-            self._metrics.add("tokens_total", len(one.sequences[place]))
+            self._metrics.sequences.inc()
+            self._metrics.tokens.inc(len(one.sequences[place]))
         one.missing -= 1
         if not one.missing:
-            self._metrics.took("queue_seconds", time.monotonic() - one.since)
+            self._metrics.queue_seconds.observe(time.monotonic() - one.since)
             one.loop.call_soon_threadsafe(_tell, one)
 
 

@@ -58,7 +58,7 @@ def _serve(
     from dataclasses import replace
 
     from postgrad.jobs.serve.app import Pages
-    from postgrad.jobs.serve.metrics import Metrics
+    from postgrad.jobs.serve.metrics import Metrics, total
     from postgrad.jobs.serve.model import load_reward_model
     from postgrad.jobs.serve.server import Server
 
@@ -76,7 +76,11 @@ def _serve(
         app, limits, metrics, lambda: console.note(f"serving {name} at {where}, {secured}")
     )
     server.run(sockets=[listening])
-    done = {what: metrics.total(f"{what}_total") for what in ("requests", "sequences", "tokens")}
+    done = {
+        "requests": total(metrics.requests),
+        "sequences": total(metrics.sequences),
+        "tokens": total(metrics.tokens),
+    }
     console.note(
         f"stopped: {done['requests']} requests, {done['sequences']} sequences, "
         f"{done['tokens']} tokens"

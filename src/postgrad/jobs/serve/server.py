@@ -158,7 +158,7 @@ class BoundedProtocol(H11Protocol):
 
     def _cut(self, refusal: Refusal) -> None:
         """Answer and close the connection."""
-        self.counted.add("requests_total", path="none", status=str(refusal.status))
+        self.counted.count_answer("none", refusal.status)
         body = json.dumps(refusal.body).encode()
         headers = [
             (b"content-type", b"application/json"),
