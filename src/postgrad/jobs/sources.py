@@ -14,6 +14,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.hub import at_revision, commit_of, split_revision
 from postgrad.data.hub import dataset_commit
 from postgrad.data.rows import local_files
+from postgrad.models.files import adapter_base, is_adapter
 from postgrad.models.hashes import files_hash, model_hash
 from postgrad.models.settings import looks_local
 from postgrad.recipe.compare import covers
@@ -140,11 +141,18 @@ def _parts(source: Source) -> Iterator[_Part]:
     """The source itself and its chat template, where they are named by something."""
     key, keys = source.key, ("revision", "path") if source.hub else ("path", "revision")
     if (identity := _identity(source)) is not None:
-        yield _Part(key, tuple(f"{key}.{one}" for one in keys), source.path, identity)
+        yield _Part(key, tuple(f"{key}.{end}" for end in keys), _shown(source), identity)
     if (identity := _template(source)) is not None:
         yield _Part(
             f"{key}.chat_template", (f"{key}.chat_template",), source.chat_template, identity
         )
+
+
+def _shown(source: Source) -> str:
+    """The path for messages: what changed may be the base of an adapter."""
+    if source.kind == "model" and not source.hub and is_adapter(source.path):
+        return f"{source.path} (an adapter on {adapter_base(source.path)})"
+    return source.path
 
 
 def _identity(source: Source) -> str | None:

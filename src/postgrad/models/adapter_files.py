@@ -155,10 +155,10 @@ def _compare(
             name, config=config, dtype=torch.float32, use_safetensors=True, **at
         )
         read: Any = peft.PeftModel.from_pretrained(lm, str(written))
-    found = read(batch).logits
+    expected = read(batch).logits
     lm = read.unload()
     add_adapter(lm, settings, seed=0, name="written").load(weights)
-    difference = float((lm(batch).logits - found).abs().max())
+    difference = float((lm(batch).logits - expected).abs().max())
     if not difference <= TOLERANCE:
         raise RunError(
             f"export: the adapter read back from {written} gives other logits (by {difference:.3g})"

@@ -155,7 +155,7 @@ def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
     saved, targets = config.get("modules_to_save") or [], config.get("target_modules") or []
     named = {"modules_to_save": saved, "target_modules": [] if targets == str(targets) else targets}
     for key, names in named.items():
-        if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UsageError(
                 f"{folder}/{ADAPTER_CONFIG}: {key} is {names!r}; wanted is a list of names"
             )
@@ -168,11 +168,12 @@ def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
         # PEFT imports the module that it names
         "auto_mapping": not _of_transformers(config.get("auto_mapping")),
     }
-    found = [key for key in foreign if key != "revision"] + [key for key in wrong if wrong[key]]
-    if found:
+    refused = [key for key in foreign if key != "revision"]
+    refused += [key for key in wrong if wrong[key]]
+    if refused:
         raise UsageError(
-            f"{folder}/{ADAPTER_CONFIG} asks for {found[0]} = {config.get(found[0])!r}, which is "
-            "not plain LoRA: merge it into its base with PEFT, and name the merged model"
+            f"{folder}/{ADAPTER_CONFIG} asks for {refused[0]} = {config.get(refused[0])!r}, which "
+            "is not plain LoRA: merge it into its base with PEFT, and name the merged model"
         )
 
 
@@ -188,27 +189,27 @@ def _targets(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[
     named = config.get("target_modules")
     if not isinstance(named, list):
         return last_names(weights)
-    layers = [f".{found[1]}" for name in weights if (found := LAYER.fullmatch(name))]
+    layers = [f".{match[1]}" for name in weights if (match := LAYER.fullmatch(name))]
     return tuple(t for t in sorted(named) if any(layer.endswith(f".{t}") for layer in layers))
 
 
 def last_names(weights: Mapping[str, Tensor]) -> tuple[str, ...]:
     """("q_proj", "up_proj"): the last part of the name of every layer that has an A and a B."""
-    layers = [found[1] for name in weights if (found := LAYER.fullmatch(name))]
+    layers = [match[1] for name in weights if (match := LAYER.fullmatch(name))]
     return tuple(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
 
 
 def _require_whole(weights: Mapping[str, Tensor], rank: Any, file: Path) -> None:
     """Each target has A [rank, inputs] and B [outputs, rank] of finite numbers."""
     for name, tensor in weights.items():
-        found = LAYER.fullmatch(name)
-        if not found and name != HEAD_WEIGHT:
+        match = LAYER.fullmatch(name)
+        if not match and name != HEAD_WEIGHT:
             raise UsageError(f"{file}: {name} is no weight of plain LoRA")
-        if found:
-            other = f"{PREFIX}{found[1]}.lora_{'B' if found[2] == 'A' else 'A'}.weight"
+        if match:
+            other = f"{PREFIX}{match[1]}.lora_{'B' if match[2] == 'A' else 'A'}.weight"
             if other not in weights:
                 raise UsageError(f"{file}: {name} stands there without {other}")
-            if tensor.ndim != 2 or tensor.shape[0 if found[2] == "A" else 1] != rank:
+            if tensor.ndim != 2 or tensor.shape[0 if match[2] == "A" else 1] != rank:
                 shape = tuple(tensor.shape)
                 raise UsageError(f"{file}: {name} has shape {shape}, which is not of rank {rank}")
         if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):

@@ -102,13 +102,13 @@ def load_config(path: str) -> Any:
     is_merged, path = files.is_adapter(path), files.weights_source(path)
     with reading(f"no model at {path}", "model.path is a directory with config.json, or a hub id"):
         file = _config_file(path)
-        said = files.read_object(file)
-        require_config(said, file)
-        if said["model_type"] not in CONFIG_MAPPING:
-            own = "; code of its own (auto_map) is never run" if "auto_map" in said else ""
+        stated = files.read_object(file)
+        require_config(stated, file)
+        if stated["model_type"] not in CONFIG_MAPPING:
+            code = "; code of its own (auto_map) is never run" if "auto_map" in stated else ""
             raise UsageError(
-                f"no model at {path}: model type {said['model_type']} is not supported because "
-                f"transformers {transformers_version} does not have it{own}"
+                f"no model at {path}: model type {stated['model_type']} is not supported because "
+                f"transformers {transformers_version} does not have it{code}"
             )
         name, at = pretrained(path)
         config: Any = AutoConfig.from_pretrained(name, trust_remote_code=False, **at)
@@ -189,9 +189,9 @@ def read_weights(
             **at,
             **more,
         )
-    lm, found = read
-    require_whole(path, mismatched=[name for name, *_ in found["mismatched_keys"]])
-    return lm, list(found["missing_keys"])
+    lm, report = read
+    require_whole(path, mismatched=[name for name, *_ in report["mismatched_keys"]])
+    return lm, list(report["missing_keys"])
 
 
 def _read_merged(
@@ -244,8 +244,8 @@ def skeleton(config: Any, kind: Any, path: str) -> Any:
     """The model of a config as `kind`, an Auto class, on the meta device: shapes without memory.
     Raises UsageError where transformers cannot make one.
     """
-    what = f"transformers makes no model of {path}/{files.CONFIG}"
-    with reading(what, "take the config.json that belongs to the weights"), torch.device("meta"):
+    problem = f"transformers makes no model of {path}/{files.CONFIG}"
+    with reading(problem, "take the config.json that belongs to the weights"), torch.device("meta"):
         return kind.from_config(copy.deepcopy(config))
 
 
@@ -253,44 +253,44 @@ def require_whole(
     path: str, *, missing: Sequence[str] = (), mismatched: Sequence[str] = ()
 ) -> None:
     """Raises UsageError for weights that transformers would draw at random with only a warning."""
-    for what, names in {"missing": missing, "of another shape": mismatched}.items():
+    for fault, names in {"missing": missing, "of another shape": mismatched}.items():
         if names:
             raise UsageError(
-                f"the model {path} is not whole: {len(names)} weights are {what} "
+                f"the model {path} is not whole: {len(names)} weights are {fault} "
                 f"({', '.join(sorted(names)[:3])}); its config.json and its weights have to be of "
                 "one model"
             )
 
 
 @contextmanager
-def reading(what: str, remedy: str) -> Generator[None]:
-    """Whatever a library raises over others' files inside is a UsageError: what could not be read,
-    why, and what to do. A lack of memory, and our own messages, stay what they are.
+def reading(problem: str, remedy: str) -> Generator[None]:
+    """Turns what a library raises over others' files into a UsageError: the problem, the library's
+    message, the remedy. A lack of memory, and our own errors, stay what they are.
     """
     try:
         yield
     except (PostgradError, MemoryError, torch.OutOfMemoryError):
         raise
     except RecursionError as error:
-        raise UsageError(f"{what}: its JSON is nested too deep; {remedy}") from error
+        raise UsageError(f"{problem}: its JSON is nested too deep; {remedy}") from error
     except Exception as error:
-        raise UsageError(f"{what}: {_said(error)}; {remedy}") from error
+        raise UsageError(f"{problem}: {_message_of(error)}; {remedy}") from error
     except BaseException as error:  # a panic of a library in Rust is no Exception
         if type(error).__name__ != "PanicException":
             raise
-        raise UsageError(f"{what}: {_said(error)}; {remedy}") from error
+        raise UsageError(f"{problem}: {_message_of(error)}; {remedy}") from error
 
 
-def _said(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     text = " ".join(str(error).split())
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
     plain = isinstance(error, OSError | ValueError | ImportError)
     return text if plain and text else f"{type(error).__name__}: {text}"
 
 
-def _require_directory(path: str, what: str) -> None:
+def _require_directory(path: str, kind: str) -> None:
     if looks_local(path) and not Path(path).is_dir():
-        raise UsageError(f"no {what} at {path}: there is no such directory (model.path)")
+        raise UsageError(f"no {kind} at {path}: there is no such directory (model.path)")
 
 
 def _config_file(path: str) -> Path:
@@ -313,16 +313,16 @@ def _weight_files(path: str) -> list[Path]:
     name, at = pretrained(path)
     quiet = {"_raise_exceptions_for_missing_entries": False, **at}
     with reading(f"no model at {path}", "a hub id needs the network, or files fetched before"):
-        if whole := cached_file(name, files.WEIGHTS, **quiet):
-            return [Path(whole)]
+        if single := cached_file(name, files.WEIGHTS, **quiet):
+            return [Path(single)]
         index = cached_file(name, files.INDEX, **quiet)
         if index is None:
             raise UsageError(
                 f"no model at {path}: it has neither {files.WEIGHTS} nor {files.INDEX}, and "
                 f"nothing else is read; {files.CONVERT}"
             )
-        found = cached_files(name, files.shard_names(Path(index)), **at)
-    return [Path(file) for file in found or ()]
+        shards = cached_files(name, files.shard_names(Path(index)), **at)
+    return [Path(file) for file in shards or ()]
 
 
 def _checkpoint_activations(lm: Any) -> None:

@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from postgrad.jobs.hosts import is_own
 from postgrad.jobs.serve import wire
 from postgrad.jobs.serve.batcher import Batcher
-from postgrad.jobs.serve.limits import Limits, Refusal
+from postgrad.jobs.serve.limits import Refusal, ServerLimits
 from postgrad.jobs.serve.metrics import CONTENT_TYPE, Metrics
-from postgrad.jobs.serve.protocol import RewardModel
+from postgrad.jobs.serve.protocol import ScoringModel
 
 _OPEN = "/health"  # the one page that needs no token: it says nothing about the model
 _PATHS = ("/score", "/info", "/metrics", _OPEN)
@@ -32,33 +32,37 @@ Result = TypeVar("Result")
 
 
 class Pages:
-    """The endpoints, with what they share."""
+    """The server's endpoints, and the model, queue and limits that they share."""
 
-    def __init__(self, model: RewardModel, name: str, limits: Limits, metrics: Metrics) -> None:
+    def __init__(
+        self, model: ScoringModel, name: str, limits: ServerLimits, metrics: Metrics
+    ) -> None:
         self.limits, self.metrics = limits, metrics
         self.batcher = Batcher(model, limits, metrics)
         self._encoder = wire.Encoder(model.tokenizer, limits.input_tokens)
         self._encoding = ThreadPoolExecutor(1)  # tokenizers are for one thread at a time
-        self._known = {"model": model.hash, "mean": model.mean, "std": model.std}
+        self._about_model = {"model": model.hash, "mean": model.mean, "std": model.std}
         self._info = {
             "name": name,
-            **self._known,
+            **self._about_model,
             "tokenizer": tokenizer_hash(model.tokenizer),
             "limits": limits.to_json(),
         }
         self._open = 0  # requests for scores
 
     def app(self, token: str | None, hosts: frozenset[str] | None = None) -> ASGIApp:
-        """All pages behind the token; None: they need none. hosts: what the Host header may say;
-        None: anything, as behind a proxy of another name.
+        """All pages as one ASGI application.
+
+        token: what requests have to send; None: they need none. hosts: what the Host header may
+        say; None: anything, as behind a proxy of another name.
         """
         routes = [
             Route("/score", self.score, methods=["POST"]),
             Route("/info", self.info),
-            Route("/metrics", self.numbers),
+            Route("/metrics", self.metrics_page),
             Route(_OPEN, self.health),
         ]
-        handlers = dict.fromkeys((Refusal, HTTPException, Exception), _answered)
+        handlers = dict.fromkeys((Refusal, HTTPException, Exception), _answer_error)
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
         app.router.redirect_slashes = False
         return Gate(app, token, self.metrics, hosts)
@@ -99,7 +103,7 @@ class Pages:
                 raise Refusal(504, "timeout", message) from None
             message = f"the body had not arrived after {seconds:g} s"
             raise Refusal(408, "slow_request", message) from None
-        return JSONResponse({"scores": scores, **self._known})
+        return JSONResponse({"scores": scores, **self._about_model})
 
     async def _scores(self, body: bytes) -> list[float]:
         loop = asyncio.get_running_loop()
@@ -118,12 +122,12 @@ class Pages:
         length = request.headers.get("content-length", "0")
         if int(length) > most:  # digits: the protocol has read it already
             raise too_large
-        found = bytearray()
+        body = bytearray()
         async for chunk in request.stream():
-            found += chunk
-            if len(found) > most:
+            body += chunk
+            if len(body) > most:
                 raise too_large
-        return bytes(found)
+        return bytes(body)
 
     async def info(self, request: Request) -> Response:
         """Which model this is, and the limits."""
@@ -135,8 +139,8 @@ class Pages:
             raise Refusal(503, "stuck", "the model has not come back from a call")
         return JSONResponse({"status": "ok"})
 
-    async def numbers(self, request: Request) -> Response:
-        """The metrics."""
+    async def metrics_page(self, request: Request) -> Response:
+        """The metrics, as Prometheus reads them."""
         sequences, tokens = self.batcher.queue()
         self.metrics.queue_sequences.set(sequences)
         self.metrics.queue_tokens.set(tokens)
@@ -171,7 +175,7 @@ class Gate:
             refusal = Refusal(421, "wrong_host", f"this server is {names}; others need a token")
             await answer_of(refusal)(scope, receive, counting)
             return
-        if scope["path"] != _OPEN and not self._knows(scope):
+        if scope["path"] != _OPEN and not self._has_token(scope):
             refusal = Refusal(401, "unauthorized", "send Authorization: Bearer with the token")
             answer = answer_of(refusal)
             answer.headers["WWW-Authenticate"] = "Bearer"
@@ -179,12 +183,12 @@ class Gate:
             return
         await self._app(scope, receive, counting)
 
-    def _knows(self, scope: Scope) -> bool:
+    def _has_token(self, scope: Scope) -> bool:
         """Compared as digests, in a time that says nothing about the token."""
         if self._token is None:
             return True
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        scheme, _, token = given.partition(b" ")
+        header = dict(scope["headers"]).get(b"authorization", b"")
+        scheme, _, token = header.partition(b" ")
         return hmac.compare_digest(_digest(token.strip()), self._token) & (
             scheme.lower() == b"bearer"
         )
@@ -195,7 +199,9 @@ def _hosts_of(scope: Scope) -> list[str]:
 
 
 async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """What `work` gives; ClientDisconnect, and the work is cancelled, where nobody waits for it."""
+    """The result of `work`. Where the client disconnects first, cancels it and raises
+    ClientDisconnect.
+    """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_end(request))
     try:
@@ -216,8 +222,8 @@ async def _end(request: Request) -> None:
 
 def tokenizer_hash(tokenizer: Any) -> str:
     """SHA-256 (hex) of what decides token ids: vocabulary, rules, chat template."""
-    whole = f"{tokenizer.backend_tokenizer.to_str()}\0{tokenizer.chat_template}"
-    return hashlib.sha256(whole.encode()).hexdigest()
+    rules = f"{tokenizer.backend_tokenizer.to_str()}\0{tokenizer.chat_template}"
+    return hashlib.sha256(rules.encode()).hexdigest()
 
 
 def answer_of(refusal: Refusal) -> JSONResponse:
@@ -228,8 +234,8 @@ def answer_of(refusal: Refusal) -> JSONResponse:
     return answer
 
 
-def _answered(request: Request, error: Exception) -> Response:
-    """Whatever ends a request without scores, in the one shape of errors."""
+def _answer_error(request: Request, error: Exception) -> Response:
+    """What ended a request without scores, in the JSON shape that all errors have."""
     if isinstance(error, Refusal):
         return answer_of(error)
     if not isinstance(error, HTTPException):  # uvicorn shows where it comes from

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from postgrad.core.errors import UsageError
-from postgrad.jobs.serve.limits import Limits, Refusal
+from postgrad.jobs.serve.limits import Refusal, ServerLimits
 from postgrad.jobs.serve.metrics import Metrics
 
 _GRACE = 1.0  # seconds by which a page's own answer comes before the protocol's
@@ -33,18 +33,18 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        found = socket.socket(family, kind)
+        listening = socket.socket(family, kind)
     except OSError as error:
         raise UsageError(f"--host {host}: {error.strerror or error}") from error
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
     except OSError as error:
-        found.close()
+        listening.close()
         raise UsageError(
             f"cannot listen at {host}:{port}: {error.strerror or error}; take another --port"
         ) from error
-    return found
+    return listening
 
 
 class Server(uvicorn.Server):
@@ -53,7 +53,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, app: ASGIApp, limits: Limits, metrics: Metrics, started: Callable[[], None]
+        self, app: ASGIApp, limits: ServerLimits, metrics: Metrics, started: Callable[[], None]
     ) -> None:
         self._started_call = started
         config = uvicorn.Config(
@@ -83,15 +83,15 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield  # whoever started the thread ends it
             return
-        before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
         try:
             yield
         finally:
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
-def _protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]:
+def _protocol(limits: ServerLimits, metrics: Metrics) -> type[asyncio.Protocol]:
     class Bounded(BoundedProtocol):
         seconds = limits.request_seconds
         counted = metrics
@@ -100,10 +100,16 @@ def _protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]:
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn waits for a request as long as it takes to arrive; this one has a limit.
+    """uvicorn's HTTP/1.1 with a limit on the time in which a request arrives.
 
-    It runs from the connection, or from the first byte of a later request, to the last byte of the
-    request. What is no HTTP, or too slow, is answered in the one shape of errors, and cut off.
+    The time runs from the connection, or from the first byte of a later request, to the last byte
+    of the request. What is no HTTP, or too slow, is answered in the JSON shape of all errors, and
+    the connection is closed.
+
+    Public options of uvicorn (0.54) bound the body, which the application reads, and the wait for
+    a second request (timeout_keep_alive), but not the first headers: with them a connection that
+    sends nothing, half of its headers, or a byte at a time was still open after 12 seconds, and
+    what is no HTTP was answered in plain text. ASGI middleware sees neither.
     """
 
     seconds: float
