@@ -35,6 +35,8 @@ READ = {
 HARMLESS = {"peft_version", "inference_mode", "megatron_core", "qalora_group_size"}
 FRESH = (True, False, "gaussian", "orthogonal", "eva")  # others change the base's weights too
 
+FINITE_PART = 2**24  # numbers that are looked at in one go
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
@@ -212,7 +214,12 @@ def _require_whole(weights: Mapping[str, Tensor], rank: Any, file: Path) -> None
             if tensor.ndim != 2 or tensor.shape[0 if match[2] == "A" else 1] != rank:
                 shape = tuple(tensor.shape)
                 raise UsageError(f"{file}: {name} has shape {shape}, which is not of rank {rank}")
-        if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
+        if not tensor.is_floating_point() or not _is_finite(tensor):
             raise UsageError(f"{file}: {name} holds values that are no finite numbers")
     if not any(LAYER.fullmatch(name) for name in weights):
         raise UsageError(f"{file} holds no adapter")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """In parts: the file is mapped into memory, and may be larger than it."""
+    return all(bool(part.isfinite().all()) for part in tensor.flatten().split(FINITE_PART))
