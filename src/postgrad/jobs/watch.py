@@ -48,7 +48,7 @@ HEADERS = {
 
 def watch(run_dirs: Sequence[Path], console: Console, port: int = 0) -> dict[str, Any]:
     """Serves the page of one run or several until SIGINT or SIGTERM. Raises UsageError where there
-    is no run, there are too many, or the port is not to be had.
+    is no run, there are too many, or the port cannot be bound.
     """
     require_few(run_dirs)
     server = WatchServer(Feed(*run_dirs), port)
@@ -133,7 +133,7 @@ class WatchServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/?token={self.token}"
 
     def has_token(self, token: str) -> bool:
-        """Compared as digests, in a time that says nothing about the token."""
+        """Whether `token` is the server's; digests are compared in constant time."""
         return hmac.compare_digest(_digest(token), _digest(self.token))
 
     def is_ours(self, hosts: list[str]) -> bool:
@@ -141,7 +141,7 @@ class WatchServer(ThreadingHTTPServer):
         return is_own(own_hosts(HOST, self.server_port), hosts)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away in the middle of an answer is no news."""
+        """Stays silent: a browser that goes away in the middle of an answer is no error."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -151,7 +151,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        """One of the three pages."""
+        """Answers with one of the three pages, or refuses."""
         server = cast(WatchServer, self.server)
         url = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
@@ -193,7 +193,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a line a request would hide the address."""
+        """Stays silent: a line for each request would hide the address in the terminal."""
 
     def version_string(self) -> str:
         """Of the Server header, without versions of Python and its library."""
@@ -202,7 +202,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def _until_signal(server: WatchServer) -> Generator[None]:
-    """SIGINT and SIGTERM end the server's loop; it is closed at the end."""
+    """Inside, SIGINT and SIGTERM end the server's loop; at the end the server is closed."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         threading.Thread(target=server.shutdown).start()  # it waits for the loop, which is here

@@ -1,4 +1,4 @@
-"""Adapters written as PEFT's directories and proved, and merged into whole models."""
+"""Writes adapters as PEFT's directories, proved by PEFT, or merged into whole models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -80,8 +80,8 @@ def merged_state(
 
 
 def export_merged(adapter: Path, to: Path) -> None:
-    """Writes the model that an adapter's directory means, merged into its base in float32 and
-    rounded once to the base's dtype, as export_hf does.
+    """Writes the base of an adapter with the adapter merged into it, as export_hf does: in float32,
+    rounded to the base's dtype.
 
     Of a reward model the scale of its scores is not in the adapter: it is written as mean 0 and
     standard deviation 1.
@@ -101,7 +101,7 @@ def export_merged(adapter: Path, to: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What save_model saves as it saves a model."""
+    """An adapter with the method of a model that save_model calls."""
 
     weights: Mapping[str, Tensor]
     settings: LoraSettings
@@ -140,7 +140,9 @@ def _compare(
     tokenizer: Any,
     written: Path,
 ) -> None:
-    """Plain transformers and PEFT from the files against the weights at hand, on one base."""
+    """Raises RunError where plain transformers and PEFT, reading the files in `written`, give other
+    logits than `weights` on the same base.
+    """
     import peft
 
     config = load_config(base)

@@ -38,7 +38,9 @@ class Session:
     turns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def answer(self, text: str, shown: Answers) -> None:
-        """Every model answers. Raises UsageError, before any of them does, where one cannot."""
+        """Shows every model's answer to `text` and keeps the turn. Raises UsageError, before any of
+        them answers, where one cannot.
+        """
         requests = [talker.request(text, self.sampling, self.seed) for talker in self.talkers]
         pieces = [
             talker.answer(text, request)
@@ -58,7 +60,7 @@ class Session:
 
     @contextmanager
     def cut_by_signal(self) -> Generator[None]:
-        """Ctrl-C ends the answers and not the conversation."""
+        """Inside, Ctrl-C ends the answers and not the conversation."""
 
         def cut(number: int, frame: FrameType | None) -> None:
             for talker in self.talkers:
@@ -85,9 +87,9 @@ def chat(
 ) -> dict[str, Any]:
     """Talks until the person ends it, or standard input does; returns the conversation.
 
-    models: one or two directories, hub ids or runs. system: instead of the run's own. Raises
-    UsageError where there is nothing to talk to, and, reading standard input, for what cannot be
-    answered.
+    models: one or two directories, hub ids or runs. system: in place of the run's system prompt.
+    Raises UsageError where there is nothing to talk to, and, reading standard input, for what
+    cannot be answered.
     """
     loaded: list[ChatModel] = []
     for name in models:
@@ -158,7 +160,7 @@ def _texts(lines: Iterable[bytes]) -> Iterator[str]:
 
 
 def _is_command(line: str) -> bool:
-    """A line that begins with a slash; with a space before it, it is said to the model."""
+    """Whether a line begins with a slash. With a space before it the model gets the line."""
     return line.startswith("/")
 
 

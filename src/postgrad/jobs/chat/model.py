@@ -64,8 +64,8 @@ def load(name: str, which: str | None, dtype: str, max_len: int) -> ChatModel:
 
 
 def _is_among_runs(path: Path) -> bool:
-    """True of a folder of runs, and of a path to what is not there beside runs. A single word may
-    be a model of the hub.
+    """True of a folder of runs, and of a path in one that does not exist. A single word may be a
+    model of the hub.
     """
     folder = path if path.is_dir() else path.parent
     word = not path.is_dir() and folder == Path()

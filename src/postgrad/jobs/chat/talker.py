@@ -18,7 +18,7 @@ HALF = "\ufffd"  # what bytes that are no character yet decode to
 
 
 class TalkingEngine(LocalEngine):
-    """The built-in engine with one sequence, which can be looked at while it is written.
+    """The built-in engine with one sequence, whose tokens can be read while it is written.
 
     max_len: tokens of the longest conversation, prompt and answer.
     """
@@ -35,12 +35,12 @@ class TalkingEngine(LocalEngine):
         return rows.tokens[0, : rows.written[0]] if rows.count else np.zeros(0, np.int32)
 
     def cut(self) -> None:
-        """The answer under way ends with its next token."""
+        """Makes the answer under way end with its next token."""
         self._rows.limit[: self._rows.count] = 0
 
 
 class TextStream:
-    """Token ids to text as they come; a character in several tokens waits for its last one.
+    """Decodes token ids as they come; a character of several tokens waits for its last one.
 
     A token is decoded behind those of the piece before it, since what it stands for may depend on
     them: a space in front, half a character. DecodeStream of tokenizers does the same and gives the
@@ -125,7 +125,9 @@ class Talker:
         return Request(0, (0,), np.array(ids, np.int32), limited, turn=turn, seed=seed)
 
     def answer(self, text: str, request: Request) -> Iterator[str]:
-        """The answer to `text`, a piece with each token; remembered when it has ended."""
+        """The answer to `text`, piece by piece with each token. At its end question and answer become
+        messages.
+        """
         self._engine.submit(request)
         stream = TextStream(lambda ids: self._tokenizer.decode(ids, skip_special_tokens=True))
         done: list[Completion] = []
@@ -140,5 +142,5 @@ class Talker:
         ]
 
     def cut(self) -> None:
-        """The answer under way ends with its next token."""
+        """Makes the answer under way end with its next token."""
         self._engine.cut()

@@ -23,7 +23,7 @@ from postgrad.jobs.serve.limits import Refusal, ServerLimits
 from postgrad.jobs.serve.metrics import CONTENT_TYPE, Metrics
 from postgrad.jobs.serve.protocol import ScoringModel
 
-_OPEN = "/health"  # the one page that needs no token: it says nothing about the model
+_OPEN = "/health"  # the only page that needs no token: it tells nothing of the model
 _PATHS = ("/score", "/info", "/metrics", _OPEN)
 _LAST_CALL = 5.0  # seconds for a call of the model whose requests have all gone
 _GONE = 499  # the client did not wait for its answer
@@ -134,7 +134,7 @@ class Pages:
         return JSONResponse(self._info)
 
     async def health(self, request: Request) -> Response:
-        """200 while the model answers; 503 where one call has lasted longer than a request may."""
+        """200 while the model answers; 503 while a call of it lasts longer than a request may."""
         if self.batcher.busy_seconds() > self.limits.request_seconds:
             raise Refusal(503, "stuck", "the model has not come back from a call")
         return JSONResponse({"status": "ok"})
@@ -149,8 +149,8 @@ class Pages:
 
 
 class Gate:
-    """Every request passes here: it needs the token and a Host that is one of `hosts`, and its
-    answer is counted.
+    """ASGI middleware around all pages: refuses requests without the token or with a Host header
+    that is not one of `hosts`, and counts every answer.
     """
 
     def __init__(
@@ -184,7 +184,9 @@ class Gate:
         await self._app(scope, receive, counting)
 
     def _has_token(self, scope: Scope) -> bool:
-        """Compared as digests, in a time that says nothing about the token."""
+        """Whether a request has the token. Digests are compared in constant time: how long that
+        takes tells nothing about the token.
+        """
         if self._token is None:
             return True
         header = dict(scope["headers"]).get(b"authorization", b"")
@@ -203,7 +205,7 @@ async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
     ClientDisconnect.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_end(request))
+    gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -214,7 +216,7 @@ async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
         gone.cancel()
 
 
-async def _end(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     """Returns when the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -227,7 +229,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 
 def answer_of(refusal: Refusal) -> JSONResponse:
-    """A refusal as an answer."""
+    """The HTTP answer of a refusal."""
     answer = JSONResponse(refusal.body, refusal.status)
     if refusal.retry_after is not None:
         answer.headers["Retry-After"] = str(refusal.retry_after)

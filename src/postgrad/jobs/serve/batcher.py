@@ -1,6 +1,6 @@
-"""Sequences of several requests in one call of the model: fair, bounded, nothing lost.
+"""Batches sequences of several requests into one call of the model, fairly and within limits.
 
-One thread owns the model. While it scores a batch, what arrives waits; the next batch takes one
+One thread owns the model. While it scores a batch, new requests wait; the next batch takes one
 sequence of each waiting request in turn, until the token budget is full. So a request with one
 sequence overtakes one with hundreds, and nobody waits for a batch to fill up.
 """
@@ -39,12 +39,14 @@ class _WaitingRequest:
 
     @property
     def tokens_left(self) -> int:
-        """Of the sequences that still wait."""
+        """How many tokens the sequences have that are in no batch yet."""
         return sum(map(len, self.sequences[self.taken :]))
 
 
 class Batcher:
-    """Start it, `await score(...)` from a loop as often as wanted, stop it."""
+    """Scores the sequences of concurrent requests in one thread. Call start once, then `await
+    score(...)` from any event loop, and stop at the end.
+    """
 
     def __init__(self, scorer: SequenceScorer, limits: ServerLimits, metrics: Metrics) -> None:
         self._scorer, self._limits, self._metrics = scorer, limits, metrics
@@ -61,7 +63,10 @@ class Batcher:
         self._thread.start()
 
     def stop(self, seconds: float) -> None:
-        """Score what waits and end, within so many seconds; refuse what comes."""
+        """Refuses new requests, scores those that wait, and ends the thread.
+
+        seconds: how long it waits for that at most.
+        """
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -92,7 +97,7 @@ class Batcher:
             return sequences, self._tokens
 
     def busy_seconds(self) -> float:
-        """For how long the model has been in the call that it is in; 0 where it is in none."""
+        """How long the call of the model under way has lasted; 0 where there is none."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -134,7 +139,9 @@ class Batcher:
                 self._settle(request, place, result)
 
     def _next_batch(self) -> list[tuple[_WaitingRequest, int]]:
-        """The next sequences, each as its request and its place there; none where all is done."""
+        """The sequences of the next batch, each as its request and its place in it; none where the
+        batcher is stopping and nothing waits.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._stopping)
             batch: list[tuple[_WaitingRequest, int]] = []
@@ -154,7 +161,7 @@ class Batcher:
             return batch
 
     def _scored(self, sequences: Sequence[NDArray[np.int32]]) -> list[float | Exception]:
-        """Of each sequence its score, or what the model raised on it alone.
+        """The score of each sequence, or the exception that the model raised for it.
 
         A batch on which it fails is halved, so that one bad sequence costs its neighbours time and
         nothing else.

@@ -1,4 +1,4 @@
-"""uvicorn around the pages: limits on how a request may arrive, and an orderly end."""
+"""uvicorn with a limit on the time in which a request arrives, and an orderly end."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound. Raises UsageError where the address is not to be had."""
+    """A socket bound to an address. Raises UsageError where it cannot be bound."""
     if not 0 <= port < 1 << 16:
         raise UsageError(f"--port {port}: a number from 0 to 65535 is wanted")
     try:
@@ -48,8 +48,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Serves until SIGTERM or SIGINT: then it takes no more connections, answers what is under way
-    and ends. A second SIGINT ends it at once.
+    """Serves until SIGTERM or SIGINT: then it takes no more connections, answers the requests under
+    way and ends. A second SIGINT ends it at once.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """As uvicorn's, but an orderly end is not told to the process as a signal once more: the
-        command has results to show.
+        """As uvicorn's, but without raising the signal again after an orderly end: the command goes
+        on and shows its results.
         """
         if threading.current_thread() is not threading.main_thread():
             yield  # whoever started the thread ends it

@@ -1,4 +1,4 @@
-"""What goes over the wire: requests checked and turned into token ids. Pure.
+"""The bodies of POST /score: checked, and turned into token ids. Pure.
 
     {"inputs": [{"messages": [{"role": "user", "content": "..."}, ...]},
                 {"text": "..."}, {"token_ids": [1, 2, 3]}]}
@@ -55,8 +55,8 @@ class ScoreRequest(BaseModel):
 
 
 def parse(body: bytes, limits: ServerLimits) -> ScoreRequest:
-    """The request in a body. Raises Refusal: 400 where it is no JSON, 422 where it says what cannot
-    be, naming the place and never the content.
+    """The request in a body. Raises Refusal: 400 where the body is no JSON, 422 where a value is
+    wrong. The message names the place of the value and never its content, which may be private.
     """
     try:
         request = ScoreRequest.model_validate_json(body)
@@ -83,7 +83,9 @@ class Encoder:
         self._max_tokens = max_tokens
 
     def encode(self, inputs: Sequence[Input]) -> list[NDArray[np.int32]]:
-        """[tokens] of each. Raises Refusal (422) that names the first which cannot be scored."""
+        """[tokens] token ids of each input. Raises Refusal (422) for the first that cannot be
+        scored, naming its place.
+        """
         return [self._encoded(each, f"inputs.{place}") for place, each in enumerate(inputs)]
 
     def _encoded(self, scored: Input, where: str) -> NDArray[np.int32]:
