@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers.runs import assert_same_run, train_until_killed
+from helpers.runs import assert_same_run, lines, train_until_killed
 from postgrad.cli.main import main
 from postgrad.core.errors import RunError, UsageError
 from postgrad.jobs.chat.model import load
@@ -107,6 +107,23 @@ def test_a_killed_run_ends_with_the_same_bits(
     train_until_killed(monkeypatch, kind, 2, recipes[1], console)
     resume(Path(recipes[1].run_dir), [], [], console)
     assert_same_run(*recipes, 3)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_the_reference_is_the_merged_start(
+    lora: Any, adapter: Path, make_recipe: Any, console: Console
+) -> None:
+    """At the first step of DPO nothing has moved away from it; in RL the engine samples from it."""
+    model = {"path": str(adapter), "init": None, "lora": lora}
+    recipe = make_recipe("preference", "dpo", model=model, steps=1)
+    train(recipe, console)
+    (line,) = lines(Path(recipe.run_dir) / "metrics.jsonl")
+    assert line["policy/loss"] == pytest.approx(np.log(2), rel=1e-6)
+    algorithm = {"type": "grpo", "kl_coef": 0.05}
+    recipe = make_recipe("rl", "grpo", model=model, algorithm=algorithm, steps=1)
+    train(recipe, console)
+    (line,) = lines(Path(recipe.run_dir) / "metrics.jsonl")
+    assert line["sentinel/publish_difference"] < 1e-4
 
 
 def add_one(file: Path) -> None:

@@ -125,8 +125,8 @@ class Talker:
         return Request(0, (0,), np.array(ids, np.int32), limited, turn=turn, seed=seed)
 
     def answer(self, text: str, request: Request) -> Iterator[str]:
-        """The answer to `text`, piece by piece with each token. At its end question and answer become
-        messages.
+        """The answer to `text`, piece by piece with each token. At its end question and answer
+        become messages.
         """
         self._engine.submit(request)
         stream = TextStream(lambda ids: self._tokenizer.decode(ids, skip_special_tokens=True))
