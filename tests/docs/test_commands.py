@@ -24,11 +24,16 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.hub_server import hub_server
 from helpers.pages import ROOT, Command, commands
 from postgrad.cli.main import all_commands, main
 from postgrad.core.files import finite
+from postgrad.models.adapter_files import write_adapter
+from postgrad.models.adapters import add_adapter
+from postgrad.models.load import load_model
+from postgrad.models.settings import LoraSettings
 from postgrad.recipe.load import load_recipe, recipe_from_json, with_overrides
 from postgrad.recipe.pipeline import load_pipeline, with_models
 
@@ -77,6 +82,8 @@ def stand_ins(folder: Path, one: Command) -> None:
         place = folder / word
         if word in MODELS:
             shutil.copytree(folder / "RUN_DIR" / "model", place)
+        elif word == "ADAPTER":
+            adapter_on(str(folder / "RUN_DIR" / "model"), place)
         elif word.startswith("runs/"):
             shutil.copytree(
                 folder / "RUN_DIR", folder / word.removesuffix("/model"), dirs_exist_ok=True
@@ -90,6 +97,12 @@ def stand_ins(folder: Path, one: Command) -> None:
         elif word.endswith(".yaml"):
             place.parent.mkdir(exist_ok=True)
             shutil.copy(CASES / "open-instruct-sft.yaml", place)
+
+
+def adapter_on(base: str, to: Path) -> None:
+    settings = LoraSettings(rank=2)
+    adapter = add_adapter(load_model(base, dtype=torch.float32).lm, settings, seed=0)
+    write_adapter(adapter.parameters(), settings, base, to)
 
 
 @pytest.mark.parametrize("one", unique([c for c in OURS if c.words[1] in RUN]), ids=str)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from helpers.chat import chat_tokenizer
 from postgrad.jobs.hosts import own_hosts
 from postgrad.jobs.serve.app import Pages
-from postgrad.jobs.serve.limits import Limits
+from postgrad.jobs.serve.limits import ServerLimits
 from postgrad.jobs.serve.metrics import Metrics
 from postgrad.jobs.serve.server import Server, listen
 
@@ -122,12 +122,12 @@ def reward_server(
     model: FakeModel | None = None,
     *,
     token: str | None = None,
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
     port: int = 0,
 ) -> Iterator[Running]:
     """A server on a free port until the block ends."""
     metrics, started = Metrics(), threading.Event()
-    limits = limits or Limits()
+    limits = limits or ServerLimits()
     with listen("127.0.0.1", port) as listening:
         port = listening.getsockname()[1]
         hosts = own_hosts("127.0.0.1", port) if token is None else None

@@ -14,15 +14,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models import adapter_files
-from postgrad.models.adapter_files import (
-    base_of,
-    is_adapter,
-    merged_state,
-    read_adapter,
-    write_adapter,
-)
+from postgrad.models.adapter_files import merged_state, write_adapter
+from postgrad.models.adapter_reader import read_adapter
 from postgrad.models.adapters import Adapter, add_adapter
 from postgrad.models.export import export_hf
+from postgrad.models.files import adapter_base, is_adapter
 from postgrad.models.hashes import directory_hash
 from postgrad.models.linear import speed_up
 from postgrad.models.load import load_model
@@ -92,7 +88,7 @@ def test_plain_peft_reads_it_onto_its_base_with_the_same_logits(
     write_adapter(adapter.parameters(), SETTINGS, str(fresh(kind)), tmp_path / "policy")
     assert torch.rand(1) == drawn
     base: Any = AutoModelForCausalLM.from_pretrained(
-        base_of(tmp_path / "policy"), dtype=torch.float32, attn_implementation="eager"
+        adapter_base(tmp_path / "policy"), dtype=torch.float32, attn_implementation="eager"
     )
     as_ours(base)
     before = base(IDS).logits
@@ -140,7 +136,7 @@ def test_what_was_written_is_read_back(
     targets = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     assert set(back.settings.targets) == targets
     assert back.settings.model_copy(update={"targets": ()}) == SETTINGS
-    assert back.base == base_of(path) == str(fresh("qwen3").resolve())
+    assert back.base == adapter_base(path) == str(fresh("qwen3").resolve())
     assert not back.scores
     assert back.weights.keys() == written.keys() - {"path"}
     assert all(torch.equal(tensor, written[name]) for name, tensor in back.weights.items())
@@ -232,7 +228,7 @@ def test_a_target_that_is_there_is_left_alone(
 def test_the_base_of_an_adapter_is_read_at_its_revision(
     revision: str | None, base: str, copied: Callable[..., Path]
 ) -> None:
-    assert base_of(copied(base_model_name_or_path="org/name", revision=revision)) == base
+    assert adapter_base(copied(base_model_name_or_path="org/name", revision=revision)) == base
 
 
 @pytest.mark.parametrize(
@@ -310,4 +306,4 @@ def test_a_pickle_is_not_read(copied: Callable[..., Path]) -> None:
     with pytest.raises(UsageError, match="no adapter at"):
         read_adapter(path)
     with pytest.raises(UsageError, match="no adapter at"):
-        base_of(path / "nowhere")
+        adapter_base(path / "nowhere")

@@ -94,7 +94,7 @@ def test_a_directory_is_read_by_its_config(fresh: Callable[[str], Path]) -> None
     ("name", "text", "reason"),
     [
         ("other.json", "{}", "has no config.json"),
-        ("adapter_config.json", "{}", "an adapter without its base"),
+        ("adapter_config.json", "{}", "names no base model"),
         ("config.json", "{", "cannot be read"),
         ("config.json", "[]", "holds a list"),
     ],

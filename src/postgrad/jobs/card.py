@@ -13,6 +13,7 @@ import postgrad
 from postgrad.checkpoint.state import RunState
 from postgrad.core.hub import COMMIT, HUB_ID, split_revision
 from postgrad.core.versions import versions
+from postgrad.models.files import adapter_base, is_adapter
 from postgrad.models.save import CARD
 from postgrad.models.settings import looks_local
 from postgrad.observe.follow import read_lines
@@ -41,8 +42,9 @@ def card_of(
     name = directory.path.resolve().name
     read = sources(recipe)
     about = _about_base(base)
-    repository, _ = split_revision(base)
-    start = repository if HUB_ID.fullmatch(repository) and not looks_local(base) else None
+    origin = adapter_base(base) if is_adapter(base) else base
+    repository, _ = split_revision(origin)
+    start = repository if HUB_ID.fullmatch(repository) and not looks_local(origin) else None
     start = start or about.get("base_model")
     metadata: Any = ModelCardData(
         base_model=start,
@@ -123,6 +125,10 @@ def _base_name(base: str, recipe: Recipe) -> str:
     if recipe.model.path is None:
         return "a fresh model ([model.init])"
     repository, revision = split_revision(base)
+    if is_adapter(base):
+        origin = adapter_base(base)
+        origin = Path(origin).name if looks_local(origin) else origin
+        return f"the adapter {Path(base).name}, merged into {origin}"
     if looks_local(base):
         return f"the directory {Path(repository).name}"
     return repository if revision is None else f"{repository}, revision {revision}"

@@ -16,7 +16,7 @@ import torch
 from postgrad.core.batch import MICRO_TRAIN_TOKENS
 from postgrad.core.errors import UsageError
 from postgrad.models.config_check import require_config
-from postgrad.models.files import read_object
+from postgrad.models.files import CONFIG, read_object, weights_source
 from postgrad.models.linear import project
 from postgrad.parallel import device as placing
 from postgrad.parallel import probe
@@ -133,8 +133,8 @@ def _layer(recipe: Recipe) -> tuple[int, int]:
     if recipe.model.path is None:
         init = recipe.model.init
         return (init.hidden_size, init.intermediate_size) if init else (0, 0)
-    path = Path(recipe.model.path) / "config.json"
     try:
+        path = Path(weights_source(recipe.model.path)) / CONFIG
         config = read_object(path)
         require_config(config, path)
         sizes = config["hidden_size"], config.get("intermediate_size") or config["hidden_size"]

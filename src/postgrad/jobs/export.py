@@ -13,8 +13,9 @@ from postgrad.jobs.card import card_of
 from postgrad.jobs.checkpoints import open_store
 from postgrad.jobs.choices import Choices, choose
 from postgrad.jobs.reward import scale_of_state
-from postgrad.models.adapter_files import merged_state, write_adapter
+from postgrad.models.adapter_files import export_merged, merged_state, write_adapter
 from postgrad.models.export import export_hf
+from postgrad.models.files import is_adapter
 from postgrad.models.score import RewardScale
 from postgrad.models.settings import LoraSettings
 from postgrad.observe.run_dir import RunDirectory
@@ -28,11 +29,20 @@ def export(
 ) -> Path:
     """Writes one role of a checkpoint as a Hugging Face directory to `to`, which it returns.
 
+    run_dir: a run, or the directory of an adapter, which is written merged into its base.
     which: "latest", "best" or a step. name: as of `role_of`; None: the role that the job trains.
     adapter: writes the adapter alone, as PEFT's directory, not merged into its base. Raises
     UsageError where there is no such role or `to` exists, RunError where there is no such
     checkpoint.
     """
+    if is_adapter(run_dir):
+        if name is not None or which != "latest" or adapter:
+            raise UsageError(
+                f"{run_dir} is an adapter and no run: it has neither roles nor checkpoints, and is "
+                "exported merged; leave out --role, --checkpoint and --adapter"
+            )
+        export_merged(run_dir, to)
+        return to
     directory = RunDirectory.open(run_dir)
     recipe = recipe_from_json(directory.recipe())
     base = recipe.model.source or str(directory.init)

@@ -7,9 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
-from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
-from postgrad.jobs.reward import last_scores
+from postgrad.jobs.reward import score_sequences
 from postgrad.learner.protocols import Scores
 from postgrad.models.load import load_config, require_same_tokens
 from postgrad.models.score import scale_of
@@ -42,12 +40,9 @@ class LearnedReward:
         return None if self._scale is None else self._scale.std
 
     def score(self, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
-        """[S] the score at the last token; a common opening is computed once."""
+        """[S] the score at each last token; see score_sequences."""
         assert self.role is not None  # given before anything is sampled
-        tokens = Ragged.of(sequences, np.int32)
-        nothing = tokens.like(np.zeros(len(tokens.values), np.bool_))
-        one_group = np.zeros(len(tokens), np.int64)
-        return last_scores(self.role, Sequences(tokens, nothing, one_group))
+        return score_sequences(self.role, sequences)
 
 
 def learned_reward(recipe: Answering, tokenizer: Any) -> LearnedReward | None:

@@ -1,12 +1,13 @@
 """Reward models: an update on the next pairs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.algorithms.base import RewardAlgorithm
+from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.data.draws import Draws
 from postgrad.data.pairs import Pair
@@ -70,6 +71,16 @@ def scale_of_state(state: Mapping[str, Any]) -> RewardScale:
         return RewardScale()
     mean, square = state["sum"] / state["weight"], state["squares"] / state["weight"]
     return RewardScale(mean, float(np.sqrt(max(0.0, square - mean * mean))) or 1.0)
+
+
+def score_sequences(model: Scores, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
+    """[S] the score of each sequence of token ids ([tokens], at least one), read at its last token.
+    An opening that several share is computed once.
+    """
+    tokens = Ragged.of(sequences, np.int32)
+    no_loss = tokens.like(np.zeros(len(tokens.values), np.bool_))
+    one_group = np.zeros(len(tokens), np.int64)  # a layout shares openings within a group
+    return last_scores(model, Sequences(tokens, no_loss, one_group))
 
 
 def last_scores(model: Scores, sequences: Sequences) -> NDArray[np.float64]:

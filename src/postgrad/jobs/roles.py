@@ -22,7 +22,7 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.tensor import require_divisible
 from postgrad.models.adapters import add_adapter
 from postgrad.models.fresh import make_fresh
-from postgrad.models.hashes import directory_hash
+from postgrad.models.hashes import model_hash
 from postgrad.models.load import load_model
 from postgrad.models.rope import require_length
 from postgrad.models.score import load_score_model
@@ -189,8 +189,10 @@ def engine(
 
 
 def frozen_hash(path: str) -> str:
-    """What names a frozen base in a checkpoint: the hash of a local directory, or the hub id."""
-    return directory_hash(Path(path)) if Path(path).is_dir() else path
+    """What names a frozen base in a checkpoint: the hash of a local directory, or the hub id. Of an
+    adapter's directory the hash covers its base.
+    """
+    return model_hash(Path(path)) if Path(path).is_dir() else path
 
 
 def hold_to(run: Place, role: str, path: str) -> None:

@@ -14,7 +14,8 @@ from postgrad.core.errors import UsageError
 from postgrad.core.hub import at_revision, commit_of, split_revision
 from postgrad.data.hub import dataset_commit
 from postgrad.data.rows import local_files
-from postgrad.models.hashes import directory_hash, files_hash
+from postgrad.models.files import adapter_base, is_adapter
+from postgrad.models.hashes import files_hash, model_hash
 from postgrad.models.settings import looks_local
 from postgrad.recipe.compare import covers
 from postgrad.recipe.recipe import Recipe
@@ -148,11 +149,18 @@ def _parts(source: RecipeSource) -> Iterator[_Part]:
     """The source itself and its chat template, where they have an identity."""
     key, keys = source.key, ("revision", "path") if source.hub else ("path", "revision")
     if (identity := _identity(source)) is not None:
-        yield _Part(key, tuple(f"{key}.{key_part}" for key_part in keys), source.path, identity)
+        yield _Part(key, tuple(f"{key}.{end}" for end in keys), _shown(source), identity)
     if (identity := _template(source)) is not None:
         yield _Part(
             f"{key}.chat_template", (f"{key}.chat_template",), source.chat_template, identity
         )
+
+
+def _shown(source: RecipeSource) -> str:
+    """The path for messages: what changed may be the base of an adapter."""
+    if source.kind == "model" and not source.hub and is_adapter(source.path):
+        return f"{source.path} (an adapter on {adapter_base(source.path)})"
+    return source.path
 
 
 def _identity(source: RecipeSource) -> str | None:
@@ -164,8 +172,9 @@ def _identity(source: RecipeSource) -> str | None:
     path = Path(source.path).expanduser()
     try:
         if source.kind == "model":
-            # the weights are in checkpoints; those that are frozen have hashes of their own
-            return f"sha256:{directory_hash(path, weights=False)}" if path.is_dir() else None
+            # the weights are in checkpoints; those that are frozen have hashes of their own; of an
+            # adapter the base's files count too, or its commit on the hub
+            return f"sha256:{model_hash(path, weights=False)}" if path.is_dir() else None
         files = local_files(source.path, source.subset, source.split or "train")
         return f"sha256:{files_hash(files)}" if files else None
     except OSError as error:

@@ -4,6 +4,9 @@ It listens on 127.0.0.1. Every request needs the token of the address that is pr
 that is this machine's: a page of the web that resolves its own name to 127.0.0.1 has neither.
 Nothing says that another origin may read an answer. The run's files are opened for reading; no
 lock is taken, so the run never waits for a look at it.
+
+The server is the standard library's: starlette and uvicorn are an extra, of serve-reward, and a run
+has to be watched without them.
 """
 
 import hashlib
@@ -45,7 +48,7 @@ HEADERS = {
 
 def watch(run_dirs: Sequence[Path], console: Console, port: int = 0) -> dict[str, Any]:
     """Serves the page of one run or several until SIGINT or SIGTERM. Raises UsageError where there
-    is no run, there are too many, or the port is not to be had.
+    is no run, there are too many, or the port cannot be bound.
     """
     require_few(run_dirs)
     server = WatchServer(Feed(*run_dirs), port)
@@ -58,10 +61,10 @@ def watch(run_dirs: Sequence[Path], console: Console, port: int = 0) -> dict[str
 
 
 class Feed:
-    """What runs have told so far, and what is new each time it is asked.
+    """The messages of runs so far, and the new ones each time that a page asks.
 
-    A page asks from where it is. Where a run was written anew the generation changes, and pages
-    begin anew.
+    A page says how many messages it has. Where a run was written anew the generation changes, and
+    pages begin anew.
     """
 
     def __init__(self, *run_dirs: Path, cap: Cap | None = None) -> None:
@@ -75,21 +78,21 @@ class Feed:
         self.generation = secrets.token_hex(4)
 
     def page(self) -> str:
-        """The HTML."""
+        """The page as HTML, without messages."""
         return live(self._readers, contents(self._run_dirs))
 
     def messages(self, generation: str, start: int) -> str:
         """JSON of the messages from number `start` on; of another generation from the first."""
         with self._lock:
-            for number, one in enumerate(self._readers):
-                self._poll(number, one)
+            for number, run in enumerate(self._readers):
+                self._poll(number, run)
             if generation != self.generation or not 0 <= start <= len(self._messages):
                 start = 0
-            found = [text for _, text in self._messages[start : start + AT_ONCE]]
-            end = start + len(found)
+            texts = [text for _, text in self._messages[start : start + AT_ONCE]]
+            end = start + len(texts)
             more = json.dumps(end < len(self._messages))
-            told = f'"generation":"{self.generation}","next":{end},"more":{more}'
-            return f'{{{told},"messages":[{",".join(found)}]}}'
+            cursor = f'"generation":"{self.generation}","next":{end},"more":{more}'
+            return f'{{{cursor},"messages":[{",".join(texts)}]}}'
 
     def body(self, run: int, number: int) -> str:
         """JSON of one sample's tokens. Raises ValueError where there is no such run."""
@@ -98,10 +101,10 @@ class Feed:
         with self._lock:
             return json.dumps(finite(self._readers[run].bodies([number])), allow_nan=False)
 
-    def _poll(self, number: int, one: RunReader) -> None:
-        for message in one.poll():
-            if message["kind"] == "reset":  # what the other runs told stands
-                self._messages = [known for known in self._messages if known[0] != number]
+    def _poll(self, number: int, run: RunReader) -> None:
+        for message in run.poll():
+            if message["kind"] == "reset":  # messages of the other runs stay
+                self._messages = [sent for sent in self._messages if sent[0] != number]
                 self.generation = secrets.token_hex(4)
             else:
                 self._messages.append((number, json.dumps(finite(message), allow_nan=False)))
@@ -126,11 +129,11 @@ class WatchServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """What a person opens."""
+        """The URL that a person opens, with the token."""
         return f"http://{HOST}:{self.server_port}/?token={self.token}"
 
-    def knows(self, token: str) -> bool:
-        """Compared as digests, in a time that says nothing about the token."""
+    def has_token(self, token: str) -> bool:
+        """Whether `token` is the server's; digests are compared in constant time."""
         return hmac.compare_digest(_digest(token), _digest(self.token))
 
     def is_ours(self, hosts: list[str]) -> bool:
@@ -138,7 +141,7 @@ class WatchServer(ThreadingHTTPServer):
         return is_own(own_hosts(HOST, self.server_port), hosts)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away in the middle of an answer is no news."""
+        """Stays silent: a browser that goes away in the middle of an answer is no error."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -148,15 +151,15 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        """One of the three pages."""
+        """Answers with one of the three pages, or refuses."""
         server = cast(WatchServer, self.server)
         url = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
-        scheme, _, given = self.headers.get("Authorization", "").partition(" ")
-        token = given if scheme == "Bearer" else query.get("token", "")
+        scheme, _, credentials = self.headers.get("Authorization", "").partition(" ")
+        token = credentials if scheme == "Bearer" else query.get("token", "")
         if not server.is_ours(self.headers.get_all("Host", [])):
             self._answer(HTTPStatus.FORBIDDEN, "this is not the address of the page")
-        elif not server.knows(token):
+        elif not server.has_token(token):
             self._answer(HTTPStatus.FORBIDDEN, "open the address that postgrad watch has printed")
         else:
             self._page(server.feed, url.path, query)
@@ -167,8 +170,8 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer(HTTPStatus.OK, feed.page(), "text/html")
             elif path == "/messages":
                 start = int(query.get("next", "0"))
-                told = feed.messages(query.get("generation", ""), start)
-                self._answer(HTTPStatus.OK, told, "application/json")
+                messages = feed.messages(query.get("generation", ""), start)
+                self._answer(HTTPStatus.OK, messages, "application/json")
             elif path == "/bodies":
                 body = feed.body(int(query.get("run", "0")), int(query.get("id", "-1")))
                 self._answer(HTTPStatus.OK, body, "application/json")
@@ -190,26 +193,27 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a line a request would hide the address."""
+        """Stays silent: a line for each request would hide the address in the terminal."""
 
     def version_string(self) -> str:
-        """Says no versions."""
+        """Of the Server header, without versions of Python and its library."""
         return "postgrad"
 
 
 @contextmanager
 def _until_signal(server: WatchServer) -> Generator[None]:
-    """SIGINT and SIGTERM end the server's loop; it is closed at the end."""
+    """Inside, SIGINT and SIGTERM end the server's loop; at the end the server is closed."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         threading.Thread(target=server.shutdown).start()  # it waits for the loop, which is here
 
-    before = {one: signal.signal(one, stop) for one in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         server.server_close()
 
 

@@ -18,13 +18,12 @@ from torch.distributed.tensor import DTensor
 from postgrad.core import seeds
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
+from postgrad.models.adapter_reader import HEAD, PREFIX, linear_layers
 from postgrad.models.score import in_float32
 from postgrad.models.settings import LoraSettings
 
 # The layers with adapters of each model: finding them takes longer than switching them.
 _adapted: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
-HEAD = "score"  # a score model's head: small and new, so it is trained whole beside the adapter
-PREFIX = "base_model.model."  # what PEFT's files put before a name
 
 
 def add_adapter(
@@ -72,12 +71,8 @@ def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
 
     Raises UsageError for a target that names none.
     """
-    decoder: Any = lm.get_decoder()  # pyright: ignore[reportCallIssue]
-    prefix = next(name for name, module in lm.named_modules() if module is decoder)
     linear = [
-        f"{prefix}.{name}".removesuffix(".base_layer")
-        for name, module in decoder.named_modules()
-        if isinstance(module, nn.Linear) and ".lora_" not in name
+        name.removesuffix(".base_layer") for name in linear_layers(lm) if ".lora_" not in name
     ]
     if not linear:
         raise UsageError(

@@ -5,15 +5,20 @@ names, and would unpickle a file called .bin: so the index, its files and every 
 checked first. Free of torch and transformers, so that plans use it too.
 """
 
+import re
 import stat
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.core.untrusted import read_json
+from postgrad.core.hub import REVISION, at_revision, commit_of, split_revision
+from postgrad.core.untrusted import path_problem, read_json
+from postgrad.models.settings import looks_local
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 # Files of a tokenizer that are parsed here; tokenizer.json may be large, its library parses it.
 TOKENIZER_FILES = (TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json")
@@ -59,6 +64,90 @@ def require_regular(file: Path) -> None:
         raise UsageError(f"{file} is not a regular file: put the file itself there")
 
 
+def is_adapter(path: str | Path) -> bool:
+    """True for a directory with a PEFT adapter. Raises UsageError where weights of a whole model
+    lie there too, so that it is not clear which of them is meant.
+    """
+    folder = Path(path)
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return False
+    for name in (WEIGHTS, INDEX):
+        if _is_there(folder / name):
+            raise UsageError(
+                f"{folder} is an adapter ({ADAPTER_CONFIG}) and a model ({name}), and which is "
+                "meant is not clear: move one of them to a directory of its own"
+            )
+    return True
+
+
+def adapter_config(folder: Path) -> dict[str, Any]:
+    """The adapter_config.json of a directory. Raises UsageError where it cannot be read."""
+    try:
+        return read_object(folder / ADAPTER_CONFIG)
+    except UsageError as error:
+        raise UsageError(f"no adapter at {folder}: {error}") from error
+
+
+def adapter_base(path: str | Path) -> str:
+    """The directory or hub id ("org/name@REVISION" too) of the model that an adapter stands on.
+
+    A relative directory is looked for from the current directory, as PEFT does, then from the
+    adapter's. Raises UsageError where the config names no base, or a directory without a model.
+    """
+    folder = Path(path)
+    config = adapter_config(folder)
+    base, revision = config.get("base_model_name_or_path"), config.get("revision")
+    wanted = "name the directory or hub id of the model that the adapter was trained on"
+    if not isinstance(base, str) or not base or path_problem(base):
+        raise UsageError(
+            f"{folder}/{ADAPTER_CONFIG} names no base model (base_model_name_or_path): {wanted}"
+        )
+    if not Path(base).is_dir() and (folder / base).is_dir():
+        base = str(folder / base)
+    where = f"{folder}/{ADAPTER_CONFIG}: base_model_name_or_path is {base}"
+    if Path(base).is_dir() or looks_local(base):
+        if (Path(base) / ADAPTER_CONFIG).is_file():
+            raise UsageError(
+                f"{where}, which is an adapter too: merge that one into its base (postgrad export "
+                f"{base} --to MODEL), and name MODEL there"
+            )
+        if not _is_there(Path(base) / CONFIG):
+            raise UsageError(f"{where}, and no model is there (no {CONFIG}): {wanted}")
+        return base  # PEFT writes no revision of a directory
+    if revision in (None, "main"):
+        return base
+    if not isinstance(revision, str) or not re.fullmatch(REVISION, revision):
+        raise UsageError(
+            f"{folder}/{ADAPTER_CONFIG}: revision = {revision!r} is no branch, tag or commit"
+        )
+    return at_revision(base, revision)
+
+
+def weights_source(path: str) -> str:
+    """Where the config and the weights of `path` lie: `path` itself, or of an adapter its base; a
+    base on the hub at the commit that it means now. Raises UsageError where there is no base.
+    """
+    if not is_adapter(path):
+        return path
+    base = adapter_base(path)
+    if looks_local(base):
+        return base
+    name, revision = split_revision(base)
+    try:
+        return at_revision(name, _commit_of_base(name, revision))
+    except UsageError as error:
+        raise UsageError(
+            f"{path}/{ADAPTER_CONFIG}: base_model_name_or_path is {base}, which is no directory "
+            f"here, and the hub does not give it: {error}"
+        ) from error
+
+
+@cache
+def _commit_of_base(name: str, revision: str | None) -> str:
+    """Asked once, so that config, tokenizer and weights of a process are of one commit."""
+    return commit_of("model", name, revision)
+
+
 def require_tokenizer_files(folder: Path) -> None:
     """Raises UsageError where a file of a directory's tokenizer is not a JSON object or not a
     regular file.
@@ -68,6 +157,11 @@ def require_tokenizer_files(folder: Path) -> None:
             read_object(folder / name)
     if _is_there(folder / "tokenizer.json"):
         require_regular(folder / "tokenizer.json")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a directory has a tokenizer of its own."""
+    return _is_there(folder / "tokenizer.json") or _is_there(folder / TOKENIZER_CONFIG)
 
 
 def has_generation(folder: Path) -> bool:

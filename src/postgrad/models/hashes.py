@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from postgrad.models.files import is_adapter, weights_source
+
 WEIGHTS = ".safetensors"
 SUFFIXES = (WEIGHTS, ".json", ".jinja", ".model", ".txt")
 
@@ -17,6 +19,19 @@ def directory_hash(path: Path, *, weights: bool = True) -> str:
     if not weights:
         files = [file for file in files if WEIGHTS not in file.suffixes]
     return files_hash(files)
+
+
+def model_hash(path: Path, *, weights: bool = True) -> str:
+    """`directory_hash`; of an adapter over its own files and its base: a directory's files, or the
+    hub id with its commit.
+    """
+    digest = directory_hash(path, weights=weights)
+    if not is_adapter(path):
+        return digest
+    base = weights_source(str(path))
+    if Path(base).is_dir():
+        base = directory_hash(Path(base), weights=weights)
+    return hashlib.sha256(f"{digest}\n{base}\n".encode()).hexdigest()
 
 
 def files_hash(files: Sequence[Path]) -> str:

@@ -12,7 +12,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
 from postgrad.core.names import nearest
 from postgrad.models.config_check import require_config
-from postgrad.models.files import read_object
+from postgrad.models.files import CONFIG, adapter_base, is_adapter, read_object
 from postgrad.models.settings import ModelSettings, looks_local
 from postgrad.models.shapes import ModelShape, shape_of, shape_of_init
 
@@ -22,13 +22,15 @@ VARIANTS = ("instruct", "base", "chat", "it", "pt", "meta")  # parts of names th
 
 def find_shape(source: str) -> ModelShape:
     """The shape of the model in a directory or of a hub id ("org/name@REVISION" too), without a
-    weight or a tokenizer.
+    weight or a tokenizer; of an adapter's directory the shape of its base.
 
     Ids of the table of common models are looked up there (case does not matter, nor -Instruct and
     -Base), others on the hub, where it answers within two seconds. Raises UsageError where there is
     no config.json to be had, and for models that are not trained here (shape_of).
     """
     path, revision = split_revision(source)
+    if is_adapter(path):  # merged into its base, whose shape it keeps
+        return find_shape(adapter_base(path))
     if looks_local(path):
         return shape_of(_local(Path(path)), path)
     if row := _rows().get(_plain(path)):
@@ -78,17 +80,11 @@ def _plain(path: str) -> str:
 
 
 def _local(folder: Path) -> Mapping[str, Any]:
-    path = folder / "config.json"
+    path = folder / CONFIG
     if not path.is_file():
-        problem = "is an adapter without its base" if _is_adapter(folder) else "has no config.json"
-        if not folder.is_dir():
-            problem = "is not there"
+        problem = f"has no {CONFIG}" if folder.is_dir() else "is not there"
         raise UsageError(f"no model at {folder}: the directory {problem} (model.path)")
     return _config(path)
-
-
-def _is_adapter(folder: Path) -> bool:
-    return (folder / "adapter_config.json").is_file()
 
 
 def _config(path: Path) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ from transformers.utils.hub import cached_file, cached_files
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.hub import pretrained
 from postgrad.models import files
+from postgrad.models.adapter_reader import HEAD, merge_adapter, read_adapter
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.config_check import require_config
 from postgrad.models.headers import read_headers, require_fit
@@ -37,6 +38,7 @@ from postgrad.models.rope import hold_frequencies
 from postgrad.models.settings import looks_local
 from postgrad.models.supported import is_tested, require_interface, require_supported
 
+SCALE_KEYS = ("reward_mean", "reward_std")  # in config.json of a reward model
 LONGEST = 400  # characters of a library's message that are shown
 
 
@@ -60,8 +62,9 @@ def load_model(
 ) -> LoadedModel:
     """The model of a directory or hub id, computing in `dtype`, dropout off.
 
-    path: also "org/name@REVISION" (core.hub), here and in the other functions. quantize: for a
-    model that gets an adapter, see loading_arguments.
+    path: also "org/name@REVISION" (core.hub), or the directory of a PEFT adapter, which is merged
+    into its base (models.adapter_reader), here and in the other functions.
+    quantize: for a model that gets an adapter, see loading_arguments.
 
     The model attends with our attention, so `hidden_states` can run it over layouts. It is in eval
     mode, with gradient checkpointing, which acts only in train mode, in that.
@@ -100,37 +103,35 @@ def load_config(path: str) -> Any:
     weight is read.
     """
     _require_directory(path, "model")
-    if (Path(path) / "adapter_config.json").is_file():
-        both = (Path(path) / files.CONFIG).is_file()
-        raise UsageError(
-            f"{path} is an adapter, not a model"
-            + (" (it has a config.json too: remove one of the two)" if both else "")
-            + ": export the run without --adapter, which merges it into its base"
-        )
+    is_merged, path = files.is_adapter(path), files.weights_source(path)
     with reading(f"no model at {path}", "model.path is a directory with config.json, or a hub id"):
         file = _config_file(path)
         stated = files.read_object(file)
         require_config(stated, file)
         if stated["model_type"] not in CONFIG_MAPPING:
-            hint = "; code of its own (auto_map) is never run" if "auto_map" in stated else ""
+            code = "; code of its own (auto_map) is never run" if "auto_map" in stated else ""
             raise UsageError(
                 f"no model at {path}: model type {stated['model_type']} is not supported because "
-                f"transformers {transformers_version} does not have it{hint}"
+                f"transformers {transformers_version} does not have it{code}"
             )
         name, at = pretrained(path)
         config: Any = AutoConfig.from_pretrained(name, trust_remote_code=False, **at)
     require_supported(config, path)
     for key, value in config.to_dict().items():
         if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float):
-            setattr(config, key, 0.0)  # its masks come from a generator, which no resume restores
+            setattr(config, key, 0.0)  # a mask drawn from a generator could not be resumed
+    for key in SCALE_KEYS if is_merged else ():
+        config.__dict__.pop(key, None)  # of the base's scores, which the adapter changes
     return config
 
 
 def load_tokenizer(path: str) -> Any:
-    """The tokenizer of a model. Raises UsageError where it gives no offsets or has no
-    end-of-sequence token.
+    """The tokenizer of a model, checked: an end-of-sequence token, offsets. Of an adapter its own,
+    or where its directory has none its base's.
     """
     _require_directory(path, "tokenizer")
+    if files.is_adapter(path) and not files.has_tokenizer(Path(path)):
+        path = files.weights_source(path)
     wanted = "model.path is a directory with tokenizer.json, or a hub id"
     with reading(f"no tokenizer at {path}", wanted):
         if Path(path).is_dir():
@@ -171,9 +172,11 @@ def require_same_tokens(
 
 
 def load_generation_config(path: str) -> GenerationConfig | None:
-    """The generation_config.json of a model; None where it has none. Raises UsageError where it
-    cannot be read.
+    """What generation_config.json of a model says; None where it has none. Of an adapter its own,
+    or else its base's. Raises UsageError for one that cannot be read.
     """
+    if files.is_adapter(path) and not files.has_generation(Path(path)):
+        path = files.weights_source(path)
     with reading(f"no generation config at {path}", f"mend {files.GENERATION}, or remove it"):
         if Path(path).is_dir() and not files.has_generation(Path(path)):
             return None
@@ -192,6 +195,8 @@ def read_weights(
     more: other arguments of from_pretrained. Raises UsageError where the files cannot be read or a
     weight has another shape than its config says.
     """
+    if files.is_adapter(path):
+        return _read_merged(path, config, dtype, kind, more)
     require_interface(require_readable(path, config, kind), path)
     wanted = "it takes a config and weights as safetensors in the layout of Hugging Face"
     name, at = pretrained(path)
@@ -208,23 +213,44 @@ def read_weights(
             **at,
             **more,
         )
-    lm, info = read
-    require_whole(path, mismatched=[name for name, *_ in info["mismatched_keys"]])
-    return lm, list(info["missing_keys"])
+    lm, report = read
+    require_whole(path, mismatched=[name for name, *_ in report["mismatched_keys"]])
+    return lm, list(report["missing_keys"])
+
+
+def _read_merged(
+    path: str, config: Any, dtype: torch.dtype, kind: Any, more: Mapping[str, Any]
+) -> tuple[Any, list[str]]:
+    """As read_weights, of an adapter's directory."""
+    if more:
+        raise UsageError(
+            f"model.quantize: {path} is an adapter, which cannot be merged into weights of four "
+            f"bits; write the merged model first (postgrad export {path} --to MODEL), and name it"
+        )
+    adapter = read_adapter(path)
+    lm, missing = read_weights(files.weights_source(path), config, dtype, kind, more)
+    merge_adapter(lm, adapter, path)
+    return lm, [name for name in missing if not (adapter.scores and name == f"{HEAD}.weight")]
 
 
 def read_plain(path: str, kind: Any, dtype: torch.dtype) -> Any:
-    """The model as plain transformers reads it, with transformers' own attention."""
-    require_readable(path, load_config(path), kind)
-    name, at = pretrained(path)
-    with reading(f"the model {path} cannot be loaded", "write it again"):
-        return kind.from_pretrained(name, dtype=dtype, use_safetensors=True, **at)
+    """The model of a directory as anybody's transformers reads it, with its own attention."""
+    adapter = read_adapter(path) if files.is_adapter(path) else None
+    source = files.weights_source(path)
+    require_readable(source, load_config(source), kind)
+    name, at = pretrained(source)
+    with reading(f"the model {source} cannot be loaded", "write it again"):
+        lm: Any = kind.from_pretrained(name, dtype=dtype, use_safetensors=True, **at)
+    if adapter is not None:
+        merge_adapter(lm, adapter, path)
+    return lm
 
 
 def require_readable(path: str, config: Any, kind: Any) -> Any:
     """The model on the meta device (`skeleton`). Raises UsageError, before a weight is read or
     memory taken for one, where its files are not safetensors or do not fit its config.
     """
+    path = files.weights_source(path)
     files.has_generation(Path(path))  # transformers reads it with the weights
     headers = read_headers(_weight_files(path))
     layers = getattr(config, "num_hidden_layers", 0)
@@ -272,14 +298,14 @@ def reading(problem: str, remedy: str) -> Generator[None]:
     except RecursionError as error:
         raise UsageError(f"{problem}: its JSON is nested too deep; {remedy}") from error
     except Exception as error:
-        raise UsageError(f"{problem}: {_error_text(error)}; {remedy}") from error
-    except BaseException as error:  # a panic in a Rust library is not an Exception
+        raise UsageError(f"{problem}: {_message_of(error)}; {remedy}") from error
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         if type(error).__name__ != "PanicException":
             raise
-        raise UsageError(f"{problem}: {_error_text(error)}; {remedy}") from error
+        raise UsageError(f"{problem}: {_message_of(error)}; {remedy}") from error
 
 
-def _error_text(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     text = " ".join(str(error).split())
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
     plain = isinstance(error, OSError | ValueError | ImportError)

@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification
 from postgrad.core.errors import UsageError
 from postgrad.core.seeds import integer
 from postgrad.models.load import (
+    SCALE_KEYS,
     LoadedModel,
     load_config,
     load_tokenizer,
@@ -25,7 +26,7 @@ from postgrad.models.load import (
 from postgrad.models.quantize import Quantize, loading_arguments
 
 HEAD = "score.weight"
-MEAN, STD = "reward_mean", "reward_std"  # in config.json
+MEAN, STD = SCALE_KEYS
 
 
 @dataclass(frozen=True, slots=True)

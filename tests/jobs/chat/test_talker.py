@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from helpers.made_run import TOKENIZER
@@ -64,7 +66,7 @@ def test_every_token_has_its_piece(talker: Talker) -> None:
     pieces = list(talker.answer("hi", talker.request("hi", GREEDY, 0)))
     assert len(pieces) == GREEDY.max_new_tokens + 1  # and the rest
     assert max(map(len, pieces)) == 1  # a tokenizer of characters
-    assert not talker.whole
+    assert not talker.has_ended
 
 
 def test_what_is_cut_ends_with_its_next_token_and_is_remembered_so(talker: Talker) -> None:
@@ -74,7 +76,7 @@ def test_what_is_cut_ends_with_its_next_token_and_is_remembered_so(talker: Talke
     whole = begun + "".join(pieces)
     assert talker.messages[-1] == {"role": "assistant", "content": whole}
     assert len(whole) == 3
-    assert not talker.whole
+    assert not talker.has_ended
     talker.reset()
     assert say(talker, "hi").startswith(whole)
 
@@ -106,6 +108,30 @@ def test_pieces_are_whole_characters_and_together_the_text(text: str) -> None:
         assert not any(HALF in piece for piece in pieces)
         assert "".join(pieces) == text
     assert "".join(pieces) + stream.end(text) == text
+
+
+def byte_fallback() -> Tokenizer:
+    """As of Llama 2: a token for each byte, and a decoder that joins them where they are UTF-8."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    for text in ("▁", "▁a", "▁the", "b", "é", "日"):
+        vocabulary[text] = len(vocabulary)
+    tokenizer: Any = Tokenizer(BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    return tokenizer
+
+
+FALLBACK = byte_fallback()
+
+
+@given(st.lists(st.integers(0, FALLBACK.get_vocab_size() - 1), max_size=20))
+def test_bytes_that_are_no_text_end_no_conversation(ids: list[int]) -> None:
+    """tokenizers' DecodeStream raises there."""
+    stream = TextStream(lambda tokens: FALLBACK.decode(tokens, skip_special_tokens=True))
+    pieces = [stream.add(ids[: place + 1]) for place in range(len(ids))]
+    whole = FALLBACK.decode(ids, skip_special_tokens=True)
+    shown = "".join(pieces)
+    assert shown + stream.end(whole) == (whole if whole.startswith(shown) else shown)
 
 
 def test_bytes_that_never_become_a_character_are_shown_at_the_end() -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from helpers.reward_server import NAN, POISON, TOKENIZER, FakeModel, reward_server, score_of
-from postgrad.jobs.serve.limits import Limits
+from postgrad.jobs.serve.limits import ServerLimits
 
 CHAT = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
-SMALL = Limits(
+SMALL = ServerLimits(
     request_bytes=2000, request_seconds=0.4, inputs=4, input_tokens=30, batch_tokens=30,
     queue_tokens=60, requests=3,
 )  # fmt: skip
@@ -249,7 +249,7 @@ def test_requests_of_several_clients_are_scored_together():
 
 def test_a_short_request_is_not_kept_waiting_by_a_long_one():
     model = FakeModel(gate=threading.Event())
-    limits = Limits(batch_tokens=4, input_tokens=4)
+    limits = ServerLimits(batch_tokens=4, input_tokens=4)
     with reward_server(model, limits=limits) as server, ThreadPoolExecutor(3) as clients:
         clients.submit(server.scores, [9])
         assert model.entered.wait(5)
@@ -267,7 +267,7 @@ def test_a_short_request_is_not_kept_waiting_by_a_long_one():
 
 def test_a_full_queue_and_too_many_requests_are_told_to_come_again():
     model = FakeModel(gate=threading.Event())
-    limits = Limits(batch_tokens=30, input_tokens=30, queue_tokens=60, requests=4)
+    limits = ServerLimits(batch_tokens=30, input_tokens=30, queue_tokens=60, requests=4)
     with reward_server(model, limits=limits) as server, ThreadPoolExecutor(8) as clients:
         first = [clients.submit(server.scores, [1])]
         assert model.entered.wait(5)
@@ -287,7 +287,7 @@ def test_a_full_queue_and_too_many_requests_are_told_to_come_again():
 
 
 def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits():
-    limits = Limits(batch_tokens=30, input_tokens=30, queue_tokens=60)
+    limits = ServerLimits(batch_tokens=30, input_tokens=30, queue_tokens=60)
     with reward_server(limits=limits) as server:
         assert server.scores(*[[1] * 30] * 5) == (
             200,
@@ -322,7 +322,7 @@ def test_nan_is_an_error_of_its_input_and_never_a_number(small):
 
 def test_scores_that_take_too_long_are_a_504_and_a_hanging_model_is_ill():
     model = FakeModel(gate=threading.Event())
-    limits = Limits(request_seconds=0.3)
+    limits = ServerLimits(request_seconds=0.3)
     with reward_server(model, limits=limits) as server, ThreadPoolExecutor(2) as clients:
         both = [clients.submit(server.scores, [1]) for _ in range(2)]
         assert [error_of(one.result()) for one in both] == [(504, "timeout")] * 2

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from helpers.chat import HERMES, LLAMA, LLAMA_SPECIAL, chat_tokenizer
 from postgrad.data.templates import render_conversation, tokenise, turn_ends
-from postgrad.jobs.serve.limits import Limits, Refusal
+from postgrad.jobs.serve.limits import Refusal, ServerLimits
 from postgrad.jobs.serve.wire import Encoder, parse
 
 TOKENIZER = chat_tokenizer()
-LIMITS = Limits(inputs=3, input_tokens=40)
+LIMITS = ServerLimits(inputs=3, input_tokens=40)
 CHAT = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Why?"},

@@ -28,40 +28,43 @@ PROMPT = "> "
 
 @dataclass(slots=True)
 class Session:
-    """Who answers, how, and what was said. turns: for --json."""
+    """A conversation with one model, or with several that hear the same questions."""
 
-    names: Sequence[str]
-    talkers: Sequence[Talker]
+    names: Sequence[str]  # of the models, all different
+    talkers: Sequence[Talker]  # in the order of `names`
     sampling: SamplingSettings
-    seed: int
+    seed: int  # of what is drawn next
+    # for --json: {"seed": 0, "question": "...", "answers": {NAME: {"text": "...", "ended": true}}}
     turns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def answer(self, text: str, shown: AnswerDisplay) -> None:
-        """Every model answers. Raises UsageError, before any of them does, where one cannot."""
-        requests = [one.request(text, self.sampling, self.seed) for one in self.talkers]
+        """Shows every model's answer to `text` and keeps the turn. Raises UsageError, before any of
+        them answers, where one cannot.
+        """
+        requests = [talker.request(text, self.sampling, self.seed) for talker in self.talkers]
         pieces = [
             talker.answer(text, request)
             for talker, request in zip(self.talkers, requests, strict=True)
         ]
         shown.show(self.names, pieces)
         answers = {
-            name: {"text": one.messages[-1]["content"], "ended": one.whole}
-            for name, one in zip(self.names, self.talkers, strict=True)
+            name: {"text": talker.messages[-1]["content"], "ended": talker.has_ended}
+            for name, talker in zip(self.names, self.talkers, strict=True)
         }
         self.turns.append({"seed": self.seed, "question": text, "answers": answers})
 
     def cut_short(self) -> list[str]:
-        """Whose last answer did not end by itself."""
+        """Names of the models whose last answer did not end by itself."""
         pairs = zip(self.names, self.talkers, strict=True)
-        return [name for name, one in pairs if not one.whole]
+        return [name for name, talker in pairs if not talker.has_ended]
 
     @contextmanager
     def cut_by_signal(self) -> Generator[None]:
-        """Ctrl-C ends the answers and not the conversation."""
+        """Inside, Ctrl-C ends the answers and not the conversation."""
 
         def cut(number: int, frame: FrameType | None) -> None:
-            for one in self.talkers:
-                one.cut()
+            for talker in self.talkers:
+                talker.cut()
 
         before = signal.signal(signal.SIGINT, cut)
         try:
@@ -82,11 +85,11 @@ def chat(
     max_len: int = 4096,
     as_json: bool = False,
 ) -> dict[str, Any]:
-    """Talks until the person or standard input ends; returns what was said.
+    """Talks until the person ends it, or standard input does; returns the conversation.
 
-    models: one or two directories, hub ids or runs. system: instead of the run's own. Raises
-    UsageError where there is nothing to talk to, and, reading standard input, for what cannot be
-    answered.
+    models: one or two directories, hub ids or runs. system: in place of the run's system prompt.
+    Raises UsageError where there is nothing to talk to, and, reading standard input, for what
+    cannot be answered.
     """
     loaded: list[ChatModel] = []
     for name in models:
@@ -94,27 +97,27 @@ def chat(
             loaded.append(load(name, checkpoint, dtype, max_len))
     talkers = [
         Talker(
-            one.engine,
-            one.tokenizer,
-            variables=one.variables,
-            system=one.system if system is None else system,
-            stop=one.stop,
+            model.engine,
+            model.tokenizer,
+            variables=model.variables,
+            system=model.system if system is None else system,
+            stop=model.stop,
         )
-        for one in loaded
+        for model in loaded
     ]
-    session = Session(_told_apart(models), talkers, sampling, seed)
+    session = Session(_distinct(models), talkers, sampling, seed)
     shown = AnswerDisplay(sys.stderr if as_json else sys.stdout)
     if sys.stdin.isatty() and sys.stdout.isatty() and not as_json:
-        for one in loaded:
-            console.note(one.about)
+        for model in loaded:
+            console.note(model.about)
         console.note("say something; /help lists commands")
-        _with_person(session, shown, console)
+        _talk_with_person(session, shown, console)
     else:
-        _with_lines(session, shown, console, sys.stdin.buffer)
-    return {"models": [one.about for one in loaded], "turns": session.turns}
+        _talk_with_lines(session, shown, console, sys.stdin.buffer)
+    return {"models": [model.about for model in loaded], "turns": session.turns}
 
 
-def _with_person(session: Session, shown: AnswerDisplay, console: Console) -> None:
+def _talk_with_person(session: Session, shown: AnswerDisplay, console: Console) -> None:
     with suppress(ImportError):
         import_module("readline")  # input() edits lines with it, where it is there
     while True:
@@ -125,7 +128,7 @@ def _with_person(session: Session, shown: AnswerDisplay, console: Console) -> No
             return
         try:
             if _is_command(line):
-                if not _obey(line, session, console):
+                if not _run_command(line, session, console):
                     return
             elif line.strip():
                 with session.cut_by_signal():
@@ -136,19 +139,19 @@ def _with_person(session: Session, shown: AnswerDisplay, console: Console) -> No
             console.error(str(error))
 
 
-def _with_lines(
+def _talk_with_lines(
     session: Session, shown: AnswerDisplay, console: Console, lines: Iterable[bytes]
 ) -> None:
     for line in _texts(lines):
         if _is_command(line):
-            if not _obey(line, session, console):
+            if not _run_command(line, session, console):
                 return
         elif line.strip():
             session.answer(line, shown)
 
 
 def _texts(lines: Iterable[bytes]) -> Iterator[str]:
-    """Raises UsageError where a line is not UTF-8."""
+    """Lines as text, without their ends. Raises UsageError where one is not UTF-8."""
     for number, line in enumerate(lines, 1):
         try:
             yield line.decode().rstrip("\r\n")
@@ -157,22 +160,22 @@ def _texts(lines: Iterable[bytes]) -> Iterator[str]:
 
 
 def _is_command(line: str) -> bool:
-    """A line that begins with a slash; with a space before it, it is said to the model."""
+    """Whether a line begins with a slash. With a space before it the model gets the line."""
     return line.startswith("/")
 
 
-def _obey(line: str, session: Session, console: Console) -> bool:
-    """Does what a command says; False where it ends the conversation."""
+def _run_command(line: str, session: Session, console: Console) -> bool:
+    """Runs a line that is a command; False where it ends the conversation."""
     name, _, value = line.strip().partition(" ")
     if name == "/quit":
         return False
     if name == "/reset":
-        for one in session.talkers:
-            one.reset()
+        for talker in session.talkers:
+            talker.reset()
     elif name == "/seed":
         session.seed = _seed(value)
     elif name == "/temperature":
-        session.sampling = session.sampling.model_copy(update={"temperature": _heat(value)})
+        session.sampling = session.sampling.model_copy(update={"temperature": _temperature(value)})
     elif name == "/help":
         console.table("", ("", ""), list(COMMANDS.items()))
     else:
@@ -189,7 +192,7 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def _heat(text: str) -> float:
+def _temperature(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -199,7 +202,7 @@ def _heat(text: str) -> float:
     return value
 
 
-def _told_apart(names: Sequence[str]) -> list[str]:
-    """The names as they were given; of two that are one, the second says so."""
+def _distinct(names: Sequence[str]) -> list[str]:
+    """The names as the command line gives them; where two are equal each gets its number."""
     same = len(set(names)) < len(names)
     return [f"{name} ({number})" if same else name for number, name in enumerate(names, 1)]

@@ -1,4 +1,6 @@
-"""What can be talked to: a model's directory, a run, or one checkpoint of it, read as it lies."""
+"""Loads what can be talked to: the directory of a model or of an adapter, a hub id, a run, or one
+checkpoint of it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from postgrad.jobs.checkpoints import store_of
 from postgrad.jobs.export import roles_of
 from postgrad.jobs.sources import pin_model
 from postgrad.models.adapter_files import merged_state
+from postgrad.models.files import CONFIG, is_adapter
 from postgrad.models.load import load_model
 from postgrad.models.rope import max_positions
 from postgrad.observe.run_dir import RunDirectory
@@ -26,23 +29,20 @@ from postgrad.rollout.local.budget import places_for
 
 @dataclass(frozen=True, slots=True)
 class ChatModel:
-    """A model and how it was taught to be spoken to. name: as it was asked for; about: what it is.
+    """A model that answers, and how it was trained to be spoken to."""
 
-    variables: what its chat template is called with; stop: texts that end an answer.
-    """
-
-    name: str
-    about: str
+    name: str  # as it was asked for
+    about: str  # what it is: "sft run runs/x, step 10, float32"
     engine: TalkingEngine
     tokenizer: Any
-    variables: Mapping[str, Any]
-    system: str | None
-    stop: tuple[str, ...]
+    variables: Mapping[str, Any]  # that its chat template is called with
+    system: str | None  # system prompt of the training data; None where it has none
+    stop: tuple[str, ...]  # texts that end an answer
 
 
 def load(name: str, which: str | None, dtype: str, max_len: int) -> ChatModel:
-    """The model of a directory or hub id, or a checkpoint of a run. which: latest, best or a step,
-    of a run. max_len: tokens of the longest conversation.
+    """The model of a directory or hub id, an adapter merged into its base, or a checkpoint of a
+    run. which: latest, best or a step, of a run. max_len: tokens of the longest conversation.
 
     Raises UsageError where nothing can be talked to, RunError where a checkpoint is damaged.
     """
@@ -52,7 +52,7 @@ def load(name: str, which: str | None, dtype: str, max_len: int) -> ChatModel:
     run_dir = path.parent.parent  # of RUN_DIR/checkpoints/step-000010, or latest, or best
     if path.exists() and path.parent.name == "checkpoints" and RunDirectory.holds_run(run_dir):
         return _of_run(name, run_dir, _named(path), dtype, max_len)
-    if _among_runs(path):
+    if _is_among_runs(path):
         RunDirectory.open(path)  # which says what could be meant
     if which is not None:
         raise UsageError(f"--checkpoint {which}: {name} is no run, which alone has checkpoints")
@@ -61,13 +61,13 @@ def load(name: str, which: str | None, dtype: str, max_len: int) -> ChatModel:
     return ChatModel(name, f"{source}, {engine.dtype}", engine, tokenizer, {}, None, ())
 
 
-def _among_runs(path: Path) -> bool:
-    """True of a folder of runs, and of a path to what is not there beside runs. A single word may
-    be a model of the hub.
+def _is_among_runs(path: Path) -> bool:
+    """True of a folder of runs, and of a path in one that does not exist. A single word may be a
+    model of the hub.
     """
     folder = path if path.is_dir() else path.parent
     word = not path.is_dir() and folder == Path()
-    if word or path.is_file() or (path / "config.json").exists():
+    if word or path.is_file() or (path / CONFIG).exists() or is_adapter(path):
         return False
     return folder.is_dir() and any(map(RunDirectory.holds_runs, folder.iterdir()))
 
@@ -101,14 +101,14 @@ def _of_run(name: str, run_dir: Path, which: str, dtype: str, max_len: int) -> C
 
 
 def _weights(recipe: Recipe, checkpoint: Checkpoint, base: str) -> Mapping[str, Tensor]:
-    """The policy's, whole, by hub name."""
+    """The policy's whole weights by hub name, an adapter's merged into its base."""
     role = roles_of(recipe, base)["policy"]
     weights = checkpoint.tensors(role.stem)
     return weights if role.lora is None else merged_state(base, weights, role.lora)
 
 
 def _dtype(checkpoint: Checkpoint) -> str:
-    """What the run sampled or else computed in."""
+    """The dtype that the run sampled in, or else computed in."""
     choices = checkpoint.state.choices
     return choices.get("rollout_dtype") or choices.get("dtype") or "auto"
 
@@ -116,8 +116,7 @@ def _dtype(checkpoint: Checkpoint) -> str:
 def _engine(path: str, dtype: str, max_len: int) -> tuple[TalkingEngine, Any]:
     device = placing.apply(placing.choose(None, False))
     model = load_model(path, dtype=placing.compute_dtype(dtype, device), device=device)
-    known = max_positions(model.config)
-    longest = min(max_len, known or max_len)
+    longest = min(max_len, max_positions(model.config) or max_len)
     places = places_for(longest)
     engine = TalkingEngine(model.lm, model.tokenizer, cache_tokens=places, max_len=longest)
     return engine, model.tokenizer

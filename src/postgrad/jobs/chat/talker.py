@@ -1,4 +1,4 @@
-"""One model in a conversation: what was said so far, and its next answer, token by token."""
+"""One model in a conversation: its messages so far, and its next answer, token by token."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ HALF = "\ufffd"  # what bytes that are no character yet decode to
 
 
 class TalkingEngine(LocalEngine):
-    """The built-in engine with one sequence, which can be looked at while it is written.
+    """The built-in engine with one sequence, whose tokens can be read while it is written.
 
     max_len: tokens of the longest conversation, prompt and answer.
     """
@@ -30,49 +30,53 @@ class TalkingEngine(LocalEngine):
 
     @property
     def written(self) -> NDArray[np.int32]:
-        """[R] what there is of the answer under way."""
+        """[R] token ids of the answer under way, as far as it is written."""
         rows = self._rows
         return rows.tokens[0, : rows.written[0]] if rows.count else np.zeros(0, np.int32)
 
     def cut(self) -> None:
-        """The answer under way ends with its next token."""
+        """Makes the answer under way end with its next token."""
         self._rows.limit[: self._rows.count] = 0
 
 
 class TextStream:
-    """Token ids to text as they come; a character in several tokens waits for its last one.
+    """Decodes token ids as they come; a character of several tokens waits for its last one.
 
     A token is decoded behind those of the piece before it, since what it stands for may depend on
-    them: a space in front, half a character.
+    them: a space in front, half a character. DecodeStream of tokenizers does the same and gives the
+    same pieces, but raises where bytes are no UTF-8 and the decoder falls back to bytes (Llama 2,
+    Mistral, Gemma): with tokenizers 0.23 on 202 of 2000 sequences of random tokens. What a hot
+    model samples must not end a conversation.
     """
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
-        self._before = 0  # tokens from here to `told` are the piece before
-        self._told = 0
+        self._before = 0  # tokens from here to `_shown` are the piece before
+        self._shown = 0
         self.text = ""
 
     def add(self, tokens: Sequence[int]) -> str:
-        """What is new. tokens: all so far."""
-        known = self._decode(list(tokens[self._before : self._told]))
+        """The text that the newest tokens add. tokens: all so far."""
+        shown = self._decode(list(tokens[self._before : self._shown]))
         text = self._decode(list(tokens[self._before :]))
-        if len(text) <= len(known) or text.endswith(HALF):
+        if len(text) <= len(shown) or text.endswith(HALF):
             return ""
-        self._before, self._told = self._told, len(tokens)
-        return self._new(text[len(known) :])
+        self._before, self._shown = self._shown, len(tokens)
+        return self._append(text[len(shown) :])
 
     def end(self, text: str) -> str:
-        """The rest of the whole text."""
-        return self._new(text[len(self.text) :] if text.startswith(self.text) else "")
+        """What is still missing of `text`, the whole answer; "" where other text was shown."""
+        return self._append(text[len(self.text) :] if text.startswith(self.text) else "")
 
-    def _new(self, piece: str) -> str:
+    def _append(self, piece: str) -> str:
         self.text += piece
         return piece
 
 
 class Talker:
-    """A model that answers, and remembers. variables: of its chat template; stop: texts that end an
-    answer.
+    """A model that answers and remembers the conversation.
+
+    variables: what its chat template is called with. stop: texts that end an answer.
     """
 
     def __init__(
@@ -92,21 +96,21 @@ class Talker:
             [{"role": "system", "content": system}] if system is not None else []
         )
         self.messages = list(self._opening)
-        self.whole = True  # the last answer ended by itself
+        self.has_ended = True  # the last answer, by itself
 
     def reset(self) -> None:
-        """Forgets what was said."""
+        """Forgets every message but the system prompt."""
         self.messages = list(self._opening)
 
     def request(self, text: str, sampling: SamplingSettings, seed: int) -> Request:
-        """What the engine is to continue: everything that was said, and `text`.
+        """The request for an answer to `text`, after all messages so far.
 
         Raises UsageError where the template or the tokenizer refuses it, or it has no room.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         try:
-            whole = render(self._tokenizer, messages, generation=True, variables=self._variables)
-            ids: list[int] = encode(self._tokenizer, [whole])["input_ids"][0]
+            prompt = render(self._tokenizer, messages, generation=True, variables=self._variables)
+            ids: list[int] = encode(self._tokenizer, [prompt])["input_ids"][0]
         except (Unmarkable, Unencodable) as error:
             raise UsageError(f"this cannot be said to the model: {error}") from error
         room = self._engine.max_len - len(ids)
@@ -116,12 +120,14 @@ class Talker:
                 "begin anew with /reset, or raise --max-len as far as the model's positions go"
             )
         limits = {"stop": self._stop, "max_new_tokens": min(room, sampling.max_new_tokens)}
-        own = sampling.model_copy(update=limits)
+        limited = sampling.model_copy(update=limits)
         turn = len(messages) // 2
-        return Request(0, (0,), np.array(ids, np.int32), own, turn=turn, seed=seed)
+        return Request(0, (0,), np.array(ids, np.int32), limited, turn=turn, seed=seed)
 
     def answer(self, text: str, request: Request) -> Iterator[str]:
-        """The answer to `text`, a piece with each token; remembered when it has ended."""
+        """The answer to `text`, piece by piece with each token. At its end question and answer
+        become messages.
+        """
         self._engine.submit(request)
         stream = TextStream(lambda ids: self._tokenizer.decode(ids, skip_special_tokens=True))
         done: list[Completion] = []
@@ -129,12 +135,12 @@ class Talker:
             done = self._engine.advance()
             yield stream.add(self._engine.written.tolist()) if not done else ""
         yield stream.end(done[0].text)
-        self.whole = done[0].finish_reason == "stop"
+        self.has_ended = done[0].finish_reason == "stop"
         self.messages += [
             {"role": "user", "content": text},
             {"role": "assistant", "content": done[0].text},
         ]
 
     def cut(self) -> None:
-        """The answer under way ends with its next token."""
+        """Makes the answer under way end with its next token."""
         self._engine.cut()

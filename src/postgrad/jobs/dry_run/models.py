@@ -18,6 +18,7 @@ from postgrad.jobs import roles
 from postgrad.jobs.dry_run.data import Sets
 from postgrad.jobs.dry_run.report import Check, Report
 from postgrad.jobs.dry_run.rows import special_ids
+from postgrad.models.files import adapter_base, is_adapter
 from postgrad.models.load import load_config, load_generation_config, load_tokenizer
 from postgrad.models.packed import no_embedding
 from postgrad.models.rope import fixed_length, max_positions
@@ -39,14 +40,19 @@ def check_models(report: Report, recipe: Recipe, init: Path) -> tuple[str, Any] 
         path = roles.base_model(recipe, init)
         config = load_config(path)
         start = path, load_tokenizer(path)
-        check.detail = f"{config.model_type}, vocabulary of {config.vocab_size}"
+        check.detail = _about(config, path)
         _check_positions(report, check, recipe, config, path)
     for role, path in _models_of_other_roles(recipe):
         with report.check(f"model of {role}") as check:
             config = load_config(path)
             load_tokenizer(path)
-            check.detail = f"{config.model_type}, vocabulary of {config.vocab_size}"
+            check.detail = _about(config, path)
     return start
+
+
+def _about(config: Any, path: str) -> str:
+    merged = f", an adapter merged into {adapter_base(path)}" if is_adapter(path) else ""
+    return f"{config.model_type}, vocabulary of {config.vocab_size}{merged}"
 
 
 def _models_of_other_roles(recipe: Recipe) -> list[tuple[str, str]]:

@@ -12,18 +12,18 @@ from typing import Any, TypeVar
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from postgrad.jobs.hosts import is_own
 from postgrad.jobs.serve import wire
 from postgrad.jobs.serve.batcher import Batcher
-from postgrad.jobs.serve.limits import Limits, Refusal
-from postgrad.jobs.serve.metrics import Metrics
-from postgrad.jobs.serve.protocol import RewardModel
+from postgrad.jobs.serve.limits import Refusal, ServerLimits
+from postgrad.jobs.serve.metrics import CONTENT_TYPE, Metrics
+from postgrad.jobs.serve.protocol import ScoringModel
 
-_OPEN = "/health"  # the one page that needs no token: it says nothing about the model
+_OPEN = "/health"  # the only page that needs no token: it tells nothing of the model
 _PATHS = ("/score", "/info", "/metrics", _OPEN)
 _LAST_CALL = 5.0  # seconds for a call of the model whose requests have all gone
 _GONE = 499  # the client did not wait for its answer
@@ -32,33 +32,37 @@ Result = TypeVar("Result")
 
 
 class Pages:
-    """The endpoints, with what they share."""
+    """The server's endpoints, and the model, queue and limits that they share."""
 
-    def __init__(self, model: RewardModel, name: str, limits: Limits, metrics: Metrics) -> None:
+    def __init__(
+        self, model: ScoringModel, name: str, limits: ServerLimits, metrics: Metrics
+    ) -> None:
         self.limits, self.metrics = limits, metrics
         self.batcher = Batcher(model, limits, metrics)
         self._encoder = wire.Encoder(model.tokenizer, limits.input_tokens)
         self._encoding = ThreadPoolExecutor(1)  # tokenizers are for one thread at a time
-        self._known = {"model": model.hash, "mean": model.mean, "std": model.std}
+        self._about_model = {"model": model.hash, "mean": model.mean, "std": model.std}
         self._info = {
             "name": name,
-            **self._known,
+            **self._about_model,
             "tokenizer": tokenizer_hash(model.tokenizer),
             "limits": limits.to_json(),
         }
         self._open = 0  # requests for scores
 
     def app(self, token: str | None, hosts: frozenset[str] | None = None) -> ASGIApp:
-        """All pages behind the token; None: they need none. hosts: what the Host header may say;
-        None: anything, as behind a proxy of another name.
+        """All pages as one ASGI application.
+
+        token: what requests have to send; None: they need none. hosts: what the Host header may
+        say; None: anything, as behind a proxy of another name.
         """
         routes = [
             Route("/score", self.score, methods=["POST"]),
             Route("/info", self.info),
-            Route("/metrics", self.numbers),
+            Route("/metrics", self.metrics_page),
             Route(_OPEN, self.health),
         ]
-        handlers = dict.fromkeys((Refusal, HTTPException, Exception), _answered)
+        handlers = dict.fromkeys((Refusal, HTTPException, Exception), _answer_error)
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
         app.router.redirect_slashes = False
         return Gate(app, token, self.metrics, hosts)
@@ -83,7 +87,7 @@ class Pages:
             return Response(status_code=_GONE)  # for the metrics: nobody reads it
         finally:
             self._open -= 1
-            self.metrics.took("request_seconds", time.monotonic() - began)
+            self.metrics.request_seconds.observe(time.monotonic() - began)
 
     async def _score(self, request: Request) -> Response:
         seconds = self.limits.request_seconds
@@ -99,7 +103,7 @@ class Pages:
                 raise Refusal(504, "timeout", message) from None
             message = f"the body had not arrived after {seconds:g} s"
             raise Refusal(408, "slow_request", message) from None
-        return JSONResponse({"scores": scores, **self._known})
+        return JSONResponse({"scores": scores, **self._about_model})
 
     async def _scores(self, body: bytes) -> list[float]:
         loop = asyncio.get_running_loop()
@@ -118,38 +122,35 @@ class Pages:
         length = request.headers.get("content-length", "0")
         if int(length) > most:  # digits: the protocol has read it already
             raise too_large
-        found = bytearray()
+        body = bytearray()
         async for chunk in request.stream():
-            found += chunk
-            if len(found) > most:
+            body += chunk
+            if len(body) > most:
                 raise too_large
-        return bytes(found)
+        return bytes(body)
 
     async def info(self, request: Request) -> Response:
         """Which model this is, and the limits."""
         return JSONResponse(self._info)
 
     async def health(self, request: Request) -> Response:
-        """200 while the model answers; 503 where one call has lasted longer than a request may."""
+        """200 while the model answers; 503 while a call of it lasts longer than a request may."""
         if self.batcher.busy_seconds() > self.limits.request_seconds:
             raise Refusal(503, "stuck", "the model has not come back from a call")
         return JSONResponse({"status": "ok"})
 
-    async def numbers(self, request: Request) -> Response:
-        """The metrics."""
+    async def metrics_page(self, request: Request) -> Response:
+        """The metrics, as Prometheus reads them."""
         sequences, tokens = self.batcher.queue()
-        gauges = {
-            "queue_sequences": sequences,
-            "queue_tokens": tokens,
-            "open_requests": self._open,
-        }
-        kind = "text/plain; version=0.0.4; charset=utf-8"
-        return PlainTextResponse(self.metrics.text(gauges), headers={"Content-Type": kind})
+        self.metrics.queue_sequences.set(sequences)
+        self.metrics.queue_tokens.set(tokens)
+        self.metrics.open_requests.set(self._open)
+        return Response(self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
 
 class Gate:
-    """Every request passes here: it needs the token and a Host that is one of `hosts`, and its
-    answer is counted.
+    """ASGI middleware around all pages: refuses requests without the token or with a Host header
+    that is not one of `hosts`, and counts every answer.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Gate:
 
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._metrics.add("requests_total", path=path, status=str(message["status"]))
+                self._metrics.count_answer(path, message["status"])
             await send(message)
 
         if self._hosts is not None and not is_own(self._hosts, _hosts_of(scope)):
@@ -174,7 +175,7 @@ class Gate:
             refusal = Refusal(421, "wrong_host", f"this server is {names}; others need a token")
             await answer_of(refusal)(scope, receive, counting)
             return
-        if scope["path"] != _OPEN and not self._knows(scope):
+        if scope["path"] != _OPEN and not self._has_token(scope):
             refusal = Refusal(401, "unauthorized", "send Authorization: Bearer with the token")
             answer = answer_of(refusal)
             answer.headers["WWW-Authenticate"] = "Bearer"
@@ -182,12 +183,14 @@ class Gate:
             return
         await self._app(scope, receive, counting)
 
-    def _knows(self, scope: Scope) -> bool:
-        """Compared as digests, in a time that says nothing about the token."""
+    def _has_token(self, scope: Scope) -> bool:
+        """Whether a request has the token. Digests are compared in constant time: how long that
+        takes tells nothing about the token.
+        """
         if self._token is None:
             return True
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        scheme, _, token = given.partition(b" ")
+        header = dict(scope["headers"]).get(b"authorization", b"")
+        scheme, _, token = header.partition(b" ")
         return hmac.compare_digest(_digest(token.strip()), self._token) & (
             scheme.lower() == b"bearer"
         )
@@ -198,9 +201,11 @@ def _hosts_of(scope: Scope) -> list[str]:
 
 
 async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """What `work` gives; ClientDisconnect, and the work is cancelled, where nobody waits for it."""
+    """The result of `work`. Where the client disconnects first, cancels it and raises
+    ClientDisconnect.
+    """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_end(request))
+    gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -211,7 +216,7 @@ async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
         gone.cancel()
 
 
-async def _end(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     """Returns when the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -219,20 +224,20 @@ async def _end(request: Request) -> None:
 
 def tokenizer_hash(tokenizer: Any) -> str:
     """SHA-256 (hex) of what decides token ids: vocabulary, rules, chat template."""
-    whole = f"{tokenizer.backend_tokenizer.to_str()}\0{tokenizer.chat_template}"
-    return hashlib.sha256(whole.encode()).hexdigest()
+    rules = f"{tokenizer.backend_tokenizer.to_str()}\0{tokenizer.chat_template}"
+    return hashlib.sha256(rules.encode()).hexdigest()
 
 
 def answer_of(refusal: Refusal) -> JSONResponse:
-    """A refusal as an answer."""
+    """The HTTP answer of a refusal."""
     answer = JSONResponse(refusal.body, refusal.status)
     if refusal.retry_after is not None:
         answer.headers["Retry-After"] = str(refusal.retry_after)
     return answer
 
 
-def _answered(request: Request, error: Exception) -> Response:
-    """Whatever ends a request without scores, in the one shape of errors."""
+def _answer_error(request: Request, error: Exception) -> Response:
+    """What ended a request without scores, in the JSON shape that all errors have."""
     if isinstance(error, Refusal):
         return answer_of(error)
     if not isinstance(error, HTTPException):  # uvicorn shows where it comes from

@@ -1,6 +1,6 @@
-"""Sequences of several requests in one call of the model: fair, bounded, nothing lost.
+"""Batches sequences of several requests into one call of the model, fairly and within limits.
 
-One thread owns the model. While it scores a batch, what arrives waits; the next batch takes one
+One thread owns the model. While it scores a batch, new requests wait; the next batch takes one
 sequence of each waiting request in turn, until the token budget is full. So a request with one
 sequence overtakes one with hundreds, and nobody waits for a batch to fill up.
 """
@@ -16,42 +16,42 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.jobs.serve.limits import Limits, Refusal
+from postgrad.jobs.serve.limits import Refusal, ServerLimits
 from postgrad.jobs.serve.metrics import Metrics
-from postgrad.jobs.serve.protocol import Scorer
+from postgrad.jobs.serve.protocol import SequenceScorer
 
 _LONGEST_RETRY = 60  # seconds
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    """A request: its sequences, how many are in a batch already, its scores and its failures.
+class _WaitingRequest:
+    """A request whose sequences have not all been scored."""
 
-    failures: by place among the sequences: code and message.
-    """
-
-    sequences: Sequence[NDArray[np.int32]]
-    loop: asyncio.AbstractEventLoop
+    sequences: Sequence[NDArray[np.int32]]  # [tokens] of token ids each
+    loop: asyncio.AbstractEventLoop  # where `done` is waited for
     done: asyncio.Future[NDArray[np.float64]]
-    scores: NDArray[np.float64]
-    since: float
-    given: int = 0
-    missing: int = 0
+    scores: NDArray[np.float64]  # [sequences], NaN where there is none yet
+    since: float  # seconds, of time.monotonic
+    taken: int = 0  # sequences that are in a batch already
+    missing: int = 0  # sequences that have neither a score nor a failure
+    # place among the sequences -> code and message
     failures: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
 
     @property
     def tokens_left(self) -> int:
-        """Of the sequences that still wait."""
-        return sum(len(one) for one in self.sequences[self.given :])
+        """How many tokens the sequences have that are in no batch yet."""
+        return sum(map(len, self.sequences[self.taken :]))
 
 
 class Batcher:
-    """Start it, `await score(...)` from a loop as often as wanted, stop it."""
+    """Scores the sequences of concurrent requests in one thread. Call start once, then `await
+    score(...)` from any event loop, and stop at the end.
+    """
 
-    def __init__(self, scorer: Scorer, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, scorer: SequenceScorer, limits: ServerLimits, metrics: Metrics) -> None:
         self._scorer, self._limits, self._metrics = scorer, limits, metrics
         self._changed = threading.Condition()
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_WaitingRequest] = deque()
         self._tokens = 0  # that wait
         self._speed = 0.0  # tokens a second, of the last batch
         self._stopping = False
@@ -60,11 +60,13 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="reward-model", daemon=True)
 
     def start(self) -> None:
-        """Begin to score."""
         self._thread.start()
 
     def stop(self, seconds: float) -> None:
-        """Score what waits and end, within so many seconds; refuse what comes."""
+        """Refuses new requests, scores those that wait, and ends the thread.
+
+        seconds: how long it waits for that at most.
+        """
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -79,39 +81,42 @@ class Batcher:
         loop = asyncio.get_running_loop()
         now = time.monotonic()
         n = len(sequences)
-        one = _Waiting(sequences, loop, loop.create_future(), np.full(n, math.nan), now, missing=n)
-        self._enter(one)
+        request = _WaitingRequest(
+            sequences, loop, loop.create_future(), np.full(n, math.nan), now, missing=n
+        )
+        self._enter(request)
         try:
-            return await one.done
+            return await request.done
         finally:
-            self._leave(one)
+            self._leave(request)
 
     def queue(self) -> tuple[int, int]:
         """How many sequences and tokens wait."""
         with self._changed:
-            return sum(len(one.sequences) - one.given for one in self._waiting), self._tokens
+            sequences = sum(len(request.sequences) - request.taken for request in self._waiting)
+            return sequences, self._tokens
 
     def busy_seconds(self) -> float:
-        """For how long the model has been in the call that it is in; 0 where it is in none."""
+        """How long the call of the model under way has lasted; 0 where there is none."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
-    def _enter(self, one: _Waiting) -> None:
+    def _enter(self, request: _WaitingRequest) -> None:
         with self._changed:
             if self._stopping:
                 raise Refusal(503, "stopping", "the server is stopping", retry_after=1)
-            if self._tokens and self._tokens + one.tokens_left > self._limits.queue_tokens:
+            if self._tokens and self._tokens + request.tokens_left > self._limits.queue_tokens:
                 message = f"{self._tokens} tokens wait for the model already; try again later"
                 raise Refusal(503, "busy", message, retry_after=self._retry_after())
-            self._waiting.append(one)
-            self._tokens += one.tokens_left
+            self._waiting.append(request)
+            self._tokens += request.tokens_left
             self._changed.notify()
 
-    def _leave(self, one: _Waiting) -> None:
+    def _leave(self, request: _WaitingRequest) -> None:
         with self._changed:
-            if one in self._waiting:
-                self._waiting.remove(one)
-                self._tokens -= one.tokens_left
+            if request in self._waiting:
+                self._waiting.remove(request)
+                self._tokens -= request.tokens_left
 
     def _retry_after(self) -> int:
         """Seconds after which, at the last batch's speed, half of the queue will be gone."""
@@ -122,39 +127,41 @@ class Batcher:
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            sequences = [one.sequences[place] for one, place in batch]
+            sequences = [request.sequences[place] for request, place in batch]
             began = self._busy_since = time.monotonic()
-            found = self._scored(sequences)
+            results = self._scored(sequences)
             seconds = time.monotonic() - began
             self._busy_since = None
             self._speed = sum(map(len, sequences)) / max(seconds, 1e-6)
-            self._metrics.add("batches_total")
-            self._metrics.took("model_seconds", seconds)
-            for (one, place), result in zip(batch, found, strict=True):
-                self._settle(one, place, result)
+            self._metrics.batches.inc()
+            self._metrics.model_seconds.observe(seconds)
+            for (request, place), result in zip(batch, results, strict=True):
+                self._settle(request, place, result)
 
-    def _next_batch(self) -> list[tuple[_Waiting, int]]:
-        """The next sequences, each as its request and its place there; none where all is done."""
+    def _next_batch(self) -> list[tuple[_WaitingRequest, int]]:
+        """The sequences of the next batch, each as its request and its place in it; none where the
+        batcher is stopping and nothing waits.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._stopping)
-            batch: list[tuple[_Waiting, int]] = []
+            batch: list[tuple[_WaitingRequest, int]] = []
             room = self._limits.batch_tokens
             while self._waiting:
-                one = self._waiting[0]
-                tokens = len(one.sequences[one.given])
+                request = self._waiting[0]
+                tokens = len(request.sequences[request.taken])
                 if batch and tokens > room:
                     break  # it is the first of the next batch
                 self._waiting.popleft()
-                batch.append((one, one.given))
-                one.given += 1
+                batch.append((request, request.taken))
+                request.taken += 1
                 room -= tokens
                 self._tokens -= tokens
-                if one.given < len(one.sequences):
-                    self._waiting.append(one)
+                if request.taken < len(request.sequences):
+                    self._waiting.append(request)
             return batch
 
     def _scored(self, sequences: Sequence[NDArray[np.int32]]) -> list[float | Exception]:
-        """Of each sequence its score, or what the model raised on it alone.
+        """The score of each sequence, or the exception that the model raised for it.
 
         A batch on which it fails is halved, so that one bad sequence costs its neighbours time and
         nothing else.
@@ -170,27 +177,27 @@ class Batcher:
             return self._scored(sequences[:half]) + self._scored(sequences[half:])
         return [float(score) for score in scores]
 
-    def _settle(self, one: _Waiting, place: int, result: float | Exception) -> None:
+    def _settle(self, request: _WaitingRequest, place: int, result: float | Exception) -> None:
         if isinstance(result, Exception):
-            one.failures[place] = ("model_failed", f"the model failed: {type(result).__name__}")
+            request.failures[place] = ("model_failed", f"the model failed: {type(result).__name__}")
         elif not math.isfinite(result):
-            one.failures[place] = ("not_finite", f"the model's score is {result}")
+            request.failures[place] = ("not_finite", f"the model's score is {result}")
         else:
-            one.scores[place] = result
-            self._metrics.add("sequences_total")
-            self._metrics.add("tokens_total", len(one.sequences[place]))
-        one.missing -= 1
-        if not one.missing:
-            self._metrics.took("queue_seconds", time.monotonic() - one.since)
-            one.loop.call_soon_threadsafe(_tell, one)
+            request.scores[place] = result
+            self._metrics.sequences.inc()
+            self._metrics.tokens.inc(len(request.sequences[place]))
+        request.missing -= 1
+        if not request.missing:
+            self._metrics.queue_seconds.observe(time.monotonic() - request.since)
+            request.loop.call_soon_threadsafe(_tell, request)
 
 
-def _tell(one: _Waiting) -> None:
-    if one.done.done():  # its client has gone
+def _tell(request: _WaitingRequest) -> None:
+    if request.done.done():  # its client has gone
         return
-    if not one.failures:
-        one.done.set_result(one.scores)
+    if not request.failures:
+        request.done.set_result(request.scores)
         return
-    place, (code, message) = min(one.failures.items())
-    more = f", and {len(one.failures) - 1} more" if len(one.failures) > 1 else ""
-    one.done.set_exception(Refusal(500, code, f"inputs.{place}{more}: {message}"))
+    place, (code, message) = min(request.failures.items())
+    more = f", and {len(request.failures) - 1} more" if len(request.failures) > 1 else ""
+    request.done.set_exception(Refusal(500, code, f"inputs.{place}{more}: {message}"))

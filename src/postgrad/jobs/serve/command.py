@@ -1,4 +1,4 @@
-"""`postgrad serve-reward DIR`."""
+"""`postgrad serve-reward DIR`: a reward model behind HTTP until it is told to stop."""
 
 import ipaddress
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.jobs.hosts import own_hosts
-from postgrad.jobs.serve.limits import Limits
+from postgrad.jobs.serve.limits import ServerLimits
 from postgrad.observe.console import Console
 
 TOKEN = "POSTGRAD_SERVE_TOKEN"
@@ -22,7 +22,7 @@ def serve_reward(
     port: int = 8000,
     token_file: Path | None = None,
     dtype: str = "auto",
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
 ) -> dict[str, Any]:
     """Serves the reward model of a directory until SIGTERM or SIGINT; returns what was done.
 
@@ -35,7 +35,7 @@ def serve_reward(
             f"--host {host}: whoever reaches this machine could use the model; give a token in "
             f"--token-file FILE or the environment variable {TOKEN}, or stay on 127.0.0.1"
         )
-    limits = limits or Limits()
+    limits = limits or ServerLimits()
     try:
         from postgrad.jobs.serve.server import listen
     except ImportError as error:
@@ -53,12 +53,12 @@ def _serve(
     listening: socket.socket,
     token: str | None,
     dtype: str,
-    limits: Limits,
+    limits: ServerLimits,
 ) -> dict[str, Any]:
     from dataclasses import replace
 
     from postgrad.jobs.serve.app import Pages
-    from postgrad.jobs.serve.metrics import Metrics
+    from postgrad.jobs.serve.metrics import Metrics, total
     from postgrad.jobs.serve.model import load_reward_model
     from postgrad.jobs.serve.server import Server
 
@@ -76,7 +76,11 @@ def _serve(
         app, limits, metrics, lambda: console.note(f"serving {name} at {where}, {secured}")
     )
     server.run(sockets=[listening])
-    done = {what: metrics.total(f"{what}_total") for what in ("requests", "sequences", "tokens")}
+    done = {
+        "requests": total(metrics.requests),
+        "sequences": total(metrics.sequences),
+        "tokens": total(metrics.tokens),
+    }
     console.note(
         f"stopped: {done['requests']} requests, {done['sequences']} sequences, "
         f"{done['tokens']} tokens"

@@ -1,4 +1,4 @@
-"""What a server of scores takes on, and how it refuses the rest."""
+"""The limits of a server of scores, and the refusal of what exceeds them."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,10 +9,9 @@ _QUEUED_BATCHES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Of one server. More than one of them may refuse a request; each refusal names its own.
-
-    batch_tokens are scored in one call of the model; queue_tokens wait for it.
+class ServerLimits:
+    """What one server takes on. More than one limit may refuse a request; each refusal names its
+    own.
     """
 
     request_bytes: int = 4 << 20
@@ -20,19 +19,19 @@ class Limits:
     requests: int = 512  # open at a time
     inputs: int = 256  # of one request
     input_tokens: int = 16384  # of one input
-    batch_tokens: int = 16384
-    queue_tokens: int = 1 << 20
+    batch_tokens: int = 16384  # of one call of the model
+    queue_tokens: int = 1 << 20  # that wait for the model
 
     def to_json(self) -> dict[str, Any]:
-        """By name."""
+        """For the page /info: each limit by its name."""
         return asdict(self)
 
 
 def limits_of(
     batch_tokens: int | None, request_bytes: int | None, request_seconds: float | None
-) -> Limits:
+) -> ServerLimits:
     """The limits with those that the command line gives. UsageError where one is not positive."""
-    usual = Limits()
+    usual = ServerLimits()
     for name, value in (
         ("--max-batch-tokens", batch_tokens),
         ("--max-request-bytes", request_bytes),
@@ -41,7 +40,7 @@ def limits_of(
         if value is not None and not 0 < value < 2**40:
             raise UsageError(f"{name} {value:g}: a positive number is wanted")
     batch_tokens = batch_tokens or usual.batch_tokens
-    return Limits(
+    return ServerLimits(
         request_bytes=request_bytes or usual.request_bytes,
         request_seconds=request_seconds or usual.request_seconds,
         input_tokens=batch_tokens,

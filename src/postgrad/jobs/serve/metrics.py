@@ -1,78 +1,59 @@
 """What a server has done, as Prometheus reads it (text exposition format 0.0.4)."""
 
-import threading
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Summary,
+    disable_created_metrics,
+    generate_latest,
+)
 
 PREFIX = "postgrad_reward_"
-_HELP = {
-    "requests_total": ("counter", "Requests answered, by path and status."),
-    "sequences_total": ("counter", "Sequences scored."),
-    "tokens_total": ("counter", "Tokens scored."),
-    "batches_total": ("counter", "Calls of the model."),
-    "request_seconds": ("summary", "From a request's headers to its answer, of /score."),
-    "queue_seconds": ("summary", "What a request waited before its last sequence was scored."),
-    "model_seconds": ("summary", "What a call of the model lasted."),
-    "queue_sequences": ("gauge", "Sequences that wait for the model."),
-    "queue_tokens": ("gauge", "Tokens that wait for the model."),
-    "open_requests": ("gauge", "Requests under way."),
-}
-
-
-_LABELLED = ("requests_total",)  # not there before they count something
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """Counters and sums; safe to use from several threads."""
+    """The metrics of one server, in a registry of its own; safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: dict[str, Counter[str]] = {  # name -> labels -> how often
-            name: Counter() for name, (kind, _) in _HELP.items() if kind == "counter"
-        }
-        self._times = {name: (0.0, 0) for name, (kind, _) in _HELP.items() if kind == "summary"}
-        for name, counts in self._counts.items():
-            if name not in _LABELLED:
-                counts[""] = 0
+        disable_created_metrics()  # the page has no time series of when each metric began
+        self._registry = CollectorRegistry()
+        self.requests = self._counter("requests", "Requests answered, by path and status.")
+        self.sequences = self._counter("sequences", "Sequences scored.")
+        self.tokens = self._counter("tokens", "Tokens scored.")
+        self.batches = self._counter("batches", "Calls of the model.")
+        self.request_seconds = self._summary(
+            "request_seconds", "From a request's headers to its answer, of /score."
+        )
+        self.queue_seconds = self._summary(
+            "queue_seconds", "What a request waited before its last sequence was scored."
+        )
+        self.model_seconds = self._summary("model_seconds", "What a call of the model lasted.")
+        self.queue_sequences = self._gauge("queue_sequences", "Sequences that wait for the model.")
+        self.queue_tokens = self._gauge("queue_tokens", "Tokens that wait for the model.")
+        self.open_requests = self._gauge("open_requests", "Requests under way.")
 
-    def add(self, name: str, n: int = 1, **labels: str) -> None:
-        """Count n more of `name`. Labels are words of this package, never of a request."""
-        text = ",".join(f'{key}="{value}"' for key, value in labels.items())
-        with self._lock:
-            self._counts[name][text] += n
+    def count_answer(self, path: str, status: int) -> None:
+        """One more request that was answered. path: a word of this package, never of a request."""
+        self.requests.labels(path, str(status)).inc()
 
-    def took(self, name: str, seconds: float) -> None:
-        """One more of a summary."""
-        with self._lock:
-            total, times = self._times[name]
-            self._times[name] = (total + seconds, times + 1)
+    def text(self) -> bytes:
+        """The page that Prometheus reads."""
+        return generate_latest(self._registry)
 
-    def total(self, name: str) -> int:
-        """A counter's sum over its labels."""
-        with self._lock:
-            return self._counts[name].total()
+    def _counter(self, name: str, meaning: str) -> Counter:
+        labels = ["path", "status"] if name == "requests" else []
+        return Counter(PREFIX + name, meaning, labels, registry=self._registry)
 
-    def mean(self, name: str) -> float:
-        """Of a summary, in seconds; 0 before its first."""
-        with self._lock:
-            total, times = self._times[name]
-            return total / times if times else 0.0
+    def _summary(self, name: str, meaning: str) -> Summary:
+        return Summary(PREFIX + name, meaning, registry=self._registry)
 
-    def text(self, gauges: Mapping[str, float]) -> str:
-        """Everything, one family after the other."""
-        with self._lock:
-            return "\n".join(self._lines(gauges)) + "\n"
+    def _gauge(self, name: str, meaning: str) -> Gauge:
+        return Gauge(PREFIX + name, meaning, registry=self._registry)
 
-    def _lines(self, gauges: Mapping[str, float]) -> Iterator[str]:
-        for name, (kind, meaning) in _HELP.items():
-            yield f"# HELP {PREFIX}{name} {meaning}"
-            yield f"# TYPE {PREFIX}{name} {kind}"
-            if kind == "gauge":
-                yield f"{PREFIX}{name} {gauges[name]!r}"
-            elif kind == "summary":
-                total, times = self._times[name]
-                yield f"{PREFIX}{name}_sum {total!r}"
-                yield f"{PREFIX}{name}_count {times}"
-            else:
-                for labels, n in sorted(self._counts[name].items()):
-                    yield f"{PREFIX}{name}{{{labels}}} {n}" if labels else f"{PREFIX}{name} {n}"
+
+def total(counter: Counter) -> int:
+    """The sum of a counter over its labels."""
+    samples = [sample for family in counter.collect() for sample in family.samples]
+    return int(sum(sample.value for sample in samples))

@@ -9,12 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
-from postgrad.jobs.reward import last_scores
+from postgrad.jobs.reward import score_sequences
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.score import ScoreRole
-from postgrad.models.hashes import directory_hash
+from postgrad.models.hashes import model_hash
 from postgrad.models.load import load_config
 from postgrad.models.rope import max_positions
 from postgrad.models.score import load_score_model, scale_of
@@ -23,21 +21,18 @@ from postgrad.parallel import device as placing
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A score role and what its directory says; see RewardModel."""
+    """The ScoringModel of a directory: a frozen score role and what its files say."""
 
     role: ScoreRole
     tokenizer: Any
-    hash: str
-    mean: float | None
-    std: float | None
-    max_tokens: int | None
+    hash: str  # SHA-256 (hex) of the files, and of the base's where they are an adapter's
+    mean: float | None  # of the scores on data like the training data; None where no file says it
+    std: float | None  # of the same scores
+    max_tokens: int | None  # the positions that the model knows; None where it knows any
 
     def score(self, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
-        """[len(sequences)] the score at each last token."""
-        tokens = Ragged.of(sequences, np.int32)
-        nothing = tokens.like(np.zeros(len(tokens.values), np.bool_))
-        one_group = np.zeros(len(tokens), np.int64)  # so that openings are shared
-        return last_scores(self.role, Sequences(tokens, nothing, one_group))
+        """[len(sequences)] the score at each last token; see score_sequences."""
+        return score_sequences(self.role, sequences)
 
 
 def load_reward_model(path: Path, dtype: str, batch_tokens: int) -> ServedModel:
@@ -60,7 +55,7 @@ def load_reward_model(path: Path, dtype: str, batch_tokens: int) -> ServedModel:
     model = ServedModel(
         role=ScoreRole(Backbone(loaded.lm, device, MicroBatch(max_tokens=batch_tokens)), "at"),
         tokenizer=loaded.tokenizer,
-        hash=directory_hash(path),
+        hash=model_hash(path),
         mean=None if scale is None else scale.mean,
         std=None if scale is None else scale.std,
         max_tokens=max_positions(loaded.config),

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Scorer(Protocol):
+class SequenceScorer(Protocol):
     """A model that gives every sequence a number."""
 
     def score(self, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
@@ -15,7 +15,7 @@ class Scorer(Protocol):
         ...
 
 
-class RewardModel(Scorer, Protocol):
+class ScoringModel(SequenceScorer, Protocol):
     """A scorer and what is known about it.
 
     hash: names its files. mean, std: of its scores on what it was trained on; None where they are

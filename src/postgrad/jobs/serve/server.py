@@ -1,4 +1,4 @@
-"""uvicorn around the pages: limits on how a request may arrive, and an orderly end."""
+"""uvicorn with a limit on the time in which a request arrives, and an orderly end."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from postgrad.core.errors import UsageError
-from postgrad.jobs.serve.limits import Limits, Refusal
+from postgrad.jobs.serve.limits import Refusal, ServerLimits
 from postgrad.jobs.serve.metrics import Metrics
 
 _GRACE = 1.0  # seconds by which a page's own answer comes before the protocol's
@@ -26,34 +26,34 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound. Raises UsageError where the address is not to be had."""
+    """A socket bound to an address. Raises UsageError where it cannot be bound."""
     if not 0 <= port < 1 << 16:
         raise UsageError(f"--port {port}: a number from 0 to 65535 is wanted")
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        found = socket.socket(family, kind)
+        listening = socket.socket(family, kind)
     except OSError as error:
         raise UsageError(f"--host {host}: {error.strerror or error}") from error
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
     except OSError as error:
-        found.close()
+        listening.close()
         raise UsageError(
             f"cannot listen at {host}:{port}: {error.strerror or error}; take another --port"
         ) from error
-    return found
+    return listening
 
 
 class Server(uvicorn.Server):
-    """Serves until SIGTERM or SIGINT: then it takes no more connections, answers what is under way
-    and ends. A second SIGINT ends it at once.
+    """Serves until SIGTERM or SIGINT: then it takes no more connections, answers the requests under
+    way and ends. A second SIGINT ends it at once.
     """
 
     def __init__(
-        self, app: ASGIApp, limits: Limits, metrics: Metrics, started: Callable[[], None]
+        self, app: ASGIApp, limits: ServerLimits, metrics: Metrics, started: Callable[[], None]
     ) -> None:
         self._started_call = started
         config = uvicorn.Config(
@@ -77,21 +77,21 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """As uvicorn's, but an orderly end is not told to the process as a signal once more: the
-        command has results to show.
+        """As uvicorn's, but without raising the signal again after an orderly end: the command goes
+        on and shows its results.
         """
         if threading.current_thread() is not threading.main_thread():
             yield  # whoever started the thread ends it
             return
-        before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
         try:
             yield
         finally:
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
-def _protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]:
+def _protocol(limits: ServerLimits, metrics: Metrics) -> type[asyncio.Protocol]:
     class Bounded(BoundedProtocol):
         seconds = limits.request_seconds
         counted = metrics
@@ -100,10 +100,16 @@ def _protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]:
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn waits for a request as long as it takes to arrive; this one has a limit.
+    """uvicorn's HTTP/1.1 with a limit on the time in which a request arrives.
 
-    It runs from the connection, or from the first byte of a later request, to the last byte of the
-    request. What is no HTTP, or too slow, is answered in the one shape of errors, and cut off.
+    The time runs from the connection, or from the first byte of a later request, to the last byte
+    of the request. What is no HTTP, or too slow, is answered in the JSON shape of all errors, and
+    the connection is closed.
+
+    Public options of uvicorn (0.54) bound the body, which the application reads, and the wait for
+    a second request (timeout_keep_alive), but not the first headers: with them a connection that
+    sends nothing, half of its headers, or a byte at a time was still open after 12 seconds, and
+    what is no HTTP was answered in plain text. ASGI middleware sees neither.
     """
 
     seconds: float
@@ -158,7 +164,7 @@ class BoundedProtocol(H11Protocol):
 
     def _cut(self, refusal: Refusal) -> None:
         """Answer and close the connection."""
-        self.counted.add("requests_total", path="none", status=str(refusal.status))
+        self.counted.count_answer("none", refusal.status)
         body = json.dumps(refusal.body).encode()
         headers = [
             (b"content-type", b"application/json"),

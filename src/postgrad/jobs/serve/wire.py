@@ -1,4 +1,4 @@
-"""What goes over the wire: requests checked and turned into token ids. Pure.
+"""The bodies of POST /score: checked, and turned into token ids. Pure.
 
     {"inputs": [{"messages": [{"role": "user", "content": "..."}, ...]},
                 {"text": "..."}, {"token_ids": [1, 2, 3]}]}
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from postgrad.data.templates import Unencodable, Unmarkable, encode, render_conversation, turn_ends
-from postgrad.jobs.serve.limits import Limits, Refusal
+from postgrad.jobs.serve.limits import Refusal, ServerLimits
 
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -31,7 +31,7 @@ class Message(BaseModel):
 
 
 class Input(BaseModel):
-    """What gets one score; exactly one of the three."""
+    """What gets one score, given in exactly one of three forms."""
 
     model_config = _STRICT
 
@@ -41,12 +41,12 @@ class Input(BaseModel):
 
     @model_validator(mode="after")
     def _one_of_three(self) -> Self:
-        if sum(one is not None for one in (self.messages, self.text, self.token_ids)) != 1:
+        if (self.messages, self.text, self.token_ids).count(None) != 2:
             raise ValueError("give one of messages, text and token_ids")
         return self
 
 
-class Request(BaseModel):
+class ScoreRequest(BaseModel):
     """The body of POST /score."""
 
     model_config = _STRICT
@@ -54,12 +54,12 @@ class Request(BaseModel):
     inputs: Annotated[list[Input], Field(min_length=1)]
 
 
-def parse(body: bytes, limits: Limits) -> Request:
-    """The request in a body. Raises Refusal: 400 where it is no JSON, 422 where it says what cannot
-    be, naming the place and never the content.
+def parse(body: bytes, limits: ServerLimits) -> ScoreRequest:
+    """The request in a body. Raises Refusal: 400 where the body is no JSON, 422 where a value is
+    wrong. The message names the place of the value and never its content, which may be private.
     """
     try:
-        request = Request.model_validate_json(body)
+        request = ScoreRequest.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         if first["type"] == "json_invalid":
@@ -83,19 +83,20 @@ class Encoder:
         self._max_tokens = max_tokens
 
     def encode(self, inputs: Sequence[Input]) -> list[NDArray[np.int32]]:
-        """[tokens] of each. Raises Refusal (422) that names the first which cannot be scored."""
-        return [self._one(place, one) for place, one in enumerate(inputs)]
+        """[tokens] token ids of each input. Raises Refusal (422) for the first that cannot be
+        scored, naming its place.
+        """
+        return [self._encoded(each, f"inputs.{place}") for place, each in enumerate(inputs)]
 
-    def _one(self, place: int, one: Input) -> NDArray[np.int32]:
-        where = f"inputs.{place}"
+    def _encoded(self, scored: Input, where: str) -> NDArray[np.int32]:
         try:
-            if one.token_ids is not None:
-                ids = self._checked(one.token_ids, where)
-            elif one.text is not None:
-                ids = self._ids(one.text, None)
+            if scored.token_ids is not None:
+                ids = self._checked(scored.token_ids, where)
+            elif scored.text is not None:
+                ids = self._ids(scored.text, None)
             else:
-                assert one.messages is not None
-                ids = self._conversation(one.messages)
+                assert scored.messages is not None
+                ids = self._conversation(scored.messages)
         except (Unmarkable, Unencodable) as error:
             message = f"{where}: {error}"
             raise Refusal(422, "cannot_encode", message) from error
@@ -107,7 +108,7 @@ class Encoder:
         return ids
 
     def _checked(self, ids: Sequence[int], where: str) -> NDArray[np.int32]:
-        wrong = next((one for one in ids if not 0 <= one < self._size), None)
+        wrong = next((token for token in ids if not 0 <= token < self._size), None)
         if wrong is not None:  # on a GPU an index that is out of range ends the whole process
             message = f"{where}: a token id that is not from 0 to {self._size - 1}"
             raise Refusal(422, "unknown_token", message)
@@ -116,9 +117,9 @@ class Encoder:
     def _conversation(self, messages: Sequence[Message]) -> NDArray[np.int32]:
         if messages[-1].role != "assistant":
             raise Unmarkable("the last message is not the assistant's: there is nothing to score")
-        said = [{"role": one.role, "content": one.content} for one in messages]
+        turns = [{"role": turn.role, "content": turn.content} for turn in messages]
         rendered = render_conversation(
-            self._tokenizer, said, ends=self._ends, turns="last", variables={}
+            self._tokenizer, turns, ends=self._ends, turns="last", variables={}
         )
         return self._ids(rendered.text, rendered.spans[-1][1])
 
