@@ -37,8 +37,7 @@ from postgrad.learner.role import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.models.attention import ATTENTION_NAME
-from postgrad.models.linear import speed_up
-from postgrad.models.norm import fuse_norms
+from postgrad.models.linear import fuse_norms, speed_up
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.settings import SamplingSettings

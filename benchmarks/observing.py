@@ -102,12 +102,12 @@ class Spent:
 
 def watch_calls() -> Spent:
     """Counts everything that observing calls in a step."""
-    from postgrad.jobs import rl
-    from postgrad.observe.block import LiveBlock
+    from postgrad.observe.board import LiveBlock
     from postgrad.observe.console import Console
     from postgrad.observe.loggers.all import Loggers
     from postgrad.observe.sentinels.watch import Sentinels
     from postgrad.observe.sinks import Logs
+    from postgrad.train import rl
 
     spent = Spent()
     for owner, name in (
@@ -129,12 +129,12 @@ def run(
     arguments: argparse.Namespace, folder: Path, observed: bool, spent: Spent
 ) -> dict[str, Any]:
     """CPU and wall seconds of a step, and what of them was inside observing, by call."""
-    from postgrad.jobs.rl import RLJob
-    from postgrad.jobs.train import train
-    from postgrad.observe.block import PERIOD_SECONDS
+    from postgrad.observe.board import PERIOD_SECONDS
     from postgrad.observe.console import Console
     from postgrad.observe.settings import SentinelSettings
     from postgrad.recipe.load import load_recipe
+    from postgrad.train.rl import RLJob
+    from postgrad.train.start import train
 
     path = folder / "recipe.toml"
     sizes = {"hidden": arguments.hidden, "intermediate": 2 * arguments.hidden}

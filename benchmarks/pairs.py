@@ -31,13 +31,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from postgrad.algorithms.bradley_terry import BradleyTerry
 from postgrad.core.records import Experience, Sequences
-from postgrad.data.pair_settings import PairSettings
+from postgrad.data.mixture import dataset_texts
 from postgrad.data.pairs import Pair, load_pairs
-from postgrad.data.texts import dataset_texts
-from postgrad.jobs import roles
-from postgrad.jobs.choices import choose
-from postgrad.jobs.pairs import sequences_of
-from postgrad.jobs.run import Clock
+from postgrad.data.settings import PairSettings
+from postgrad.evaluate.pairs import sequences_of
+from postgrad.fleet import local as roles
+from postgrad.fleet.choices import choose
 from postgrad.layout.cut import cut
 from postgrad.layout.layout import lay_out
 from postgrad.learner.backbone import Backbone, MicroBatch
@@ -49,6 +48,7 @@ from postgrad.models.load import load_tokenizer
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelInit, TokenizerInit
 from postgrad.recipe.load import parse_recipe
+from postgrad.train.run import Clock
 
 PAIRS, ROUNDS = 32, 5
 NEVER = 2**31  # tokens that two conversations must have in common to share them

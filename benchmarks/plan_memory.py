@@ -53,9 +53,9 @@ def foreseen(case: Case, models: Path) -> dict[str, Any]:
     """
     from postgrad.models.known_shapes import shape_of_model
     from postgrad.plan.hardware import parse_hardware
-    from postgrad.plan.phases import PHASES
+    from postgrad.plan.held import PHASES
+    from postgrad.plan.lengths import row_lengths
     from postgrad.plan.plan import Facts, outlook
-    from postgrad.plan.row_lengths import row_lengths
     from postgrad.recipe.load import parse_recipe
 
     recipe = parse_recipe({**case.recipe(models / case.size), "run_dir": "run"})

@@ -123,11 +123,11 @@ def in_child(value: Any, environment: dict[str, str]) -> Any:
 
 def child(value: Any) -> None:
     """Trains, and with "learn" calibrates; prints what was foreseen and measured, by phase."""
-    from postgrad.jobs import run as runs
-    from postgrad.jobs.train import train
     from postgrad.observe.console import Console
     from postgrad.plan.calibrate import calibrate
     from postgrad.recipe.load import parse_recipe
+    from postgrad.train import run as runs
+    from postgrad.train.start import train
 
     recipe = parse_recipe(value["recipe"])
     clock = time.perf_counter if value["wall"] else time.process_time

@@ -37,15 +37,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from postgrad.data.pairs import Pair, load_pairs, training_pairs
-from postgrad.jobs.peaks import Resident
-from postgrad.jobs.roles import base_model
-from postgrad.jobs.setup.common import held_out
-from postgrad.jobs.train import train
+from postgrad.fleet.local import base_model
 from postgrad.models.export import export_hf
 from postgrad.models.score import RewardScale, load_score_model
 from postgrad.observe.console import Console
 from postgrad.recipe.load import load_recipe
 from postgrad.recipe.recipe import RewardRecipe
+from postgrad.train.peaks import Resident
+from postgrad.train.rows import held_out
+from postgrad.train.start import train
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "hh_reward.toml"
 SIDES = ("postgrad", "trl")

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from postgrad.core.records import Prompt, Rollout, Turn
-from postgrad.rewards import cpu
+from postgrad.rewards import descendants as cpu
 from postgrad.rewards.sandbox.choice import describe
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings, ScoringSettings

@@ -24,9 +24,9 @@ import torch
 
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.store import CheckpointStore
-from postgrad.jobs.train import train
 from postgrad.observe.console import Console
 from postgrad.recipe.load import load_recipe
+from postgrad.train.start import train
 
 RECIPE = """
 job = "sft"

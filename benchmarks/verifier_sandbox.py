@@ -21,7 +21,7 @@ import numpy as np
 
 from postgrad.core.records import Prompt, Rollout, Turn
 from postgrad.data.gym import read_gym
-from postgrad.rewards import cpu
+from postgrad.rewards import descendants as cpu
 from postgrad.rewards.sandbox.enclosure import describe
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings, ScoringSettings

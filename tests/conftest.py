@@ -9,7 +9,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import pytest
 from hypothesis import settings
 
-from postgrad.core.imports import heavy_imports
+from postgrad.core.process import heavy_imports
 
 settings.register_profile("any machine", deadline=None)  # a busy one fails no test
 settings.load_profile("any machine")

@@ -18,7 +18,11 @@ SOURCE = ROOT / "src" / "postgrad"
 ROOMS = (
     "cli",
     "api",
-    "jobs",
+    "tools",
+    "train",
+    "evaluate",
+    "fleet",
+    "translate",
     "plan",
     "recipe",
     "cluster",

@@ -16,9 +16,8 @@ CONVERSATIONS = {"max_len": 1024, "shuffle": False}
 def write_tokens(folder: Path) -> None:
     """Reads pairs.jsonl and questions.jsonl with the tokenizer of model/."""
     from postgrad.data.conversations import load_conversations
-    from postgrad.data.pair_settings import PairSettings
     from postgrad.data.pairs import load_pairs
-    from postgrad.data.settings import DataSettings
+    from postgrad.data.settings import DataSettings, PairSettings
     from postgrad.models.load import load_tokenizer
 
     tokenizer = load_tokenizer(str(folder / "model"))

@@ -24,7 +24,7 @@ from postgrad.core.names import resolve  # noqa: E402
 from postgrad.core.settings import Settings  # noqa: E402
 from postgrad.recipe.recipe import JOBS  # noqa: E402
 from postgrad.rewards.registry import VERIFIERS  # noqa: E402
-from postgrad.rollout.environments.registry import ENVIRONMENTS  # noqa: E402
+from postgrad.rollout.environments.base import ENVIRONMENTS  # noqa: E402
 
 PAGES_OF = {"bradley_terry": "reward-model"}  # algorithms whose page has another name
 RECIPE_HEAD = """# Every key of a recipe

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from helpers.made_run import GROUP, made_run
-from postgrad.jobs.report import report
 from postgrad.observe.console import Console
 from postgrad.observe.sinks import Logs
+from postgrad.tools.pages import report
 
 Open = Callable[..., Any]
 LONG = "<script>document.title='run'</script><img src=x onerror=alert(1)>" + "x" * 100_000

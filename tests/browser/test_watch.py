@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from helpers.made_run import add_step, made_run
-from postgrad.jobs.watch import Feed, WatchServer
 from postgrad.observe.sinks import Logs
+from postgrad.tools.pages import Feed, WatchServer
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.checkpoint.retention import surplus
+from postgrad.checkpoint.store import surplus
 
 STEPS = st.sets(st.integers(0, 50))
 

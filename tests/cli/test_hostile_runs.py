@@ -13,7 +13,7 @@ from helpers.hostile_runs import at_most, hostile
 from helpers.jobs import write_recipe
 from postgrad.cli.main import main
 from postgrad.core.errors import PostgradError
-from postgrad.jobs.watch import Feed
+from postgrad.tools.pages import Feed
 
 CASES = 80  # of each genuine run
 SECONDS = 20  # of one command

@@ -16,12 +16,12 @@ from helpers.jobs import MODEL
 from helpers.processes import SECONDS, all_gone, environment, left_of, postgrad
 from helpers.runs import lines
 from postgrad.cluster import connection
-from postgrad.cluster.group import RankGroup
+from postgrad.cluster.connection import Reservation
 from postgrad.cluster.placing import RoleRequest
-from postgrad.cluster.reservation import Reservation
 from postgrad.cluster.settings import ClusterSettings
+from postgrad.cluster.workers import RankGroup
 from postgrad.core.errors import RunError
-from postgrad.jobs.choices import choose
+from postgrad.fleet.choices import choose
 from postgrad.recipe.load import load_recipe
 
 pytest.importorskip("ray")

@@ -9,10 +9,10 @@ import psutil
 import pytest
 
 from postgrad.cluster import connection, pulse, workers
-from postgrad.cluster.group import RankGroup
+from postgrad.cluster.connection import MARK, Reservation
 from postgrad.cluster.placing import RoleRequest
-from postgrad.cluster.reservation import MARK, Reservation
 from postgrad.cluster.settings import ClusterSettings
+from postgrad.cluster.workers import RankGroup
 from postgrad.core.errors import RunError, UsageError
 
 pytest.importorskip("ray")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from postgrad.core.environment import inherited
+from postgrad.core.process import inherited
 
 
 def test_what_is_no_secret_and_what_is_named_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:

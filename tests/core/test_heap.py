@@ -5,7 +5,7 @@ import sys
 import psutil
 import pytest
 
-from postgrad.core import heap
+from postgrad.core import process as heap
 
 glibc = pytest.mark.skipif(
     heap._library() is None, reason="a C library that cannot be asked for its free memory"

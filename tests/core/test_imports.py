@@ -4,13 +4,13 @@ import gc
 import subprocess
 import sys
 
-from postgrad.core.imports import heavy_imports
+from postgrad.core.process import heavy_imports
 
 
 def test_the_collector_rests_during_imports_and_leaves_them_alone_afterwards() -> None:
     program = """
 import gc
-from postgrad.core.imports import heavy_imports
+from postgrad.core.process import heavy_imports
 with heavy_imports():
     assert not gc.isenabled()
     import decimal
@@ -26,7 +26,7 @@ print(gc.get_freeze_count() > 1000)
 def test_the_collector_works_again_after_an_import_that_failed() -> None:
     program = """
 import gc
-from postgrad.core.imports import heavy_imports
+from postgrad.core.process import heavy_imports
 try:
     with heavy_imports():
         __import__("no_such_library_" + "off" * (not gc.isenabled()))

@@ -6,7 +6,7 @@ import platform
 import pytest
 
 from postgrad import __version__
-from postgrad.core.versions import versions
+from postgrad.core.files import versions
 
 
 def test_versions_are_those_of_postgrad_python_and_the_packages_in_order() -> None:

@@ -13,10 +13,9 @@ from postgrad.data.cache import TokenCache, cache_folder
 from postgrad.data.conversations import load_conversations
 from postgrad.data.mixture import training_conversations
 from postgrad.data.overlap import HeldOut
-from postgrad.data.pair_settings import PairSettings
 from postgrad.data.pairs import load_labelled, load_pairs
 from postgrad.data.prompts import load_prompts
-from postgrad.data.settings import DataSettings, MixSettings
+from postgrad.data.settings import DataSettings, MixSettings, PairSettings
 from postgrad.models.fresh import TEMPLATE
 
 WriteRows = Callable[..., str]

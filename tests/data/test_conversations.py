@@ -7,10 +7,9 @@ import pytest
 
 from postgrad.core.errors import UsageError
 from postgrad.data.conversations import load_conversations
-from postgrad.data.overlap import HeldOut
-from postgrad.data.selection import Selection
+from postgrad.data.mixture import dataset_texts
+from postgrad.data.overlap import HeldOut, Selection
 from postgrad.data.settings import DataSettings
-from postgrad.data.texts import dataset_texts
 
 WriteRows = Callable[..., str]
 ROWS = [

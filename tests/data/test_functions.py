@@ -10,10 +10,10 @@ from pydantic import ValidationError
 from postgrad.core.errors import UsageError
 from postgrad.data.conversations import load_conversations
 from postgrad.data.functions import prepared_rows
+from postgrad.data.mixture import dataset_texts
 from postgrad.data.overlap import keys
 from postgrad.data.prompts import load_prompts
 from postgrad.data.settings import DataSettings
-from postgrad.data.texts import dataset_texts
 
 WriteRows = Callable[..., str]
 HERE = "helpers.row_functions"

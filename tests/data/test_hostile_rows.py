@@ -14,10 +14,9 @@ from postgrad.core.errors import UsageError
 from postgrad.data import files
 from postgrad.data.conversations import load_conversations
 from postgrad.data.files import read_file
-from postgrad.data.pair_settings import PairSettings
 from postgrad.data.pairs import load_labelled, load_pairs
 from postgrad.data.prompts import load_prompts
-from postgrad.data.settings import DataSettings
+from postgrad.data.settings import DataSettings, PairSettings
 from postgrad.models.fresh import _bpe, _wrapped
 from postgrad.models.settings import TokenizerInit
 

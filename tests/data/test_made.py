@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.data.made import is_function
+from postgrad.data.gym import is_function
 from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import read_rows
 from postgrad.data.settings import DataSettings

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from postgrad.core.errors import UsageError
 from postgrad.data.overlap import HeldOut, held_out, ngrams
-from postgrad.data.pair_settings import MixedPairs, PairMixSettings, PairSettings
 from postgrad.data.pairs import load_labelled, load_pairs, training_labelled, training_pairs
-from postgrad.data.settings import DataSettings
+from postgrad.data.settings import DataSettings, MixedPairs, PairMixSettings, PairSettings
 
 WriteRows = Callable[..., str]
 FINE = {"prompt": "q", "chosen": "good", "rejected": "bad"}

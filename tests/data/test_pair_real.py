@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from postgrad.data.answers import pair_of
+from postgrad.data.mixture import dataset_texts
 from postgrad.data.overlap import held_out
-from postgrad.data.pair_settings import PairSettings
 from postgrad.data.pairs import PairSet, load_pairs
 from postgrad.data.rows import read_rows
-from postgrad.data.texts import dataset_texts
+from postgrad.data.settings import PairSettings
 from postgrad.models.fresh import make_fresh
 from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit, TokenizerInit

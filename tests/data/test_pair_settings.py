@@ -3,8 +3,13 @@
 import pytest
 from pydantic import ValidationError
 
-from postgrad.data.pair_settings import MixedPairs, PairMixSettings, PairSettings
-from postgrad.data.settings import DataSettings, MixSettings
+from postgrad.data.settings import (
+    DataSettings,
+    MixedPairs,
+    MixSettings,
+    PairMixSettings,
+    PairSettings,
+)
 
 
 @pytest.mark.parametrize("key", ["answer", "messages", "template", "loss_turns", "choosen"])

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
-from postgrad.data.pair_settings import PairSettings
+from postgrad.data.mixture import dataset_texts
 from postgrad.data.pairs import load_labelled, load_pairs
-from postgrad.data.texts import dataset_texts
+from postgrad.data.settings import PairSettings
 from postgrad.models.fresh import PRINTABLE
 
 WriteRows = Callable[..., str]

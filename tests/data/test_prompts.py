@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from postgrad.core.errors import UsageError
 from postgrad.data.conversations import load_conversations
 from postgrad.data.messages import answer_of
-from postgrad.data.overlap import HeldOut, keys, question_key
+from postgrad.data.overlap import HeldOut, Selection, keys, question_key
 from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import Row
-from postgrad.data.selection import Selection
 from postgrad.data.settings import DataSettings
 
 WriteRows = Callable[..., str]

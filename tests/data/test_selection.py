@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postgrad.data.mixture import training_conversations, training_prompts
-from postgrad.data.overlap import HeldOut
-from postgrad.data.selection import Selection
+from postgrad.data.overlap import HeldOut, Selection
 from postgrad.data.settings import MixedSet, MixSettings
 
 WriteRows = Callable[..., str]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.data.transcripts import is_transcript, question_of, turns_of
+from postgrad.data.answers import is_transcript, question_of, turns_of
 
 HH = ("Human", "Assistant")
 

@@ -14,10 +14,9 @@ from postgrad.core.errors import UsageError
 from postgrad.data import cache as caching
 from postgrad.data.cache import TokenCache
 from postgrad.data.conversations import load_conversations
-from postgrad.data.pair_settings import PairSettings
 from postgrad.data.pairs import load_pairs
-from postgrad.data.settings import DataSettings
-from postgrad.jobs.dry_run.data import key_of
+from postgrad.data.settings import DataSettings, PairSettings
+from postgrad.tools.dry_run.data import key_of
 
 WriteRows = Callable[..., str]
 Make = Callable[..., Any]

@@ -16,7 +16,7 @@ from helpers.faults import HERE
 from helpers.jobs import write_recipe
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.store import CheckpointStore
-from postgrad.jobs.verify_resume import fingerprint
+from postgrad.tools.verify_resume import fingerprint
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]

@@ -17,7 +17,7 @@ from helpers.jobs import JOBS, write_recipe
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.store import CheckpointStore
 from postgrad.core.seeds import uniform
-from postgrad.jobs.verify_resume import fingerprint
+from postgrad.tools.verify_resume import fingerprint
 
 pytestmark = pytest.mark.slow
 

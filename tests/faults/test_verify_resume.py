@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from helpers.jobs import write_recipe
-from postgrad.jobs.verify_resume import verify_resume
 from postgrad.observe.console import Console
+from postgrad.tools.verify_resume import verify_resume
 
 
 @pytest.mark.slow

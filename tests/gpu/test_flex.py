@@ -8,8 +8,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
-from postgrad.models.flex import FlexAttention
-from postgrad.models.tree import TreeAttention
+from postgrad.models.tree import FlexAttention, TreeAttention
 
 pytestmark = [
     pytest.mark.gpu,

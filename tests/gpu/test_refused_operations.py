@@ -12,12 +12,12 @@ from helpers.jobs import JOBS, write_recipe
 from helpers.refused import REFUSED, refused
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.jobs.train import train
 from postgrad.layout.layout import lay_out
-from postgrad.models.flex import FlexAttention
+from postgrad.models.tree import FlexAttention
 from postgrad.observe.console import Console
 from postgrad.recipe.load import load_recipe
 from postgrad.rollout.local import sampler
+from postgrad.train.start import train
 
 FILTERS = ["--rollout.top_k", "8", "--rollout.top_p", "0.9", "--rollout.min_p", "0.01"]
 

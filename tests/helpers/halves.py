@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from postgrad.parallel.cuts import BY_INPUTS, BY_OUTPUTS
+from postgrad.parallel.sharding import BY_INPUTS, BY_OUTPUTS
 
 
 class _Twice(torch.autograd.Function):

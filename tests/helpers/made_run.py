@@ -129,5 +129,5 @@ def made_run(
 
 
 def unpacked(block: str) -> Any:
-    """The value of a block that observe/report/embed.py packed."""
+    """The value of a block that observe/report/page.py packed."""
     return json.loads(gzip.decompress(base64.b64decode(block)))

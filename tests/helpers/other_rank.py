@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.jobs.ranks.worker import RankWorker
+from postgrad.fleet.worker import RankWorker
 
 
 class Other(RankWorker):

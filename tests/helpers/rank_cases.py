@@ -22,7 +22,7 @@ from postgrad.learner.role import Learner, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
-from postgrad.models import gradients
+from postgrad.models import linear as gradients
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.linear import speed_up

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helpers.chat import chat_tokenizer
-from postgrad.jobs.hosts import own_hosts
-from postgrad.jobs.serve.app import Pages
-from postgrad.jobs.serve.limits import ServerLimits
-from postgrad.jobs.serve.metrics import Metrics
-from postgrad.jobs.serve.server import Server, listen
+from postgrad.tools.hosts import own_hosts
+from postgrad.tools.serve.app import Pages
+from postgrad.tools.serve.metrics import Metrics
+from postgrad.tools.serve.server import Server, listen
+from postgrad.tools.serve.wire import ServerLimits
 
 TOKENIZER = chat_tokenizer()
 POISON = 95  # a sequence that begins with this token makes the model raise

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from postgrad.checkpoint.state import RunState
-from postgrad.jobs.train import train
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Recipe
+from postgrad.train.start import train
 
 ENDINGS = ("_seconds", "_bytes", "_per_second")
 

@@ -14,15 +14,15 @@ from safetensors.torch import load_file, save_file
 from helpers.runs import assert_same_run, lines, train_until_killed
 from postgrad.cli.main import main
 from postgrad.core.errors import RunError, UsageError
-from postgrad.jobs.chat.model import load
-from postgrad.jobs.evaluate import evaluate
-from postgrad.jobs.export import export
-from postgrad.jobs.preference import PreferenceJob
-from postgrad.jobs.serve.model import load_reward_model
-from postgrad.jobs.sft import SFTJob
-from postgrad.jobs.train import resume, train
 from postgrad.models.load import load_model
 from postgrad.observe.console import Console
+from postgrad.tools.chat.model import load
+from postgrad.tools.evaluate import evaluate
+from postgrad.tools.export import export
+from postgrad.tools.serve.model import load_reward_model
+from postgrad.train.pairs import PreferenceJob
+from postgrad.train.sft import SFTJob
+from postgrad.train.start import resume, train
 
 LORA = {"rank": 2, "alpha": 4}
 SAVING = {"save_steps": 1, "max_ckpt_num": 5}

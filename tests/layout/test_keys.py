@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.layout.keys import row_keys
-from postgrad.layout.layout import Layout, lay_out
+from postgrad.layout.layout import Layout, lay_out, row_keys
 
 token_groups = st.lists(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_size=1, max_size=5),

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from postgrad.layout.layout import lay_out
-from postgrad.learner.columns import FlatColumns
-from postgrad.learner.update import Update
+from postgrad.learner.update import FlatColumns, Update
 from postgrad.ops.weights import entry_weights
 
 ALL = np.arange(9)

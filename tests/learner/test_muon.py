@@ -14,8 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from postgrad.algorithms.grpo import GRPO
 from postgrad.core.errors import UsageError
 from postgrad.learner.backbone import MicroBatch
-from postgrad.learner.muon import Muon, orthogonalised
-from postgrad.learner.optimizer import MasterOptimizer
+from postgrad.learner.optimizer import MasterOptimizer, Muon, orthogonalised
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.models.settings import ModelType

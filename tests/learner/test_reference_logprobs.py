@@ -9,8 +9,8 @@ import pytest
 
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.learner import reference_logprobs
-from postgrad.learner.reference_logprobs import ReferenceLogprobs
+from postgrad.learner import reference as reference_logprobs
+from postgrad.learner.reference import ReferenceLogprobs
 
 NAME = {"model": "a hash", "versions": ["2"]}
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from postgrad.learner.schedule import learning_rate, warmup_updates
-from postgrad.learner.settings import LearnerSettings
+from postgrad.learner.settings import LearnerSettings, learning_rate, warmup_updates
 
 
 def rates(total: int, **settings: object) -> list[float]:

@@ -11,7 +11,7 @@ from postgrad.core.errors import UsageError
 from postgrad.learner.context import require_heads
 from postgrad.learner.tensor import require_matrices
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
-from postgrad.parallel.cuts import cut_dim
+from postgrad.parallel.sharding import cut_dim
 
 DENSE = ("qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3_text")
 

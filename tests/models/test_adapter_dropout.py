@@ -15,13 +15,12 @@ from postgrad.core import seeds
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
-from postgrad.layout.keys import row_keys
-from postgrad.layout.layout import Layout, lay_out
+from postgrad.layout.layout import Layout, lay_out, row_keys
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
 from postgrad.models.adapters import Adapter, add_adapter
+from postgrad.models.attention import hidden_states
 from postgrad.models.head import target_logprobs
 from postgrad.models.load import load_model
-from postgrad.models.packed import hidden_states
 from postgrad.models.settings import LoraSettings
 from postgrad.models.tree import TreeAttention
 

@@ -19,10 +19,9 @@ from postgrad.models.adapter_reader import read_adapter
 from postgrad.models.adapters import Adapter, add_adapter
 from postgrad.models.export import export_hf
 from postgrad.models.files import adapter_base, is_adapter
-from postgrad.models.hashes import directory_hash
-from postgrad.models.linear import speed_up
+from postgrad.models.linear import fuse_norms, speed_up
 from postgrad.models.load import load_model
-from postgrad.models.norm import fuse_norms
+from postgrad.models.save import directory_hash
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import LoraSettings, ModelType
 

@@ -16,10 +16,9 @@ from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import lay_out
 from postgrad.models.adapters import Adapter, add_adapter
-from postgrad.models.attention import ATTENTION_NAME
+from postgrad.models.attention import ATTENTION_NAME, hidden_states
 from postgrad.models.head import full_logits
 from postgrad.models.load import load_model
-from postgrad.models.packed import hidden_states
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import LoraSettings, ModelType
 from postgrad.models.tree import TreeAttention

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from postgrad.models import gradients
-from postgrad.models.embedding import WordEmbedding
-from postgrad.models.linear import speed_up
+from postgrad.models import linear as gradients
+from postgrad.models.linear import WordEmbedding, speed_up
 
 WORDS, WIDTH = 40, 6
 

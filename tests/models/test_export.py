@@ -14,8 +14,8 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.models import export
 from postgrad.models.export import export_hf
 from postgrad.models.fresh import make_fresh
-from postgrad.models.hashes import directory_hash
 from postgrad.models.load import load_model
+from postgrad.models.save import directory_hash
 from postgrad.models.settings import ModelInit, ModelType, TokenizerInit
 
 

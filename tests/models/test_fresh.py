@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.fresh import PRINTABLE, make_fresh
-from postgrad.models.hashes import directory_hash
 from postgrad.models.load import load_tokenizer
+from postgrad.models.save import directory_hash
 from postgrad.models.settings import ModelInit, ModelType, TokenizerInit
 from postgrad.recipe.load import load_recipe
 

@@ -1,8 +1,8 @@
 import torch
 from torch import nn
 
-from postgrad.models import gradients
-from postgrad.models.gradients import adds_in_place, gradient_of
+from postgrad.models import linear as gradients
+from postgrad.models.linear import adds_in_place, gradient_of
 
 
 def test_only_large_weights_in_float32_that_are_trained_add_in_place() -> None:

@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from postgrad.models.hashes import directory_hash
+from postgrad.models.save import directory_hash
 
 
 def test_it_is_the_hash_of_names_and_contents(tmp_path: Path) -> None:

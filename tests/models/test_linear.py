@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from postgrad.models import gradients
+from postgrad.models import linear as gradients
 from postgrad.models.linear import OneDNNLinear, speed_up
 
 pytestmark = pytest.mark.skipif(

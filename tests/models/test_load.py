@@ -17,9 +17,9 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import lay_out
+from postgrad.models.attention import hidden_states
 from postgrad.models.head import target_logprobs
 from postgrad.models.load import load_model, load_tokenizer
-from postgrad.models.packed import hidden_states
 from postgrad.models.settings import ModelType
 from postgrad.models.tree import TreeAttention
 

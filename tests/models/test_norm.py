@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-from postgrad.models.norm import FusedRMSNorm, fuse_norms
+from postgrad.models.linear import FusedRMSNorm, fuse_norms
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from postgrad.core.errors import UsageError
-from postgrad.models.quantize import loading_arguments
+from postgrad.models.load import loading_arguments
 
 BNB = "bitsandbytes"
 

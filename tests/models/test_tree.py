@@ -14,12 +14,10 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
-from postgrad.models import flex
-from postgrad.models.attention import ATTENTION_NAME, AttentionContext
-from postgrad.models.flex import FlexAttention
+from postgrad.models import tree as flex
+from postgrad.models.attention import ATTENTION_NAME, AttentionContext, hidden_states
 from postgrad.models.head import full_logits, target_logprobs
-from postgrad.models.packed import hidden_states
-from postgrad.models.tree import TreeAttention
+from postgrad.models.tree import FlexAttention, TreeAttention
 
 SHORT_WINDOW = {"sliding_window": 8}
 TYPES = {

@@ -6,7 +6,7 @@ from io import StringIO
 import pyte
 import pytest
 
-from postgrad.observe.answers import AnswerDisplay
+from postgrad.observe.samples import AnswerDisplay
 
 NASTY = "\x1b]0;owned\x07[red]x[/red]\u202e\x9b2Jend"
 SHOWN = r"\x1b]0;owned\x07[red]x[/red]\u202e\x9b2Jend"

@@ -9,9 +9,8 @@ from rich.console import Console as Rich
 from rich.text import Text
 
 from helpers.pages import ROOT
-from postgrad.observe import block as module
-from postgrad.observe.block import LiveBlock
-from postgrad.observe.board import Board
+from postgrad.observe import board as module
+from postgrad.observe.board import Board, LiveBlock
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.observe.claim import claimed, require_unclaimed
+from postgrad.observe.run_dir import claimed, require_unclaimed
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from postgrad.observe.claim import claimed
+from postgrad.observe.run_dir import claimed
 with claimed(Path(sys.argv[1])):
     print("mine", flush=True)
     time.sleep(60)

@@ -8,8 +8,7 @@ import pytest
 from rich.progress import Progress
 
 from postgrad.observe import console as module
-from postgrad.observe.console import Console, Mode
-from postgrad.observe.terminal import Lasting
+from postgrad.observe.console import Console, Lasting, Mode
 
 METRICS = {
     "reward": 0.5,

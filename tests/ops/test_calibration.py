@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.ops.calibration import calibration_error, margin_histogram
+from postgrad.ops.intervals import calibration_error, margin_histogram
 
 
 def test_four_pairs_by_hand() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postgrad.core.seeds import uniform
-from postgrad.ops import paired
-from postgrad.ops.paired import difference_interval, mcnemar, sign_flip
+from postgrad.ops import intervals as paired
+from postgrad.ops.intervals import difference_interval, mcnemar, sign_flip
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.ops.pass_at import pass_at_k
+from postgrad.ops.intervals import pass_at_k
 
 
 @given(st.integers(1, 8), st.data())

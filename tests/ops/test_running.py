@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.ops.running import Moments, moments
+from postgrad.algorithms.reward_scaling import Moments, moments
 
 VALUES = st.lists(st.floats(-1e3, 1e3), max_size=20)
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.ops.values import explained_variance, value_clipped, value_loss
+from postgrad.ops.losses import explained_variance, value_clipped, value_loss
 
 # value, old value, return, loss with clip 0.2, d loss / d value, clipped
 CASES = np.array(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from postgrad.parallel.cuts import cut_dim
+from postgrad.parallel.sharding import cut_dim
 
 LAYER = "model.layers.3"
 

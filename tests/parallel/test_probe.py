@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from postgrad.parallel import probe
+from postgrad.parallel import device as probe
 
 
 def measured(*seconds: float) -> Callable[..., list[float]]:

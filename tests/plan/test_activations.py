@@ -20,11 +20,11 @@ from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.load import place
 from postgrad.models.settings import LoraSettings
 from postgrad.models.shapes import ModelShape, shape_of
-from postgrad.plan import blocks, passes
-from postgrad.plan.activations import kept
-from postgrad.plan.blocks import Blocks
-from postgrad.plan.head import CHUNK
+from postgrad.plan import activations as blocks
+from postgrad.plan import passes
+from postgrad.plan.activations import Blocks, kept
 from postgrad.plan.lengths import RowLengths
+from postgrad.plan.passes import CHUNK
 from postgrad.rollout.local import sampler
 
 SIZES = {

@@ -12,11 +12,9 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.models.attention import ATTENTION_NAME
-from postgrad.models.linear import speed_up
-from postgrad.models.norm import fuse_norms
+from postgrad.models.linear import fuse_norms, speed_up
 from postgrad.models.shapes import shape_of
-from postgrad.plan.activations import kept
-from postgrad.plan.blocks import Blocks
+from postgrad.plan.activations import Blocks, kept
 from postgrad.plan.lengths import RowLengths
 
 pytestmark = pytest.mark.slow

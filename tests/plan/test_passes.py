@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from postgrad.core.heap import TRIM_BYTES
-from postgrad.models import gradients
+from postgrad.core.process import TRIM_BYTES
+from postgrad.models import linear as gradients
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.settings import ModelInit, ModelSettings
 from postgrad.plan.hardware import parse_hardware
-from postgrad.plan.head import CHUNK, PART, Head
+from postgrad.plan.held import PHASES
 from postgrad.plan.memory import Memory
-from postgrad.plan.phases import PHASES
+from postgrad.plan.passes import CHUNK, PART, Head
 from postgrad.plan.plan import Facts, outlook
 from postgrad.recipe.load import parse_recipe
-from postgrad.rewards.footprint import WORKER_BYTES
+from postgrad.rewards.lanes import WORKER_BYTES
 from postgrad.rewards.math import Math
 
 INIT: dict[str, Any] = {"tokenizer": {"vocab_size": 4096}}

@@ -16,9 +16,8 @@ from postgrad.data.prompts import load_prompts
 from postgrad.models.fresh import make_fresh
 from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit, TokenizerInit
-from postgrad.plan import row_lengths as module
-from postgrad.plan.lengths import RowLengths
-from postgrad.plan.row_lengths import row_lengths
+from postgrad.plan import lengths as module
+from postgrad.plan.lengths import RowLengths, row_lengths
 from postgrad.recipe.recipe import JOBS, Recipe
 
 TEXT = "The cat sat on 12 mats, and 7 dogs saw it there. Why did nobody tell them?"
@@ -165,7 +164,7 @@ def test_data_that_is_not_on_this_machine_has_no_lengths(data: Path) -> None:
 def test_neither_torch_nor_transformers_is_imported(data: Path, model: Path) -> None:
     code = (
         "import sys; from postgrad.recipe.load import load_recipe; "
-        "from postgrad.plan.row_lengths import row_lengths; "
+        "from postgrad.plan.lengths import row_lengths; "
         f"row_lengths(load_recipe('recipes/gsm8k_sft.toml', ['--data.path', {str(data)!r}, "
         f"'--data.split', 'train', '--model.path', {str(model)!r}])); "
         "print(sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)))"

@@ -6,7 +6,7 @@ import pytest
 
 from postgrad.core.errors import UsageError
 from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RewardRecipe, RLRecipe, SFTRecipe
-from postgrad.rollout.environments.settings import EnvironmentSettings
+from postgrad.rollout.settings import EnvironmentSettings
 
 QUESTIONS: Any = {"path": "rows.jsonl", "max_len": 100}
 PAIRS: Any = {"path": "pairs.jsonl", "max_len": 100}

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.recipe.load import load_recipe
-from postgrad.recipe.write import write_changed
+from postgrad.recipe.load import load_recipe, write_changed
 
 Write = Callable[..., Path]
 

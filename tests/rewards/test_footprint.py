@@ -5,7 +5,7 @@ from typing import Any
 import psutil
 import pytest
 
-from postgrad.rewards.footprint import WORKER_BYTES, worker_bytes
+from postgrad.rewards.lanes import WORKER_BYTES, worker_bytes
 from postgrad.rewards.math import Math
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings, ScoringSettings

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.rewards import cpu, orphans
+from postgrad.rewards import descendants as cpu
+from postgrad.rewards import descendants as orphans
 from postgrad.rewards.settings import RewardSettings
 
 

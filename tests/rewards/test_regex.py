@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from postgrad.rewards.regex import Regex
+from postgrad.rewards.format import Regex
 from postgrad.rewards.verifier import PromptView, RolloutView
 
 

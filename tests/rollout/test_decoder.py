@@ -13,8 +13,8 @@ from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.local import engine as engine_module
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.prompts import lay_out_plain
-from postgrad.rollout.local.weights import take_over
 from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.weights import take_over
 
 LAYERED = ["qwen2", "qwen3", "llama", "mistral"]
 CPU = torch.device("cpu")

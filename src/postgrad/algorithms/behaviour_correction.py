@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from postgrad.algorithms.base import LossInputs, RolloutAlgorithm
 from postgrad.ops import kl, losses
-from postgrad.ops.correction import (
+from postgrad.ops.losses import (
     CORRECTION_BOUNDS,
     Correction,
     masked_importance,

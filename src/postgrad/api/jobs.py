@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.api.run import Run
-from postgrad.core.imports import heavy_imports
+from postgrad.core.process import heavy_imports
 from postgrad.observe.console import Console
 from postgrad.recipe.load import load_recipe
 from postgrad.recipe.recipe import Recipe
@@ -26,7 +26,7 @@ def train(
     """
     resolved = load_recipe(recipe) if isinstance(recipe, str | Path) else recipe
     with heavy_imports():
-        from postgrad.jobs import train as job
+        from postgrad.train import start as job
 
     job.train(resolved, _console(quiet), overwrite=overwrite, allow_change=allow_change)
     return Run(resolved.run_dir)
@@ -45,7 +45,7 @@ def resume(
     or a key changed that may not, RunError where it cannot go on.
     """
     with heavy_imports():
-        from postgrad.jobs import train as job
+        from postgrad.train import start as job
 
     job.resume(Path(run_dir), overrides, allow_change, _console(quiet))
     return Run(run_dir)
@@ -66,7 +66,7 @@ def evaluate(
     """
     resolved = load_recipe(recipe) if isinstance(recipe, str | Path) else recipe
     with heavy_imports():
-        from postgrad.jobs import evaluate as job
+        from postgrad.tools import evaluate as job
 
     other = None if against is None else str(against)
     return job.evaluate(resolved, str(model), _console(quiet), other)

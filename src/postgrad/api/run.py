@@ -69,7 +69,7 @@ class Run:
         """Every checkpoint by step: `step`, `path`, `bytes`, `latest`, `best`, `complete`. All are
         hashed.
         """
-        from postgrad.jobs.checkpoints import open_store
+        from postgrad.train.saving import open_store
 
         return open_store(self.path).infos()
 
@@ -82,7 +82,7 @@ class Run:
         the job trains where left out. Raises UsageError where there is no such role, or `to` is
         there already, RunError where there is no such checkpoint.
         """
-        from postgrad.jobs.export import export
+        from postgrad.tools.export import export
 
         return export(self.path, str(checkpoint), Path(to), role)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from postgrad.checkpoint.schema import ManifestSchema, require
+from postgrad.core.files import versions
 from postgrad.core.untrusted import open_file, read_json, shown
-from postgrad.core.versions import versions
 
 FILE = "manifest.json"
 FORMAT = 1

@@ -10,7 +10,7 @@ does it remove old checkpoints. So the newest complete checkpoint can be found a
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from postgrad.checkpoint import manifest as contents
 from postgrad.checkpoint.files import STATE
 from postgrad.checkpoint.manifest import Damaged
 from postgrad.checkpoint.parts import WITH_RANK, Divided, Reader
-from postgrad.checkpoint.retention import surplus
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError, UsageError
@@ -319,3 +318,14 @@ def _read(path: Path, step: int) -> Checkpoint:
     if state.step != step:
         raise Damaged(f"{path / STATE} is of step {state.step}")
     return Checkpoint(path, step, state, frozenset(manifest.files))
+
+
+def surplus(steps: Iterable[int], keep: int, always: Collection[int]) -> list[int]:
+    """The steps to delete: all but the `keep` newest and those in `always` (best and latest).
+
+    A best checkpoint is never pushed out by newer ones (OpenRLHF#506), and does not take the place
+    of one of the newest.
+    """
+    ordered = sorted(set(steps))
+    newest = set(ordered[-keep:])
+    return [step for step in ordered if step not in newest and step not in always]

@@ -5,7 +5,7 @@ from typing import Any
 
 from postgrad.cli.command import Commands, console_of
 from postgrad.core.errors import UsageError
-from postgrad.core.imports import heavy_imports
+from postgrad.core.process import heavy_imports
 
 
 def add(commands: Commands) -> None:
@@ -42,8 +42,8 @@ def _chat(args: argparse.Namespace, rest: list[str]) -> Any:
     if wrong:
         raise UsageError("; ".join(wrong))
     with heavy_imports():
-        from postgrad.jobs.chat.command import chat
         from postgrad.rollout.settings import SamplingSettings
+        from postgrad.tools.chat.command import chat
 
     return chat(
         [args.model, *([args.other] if args.other else [])],

@@ -6,7 +6,7 @@ from typing import Any
 
 from postgrad.cli.command import Commands, console_of
 from postgrad.core.errors import UsageError
-from postgrad.core.imports import heavy_imports
+from postgrad.core.process import heavy_imports
 
 
 def add(commands: Commands) -> None:
@@ -33,8 +33,8 @@ def _export(args: argparse.Namespace, rest: list[str]) -> Any:
     if args.private and args.push_to_hub is None:
         raise UsageError("--private needs --push-to-hub ORG/NAME: it makes that repository private")
     with heavy_imports():
-        from postgrad.jobs.export import export
-        from postgrad.jobs.push import push, require_repository
+        from postgrad.tools.export import export
+        from postgrad.train.card import push, require_repository
 
     if args.push_to_hub is not None:
         require_repository(args.push_to_hub, "--push-to-hub")
@@ -50,12 +50,12 @@ def _export(args: argparse.Namespace, rest: list[str]) -> Any:
 
 
 def _checkpoints(args: argparse.Namespace, rest: list[str]) -> Any:
-    from postgrad.jobs.checkpoints import checkpoints
+    from postgrad.tools.checkpoints import checkpoints
 
     return checkpoints(args.run_dir, console_of(args))
 
 
 def _verify(args: argparse.Namespace, rest: list[str]) -> Any:
-    from postgrad.jobs.verify import verify
+    from postgrad.tools.checkpoints import verify
 
     return verify(args.run_dir, console_of(args))

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from postgrad.cli.command import Commands, add_quiet, console_of
-from postgrad.core.imports import heavy_imports
+from postgrad.core.process import heavy_imports
 
 
 def add(commands: Commands) -> None:
@@ -22,6 +22,6 @@ def _eval(args: argparse.Namespace, rest: list[str]) -> Any:
 
     recipe = load_recipe(args.recipe, rest)
     with heavy_imports():
-        from postgrad.jobs.evaluate import evaluate
+        from postgrad.tools.evaluate import evaluate
 
     return evaluate(recipe, args.model, console_of(args), args.against)

@@ -23,12 +23,12 @@ def add(commands: Commands) -> None:
 
 
 def _report(args: argparse.Namespace, rest: list[str]) -> Any:
-    from postgrad.jobs.report import EVERYTHING, report
+    from postgrad.tools.pages import EVERYTHING, report
 
     return report(args.run_dirs, args.to, console_of(args), cap=EVERYTHING if args.all else None)
 
 
 def _watch(args: argparse.Namespace, rest: list[str]) -> Any:
-    from postgrad.jobs.watch import watch
+    from postgrad.tools.pages import watch
 
     return watch(args.run_dirs, console_of(args), args.port)

@@ -12,7 +12,7 @@ def add(commands: Commands) -> None:
 
 
 def _doctor(args: argparse.Namespace, rest: list[str]) -> Any:
-    from postgrad.jobs.doctor import examine, rows
+    from postgrad.tools.doctor import examine, rows
 
     facts = examine()
     console_of(args).table("this machine", ("", ""), rows(facts))

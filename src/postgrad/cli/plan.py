@@ -75,7 +75,7 @@ def _config(args: argparse.Namespace, rest: list[str]) -> Any:
 
 
 def _translate(args: argparse.Namespace, rest: list[str]) -> Any:
-    from postgrad.recipe.translate.command import translate
+    from postgrad.translate.command import translate
 
     translation = translate(args.system, rest, args.devices)
     if translation.problem is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.cli.command import Commands, console_of
-from postgrad.core.imports import heavy_imports
+from postgrad.core.process import heavy_imports
 
 
 def add(commands: Commands) -> None:
@@ -30,8 +30,8 @@ def add(commands: Commands) -> None:
 
 def _serve_reward(args: argparse.Namespace, rest: list[str]) -> Any:
     with heavy_imports():
-        from postgrad.jobs.serve.command import serve_reward
-        from postgrad.jobs.serve.limits import limits_of
+        from postgrad.tools.serve.command import serve_reward
+        from postgrad.tools.serve.wire import limits_of
 
     limits = limits_of(args.max_batch_tokens, args.max_request_bytes, args.request_seconds)
     return serve_reward(

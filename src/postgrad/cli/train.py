@@ -6,7 +6,7 @@ from typing import Any
 
 from postgrad.cli.command import CommandOutcome, Commands, add_quiet, console_of
 from postgrad.core.errors import UsageError
-from postgrad.core.imports import heavy_imports
+from postgrad.core.process import heavy_imports
 
 
 def add(commands: Commands) -> None:
@@ -50,14 +50,14 @@ def _train(args: argparse.Namespace, rest: list[str]) -> Any:
             raise UsageError("--profile is for one recipe, not for a folder")
         pipeline = load_pipeline(args.recipe, rest)
         with heavy_imports():
-            from postgrad.jobs.pipeline import train_pipeline
+            from postgrad.tools.pipeline import train_pipeline
 
         return train_pipeline(
             pipeline, console_of(args), overwrite=overwrite, allow_change=args.allow_change
         )
     recipe = load_recipe(args.recipe, rest)
     with heavy_imports():
-        from postgrad.jobs.train import train
+        from postgrad.train.start import train
 
     return train(
         recipe,
@@ -75,13 +75,13 @@ def _dry_run(args: argparse.Namespace, rest: list[str]) -> CommandOutcome:
     if args.recipe.is_dir():
         pipeline = load_pipeline(args.recipe, rest)
         with heavy_imports():
-            from postgrad.jobs.dry_run.command import dry_run_pipeline, exit_code, pipeline_json
+            from postgrad.tools.dry_run.command import dry_run_pipeline, exit_code, pipeline_json
 
         reports = dry_run_pipeline(pipeline, console_of(args), tracebacks=args.debug)
         return CommandOutcome(pipeline_json(reports), exit_code(list(reports.values())))
     recipe = load_recipe(args.recipe, rest)
     with heavy_imports():
-        from postgrad.jobs.dry_run.command import dry_run
+        from postgrad.tools.dry_run.command import dry_run
 
     report = dry_run(recipe, console_of(args), tracebacks=args.debug)
     return CommandOutcome(report.to_json(), report.exit_code)
@@ -89,7 +89,7 @@ def _dry_run(args: argparse.Namespace, rest: list[str]) -> CommandOutcome:
 
 def _resume(args: argparse.Namespace, rest: list[str]) -> Any:
     with heavy_imports():
-        from postgrad.jobs.train import resume
+        from postgrad.train.start import resume
 
     return resume(args.run_dir, rest, args.allow_change, console_of(args))
 
@@ -98,6 +98,6 @@ def _verify_resume(args: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.recipe.load import load_recipe
 
     load_recipe(args.recipe, rest)  # a wrong recipe is refused before anything runs
-    from postgrad.jobs.verify_resume import verify_resume
+    from postgrad.tools.verify_resume import verify_resume
 
     return verify_resume(args.recipe, rest, args.kills, console_of(args))

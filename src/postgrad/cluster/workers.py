@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.cluster import pulse
-from postgrad.cluster.connection import first_line
+from postgrad.cluster.connection import Reservation, first_line
 from postgrad.cluster.pulse import Pulse, Watch, pulse_of
-from postgrad.cluster.reservation import Reservation
 from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.errors import PostgradError, RunError, WorkerLost
 from postgrad.core.handles import Handle
@@ -273,3 +272,36 @@ def _use_interface_of(address: str) -> None:
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+POLICY = "policy"  # the role whose places the ranks take
+
+
+class RankGroup(Workers):
+    """`size` ranks in one process group. The worker's class has to have `join`."""
+
+    def __init__(
+        self,
+        worker: str,
+        arguments: Sequence[Any],
+        size: int,
+        device: str,
+        settings: ClusterSettings,
+        reservation: Reservation,
+    ) -> None:
+        """device: "cpu" or "cuda". The other parameters are those of Workers."""
+        still = device == "cpu"
+        super().__init__(
+            "rank", worker, arguments, size, settings, reservation, POLICY, still=still
+        )
+        try:
+            (address,) = self._each([self._actors[0].meeting.remote(settings.port)])
+            self._each(
+                [
+                    actor.call.remote("join", (rank, size, address, device, settings.limit_seconds))
+                    for rank, actor in enumerate(self._actors)
+                ]
+            )
+        except BaseException:
+            self.close()
+            raise

@@ -1,15 +1,20 @@
 """Writes files and directories atomically: they are complete or absent."""
 
 import errno
+import importlib.metadata
 import json
 import math
 import os
+import platform
 import re
 import shutil
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
+
+from postgrad import __version__
 
 
 def beside(path: Path) -> Path:
@@ -121,3 +126,29 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(inner) for inner in cast(list[Any], value)]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+version = cache(importlib.metadata.version)  # a file is read for each; none changes under a process
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of postgrad, Python and `packages`: {"postgrad": ..., "python": "3.11.7", ...}.
+
+    Raises PackageNotFoundError for a package that is not installed.
+    """
+    runtime = {"postgrad": __version__, "python": platform.python_version()}
+    return runtime | {name: version(name) for name in packages}
+
+
+def user_file(name: str, variable: str, environment: Mapping[str, str]) -> Path | None:
+    """The file that the environment variable `variable` names, else postgrad/`name` in
+    $XDG_CONFIG_HOME or ~/.config. None where there is no home directory.
+    """
+    if named := environment.get(variable):
+        return Path(named).expanduser()
+    if shared := environment.get("XDG_CONFIG_HOME"):
+        return Path(shared) / "postgrad" / name
+    try:
+        return Path.home() / ".config" / "postgrad" / name
+    except RuntimeError:
+        return None

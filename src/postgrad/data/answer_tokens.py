@@ -16,9 +16,9 @@ from postgrad.data.cache import Columns, TokenCache
 from postgrad.data.conversations import marked, unmarkable
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import Message
-from postgrad.data.pair_settings import PairSettings
+from postgrad.data.overlap import Selection
 from postgrad.data.rows import Row, dataset_name
-from postgrad.data.selection import Selection
+from postgrad.data.settings import PairSettings
 from postgrad.data.templates import (
     Rendered,
     Unmarkable,

@@ -16,8 +16,8 @@ import numpy as np
 
 import postgrad
 from postgrad.core.array_files import read_arrays, write_arrays
+from postgrad.core.files import version
 from postgrad.core.ragged import Ragged
-from postgrad.core.versions import version
 from postgrad.data import templates
 from postgrad.data.messages import Message
 from postgrad.models import render_child, rendering

@@ -14,9 +14,9 @@ from postgrad.data.cache import Columns, TokenCache
 from postgrad.data.draws import DrawnSet
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import Message, answers_in, asked_in, conversation_of
+from postgrad.data.overlap import Selection
 from postgrad.data.prompts import unencodable
 from postgrad.data.rows import Row, dataset_name
-from postgrad.data.selection import Selection
 from postgrad.data.settings import DataSettings
 from postgrad.data.templates import (
     Rendered,

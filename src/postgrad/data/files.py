@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from postgrad.core.errors import UsageError
+from postgrad.core.hub import COMMIT, commit_of
 
 Values = Mapping[str, Any]  # column -> JSON value
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
@@ -188,3 +189,100 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None  # NaN is how pandas writes a missing value; JSON has no NaN
     return str(value) if isinstance(value, Decimal | timedelta) else value
+
+
+def read_hub(
+    path: str, name: str | None, split: str, revision: str | None = None
+) -> Iterator[tuple[str, Values]]:
+    """(place, values) of each row of one split; columns of images and sounds are left out.
+
+    revision: a branch, tag or commit; None: main. Raises UsageError when the hub has no such
+    dataset, revision, configuration or split, or cannot be reached and the cache has other rows.
+    """
+    # these imports take a second and only hub datasets need them
+    import datasets
+    from datasets.exceptions import DatasetsError
+
+    try:
+        table: Any = datasets.load_dataset(path, name, split=split, revision=revision)
+        if (commit := _commit_of(table)) is not None and _is_another(commit, revision):
+            # `datasets` takes the newest of its cache, whatever revision, where it gets no answer
+            table = _cached(path, name, split, str(revision), commit)
+    except (OSError, ValueError, DatasetsError) as error:
+        at = "" if revision is None else f", data.revision {revision!r}"
+        raise UsageError(
+            f"dataset {path!r} (data.name {name!r}, data.split {split!r}{at}): {error}; "
+            "a file or folder on this machine works too: --data.path FILE"
+        ) from error
+    media = [field.name for field in table.features.arrow_schema if holds_bytes(field.type)]
+    for row, values in enumerate(table.remove_columns(media)):
+        yield f"{path} {split} row {row}", {key: plain(value) for key, value in values.items()}
+
+
+def cached_datasets(path: str) -> list[str]:
+    """The commits of a hub dataset whose rows are in the cache of `datasets`."""
+    return sorted(
+        {folder.name for folder in _folder(path).glob("*/*/*") if COMMIT.fullmatch(folder.name)}
+    )
+
+
+def dataset_commit(path: str, revision: str | None) -> str:
+    """The commit that `revision` names. Where neither the hub nor its cache knows main, it is the
+    commit whose rows `datasets` prepared last. Raises UsageError where there is none.
+    """
+    if revision in cached_datasets(path):
+        return str(revision)
+    try:
+        return commit_of("dataset", path, revision)
+    except UsageError:
+        prepared = [
+            folder for folder in _folder(path).glob("*/*/*") if COMMIT.fullmatch(folder.name)
+        ]
+        if revision is not None or not prepared:
+            raise
+        return max(prepared, key=lambda folder: folder.stat().st_mtime).name
+
+
+def _folder(path: str) -> Path:
+    """Where `datasets` keeps a dataset's configurations: CONFIGURATION/VERSION/COMMIT."""
+    import datasets.config
+    from datasets.naming import camelcase_to_snakecase
+
+    *owner, name = path.split("/")
+    return Path(datasets.config.HF_DATASETS_CACHE) / "___".join(
+        [*owner, camelcase_to_snakecase(name)]
+    )
+
+
+def _commit_of(table: Any) -> str | None:
+    """The commit of a table's rows: the name of its cache folder, None if that is no commit."""
+    files = table.cache_files
+    name = Path(files[0]["filename"]).parent.name if files else ""
+    return name if COMMIT.fullmatch(name) else None
+
+
+def _is_another(commit: str, revision: str | None) -> bool:
+    return revision is not None and COMMIT.fullmatch(revision) is not None and commit != revision
+
+
+def _cached(path: str, name: str | None, split: str, commit: str, newest: str) -> Any:
+    """The rows of a cached commit that is not the newest in the cache.
+
+    Raises ValueError where the cache does not have it exactly once.
+    """
+    from datasets.packaged_modules.cache.cache import Cache
+
+    folders = sorted(_folder(path).glob(f"{name or '*'}/*/{commit}"))
+    if len(folders) != 1:
+        raise ValueError(
+            f"the hub cannot be reached, and the cache has commit {newest} of it, not {commit}"
+        )
+    subset, version, _ = folders[0].parts[-3:]
+    builder: Any = Cache(
+        dataset_name=path.rpartition("/")[2],
+        repo_id=path,
+        config_name=subset,
+        version=version,
+        hash=commit,
+    )
+    return builder.as_dataset(split=split)

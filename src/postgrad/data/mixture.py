@@ -1,7 +1,7 @@
 """Mixtures: several datasets as one, with a stated number of draws from each in every epoch."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Generic
 
 import numpy as np
@@ -9,14 +9,16 @@ import numpy as np
 from postgrad.core.records import Prompt
 from postgrad.core.seeds import integer
 from postgrad.data.account import RowAccount
+from postgrad.data.answers import labelled_of
 from postgrad.data.cache import TokenCache
 from postgrad.data.conversations import Conversation, load_conversations
-from postgrad.data.draws import Drawn, DrawnSet, Draws
-from postgrad.data.order import Order
-from postgrad.data.overlap import HeldOut
+from postgrad.data.draws import Drawn, DrawnSet, Draws, Order
+from postgrad.data.functions import prepared_rows
+from postgrad.data.messages import Message, conversation_of, prompt_of
+from postgrad.data.overlap import HeldOut, Selection
 from postgrad.data.prompts import load_prompts
-from postgrad.data.selection import Selection
-from postgrad.data.settings import MixSettings, Share, Together
+from postgrad.data.rows import Row
+from postgrad.data.settings import DataSettings, MixSettings, PairSettings, Share, Together
 
 
 class Mixture(Generic[Drawn]):
@@ -112,3 +114,18 @@ def mixture_of(
         return sets[0]
     draws = [share.draws(len(dataset)) for share, dataset in zip(shares, sets, strict=True)]
     return Mixture(sets, draws, shuffle)
+
+
+def dataset_texts(settings: DataSettings | PairSettings) -> Iterator[str]:
+    """The text of every message of every row, in order. The common beginning of a pair comes once;
+    rows without an answer give their question.
+    """
+    for row in prepared_rows(settings):
+        for message in _messages_of(row, settings):
+            yield message["content"]
+
+
+def _messages_of(row: Row, settings: DataSettings | PairSettings) -> list[Message]:
+    if isinstance(settings, PairSettings):
+        return labelled_of(row, settings).messages
+    return prompt_of(row, settings) if settings.answer == "" else conversation_of(row, settings)

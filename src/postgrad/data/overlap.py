@@ -1,16 +1,19 @@
 """Overlap with held-out sets: questions that are equal, and rows that share a run of words."""
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from postgrad.core.text import composed
+from postgrad.data.account import Fate
 from postgrad.data.answers import labelled_of
 from postgrad.data.functions import prepared_rows
-from postgrad.data.messages import asked_in, prompt_of
-from postgrad.data.pair_settings import PairSettings
+from postgrad.data.messages import Message, asked_in, prompt_of
 from postgrad.data.rows import Row
-from postgrad.data.settings import DataSettings
+from postgrad.data.settings import DataSettings, PairSettings
 
 # Chinese and Japanese are written without spaces: each of their characters counts as a word.
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -81,3 +84,37 @@ def _questions(row: Row, settings: DataSettings | PairSettings) -> list[str]:
     if isinstance(settings, PairSettings):
         return labelled_of(row, settings).question
     return asked_in(row, prompt_of(row, settings), settings)
+
+
+@dataclass(slots=True)
+class Selection:
+    """Tells held-out rows and duplicates; remembers the rows that were kept."""
+
+    held_out: HeldOut = field(default_factory=HeldOut)  # of the evaluation sets
+    dedup: Literal["none", "exact", "normalised"] = "none"  # when two rows are equal
+    _seen: set[bytes] = field(default_factory=set)  # SHA-256 of the kept rows' messages
+
+    def left_out(self, asked: Sequence[str], texts: Sequence[str]) -> Fate | None:
+        """Why a row must not be trained on, or None. asked: its questions, without a template's
+        words; texts: all of its texts that may share words with a held-out question.
+        """
+        if self.held_out.has(asked):
+            return "excluded"
+        return "contaminated" if self.held_out.shares_words(texts) else None
+
+    def repeats(self, messages: Sequence[Message]) -> bool:
+        """True where an earlier kept row of any set had the same messages; else remembers them.
+
+        Call it only for rows that are kept otherwise: a dropped row must not hide a later one.
+        """
+        if self.dedup == "none":
+            return False
+        text = question_key if self.dedup == "normalised" else str
+        serialised = json.dumps(
+            [[message["role"], text(message["content"])] for message in messages]
+        )
+        key = hashlib.sha256(serialised.encode()).digest()
+        if key in self._seen:
+            return True
+        self._seen.add(key)
+        return False

@@ -12,9 +12,8 @@ from postgrad.data.answers import labelled_of, margin_of, metadata_of, pair_of
 from postgrad.data.cache import TokenCache
 from postgrad.data.draws import DrawnSet, Draws
 from postgrad.data.mixture import mixture_of, selection_and_cache
-from postgrad.data.overlap import HeldOut
-from postgrad.data.pair_settings import PairMixSettings, PairSettings
-from postgrad.data.selection import Selection
+from postgrad.data.overlap import HeldOut, Selection
+from postgrad.data.settings import PairMixSettings, PairSettings
 
 
 @dataclass(frozen=True, slots=True)

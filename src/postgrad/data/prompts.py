@@ -13,8 +13,8 @@ from postgrad.data.cache import Columns, TokenCache
 from postgrad.data.draws import DrawnSet
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import Message, answer_of, answers_in, asked_in, prompt_of
+from postgrad.data.overlap import Selection
 from postgrad.data.rows import Row, dataset_name
-from postgrad.data.selection import Selection
 from postgrad.data.settings import DataSettings, template_parts
 from postgrad.data.templates import Unencodable, Unmarkable, encode, prompts, template_call
 

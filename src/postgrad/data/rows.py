@@ -8,10 +8,8 @@ from pathlib import Path
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import HUB_ID
-from postgrad.data.files import SUFFIXES, Values, files_of, read_file
-from postgrad.data.gym import PREFIX, read_gym
-from postgrad.data.hub import read_hub
-from postgrad.data.made import is_function, read_function
+from postgrad.data.files import SUFFIXES, Values, files_of, read_file, read_hub
+from postgrad.data.gym import PREFIX, is_function, read_function, read_gym
 from postgrad.data.settings import RowSettings
 
 _SPLIT = re.compile(r"([\w.-]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?")

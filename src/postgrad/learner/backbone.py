@@ -17,15 +17,13 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.cut import cut
-from postgrad.layout.keys import row_keys
-from postgrad.layout.layout import Layout, ReadPosition, empty_layout, lay_out
+from postgrad.layout.layout import Layout, ReadPosition, empty_layout, lay_out, row_keys
 from postgrad.layout.share import share
 from postgrad.learner.context import RankRows, SharedAttention, require_heads
 from postgrad.learner.tensor import cut_matrices, require_matrices
 from postgrad.models import head
 from postgrad.models.adapters import Adapter
-from postgrad.models.attention import AttentionContext
-from postgrad.models.packed import hidden_states, layers_of, require_embedded
+from postgrad.models.attention import AttentionContext, hidden_states, layers_of, require_embedded
 from postgrad.models.tree import TreeAttention
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import Sharding, Stage
@@ -211,9 +209,9 @@ class Backbone:
 
     def _context(self, layout: Layout) -> AttentionContext:
         if self._flex:
-            from postgrad.models.flex import (
-                FlexAttention,
-            )  # its import compiles nothing but is slow
+            from postgrad.models.tree import (
+                FlexAttention,  # its import compiles nothing but is slow
+            )
 
             return FlexAttention(layout, self.device)
         return TreeAttention(plan_blocks(layout), self.device)

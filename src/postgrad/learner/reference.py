@@ -1,13 +1,22 @@
 """A reference that follows the policy: refreshed every n steps, or its moving average."""
 
-from collections.abc import Callable, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from postgrad.core.array_files import Arrays, read_arrays, write_arrays
 from postgrad.core.errors import RunError
-from postgrad.learner.average import MovingAverage
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
 from postgrad.learner.backbone import Backbone
+from postgrad.learner.optimizer import MovingAverage
 from postgrad.learner.protocols import PolicyRole
 from postgrad.learner.role import Policy
 from postgrad.parallel.sharding import TensorPiece, local, piece_of
@@ -75,3 +84,101 @@ class MovingReference(Policy):
     def _take(self, weights: Mapping[str, Tensor]) -> None:
         for name, parameter in self._parameters().items():
             parameter.copy_(weights[name])
+
+
+FIELD = "logprobs"
+PART = 4096  # sequences of one file; so many at most are lost to a kill
+Floats = NDArray[np.float32]
+
+
+class ReferenceLogprobs:
+    """The reference's logprobs of every sequence that a run will read."""
+
+    def __init__(self) -> None:
+        self._logprobs: dict[bytes, Floats] = {}
+
+    def of(self, sequences: Sequences) -> Ragged:
+        """Logprobs, float32 over the tokens. The sequences have to be among those prepared."""
+        columns = [self._logprobs[key] for key in _keys(sequences)]
+        return sequences.tokens.like(np.concatenate(columns))
+
+    def prepare(
+        self,
+        wanted: Iterable[Sequences],
+        compute: Callable[[Sequences], Ragged],
+        folder: Path | None,
+        name: Mapping[str, Any],
+    ) -> tuple[int, int]:
+        """Reads or computes the logprobs of all `wanted` sequences, of equal ones once. Returns how
+        many were computed and how many read.
+
+        folder: where files are kept; None: nowhere. name: JSON values that decide the bits, the
+        model's hash among them. A file that cannot be read is computed again; one that cannot be
+        written raises OSError.
+        """
+        n_computed = n_read = 0
+        for number, part in enumerate(_parts(wanted)):
+            path = folder and folder / f"{_digest(name, part)}-{number:06d}.safetensors"
+            logprobs = _read(path, part) if path else None
+            if logprobs is not None:
+                n_read += len(part)
+            else:
+                computed, n_computed = compute(part), n_computed + len(part)
+                if path:
+                    _write(path, computed)
+                logprobs = list(computed)
+            self._logprobs |= dict(zip(_keys(part), logprobs, strict=True))
+        return n_computed, n_read
+
+
+def _parts(wanted: Iterable[Sequences]) -> Iterable[Sequences]:
+    """All different sequences in order, in parts of at most PART. A part comes from one element of
+    `wanted`, so that groups stay together.
+    """
+    seen: set[bytes] = set()
+    for sequences in wanted:
+        fresh: list[int] = []
+        for row, key in enumerate(_keys(sequences)):
+            if key not in seen:
+                seen.add(key)
+                fresh.append(row)
+        for start in range(0, len(fresh), PART):
+            rows = np.array(fresh[start : start + PART], np.int64)
+            yield Sequences(
+                sequences.tokens.take(rows), sequences.loss_mask.take(rows), sequences.group[rows]
+            )
+
+
+def _keys(sequences: Sequences) -> list[bytes]:
+    pairs = zip(sequences.tokens, sequences.loss_mask, strict=True)
+    return [
+        hashlib.sha256(tokens.astype("<i4").tobytes() + mask.tobytes()).digest()
+        for tokens, mask in pairs
+    ]
+
+
+def _digest(name: Mapping[str, Any], part: Sequences) -> str:
+    digest = hashlib.sha256(json.dumps(name, sort_keys=True).encode())
+    for key in _keys(part):
+        digest.update(key)
+    return digest.hexdigest()
+
+
+def _read(path: Path, part: Sequences) -> Sequence[Floats] | None:
+    """The logprobs of each sequence; None where there is no such file, or a damaged one."""
+    try:
+        values = read_arrays(path, _sha256)[FIELD]
+    except (FileNotFoundError, ValueError):
+        return None
+    if len(values) != len(part.tokens.values):
+        return None
+    return list(part.tokens.like(values))
+
+
+def _write(path: Path, logprobs: Ragged) -> None:
+    write_arrays(path, {FIELD: logprobs.values}, _sha256)
+
+
+def _sha256(arrays: Arrays) -> str:
+    """Over the values alone: so files of earlier versions are still read."""
+    return hashlib.sha256(arrays[FIELD].astype("<f4").tobytes()).hexdigest()

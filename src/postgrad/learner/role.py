@@ -16,13 +16,10 @@ from postgrad.core.handles import Handle, done
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout, ReadPosition
-from postgrad.learner.average import MovingAverage
 from postgrad.learner.backbone import Backbone
-from postgrad.learner.columns import FlatColumns
-from postgrad.learner.optimizer import MasterOptimizer
-from postgrad.learner.schedule import learning_rate
-from postgrad.learner.settings import LearnerSettings
-from postgrad.learner.update import Update
+from postgrad.learner.optimizer import MasterOptimizer, MovingAverage
+from postgrad.learner.settings import LearnerSettings, learning_rate
+from postgrad.learner.update import FlatColumns, Update
 from postgrad.parallel.sharding import TensorPiece, assembled, whole_tensor
 
 AnyAlgorithm = TypeVar("AnyAlgorithm", bound=Algorithm)

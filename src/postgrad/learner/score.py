@@ -2,8 +2,11 @@
 reward model, which gives the score of a whole sequence.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.algorithms.base import LossOutput, ScoreAlgorithm, ScoreInputs
@@ -12,10 +15,10 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.backbone import Backbone
-from postgrad.learner.columns import FlatColumns
+from postgrad.learner.protocols import Scores
 from postgrad.learner.role import Learner
 from postgrad.learner.settings import LearnerSettings
-from postgrad.learner.update import Update
+from postgrad.learner.update import FlatColumns, Update
 
 
 class ScoreRole:
@@ -67,3 +70,19 @@ class ScoreLearner(ScoreRole, Learner[ScoreAlgorithm]):
     ) -> tuple[LossOutput, Tensor]:
         scores = self.backbone.scores(layout)
         return algorithm.score_loss(ScoreInputs(scores, **flat.at(layout))), scores
+
+
+def score_sequences(model: Scores, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
+    """[S] the score of each sequence of token ids ([tokens], at least one), read at its last token.
+    An opening that several share is computed once.
+    """
+    tokens = Ragged.of(sequences, np.int32)
+    no_loss = tokens.like(np.zeros(len(tokens.values), np.bool_))
+    one_group = np.zeros(len(tokens), np.int64)  # a layout shares openings within a group
+    return last_scores(model, Sequences(tokens, no_loss, one_group))
+
+
+def last_scores(model: Scores, sequences: Sequences) -> NDArray[np.float64]:
+    """[S] the score of each whole sequence: that of its last token."""
+    marked = sequences.at_last()
+    return model.scores(marked).result().values[marked.loss_mask.values].astype(np.float64)

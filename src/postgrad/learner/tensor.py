@@ -22,9 +22,9 @@ from postgrad.learner.context import require_heads
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.adapter_dropout import CounterDropout
 from postgrad.models.load import load_config
-from postgrad.parallel.cuts import BY_INPUTS, BY_OUTPUTS, cut_dim
 from postgrad.parallel.exchange import rows_from_sums, rows_of_all
 from postgrad.parallel.ranks import Ranks
+from postgrad.parallel.sharding import BY_INPUTS, BY_OUTPUTS, cut_dim
 
 # What transformers' plan for a decoder may hold beside our cuts: norms of queries and keys, whose
 # gradients we add over all ranks.

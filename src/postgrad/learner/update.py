@@ -1,14 +1,19 @@
 """An update: the samples of one optimizer step, over which its denominators count."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypedDict
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from postgrad.core import seeds
+from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience
+from postgrad.layout.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +90,44 @@ def even_cuts(ends: NDArray[np.int64], most: int, least: int) -> list[int]:
         if min(b - a for a, b in pairwise(cuts)) >= least:
             return cuts
     return [0, n]
+
+
+class Entries(TypedDict):
+    """The fields that LossInputs and ScoreInputs have in common; see there."""
+
+    columns: Mapping[str, Tensor]
+    sequence: Tensor
+    n_sequences: int
+    weight: Tensor
+    token_weight: Tensor
+
+
+class FlatColumns:
+    """An update's columns and loss weights on the device, by flat token number. weights: what every
+    token counts for in the loss of the update.
+    """
+
+    def __init__(self, update: Update, weights: Ragged, device: torch.device) -> None:
+        experience = update.experience
+        self._device = device
+        self._columns = {
+            name: torch.from_numpy(column.values.astype(np.float32)).to(device)
+            for name, column in experience.columns.items()
+        }
+        self._weight = torch.from_numpy(weights.values).to(device)
+        lengths = experience.sequences.loss_mask.sums()
+        # Means over the computed tokens: skipping does not dilute metrics.
+        tokens = max(1.0, float(lengths[update.rows_with_gradient].sum()))
+        self._token_weight = torch.tensor([1.0 / tokens], dtype=torch.float32, device=device)
+
+    def at(self, layout: Layout) -> Entries:
+        """The columns at a layout's entries, as LossInputs and ScoreInputs want them."""
+        column = torch.from_numpy(layout.column).to(self._device)
+        at_entries = {name: flat.index_select(0, column) for name, flat in self._columns.items()}
+        return {
+            "columns": at_entries,
+            "sequence": torch.from_numpy(layout.sequence).to(self._device),
+            "n_sequences": layout.n_sequences,
+            "weight": self._weight.index_select(0, column),
+            "token_weight": self._token_weight.expand(len(column)),
+        }

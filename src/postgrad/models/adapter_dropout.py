@@ -2,8 +2,8 @@
 
 An input is zero where hash(seed, update, row key, layer, feature) falls under p; the others are
 divided by 1 - p (Srivastava et al. 2014). A row's key is a hash of the tokens up to it
-(layout/keys.py), so that a mask does not depend on how an update is packed, shared, ordered or cut,
-is the same when checkpointed activations are computed again, and needs no state to resume.
+(layout/layout.py), so that a mask does not depend on how an update is packed, shared, ordered or
+cut, is the same when checkpointed activations are computed again, and needs no state to resume.
 """
 
 import sys

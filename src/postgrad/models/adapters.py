@@ -135,7 +135,7 @@ class Adapter:
             yield
 
     def dropping(self, keys: Tensor, update: int) -> AbstractContextManager[None]:
-        """Inside, dropout acts, with masks drawn from each row's key (layout/keys.py) and the
+        """Inside, dropout acts, with masks drawn from each row's key (layout/layout.py) and the
         update's number. keys: [T] int64, on the model's device. With activation checkpointing the
         backward pass has to lie inside too.
         """

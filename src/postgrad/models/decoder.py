@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from postgrad.models.attention import AttentionContext
+from postgrad.models.attention import AttentionContext, hidden_states
 from postgrad.models.head import full_logits
 from postgrad.models.linear import OneDNNLinear, in_order, project
-from postgrad.models.packed import hidden_states
 from postgrad.models.settings import LLAMA_TYPES
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -13,8 +13,115 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from postgrad.models.embedding import WordEmbedding
-from postgrad.models.gradients import adds_in_place, gradient_of, rows_at_once
+from postgrad.models.settings import LLAMA_TYPES
+
+LARGE_WEIGHT = 2**24  # numbers of a weight; to the gradient of a larger one parts are added
+
+
+def adds_in_place(weight: Tensor) -> bool:
+    """Whether a weight's gradient is added in place.
+
+    Ask in the forward pass, about the parameter itself: the tensor that a backward pass has saved
+    may be a copy (gradient checkpointing makes one). Only for float32: hooks on the gradient are
+    not called, and the learner has hooks on weights of other dtypes.
+    """
+    large = weight.dtype == torch.float32 and weight.numel() > LARGE_WEIGHT
+    return large and weight.requires_grad and weight.is_leaf
+
+
+def gradient_of(weight: Tensor) -> Tensor:
+    """`weight.grad`, to add to; zeros where there is none yet."""
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    return weight.grad
+
+
+def rows_at_once(weight: Tensor) -> int:
+    """How many rows of a large weight's gradient [rows, columns] are computed and added at once."""
+    return max(1, LARGE_WEIGHT // 16 // weight.shape[1])
+
+
+class _FusedNorm(torch.autograd.Function):
+    """weight * x / sqrt(mean(x^2) + epsilon), computed in float32 and rounded before the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        wide = rows.float()
+        scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale = scale.square_().div_(rows.shape[-1]).add_(epsilon).rsqrt_()
+        ctx.save_for_backward(rows, weight, scale)
+        return (wide * scale).to(rows.dtype) * weight
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, scale = ctx.saved_tensors
+        wide, gradient, wide_weight = rows.float(), gradients[0].float(), weight.float()
+        width = rows.shape[-1]
+        products = gradient * wide
+        of_weight = None
+        if ctx.needs_input_grad[1]:
+            of_weight = (products.reshape(-1, width).t() @ scale.reshape(-1)).to(weight.dtype)
+        along = (products @ wide_weight)[..., None].mul_(scale.pow(3)).div_(-width)
+        of_rows = torch.mul(gradient, wide_weight, out=products).mul_(scale).addcmul_(wide, along)
+        return of_rows.to(rows.dtype), of_weight, None
+
+
+class FusedRMSNorm(nn.Module):
+    """Takes the place of a norm of LLAMA_TYPES, with its `weight` [H] and `variance_epsilon`. Not
+    for Gemma's norms, which add 1 to their weight.
+    """
+
+    weight: nn.Parameter
+    variance_epsilon: float
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[..., H] -> [..., H]."""
+        return _FusedNorm.apply(hidden_states, self.weight, self.variance_epsilon)  # pyright: ignore[reportReturnType]
+
+
+def fuse_norms(lm: Any, device: torch.device) -> None:
+    """Turns the norms of a model of LLAMA_TYPES into FusedRMSNorm, on a CPU. Parameters, their
+    names and outputs stay the same, the outputs up to rounding.
+    """
+    if device.type == "cpu" and lm.config.model_type in LLAMA_TYPES:
+        for module in lm.modules():
+            kind = type(module)
+            plain = kind.__module__.startswith("transformers.models.")
+            if plain and kind.__name__.endswith("RMSNorm"):
+                module.__class__ = FusedRMSNorm
+
+
+class WordEmbedding(nn.Embedding):
+    """nn.Embedding; a large one adds its gradient in place, with the same bits (see gradients)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: token ids [...]; returns [..., hidden]."""
+        plain = self.max_norm is None and not self.scale_grad_by_freq and not self.sparse
+        if not plain or not adds_in_place(self.weight):
+            return super().forward(input)
+        return _EmbeddingRows.apply(input, self.weight, self.padding_idx)  # pyright: ignore[reportReturnType]
+
+
+class _EmbeddingRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.adds_to, ctx.padding = weight, padding
+        return nn.functional.embedding(ids, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        (ids,) = ctx.saved_tensors
+        words, place = ids.unique(return_inverse=True)
+        rows = torch.ops.aten.embedding_dense_backward(gradients[0], place, len(words), -1, False)
+        if ctx.padding is not None:
+            rows[words == ctx.padding] = 0.0
+        # each token id once, so that the order of additions does not matter
+        gradient_of(ctx.adds_to).index_add_(0, words, rows)
+        return None, None, None
+
 
 ROWS = 64  # rows of a product for which oneDNN orders a weight; other numbers of rows work too
 # oneDNN compiles code for every shape and caches it, 0.4 MB each, for the last 1024 shapes. Packed

@@ -5,11 +5,12 @@ config_check, headers), and any error that a library raises over them becomes on
 """
 
 import copy
+import importlib.util
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -29,14 +30,48 @@ from postgrad.models import files
 from postgrad.models.adapter_reader import HEAD, merge_adapter, read_adapter
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.config_check import require_config
-from postgrad.models.headers import read_headers, require_fit
-from postgrad.models.linear import speed_up
-from postgrad.models.norm import fuse_norms
+from postgrad.models.files import read_headers, require_fit
+from postgrad.models.linear import fuse_norms, speed_up
 from postgrad.models.probe import require_same_outputs
-from postgrad.models.quantize import Quantize, loading_arguments
 from postgrad.models.rope import hold_frequencies
 from postgrad.models.settings import looks_local
 from postgrad.models.supported import is_tested, require_interface, require_supported
+
+Quantize = Literal["none", "4bit"]
+
+
+def loading_arguments(quantize: Quantize, device: torch.device) -> dict[str, Any]:
+    """More arguments of from_pretrained; {} for "none".
+
+    "4bit": NF4 with doubly quantised scales, products in bfloat16, by bitsandbytes; output and
+    score heads stay unquantised. Raises UsageError without CUDA or bitsandbytes.
+    """
+    if quantize == "none":
+        return {}
+    missing = [
+        requirement
+        for requirement, there in {
+            "a CUDA device": device.type == "cuda" and torch.cuda.is_available(),
+            "the package bitsandbytes": importlib.util.find_spec("bitsandbytes") is not None,
+        }.items()
+        if not there
+    ]
+    if missing:
+        raise UsageError(
+            f'model.quantize = "4bit" needs {" and ".join(missing)}: not here; take "none", which '
+            "trains the same adapter on a base in model.dtype"
+        )
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        llm_int8_skip_modules=["lm_head", "score"],  # acts for four bits too, despite its name
+    )
+    return {"quantization_config": config, "device_map": {"": device}}
+
 
 SCALE_KEYS = ("reward_mean", "reward_std")  # in config.json of a reward model
 LONGEST = 400  # characters of a library's message that are shown

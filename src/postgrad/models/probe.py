@@ -18,9 +18,8 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
-from postgrad.models.attention import ATTENTION_NAME, AttentionContext, ContextLost
+from postgrad.models.attention import ATTENTION_NAME, AttentionContext, ContextLost, hidden_states
 from postgrad.models.head import full_logits
-from postgrad.models.packed import hidden_states
 from postgrad.models.supported import TESTED
 from postgrad.models.tree import TreeAttention
 

@@ -1,6 +1,7 @@
 """Writes a Hugging Face directory atomically: it is complete or absent."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from safetensors import SafetensorError
 
 from postgrad.core.errors import RunError
 from postgrad.core.files import whole_directory
+from postgrad.models.files import is_adapter, weights_source
 
 CARD = "README.md"  # where the hub looks for a model card
 
@@ -43,3 +45,41 @@ def save_model(
 def _is_disk_error(error: Exception) -> bool:
     """Whether a write failed; the tokenizers library raises plain Exceptions with "os error"."""
     return isinstance(error, OSError | SafetensorError) or "os error" in str(error)
+
+
+WEIGHTS = ".safetensors"
+SUFFIXES = (WEIGHTS, ".json", ".jinja", ".model", ".txt")
+
+
+def directory_hash(path: Path, *, weights: bool = True) -> str:
+    """SHA-256 (hex) over names and contents of a model's weights, configs and tokenizer.
+
+    weights: False leaves out the weights and the index of their files.
+    """
+    files = [file for file in sorted(path.iterdir()) if file.is_file() and file.suffix in SUFFIXES]
+    if not weights:
+        files = [file for file in files if WEIGHTS not in file.suffixes]
+    return files_hash(files)
+
+
+def model_hash(path: Path, *, weights: bool = True) -> str:
+    """`directory_hash`; of an adapter over its own files and its base: a directory's files, or the
+    hub id with its commit.
+    """
+    digest = directory_hash(path, weights=weights)
+    if not is_adapter(path):
+        return digest
+    base = weights_source(str(path))
+    if Path(base).is_dir():
+        base = directory_hash(Path(base), weights=weights)
+    return hashlib.sha256(f"{digest}\n{base}\n".encode()).hexdigest()
+
+
+def files_hash(files: Sequence[Path]) -> str:
+    """SHA-256 (hex) over names and contents of files, in their order. Raises OSError."""
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as content:
+            file_digest = hashlib.file_digest(content, "sha256").hexdigest()
+        digest.update(f"{file_digest}  {file.name}\n".encode())
+    return digest.hexdigest()

@@ -5,9 +5,11 @@ reward model that was trained here, and the other way round.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification
@@ -17,13 +19,14 @@ from postgrad.core.seeds import integer
 from postgrad.models.load import (
     SCALE_KEYS,
     LoadedModel,
+    Quantize,
     load_config,
     load_tokenizer,
+    loading_arguments,
     place,
     read_weights,
     require_whole,
 )
-from postgrad.models.quantize import Quantize, loading_arguments
 
 HEAD = "score.weight"
 MEAN, STD = SCALE_KEYS
@@ -107,3 +110,11 @@ def _draw(head: nn.Linear, seed: int) -> None:
     generator = torch.Generator().manual_seed(integer(seed, "score head"))
     drawn = torch.randn(head.weight.shape, generator=generator) / math.sqrt(head.in_features + 1)
     head.weight.copy_(drawn)
+
+
+def scale_of_state(state: Mapping[str, Any]) -> RewardScale:
+    """The scale of a reward model's scores, from a checkpoint's algorithm state."""
+    if not state:
+        return RewardScale()
+    mean, square = state["sum"] / state["weight"], state["squares"] / state["weight"]
+    return RewardScale(mean, float(np.sqrt(max(0.0, square - mean * mean))) or 1.0)

@@ -14,9 +14,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
+from postgrad.models.attention import layers_of
 from postgrad.models.config_check import REMEDY, rope_tables
 from postgrad.models.files import CONFIG
-from postgrad.models.packed import layers_of
 from postgrad.models.settings import ModelType
 
 TESTED = ", ".join(get_args(ModelType))

@@ -1,18 +1,59 @@
 """The directory that a run writes its files into."""
 
 import errno
+import fcntl
+import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.files import finite, is_full, left_behind, remove, whole_file, write_json
+from postgrad.core.files import (
+    finite,
+    is_full,
+    left_behind,
+    remove,
+    versions,
+    whole_file,
+    write_json,
+)
 from postgrad.core.hub import COMMIT
 from postgrad.core.names import nearest
 from postgrad.core.untrusted import read_json, readable, reason, shown
-from postgrad.core.versions import versions
+
+
+@contextmanager
+def claimed(folder: Path) -> Generator[None]:
+    """Locks `folder` until the block or the process ends, however it ends.
+
+    Raises UsageError where another process holds the lock: two that write the same log files would
+    destroy both runs. On a file system without locks it does nothing.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another process is running in {folder}: wait until it has ended, or stop it "
+                "(SIGTERM saves first)"
+            ) from error
+        except OSError:  # no locks here
+            pass
+        yield
+    finally:
+        os.close(handle)
+
+
+def require_unclaimed(folder: Path) -> None:
+    """Raises UsageError where another process holds the lock. Changes nothing in `folder`."""
+    if folder.is_dir():
+        with claimed(folder):
+            pass
+
 
 RECIPE, PLAN, SUMMARY = "recipe.json", "plan.json", "summary.json"
 SOURCES = "sources"  # a key of RECIPE

@@ -8,6 +8,7 @@ from postgrad.ops.kl import MAX_EXPONENT
 
 if TYPE_CHECKING:
     from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 
 def bounded_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
@@ -62,3 +63,67 @@ def sequence_means(values: Tensor, sequence: Tensor, n_sequences: int) -> Tensor
     sums = sequence_sums(values, sequence, n_sequences)
     counts = sequence_sums(values.detach().new_ones(len(values)), sequence, n_sequences)
     return (sums / counts.clamp(min=1)).index_select(0, sequence)
+
+
+def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
+    """0.5 * max((V - R)^2, (V_old + clip(V - V_old, +-c) - R)^2); without c 0.5 * (V - R)^2.
+
+    A value that has already moved more than c towards its return gets no gradient (OpenAI
+    baselines' PPO; Huang et al. 2022, "The 37 Implementation Details of PPO").
+    """
+    loss = (values - returns).square()
+    if clip is not None:
+        loss = loss.maximum((_near(values, old, clip) - returns).square())
+    return 0.5 * loss
+
+
+def value_clipped(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
+    """True where the clip stops the gradient."""
+    if clip is None:
+        return values.new_zeros(len(values)).bool()
+    return (_near(values, old, clip) - returns).square() > (values - returns).square()
+
+
+def _near(values: Tensor, old: Tensor, clip: float) -> Tensor:
+    return old + (values - old).clamp(-clip, clip)
+
+
+def explained_variance(
+    error: float, error_square: float, returns: float, returns_square: float
+) -> float:
+    """1 - Var(R - V) / Var(R), from the means of R - V and R and of their squares.
+
+    1: values equal returns; 0: as good as a constant; negative: worse than a constant. 0 where all
+    returns are equal.
+    """
+    spread = returns_square - returns * returns
+    if spread <= 1e-12 * returns_square:  # what rounding leaves of equal returns
+        return 0.0
+    return 1.0 - (error_square - error * error) / spread
+
+
+Correction = Literal["off", "metrics", "tis", "icepop", "sequence_mask"]
+CORRECTION_BOUNDS: dict[str, tuple[float, float]] = {  # low, high, where a recipe leaves them out
+    "tis": (0.0, 2.0),
+    "icepop": (0.5, 5.0),
+    "sequence_mask": (0.99, 1.01),
+}
+
+
+def truncated_importance(log_ratio: Tensor, high: float) -> Tensor:
+    """min(w, high): truncated importance sampling (TIS)."""
+    return bounded_exp(log_ratio).clamp(max=high)
+
+
+def masked_importance(log_ratio: Tensor, low: float, high: float) -> Tensor:
+    """w where it lies in [low, high], else 0 (IcePop)."""
+    w = bounded_exp(log_ratio)
+    return w * ((w >= low) & (w <= high))
+
+
+def sequence_masked_importance(
+    log_ratio: Tensor, sequence: Tensor, n_sequences: int, low: float, high: float
+) -> Tensor:
+    """1 for the sequences whose geometric mean of w lies in [low, high], else 0."""
+    mean = bounded_exp(sequence_means(log_ratio, sequence, n_sequences))
+    return ((mean >= low) & (mean <= high)).to(log_ratio.dtype)

@@ -1,10 +1,14 @@
 """Device, threads and determinism of a process: chosen once, recorded, used again at a resume."""
 
 import os
+import statistics
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import psutil
 import torch
+from torch import Tensor, nn
 
 from postgrad.core.errors import RunError
 
@@ -57,3 +61,82 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         name = "bfloat16" if device.type == "cuda" else "float32"
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+ROWS = 512  # tokens of a small micro-batch
+ROUNDS, LEAST = 7, 3  # of all candidates in turn, so that other load hits them alike
+MOST_SECONDS = 0.2  # wall-clock time of one measurement, but at least LEAST rounds
+WIDEST = 1024  # columns that are measured; a larger matrix has the same ratio
+NARROWEST = 256  # below this hidden size most of the time is not products
+CLEARLY = 1.5  # least speed-up of products; the other half of a step gets no faster
+WORTH = 0.9  # more threads are used where they take at most this share of the time
+
+
+Multiply = Callable[[Tensor, Tensor], Tensor]  # states [N, K] and a weight [M, K]: [N, M]
+
+
+def bfloat16_pays(hidden: int, intermediate: int, multiply: Multiply) -> bool:
+    """True where a layer of this size is clearly faster in bfloat16 than in float32, by CPU time of
+    one thread. multiply: the run's function for products.
+    """
+    if hidden < NARROWEST:
+        return False
+    products = [
+        _product(hidden, intermediate, dtype, multiply) for dtype in (torch.float32, torch.bfloat16)
+    ]
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        plain, narrow = _medians(products, time.process_time)
+    finally:
+        torch.set_num_threads(before)
+    return plain >= CLEARLY * narrow
+
+
+def useful_threads(most: int) -> int:
+    """`most`, or 1 where one thread multiplies about as fast by the clock, since other processes
+    use the machine's cores.
+    """
+    if most == 1:
+        return 1
+    product = _product(WIDEST, WIDEST, torch.float32, nn.functional.linear)
+
+    def with_threads(threads: int) -> Callable[[], object]:
+        def run() -> object:
+            torch.set_num_threads(threads)
+            return product()
+
+        return run
+
+    before = torch.get_num_threads()
+    try:
+        single, several = _medians([with_threads(1), with_threads(most)], time.perf_counter)
+    finally:
+        torch.set_num_threads(before)
+    return most if several <= WORTH * single else 1
+
+
+def _product(
+    hidden: int, intermediate: int, dtype: torch.dtype, multiply: Multiply
+) -> Callable[[], object]:
+    """A product of constant matrices, to be timed; nothing is drawn from a generator."""
+    narrow, wide = min(hidden, WIDEST), min(intermediate, WIDEST)
+    states = torch.full((ROWS, narrow), 0.5, dtype=dtype)
+    weight = torch.full((wide, narrow), 0.25, dtype=dtype)
+    return lambda: multiply(states, weight)
+
+
+def _medians(works: list[Callable[[], object]], clock: Callable[[], float]) -> list[float]:
+    """Median seconds of each of `works`, in alternating rounds after one to warm up."""
+    for work in works:
+        work()
+    took: list[list[float]] = [[] for _ in works]
+    began = time.perf_counter()
+    for number in range(ROUNDS):
+        if number >= LEAST and time.perf_counter() - began > MOST_SECONDS:
+            break
+        for work, seconds in zip(works, took, strict=True):
+            start = clock()
+            work()
+            seconds.append(clock() - start)
+    return [statistics.median(seconds) for seconds in took]

@@ -14,6 +14,7 @@ to its last backward, and with zero1 whole float32 gradients too (docs/distribut
 are frozen under an adapter are not divided there: a part would only add to the whole copy.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,8 +30,29 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from postgrad.parallel.cuts import cut_dim
 from postgrad.parallel.ranks import Ranks
+
+BY_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+BY_INPUTS = ("o_proj", "down_proj")
+_MATRIX = re.compile(
+    r"(?:^|\.)layers\.\d+\.(?:self_attn|mlp)\.(\w+_proj)\.(?:base_layer\.)?(lora_[AB])?.*(weight|bias)$"
+)
+
+
+def cut_dim(name: str) -> int | None:
+    """The dimension along which the parameter `name` (the hub's, PEFT's or a module's) is cut; None
+    where every rank has all of it.
+    """
+    match = _MATRIX.search(name)
+    if match is None:
+        return None
+    matrix, adapter, kind = match.groups()
+    if matrix in BY_OUTPUTS:
+        return None if adapter == "lora_A" else 0
+    if matrix in BY_INPUTS:
+        return None if adapter == "lora_B" or kind == "bias" else 1
+    return None
+
 
 Stage = Literal["none", "zero1", "zero2", "zero3"]
 

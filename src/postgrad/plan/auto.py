@@ -7,7 +7,7 @@ the one that takes most of the memory at the peak.
 from dataclasses import dataclass, replace
 
 from postgrad.core.batch import MICRO_TRAIN_TOKENS
-from postgrad.plan.phases import Phase
+from postgrad.plan.held import Phase
 from postgrad.plan.sizes import engine_sequences
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import MAX_SLOTS, places_for

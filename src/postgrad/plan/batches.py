@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from postgrad.learner.schedule import horizon, warmup_updates
+from postgrad.learner.settings import horizon, warmup_updates
 from postgrad.plan.held import state_bytes
 from postgrad.plan.plan import Outlook
 from postgrad.plan.timing import Samples

@@ -14,14 +14,13 @@ from postgrad.checkpoint.schema import problem_of
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.observe.console import Console
-from postgrad.observe.log_lines import read_steps
+from postgrad.observe.follow import read_steps
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.plan import calibration
 from postgrad.plan.calibration import Machine, Measured
-from postgrad.plan.foreseen import PHASE_OF
 from postgrad.plan.hardware import Hardware, full_name, this_cpu, this_machine, with_threads
-from postgrad.plan.plan import Facts, Outlook, outlook
-from postgrad.plan.row_lengths import row_lengths
+from postgrad.plan.lengths import row_lengths
+from postgrad.plan.plan import PHASE_OF, Facts, Outlook, outlook
 from postgrad.plan.timing import Samples
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe

@@ -11,9 +11,8 @@ import tomlkit
 from pydantic import Field, ValidationError
 
 from postgrad.core.errors import UsageError
-from postgrad.core.files import write_text
+from postgrad.core.files import user_file, write_text
 from postgrad.core.settings import Settings
-from postgrad.core.user_files import user_file
 from postgrad.plan.hardware import Device, full_name
 from postgrad.plan.timing import Timing
 from postgrad.recipe.recipe import Recipe

@@ -13,15 +13,14 @@ from postgrad.observe.console import Console
 from postgrad.plan.advice import advise
 from postgrad.plan.calibration import calibration_file, read, settled
 from postgrad.plan.hardware import Hardware, parse_hardware, this_machine, with_threads
+from postgrad.plan.held import PHASES
+from postgrad.plan.lengths import row_lengths
 from postgrad.plan.page import Page, advice_rows
-from postgrad.plan.phases import PHASES
 from postgrad.plan.plan import Facts, outlook
-from postgrad.plan.row_lengths import row_lengths
 from postgrad.plan.search import search, search_note, search_rows
-from postgrad.recipe.load import load_recipe, require_models, stage_named
+from postgrad.recipe.load import load_recipe, require_models, stage_named, write_changed
 from postgrad.recipe.pipeline import Pipeline, load_pipeline
 from postgrad.recipe.recipe import Recipe
-from postgrad.recipe.write import write_changed
 
 MOST_ROWS = 10**12
 

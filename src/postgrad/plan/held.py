@@ -6,13 +6,36 @@ two layers, and of the weights outside the layers. Frozen weights, also those un
 sharded under zero3 alone.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from postgrad.plan.activations import FLOAT32
-from postgrad.plan.phases import PHASES, MemoryLine, always
 from postgrad.plan.roles import PlannedRole
-from postgrad.plan.sharing import Sharing
+from postgrad.plan.sizes import Sharing
+
+Phase = Literal["load", "rollout", "score", "update", "save"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLine:
+    """Bytes that a role takes on one device for one purpose."""
+
+    role: str  # "policy", "engine", ...; "run": not of one role
+    purpose: str  # "weights", "activations", "key-value cache"
+    bytes: Mapping[Phase, int]  # a phase that is missing takes none
+
+
+def awake(value: int) -> dict[Phase, int]:
+    """Bytes that the engine takes while it samples, and from a publish until it rests."""
+    return {"rollout": value, "save": value}
+
+
+def always(value: int) -> dict[Phase, int]:
+    """The same bytes in all phases."""
+    return dict.fromkeys(PHASES, value)
+
 
 FOUR_BITS = 4.127 / 8  # bytes a weight, NF4 with double quantization (arXiv:2305.14314)
 

@@ -1,8 +1,23 @@
 """How long the rows of the data are: read from it where it is at hand, else assumed longest."""
 
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from postgrad.data.settings import RowSettings, Share
+import numpy as np
+
+from postgrad.core.errors import UsageError
+from postgrad.core.hub import split_revision
+from postgrad.data.answers import labelled_of, pair_of
+from postgrad.data.functions import prepared_rows
+from postgrad.data.messages import Message, conversation_of, prompt_of
+from postgrad.data.rows import Row, parse_split
+from postgrad.data.settings import DataSettings, PairSettings, RowSettings, Share
+from postgrad.models.files import require_regular
+from postgrad.models.settings import ModelSettings
 from postgrad.recipe.recipe import Recipe
 
 GYM = "reasoning-gym:"  # data.gym.PREFIX, whose module a plan does not import
@@ -56,3 +71,148 @@ def _problems(settings: RowSettings) -> int | None:
     if not settings.path.startswith(GYM) or "[" in settings.split or settings.filter:
         return None
     return min(settings.size, settings.limit or settings.size)
+
+
+SAMPLE = 1000  # rows that are counted of each set
+LARGE = 100_000_000  # bytes; of larger data only the first rows are read
+# Tokens around a message in ChatML, beside its role: <|im_start|>, new line; <|im_end|>, new line.
+OPENING, CLOSING = 2, 2
+# Words, single digits, punctuation and white space: what byte-level tokenizers begin with. Those
+# with a hundred thousand tokens have nearly every word.
+PIECES = re.compile(r" ?[^\W\d_]{1,12}|\d| ?(?:[^\s\w]|_)+|\s")
+
+CountTokens = Callable[[str], int]
+
+
+def row_lengths(recipe: Recipe, model: ModelSettings | None = None) -> RowLengths | None:
+    """Lengths of the recipe's training data; None where it is not on this machine, or none of the
+    counted rows fits. model: the model whose tokenizer counts, where it is not the recipe's.
+
+    Where that tokenizer is not on this machine, tokens are guessed from words; for English and
+    large vocabularies that is within a tenth. Answers that RL samples count with the most tokens
+    that they may have. Raises the UsageErrors of reading the data.
+    """
+    count, how = _counter(model or recipe.model)
+    parts: list[tuple[float, np.ndarray[Any, Any]]] = []
+    all_read, counted = True, 0
+    for settings in recipe.data.sources:
+        size = _bytes(settings)
+        if size is None:
+            return None
+        rows = prepared_rows(_first_rows(settings) if size > LARGE else settings)
+        all_read &= size <= LARGE
+        chosen = rows[:: -(-len(rows) // SAMPLE)]
+        pairs = [pair for row in chosen for pair in _counted(row, settings, recipe, count)]
+        draws = settings.draws(len(rows)) if isinstance(settings, Share) else len(rows)
+        counted += len(chosen)
+        parts.append((draws / len(chosen), np.array(pairs, np.float64)))
+    weights = np.concatenate([np.full(len(pairs), weight) for weight, pairs in parts])
+    prompt, answer, kept = _fitting(np.concatenate([pairs for _, pairs in parts]), recipe)
+    if not kept.any():
+        return None
+    weights = np.where(kept, weights, 0.0)
+    mean = partial(np.average, weights=weights)
+    return RowLengths(
+        prompt=float(mean(prompt)),
+        answer=float(mean(answer)),
+        spread=float(mean((prompt + answer) ** 2) / mean(prompt + answer) ** 2),
+        rows=round(float(weights.sum())) if all_read else None,
+        source=f"{counted} rows of the data, {how}",
+    )
+
+
+def _fitting(pairs: np.ndarray[Any, Any], recipe: Recipe) -> Any:
+    """Arrays over rows: tokens of the prompt and of the answer as data.on_too_long leaves them, and
+    whether the row is kept. pairs: [rows, 2], tokens of prompt and answer.
+    """
+    prompt, answer, limit = pairs[:, 0], pairs[:, 1], recipe.data.max_len
+    if recipe.sampled_tokens is not None:
+        answer = np.full(len(prompt), recipe.sampled_tokens)
+    kept = prompt + answer <= limit
+    if recipe.data.on_too_long == "truncate":
+        prompt = np.minimum(prompt, limit - (answer if recipe.trains_on_rollouts else 1))
+        answer, kept = np.minimum(answer, limit - prompt), np.full(len(prompt), True)
+    return prompt, answer, kept
+
+
+def _counted(
+    row: Row, settings: RowSettings, recipe: Recipe, count: CountTokens
+) -> Iterator[tuple[float, float]]:
+    """(tokens of the prompt, tokens of the answer) of each sample of a row. A pair is one sample:
+    its answer has the mean of the two answers.
+    """
+
+    def tokens(messages: list[Message]) -> int:
+        around = sum(OPENING + count(message["role"]) + CLOSING for message in messages)
+        return around + sum(count(message["content"]) for message in messages)
+
+    opening = OPENING + count("assistant")  # the answer's first tokens, which are not learned
+    if isinstance(settings, PairSettings):
+        paired = recipe.row_kind == "pair"
+        sample = pair_of(row, settings) if paired else labelled_of(row, settings)
+        replies = [messages[sample.first :] for messages in sample.conversations]
+        answers = [tokens(reply) - opening - 1 for reply in replies]  # up to the end of the turn
+        prompt = tokens(sample.conversations[0][: sample.first]) + opening
+        if paired:
+            answers = [sum(answers) / 2]
+        yield from [(prompt, answer) for answer in answers]
+    elif isinstance(settings, DataSettings):
+        if recipe.row_kind == "prompt":
+            yield tokens(prompt_of(row, settings)) + opening, 0
+            return
+        messages = conversation_of(row, settings)
+        replies = (i for i, message in enumerate(messages) if message["role"] == "assistant")
+        first = next(replies, len(messages))
+        yield tokens(messages[:first]) + opening, tokens(messages[first:]) - opening
+
+
+def _counter(model: ModelSettings) -> tuple[CountTokens, str]:
+    """A function that counts the tokens of a text, and in words how it does."""
+    if model.source is not None:
+        file = _tokenizer_file(model.source)
+        if file is not None:
+            from tokenizers import Tokenizer  # only here
+
+            require_regular(file)
+            try:
+                tokenizer = Tokenizer.from_file(str(file))
+            except Exception as error:  # the library raises no other
+                raise UsageError(
+                    f"{file} cannot be read: {error}; take the tokenizer.json of the model"
+                ) from error
+            return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids), (
+                "counted with the model's tokenizer"
+            )
+    elif model.init is not None and model.init.tokenizer.kind == "characters":
+        return len, "counted in characters"
+    return lambda text: len(PIECES.findall(text)), "tokens guessed from words"
+
+
+def _tokenizer_file(path: str) -> Path | None:
+    """tokenizer.json of a directory, or of a hub id from the cache; None where there is none."""
+    if Path(path).is_dir():
+        file = Path(path) / "tokenizer.json"
+        return file if file.is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    name, revision = split_revision(path)
+    try:
+        cached = try_to_load_from_cache(name, "tokenizer.json", revision=revision)
+    except ValueError:  # no hub id
+        return None
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def _bytes(settings: RowSettings) -> int | None:
+    """Bytes of the files of a dataset; None where they are not on this machine."""
+    path = Path(settings.path).expanduser()
+    if path.is_file():
+        return path.stat().st_size
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return None
+
+
+def _first_rows(settings: RowSettings) -> RowSettings:
+    split = parse_split(settings.split)[0]
+    return settings.model_copy(update={"limit": SAMPLE, "split": split})

@@ -8,19 +8,28 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from postgrad.core.heap import TRIM_BYTES
+from postgrad.core.process import TRIM_BYTES
 from postgrad.models.settings import LLAMA_TYPES
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.hardware import Device
-from postgrad.plan.held import gathered, gradients, held, loading, state_bytes
+from postgrad.plan.held import (
+    PHASES,
+    MemoryLine,
+    Phase,
+    always,
+    awake,
+    gathered,
+    gradients,
+    held,
+    loading,
+    state_bytes,
+)
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.passes import Bytes, Passes
-from postgrad.plan.phases import PHASES, MemoryLine, Phase, always, awake
 from postgrad.plan.roles import PlannedRole, adapted_layers
-from postgrad.plan.sharing import Sharing
-from postgrad.plan.sizes import Sizes, width
+from postgrad.plan.sizes import Sharing, Sizes, width
 from postgrad.recipe.recipe import Answering, Recipe
-from postgrad.rewards.footprint import worker_bytes
+from postgrad.rewards.lanes import worker_bytes
 from postgrad.rewards.registry import for_rollout
 
 VERIFIERS = "verifiers"  # the role of lines whose memory is that of other processes

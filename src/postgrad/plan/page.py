@@ -6,9 +6,10 @@ from typing import Any
 
 from postgrad.plan.advice import Advice, gigabytes
 from postgrad.plan.batches import batch_json, batch_rows
-from postgrad.plan.engines import engine_notes
-from postgrad.plan.phases import PHASES
+from postgrad.plan.hardware import Device
+from postgrad.plan.held import PHASES
 from postgrad.plan.plan import Outlook, full_logits_bytes
+from postgrad.recipe.recipe import Recipe
 
 Rows = list[list[str]]
 LARGE = 4e9  # bytes of logits that are worth a note, though the run never holds them
@@ -137,3 +138,30 @@ def _sizes(outlook: Outlook) -> dict[str, Any]:
 
 def _bytes(count: int) -> str:
     return f"{count / 1e9:.2f}" if count else ""
+
+
+def engine_notes(recipe: Recipe, device: Device) -> Iterator[str]:
+    """Sentences for people about the recipe's engine; none where it is the built-in one."""
+    rollout = recipe.rollout_settings
+    if rollout is None:
+        return
+    vllm = rollout.vllm
+    if rollout.type == "openai":
+        yield (
+            f"answers come from {rollout.openai.base_url}: what that server takes is not in this "
+            "plan"
+        )
+    if rollout.type != "vllm":
+        return
+    places = "" if vllm.tensor_parallel == 1 else f" over {vllm.tensor_parallel} devices each"
+    copies = "1 process" if vllm.engines == 1 else f"{vllm.engines} processes"
+    yield (
+        f"vLLM: {copies}{places}, each with a whole copy of the weights and a cache; the engine's "
+        "lines are those of one built-in engine"
+    )
+    if not device.is_cpu:
+        reserved = vllm.memory_fraction * device.memory_bytes / 1e9
+        yield (
+            f"vLLM reserves rollout.vllm.memory_fraction = {vllm.memory_fraction:g} of each of its "
+            f"devices, {reserved:.1f} GB, whatever its lines say"
+        )

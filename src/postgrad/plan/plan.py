@@ -9,13 +9,12 @@ from postgrad.models.settings import ModelSettings
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.auto import AutoSizes
 from postgrad.plan.calibration import Measured, factors, machine_of
-from postgrad.plan.efficiency import Efficiency, efficiency_of
-from postgrad.plan.hardware import Hardware
+from postgrad.plan.hardware import Efficiency, Hardware, efficiency_of
+from postgrad.plan.held import Phase
 from postgrad.plan.lengths import RowLengths, longest
 from postgrad.plan.memory import Memory, engine_width, memory
 from postgrad.plan.roles import Find, PlannedRole, planned_roles
-from postgrad.plan.sharing import Sharing
-from postgrad.plan.sizes import Sizes, sizes
+from postgrad.plan.sizes import Sharing, Sizes, sizes
 from postgrad.plan.timing import CostModel, Timing, timing
 from postgrad.recipe.recipe import Answering, Recipe
 
@@ -128,3 +127,61 @@ def full_logits_bytes(planned: Outlook) -> int:
     if policy.scores:
         return 0
     return 2 * planned.sizes.micro_tokens * policy.shape.vocab_size * FLOAT32
+
+
+# By job: a run's phases and parts of phases, and which phases of the plan each consists of.
+_SUPERVISED = {"train": ("update",)}
+PHASE_OF: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "rl": {
+        "sample": ("sample",),
+        "train": ("score", "update"),
+        "train/columns": ("score",),
+        "train/update": ("update",),
+    },
+    "sft": _SUPERVISED,
+    "reward": _SUPERVISED,
+    "preference": _SUPERVISED,
+}
+MEMORY_OF: Mapping[str, tuple[Phase, ...]] = {
+    "load": ("load",),
+    "sample": ("rollout",),
+    "train/columns": ("score",),
+    "train/update": ("update",),
+    "train": ("score", "update"),
+    "save": ("save",),
+}
+
+
+def phase_seconds(planned: Outlook) -> dict[str, float]:
+    """Seconds of a step by phase of the run; "step": of all phases."""
+    seconds = {
+        name: sum(planned.timing.step.get(phase, 0.0) for phase in phases)
+        for name, phases in PHASE_OF[planned.recipe.job].items()
+    }
+    seconds["step"] = planned.timing.step_seconds
+    return {name: value for name, value in seconds.items() if value}
+
+
+def phase_bytes(planned: Outlook) -> dict[str, int]:
+    """Bytes by phase of the run, as a run measures them: of its own process, above what that took
+    before the run.
+    """
+    timed = PHASE_OF[planned.recipe.job]
+    return {
+        name: max(planned.memory.above_baseline(phase) for phase in phases)
+        for name, phases in MEMORY_OF.items()
+        if name in timed or name in ("load", "save")
+    }
+
+
+def foreseen_columns(seconds: Mapping[str, float], peaks: Mapping[str, int]) -> dict[str, float]:
+    """The columns foreseen/NAME_seconds and foreseen/NAME_memory_bytes of metrics.jsonl, for the
+    phases of a step. seconds, peaks: as phase_seconds and phase_bytes give them.
+    """
+    columns: dict[str, float] = {
+        f"foreseen/{name}_seconds": round(value, 6) for name, value in seconds.items()
+    }
+    for name, count in peaks.items():
+        if name not in ("load", "save"):
+            columns[f"foreseen/{name}_memory_bytes"] = count
+    return columns

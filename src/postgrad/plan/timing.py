@@ -12,15 +12,13 @@ from typing import Any
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.models.shapes import ForwardFlops, ModelShape
-from postgrad.plan.efficiency import Efficiency
-from postgrad.plan.hardware import Device
+from postgrad.plan.hardware import Device, Efficiency
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.memory import engine_width
 from postgrad.plan.roles import PlannedRole
-from postgrad.plan.sharing import ALONE, Sharing
-from postgrad.plan.sizes import Sizes, width
+from postgrad.plan.sizes import ALONE, Sharing, Sizes, width
 from postgrad.recipe.recipe import Recipe, RLRecipe
-from postgrad.rollout.local.shared import LANES
+from postgrad.rollout.local.attention import LANES
 
 GRADIENT = 4  # bytes: ranks add gradients in float32
 # How often each number that a layer writes moves to or from memory in a pass: it is written and

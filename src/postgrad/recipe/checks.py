@@ -14,10 +14,8 @@ from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.core.batch import RolloutBatchSettings
 from postgrad.core.geometry import derive
 from postgrad.models.settings import ModelSettings
-from postgrad.recipe.engines import engine_problems
 from postgrad.recipe.lines import KeyPath, RecipeProblem
-from postgrad.recipe.placed import placement_problems
-from postgrad.recipe.ranks import rank_problems
+from postgrad.recipe.placement import engine_problems, placement_problems, rank_problems
 from postgrad.recipe.scored import reward_problems
 from postgrad.recipe.settings import (
     AnsweringSections,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from postgrad.core.errors import UsageError
-from postgrad.recipe.ranks import SHARED
+from postgrad.recipe.placement import SHARED
 from postgrad.recipe.recipe import Recipe
 
 # How long, where to save and log, what is watched: none of it changes a weight. A key stands for

@@ -5,16 +5,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import tomlkit
 from pydantic import ValidationError
 
 from postgrad.core.errors import UsageError
+from postgrad.core.files import write_text
 from postgrad.core.names import nearest
 from postgrad.core.untrusted import decoded, parse_toml, path_problem, read_bytes, reason, shown
 from postgrad.recipe.checks import as_json
 from postgrad.recipe.lines import KeyPath, key_lines
 from postgrad.recipe.messages import Origin, explain
-from postgrad.recipe.overrides import Override, apply_overrides, parse_overrides
-from postgrad.recipe.ranks import SHARED
+from postgrad.recipe.overrides import Override, apply_overrides, change, parse_overrides
+from postgrad.recipe.placement import SHARED
 from postgrad.recipe.recipe import JOBS, Recipe
 from postgrad.recipe.resolve import in_sets, resolve
 
@@ -197,3 +199,17 @@ def _beside(path: Path) -> str:
         return ""
     close = nearest(path.name, [entry.name for entry in path.parent.iterdir()])
     return f"; did you mean {path.parent / close}?" if close else ""
+
+
+def write_changed(path: Path, overrides: Sequence[str], to: Path) -> None:
+    """Writes the recipe at `path` with `--section.key value` overrides to the file `to`.
+
+    Raises UsageError where the result is no recipe, and where `to` is there already: nobody's
+    recipe is written over.
+    """
+    if to.exists():
+        raise UsageError(f"{to} is there already: choose another name for the changed recipe")
+    load_recipe(path, overrides)  # raises where they make no recipe, before anything is written
+    document = tomlkit.parse(read_text(path))
+    change(document, parse_overrides(overrides))
+    write_text(to, tomlkit.dumps(document))

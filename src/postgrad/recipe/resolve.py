@@ -7,8 +7,7 @@ same recipe.
 from typing import Any, cast
 
 from postgrad.core.settings import Settings
-from postgrad.data.pair_settings import PairSettings
-from postgrad.data.settings import DataSettings
+from postgrad.data.settings import DataSettings, PairSettings
 from postgrad.recipe.lines import KeyPath
 from postgrad.recipe.settings import EvalSet, PairEvalSet
 

@@ -12,7 +12,7 @@ from postgrad.recipe.settings import AnsweringSections
 from postgrad.rewards import registry as verifiers
 from postgrad.rewards.learned import REWARD_MODEL
 from postgrad.rewards.mixing import ENVIRONMENT
-from postgrad.rollout.environments import registry as environments
+from postgrad.rollout.environments import base as environments
 
 _ONE_TEMPLATE = "with an [environment] all sets have those of [data]: it answers through them too"
 

@@ -14,8 +14,7 @@ from postgrad.core.batch import BatchGeometry, BatchSettings, Parallel, RunLengt
 from postgrad.core.errors import UsageError
 from postgrad.core.geometry import geometry
 from postgrad.core.settings import Settings
-from postgrad.data.pair_settings import PairMixSettings, PairSettings
-from postgrad.data.settings import DataSettings, MixSettings
+from postgrad.data.settings import DataSettings, MixSettings, PairMixSettings, PairSettings
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
 from postgrad.observe.settings import ObserveSettings, SentinelSettings
@@ -24,9 +23,8 @@ from postgrad.rewards import registry as verifiers
 from postgrad.rewards.learned import REWARD_MODEL
 from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
-from postgrad.rollout.environments import registry as environments
-from postgrad.rollout.environments.settings import EnvironmentSettings
-from postgrad.rollout.settings import RolloutSettings
+from postgrad.rollout.environments import base as environments
+from postgrad.rollout.settings import EnvironmentSettings, RolloutSettings
 
 # What a row of the training data becomes: the records of data/.
 RowKind = Literal["conversation", "prompt", "pair", "labelled"]

@@ -1,11 +1,19 @@
 """One call of a verifier: its return value as a score, its exception as one line of text."""
 
+import json
 import math
 import os
+import sys
 import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any
 
+from postgrad.core.errors import UsageError
+from postgrad.rewards.sandbox.enclosure import Enclosure
+from postgrad.rewards.sandbox.guard import Guard
+from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
 MAX_MESSAGE = 500  # characters of an error
@@ -63,3 +71,90 @@ def describe(error: BaseException) -> str:
 
 def _short(value: Any) -> str:
     return repr(value)[:60] if isinstance(value, str | None) else f"a {type(value).__name__}"
+
+
+def sandboxed_scorers(
+    enclosure: Enclosure, verifiers: Sequence[Verifier], rewards: Sequence[RewardSettings]
+) -> list[Callable[[PromptView, RolloutView | None], Scored]]:
+    """Puts the sandbox around this process. Returns for each verifier what to call from here on.
+
+    Raises UsageError where a verifier needs the sandbox for every score and this machine has none.
+    """
+    for verifier, reward in zip(verifiers, rewards, strict=True):
+        if enclosure.layer == "none" and verifier.formulas() is None:
+            raise UsageError(
+                f"rewards: {reward.type!r} has sandbox = true, and this machine has no sandbox for "
+                f"it: {enclosure.missing}"
+            )
+    guard = Guard()
+    enclosure.isolate(_packages(rewards))
+    return [
+        Enclosed(verifier, reward.cpu_seconds, enclosure, guard)
+        for verifier, reward in zip(verifiers, rewards, strict=True)
+    ]
+
+
+class Enclosed:
+    """A sandboxed verifier, called as `call` is.
+
+    A verifier that runs a sample's text as formulas only (`Verifier.formulas`) is called in this
+    process under the guard; any other gets a child process for each score.
+    """
+
+    def __init__(
+        self, verifier: Verifier, cpu_seconds: float, enclosure: Enclosure, guard: Guard
+    ) -> None:
+        self._verifier = verifier
+        self._cpu_seconds = cpu_seconds
+        self._enclosure = enclosure
+        self._guard = guard
+        self._names = verifier.formulas()
+
+    def __call__(self, prompt: PromptView, rollout: RolloutView | None) -> Scored:
+        """As `call`. Raises ScoringFailed where the child process ended without a score."""
+        self._verifier.look_up(prompt)
+        if self._names is not None:
+            work = partial(call, self._verifier, prompt, rollout)
+            (value, detail), refused = self._guard.formulas(self._names, work)
+            return value, detail if refused is None else {"score": detail, "refused": refused}
+        end = self._enclosure.run_in_child(partial(self._work, prompt, rollout), self._cpu_seconds)
+        if end.cause == "crash":  # as the pool does: once more, since memory may have been short
+            end = self._enclosure.run_in_child(
+                partial(self._work, prompt, rollout), self._cpu_seconds
+            )
+        if end.cause is not None:
+            raise ScoringFailed(end.cause, end.message)
+        return _believed(end.answer, rollout is None)
+
+    def _work(self, prompt: PromptView, rollout: RolloutView | None) -> dict[str, Any]:
+        """In the child process: the score, or the error, as JSON."""
+        try:
+            value, detail = call(self._verifier, prompt, rollout)
+            json.dumps(detail, allow_nan=False)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # recorded with its cause
+            return {"error": describe(error)}
+        return {"value": value, "detail": detail}
+
+
+def _believed(answer: Any, is_check: bool) -> Scored:
+    """(score, detail) of a child's answer. A sample's text may have written it, so every field is
+    checked.
+    """
+    if not isinstance(answer, dict):
+        raise ScoringFailed("error", "the process of the score answered with no object")
+    if "error" in answer:
+        raise ScoringFailed("error", str(answer["error"])[: 2 * MAX_MESSAGE])
+    detail = answer.get("detail")
+    if is_check:
+        return None, None if detail is None else str(detail)
+    return as_score(Score(answer.get("value"), detail))  # pyright: ignore[reportArgumentType]
+
+
+def _packages(rewards: Sequence[RewardSettings]) -> list[str]:
+    """Where the code of the recipe's verifiers is: a package's folders, a module's file."""
+    paths: list[str] = []
+    for reward in rewards:
+        module = sys.modules.get(reward.type.partition(":")[0].partition(".")[0])
+        folders = list(getattr(module, "__path__", []))
+        paths += folders or [getattr(module, "__file__", None) or ""]
+    return [path for path in paths if path]

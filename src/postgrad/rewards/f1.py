@@ -6,7 +6,7 @@ import string
 from collections import Counter
 from typing import Any, cast
 
-from postgrad.rewards.patterns import Pattern, extract
+from postgrad.rewards.format import Pattern, extract
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -1,11 +1,31 @@
 """Whether a sample has the structure that was asked for."""
 
 import re
+from typing import Annotated
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from postgrad.rewards.patterns import Pattern
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiles)]
+
+
+def extract(pattern: str, text: str) -> str | None:
+    """The first group (or whole match) of the pattern's last match; None without a match."""
+    last = None
+    for match in re.finditer(pattern, text, re.DOTALL):
+        last = match
+    return None if last is None else last[1 if last.re.groups else 0]
+
 
 TAGS = ("think", "answer")
 
@@ -67,3 +87,25 @@ class Format(Verifier):
         if not self.outside and text[end:].strip():
             return f"text after </{self.tags[-1]}>"
         return None
+
+
+class Regex(Verifier):
+    """1 where the sample has a match of `pattern`, else 0; with `absent` the other way round.
+
+    The score's detail has the first match. A pattern that backtracks without end uses up the CPU
+    limit: a recorded failure.
+    """
+
+    pattern: Pattern
+    absent: bool = False
+    ignore_case: bool = False
+    multiline: bool = False  # ^ and $ match at every line
+    dot_all: bool = False  # . matches a line's end too
+
+    def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
+        flags = re.IGNORECASE if self.ignore_case else re.NOFLAG
+        flags |= re.MULTILINE if self.multiline else re.NOFLAG
+        flags |= re.DOTALL if self.dot_all else re.NOFLAG
+        match = re.search(self.pattern, rollout.text, flags)
+        right = (match is None) is self.absent
+        return Score(float(right), {"match": None if match is None else match[0][:200]})

@@ -5,6 +5,7 @@ Imports the standard library only, since every worker loads it.
 
 import http.client
 import json
+import os
 import time
 import urllib.error
 import urllib.request
@@ -12,8 +13,13 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
+
+from pydantic import Field, PrivateAttr
+
+from postgrad.core.errors import UsageError
+from postgrad.rewards.verifier import Verifier
 
 LONGEST_WAIT = 30.0  # seconds before another try, whatever the server asks for
 LONGEST_REPLY = 1 << 22  # bytes
@@ -274,3 +280,50 @@ def _seconds(retry_after: str | None) -> float:
         return max(0.0, float(retry_after or 0.0))
     except ValueError:
         return 0.0
+
+
+class AsksServers(Verifier):
+    """Base of verifiers that ask servers: how often to try, how long to wait, when to give up.
+
+    A server whose last `breaker_failures` tries have failed is not asked for `breaker_seconds`.
+    Each worker counts for itself.
+    """
+
+    waits: ClassVar[bool] = True
+
+    timeout: float = Field(default=60.0, gt=0.0)  # seconds of one request
+    retries: int = Field(default=3, ge=0, le=20)  # tries after the first one
+    backoff: float = Field(default=1.0, ge=0.0)  # seconds before the second try, then twice that
+    breaker_failures: int = Field(default=5, ge=1)
+    breaker_seconds: float = Field(default=30.0, ge=0.0)
+    _breaker: Breaker = PrivateAttr()
+
+    def model_post_init(self, context: Any) -> None:
+        self._breaker = Breaker(self.breaker_failures, self.breaker_seconds)
+
+    @property
+    def default_wall_seconds(self) -> float:
+        """Seconds of all tries and of the longest waits between them, and 5 to spare."""
+        return (self.retries + 1) * self.timeout + self.retries * LONGEST_WAIT + 5.0
+
+    def servers(self, *urls: str, key: str | None, **more: Any) -> Servers:
+        """A client for the servers at `urls` with these settings; more: other fields of Servers."""
+        patience = (self.timeout, self.retries, self.backoff)
+        return Servers(urls, key, *patience, self._breaker, **more)
+
+
+def secret(variable: str | None, setting: str, description: str) -> str | None:
+    """The text of the environment variable, None where `variable` is None.
+
+    setting: the recipe key that names the variable; description: what the secret is for. Both are
+    for the message of the UsageError that is raised where the variable is not set.
+    """
+    if variable is None:
+        return None
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        raise UsageError(
+            f"{description} should be in the environment variable {variable} ({setting}), "
+            "which is not set"
+        )
+    return text

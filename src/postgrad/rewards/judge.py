@@ -7,17 +7,35 @@ cannot contain itself, so it cannot close them. It can still persuade the judge 
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
 from postgrad.core.settings import Settings
-from postgrad.rewards import chat
-from postgrad.rewards.asking import AsksServers, secret
-from postgrad.rewards.http import plain_address
-from postgrad.rewards.patterns import Pattern, extract
+from postgrad.rewards.format import Pattern, extract
+from postgrad.rewards.http import AsksServers, ServerError, Servers, plain_address, secret
 from postgrad.rewards.verifier import PromptView, RolloutView, Score
+
+
+def complete(server: Servers, body: Mapping[str, Any]) -> str:
+    """The text of the reply to the request `body`.
+
+    Raises ServerError with the cause of the last try where no try gave a text.
+    """
+    return server.ask("/chat/completions", body, _content)
+
+
+def _content(reply: bytes) -> str:
+    try:
+        content = json.loads(reply)["choices"][0]["message"]["content"]
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+        excerpt = reply[:200].decode(errors="replace")
+        raise ServerError(f"the reply is no chat completion: {excerpt!r}") from error
+    if not isinstance(content, str) or not content.strip():
+        raise ServerError(f"the reply has no text: {content!r}", counts=False)
+    return content
+
 
 _PLACE = re.compile(r"\{(question|answer|response|rubric|reply)\}")
 _BRACES = 200  # so many from the end may open the object: a reply of braces alone takes no time
@@ -102,7 +120,7 @@ class Judge(AsksServers):
         return None
 
     def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
-        reply = chat.complete(
+        reply = complete(
             self.servers(self.base_url, key=self._key()),
             {
                 "model": self.model,

@@ -12,8 +12,10 @@ from typing import Any
 
 import psutil
 
-from postgrad.core.environment import inherited
-from postgrad.rewards import cpu, orphans, protocol
+from postgrad.core.process import inherited
+from postgrad.rewards import descendants as cpu
+from postgrad.rewards import descendants as orphans
+from postgrad.rewards import protocol
 from postgrad.rewards.protocol import ScoreJob
 from postgrad.rewards.settings import RewardSettings
 

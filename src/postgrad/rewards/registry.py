@@ -21,7 +21,7 @@ VERIFIERS = {
     "multiple_choice": "postgrad.rewards.multiple_choice:MultipleChoice",
     "f1": "postgrad.rewards.f1:F1",
     "format": "postgrad.rewards.format:Format",
-    "regex": "postgrad.rewards.regex:Regex",
+    "regex": "postgrad.rewards.format:Regex",
     "overlong": "postgrad.rewards.length:Overlong",
     "stop_properly": "postgrad.rewards.length:StopProperly",
     "target_length": "postgrad.rewards.length:TargetLength",

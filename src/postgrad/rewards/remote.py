@@ -9,8 +9,7 @@ from typing import Any, Self, cast
 from pydantic import Field, field_validator, model_validator
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.rewards.asking import AsksServers, secret
-from postgrad.rewards.http import ServerError, Servers, plain_address
+from postgrad.rewards.http import AsksServers, ServerError, Servers, plain_address, secret
 from postgrad.rewards.verifier import PromptView, RolloutView, Score
 
 _PLACE = re.compile(r"\{(question|answer|response)\}")

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from functools import partial
 
 from postgrad.core.errors import UsageError
-from postgrad.core.pipes import die_with_parent, take_pipes, write
-from postgrad.rewards import cpu, protocol
+from postgrad.core.process import die_with_parent, take_pipes, write
+from postgrad.rewards import descendants as cpu
+from postgrad.rewards import protocol
 from postgrad.rewards.call import Scored, ScoringFailed, call, describe
 from postgrad.rewards.registry import build
 from postgrad.rewards.verifier import PromptView, RolloutView, Verifier
@@ -26,7 +27,7 @@ def main() -> None:
     hello = json.loads(requests.readline())
     enclosure = None
     if hello["sandboxed"]:
-        from postgrad.rewards.enclosed import Enclosure, sandboxed_scorers  # others do without
+        from postgrad.rewards.call import Enclosure, sandboxed_scorers  # others do without
 
         enclosure = Enclosure()
     try:

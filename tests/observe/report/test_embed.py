@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from helpers.made_run import unpacked
-from postgrad.observe.report.embed import packed, to_json
+from postgrad.observe.report.page import packed, to_json
 
 anything = st.recursive(
     st.none()

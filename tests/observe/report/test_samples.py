@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.made_run import TOKENIZER, sample
-from postgrad.observe.report.embed import packed
-from postgrad.observe.report.samples import body, group_row, vocabulary
-from postgrad.observe.report.tokens import Pieces
+from postgrad.observe.report.page import packed
+from postgrad.observe.report.samples import Pieces, body, group_row, vocabulary
 
 PIECES = Pieces(TOKENIZER)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.made_run import TOKENIZER
-from postgrad.observe.report.tokens import Pieces, pieces_of
+from postgrad.observe.report.samples import Pieces, pieces_of
 
 PIECES = Pieces(TOKENIZER)
 

@@ -3,7 +3,7 @@ import unicodedata
 import pytest
 
 from postgrad.rewards.ifeval.commonest import COMMONEST, LETTERS
-from postgrad.rewards.ifeval.language import LANGUAGES, is_written_in, main_script
+from postgrad.rewards.ifeval.whole import LANGUAGES, is_written_in, main_script
 
 PUBLISHED = (
     "en es pt ar hi fr ru de ja it bn uk th ur ta te bg ko pl he fa vi ne sw kn mr gu pa ml fi"

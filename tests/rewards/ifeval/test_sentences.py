@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.rewards.ifeval.sentences import sentences
+from postgrad.rewards.ifeval.length import sentences
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.rewards import cpu
+from postgrad.rewards import descendants as cpu
 from postgrad.rewards.sandbox import choice, client, layers
 from postgrad.rewards.sandbox.client import Limits, Program, Sandbox, SandboxError
 

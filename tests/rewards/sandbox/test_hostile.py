@@ -8,7 +8,8 @@ import pytest
 
 from helpers.forged import FORGED, QUICK
 from helpers.hostile import MORE, PROGRAMS
-from postgrad.rewards import code, cpu
+from postgrad.rewards import code
+from postgrad.rewards import descendants as cpu
 from postgrad.rewards.code import Code
 from postgrad.rewards.sandbox.layers import BUBBLEWRAP
 from postgrad.rewards.verifier import PromptView, RolloutView

@@ -11,7 +11,7 @@ from postgrad.core.records import Prompt
 from postgrad.models.fresh import PRINTABLE, TEMPLATE
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environments.chat import Template, dialogue
-from postgrad.rollout.environments.settings import EnvironmentSettings
+from postgrad.rollout.settings import EnvironmentSettings
 
 FAMILIES = {
     "chatml": (chat_tokenizer(), ("user",)),

@@ -6,9 +6,8 @@ import pytest
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.rewards.sandbox.client import SandboxError
-from postgrad.rollout.environments import python_tool
-from postgrad.rollout.environments.python_tool import python, ready
-from postgrad.rollout.environments.tools import Tools, load_tool
+from postgrad.rollout.environments import tools as python_tool
+from postgrad.rollout.environments.tools import Tools, load_tool, python, ready
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,10 @@ from helpers.chat import HERMES, LLAMA, LLAMA_SPECIAL, chat_tokenizer
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt
 from postgrad.models.fresh import TEMPLATE
+from postgrad.rollout.environments.base import build
 from postgrad.rollout.environments.chat import dialogue
-from postgrad.rollout.environments.registry import build
-from postgrad.rollout.environments.settings import EnvironmentSettings
 from postgrad.rollout.environments.tools import load_tool
+from postgrad.rollout.settings import EnvironmentSettings
 
 PROMPT = Prompt(0, np.array([4], np.int32), "?", None, "rows", 0)
 ALL = ["calculator", "my_environments:shout", "my_environments:pair", "my_environments:fails"]

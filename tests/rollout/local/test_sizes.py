@@ -3,8 +3,8 @@
 import pytest
 
 from postgrad.core.errors import UsageError
+from postgrad.fleet.local import probe_sizes
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
-from postgrad.rollout.local.sizes import probe_sizes
 from postgrad.rollout.settings import RolloutSettings
 
 GIB = 2**30

@@ -9,7 +9,7 @@ from postgrad.layout.blocks import plan_blocks
 from postgrad.models.decoder import ModuleDecoder, decoder_of
 from postgrad.models.tree import TreeAttention
 from postgrad.rollout.local.prompts import lay_out_plain
-from postgrad.rollout.local.weights import take_over
+from postgrad.rollout.weights import take_over
 
 
 def logits_of(decoder, ids):

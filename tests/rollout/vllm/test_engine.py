@@ -15,7 +15,7 @@ from postgrad.models.linear import SHAPES_KEPT
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.vllm import engine as engine_module
-from postgrad.rollout.vllm import still
+from postgrad.rollout.vllm import process as still
 
 
 def request(ticket=0, samples=2, turn=0, seed=0, length=3, **sampling):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.observe.log_lines import read_steps, set_of
+from postgrad.observe.follow import read_steps, set_of
 from postgrad.observe.loggers.base import Logger, RunIdentity, Values
 from postgrad.observe.settings import LoggerName
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from postgrad.core.untrusted import open_file
 from postgrad.observe.follow import Followed, parse, read_object
-from postgrad.observe.report.samples import body, group_row, vocabulary
+from postgrad.observe.report.samples import Pieces, body, group_row, pieces_of, vocabulary
 from postgrad.observe.report.selection import Cap, Group, SampleSelection, heads
-from postgrad.observe.report.tokens import Pieces, pieces_of
 from postgrad.observe.run_dir import PLAN, RECIPE, SUMMARY
 
 Message = dict[str, Any]

@@ -1,11 +1,16 @@
 """Runs all sentinels on a step's metrics, keeps what they remember, and acts on their messages."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from postgrad.checkpoint.schema import require
 from postgrad.core.errors import RunError
+from postgrad.core.records import RolloutBatch, ScoredGroup
 from postgrad.observe.sentinels.base import Action, Look, Seen, Sentinel, SentinelStop
+from postgrad.observe.sentinels.entropy import sampled_entropy
+from postgrad.observe.sentinels.no_gradient import stuck
+from postgrad.observe.sentinels.repetition import repeated
+from postgrad.observe.sentinels.verifier import failed
 from postgrad.observe.settings import SentinelSettings
 from postgrad.observe.sinks import Logs
 
@@ -99,3 +104,8 @@ class Sentinels:
         self._logs.event("sentinel", message, sentinel=name, action=action, step=step)
         if action == "warn":
             self._console.warn(f"sentinel {name}: {message}")
+
+
+def of_samples(groups: Sequence[ScoredGroup], batch: RolloutBatch) -> dict[str, float]:
+    """Metrics of all the samples of a step; batch: those that are trained on."""
+    return {**sampled_entropy(batch), **stuck(groups), **repeated(groups), **failed(groups)}

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from postgrad.rewards import cpu, orphans
+from postgrad.rewards import descendants as cpu
+from postgrad.rewards import descendants as orphans
 from postgrad.rewards.sandbox.layers import ENVIRONMENT, Layer
 
 START_SECONDS = 60.0

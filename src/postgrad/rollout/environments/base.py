@@ -3,14 +3,20 @@
 chat.py turns their messages into tokens with the chat template.
 """
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self
 
+from pydantic import ValidationError
+
+from postgrad.core.errors import UsageError
+from postgrad.core.names import nearest, resolve
 from postgrad.core.records import Prompt
 from postgrad.core.settings import Settings
 from postgrad.data.messages import Message
+from postgrad.rollout.settings import EnvironmentSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +72,39 @@ class ChatEnvironment(Settings, ABC):
     @abstractmethod
     def start(self, prompt: Prompt, sample: int) -> Course:
         """A new course for a sample. `prompt.metadata`: the other columns of its row."""
+
+
+ENVIRONMENTS = {
+    "guess_number": "postgrad.rollout.environments.guess_number:GuessNumber",
+    "tools": "postgrad.rollout.environments.tools:Tools",
+}
+
+
+def build(settings: EnvironmentSettings) -> ChatEnvironment:
+    """The environment that `settings` name. Raises UsageError for an unknown name, key or value."""
+    kind = resolve(settings.type, ENVIRONMENTS, "environment")
+    if not (isinstance(kind, type) and issubclass(kind, ChatEnvironment)):
+        raise UsageError(
+            f"environment {settings.type!r} is not a subclass of "
+            "postgrad.rollout.environments.base.ChatEnvironment"
+        )
+    try:
+        return kind.model_validate_json(
+            json.dumps(settings.extra_settings, default=str), strict=True
+        )
+    except ValidationError as error:
+        accepted = [*kind.model_fields, *EnvironmentSettings.model_fields]
+        lines = [_line(settings.type, accepted, problem) for problem in error.errors()]
+        raise UsageError("\n".join(lines)) from error
+
+
+def _line(name: str, accepted: Sequence[str], problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "missing":
+        return f"environment.{key} is missing: {name!r} needs it"
+    if problem["type"] != "extra_forbidden":
+        text = str(problem["msg"]).removeprefix("Value error, ")
+        return f"environment.{key} = {problem['input']!r} of {name!r}: {text}"
+    close = nearest(key, accepted)
+    hint = f"did you mean {close!r}?" if close else f"known: {', '.join(accepted)}"
+    return f"environment.{key}: {name!r} has no such setting; {hint}"

@@ -19,9 +19,8 @@ from postgrad.data.messages import Message
 from postgrad.data.templates import Unencodable, Unmarkable, encode, render, turn_ends
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Observation
-from postgrad.rollout.environments.base import ChatEnvironment, Course
-from postgrad.rollout.environments.registry import build
-from postgrad.rollout.environments.settings import EnvironmentSettings
+from postgrad.rollout.environments.base import ChatEnvironment, Course, build
+from postgrad.rollout.settings import EnvironmentSettings
 
 _QUESTION: Message = {"role": "user", "content": "?"}
 _TURN = "@turn@"  # stands for what the policy wrote

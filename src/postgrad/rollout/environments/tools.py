@@ -5,6 +5,7 @@ A turn without a call is the answer, which [[rewards]] score.
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,13 +16,129 @@ from pydantic import Field, field_validator
 from postgrad.core.errors import PostgradError, RunError, UsageError
 from postgrad.core.names import resolve
 from postgrad.core.records import Prompt
-from postgrad.rollout.environments import python_tool
+from postgrad.rewards.sandbox.choice import shared
+from postgrad.rewards.sandbox.client import Limits, Program, SandboxError
 from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply
-from postgrad.rollout.environments.calls import Call, Malformed, ToolFormat, calls_in, format_of
+
+LIMITS = Limits()
+STOPPED = {
+    "cpu_time": f"it used up its {LIMITS.cpu_seconds:g} s of CPU time",
+    "idle": f"it waited for more than {LIMITS.idle_seconds:g} s",
+    "output": f"it wrote more than {LIMITS.output_bytes >> 20} MiB",
+    "signal": "it crashed, or ran out of memory",
+}
+
+
+def ready() -> None:
+    """Checks that this machine can run programs in a sandbox. Raises UsageError if not."""
+    shared()
+
+
+def python(code: str) -> str:
+    """Runs a Python program and returns what it printed.
+
+    Args:
+        code: The program. Print what you want to know; nothing is kept for the next one.
+    """
+    # A program that draws random numbers or reads the clock is exact no more: docs/environments.md.
+    try:
+        end = shared().run([Program({"mode": "script", "sources": [code]})], LIMITS)
+    except SandboxError as error:
+        raise RunError(f"the sandbox of the tool `python` failed: {error}") from error
+    printed = end.output.decode(errors="replace")
+    if end.cause is None:
+        return printed
+    message = end.errors[0].strip() if end.cause == "exit" else ""
+    reason = message or STOPPED.get(end.cause, f"it ended with exit code {end.code}")
+    return f"{printed.rstrip()}\n{reason}".lstrip()
+
+
+ToolFormat = Literal["hermes", "llama"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool."""
+
+    name: str  # of the tool
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Text that was meant as a call and is none."""
+
+    reason: str  # shown to the model
+
+
+def format_of(template: str) -> ToolFormat | None:
+    """The format of tool calls in a chat template's text; None where it has none of these two."""
+    json_key = r'\\?"{}\\?":'  # GLM and Qwen 3.5 have the same mark around another format
+    if "<tool_call>" in template and re.search(json_key.format("arguments"), template):
+        return "hermes"
+    if "ipython" in template and re.search(json_key.format("parameters"), template):
+        return "llama"
+    return None
+
+
+def calls_in(text: str, style: ToolFormat) -> list[Call | Malformed]:
+    """The calls of a turn in order; [] where it is an answer. Text up to </think> is ignored."""
+    reply = text.rpartition("</think>")[2]
+    return _hermes(reply) if style == "hermes" else _llama(reply)
+
+
+def _hermes(text: str) -> list[Call | Malformed]:
+    calls: list[Call | Malformed] = []
+    for part in text.split("<tool_call>")[1:]:
+        inside, closed, _ = part.partition("</tool_call>")
+        if not closed:
+            calls.append(Malformed("a <tool_call> is not closed with </tool_call>"))
+            continue
+        calls.append(_call(inside, "arguments"))
+    return calls
+
+
+def _llama(text: str) -> list[Call | Malformed]:
+    reply = text.strip()
+    marked = reply.startswith("<|python_tag|>")
+    reply = reply.removeprefix("<|python_tag|>").strip()
+    if not marked and not re.match(r'\{\s*"(name|type)"', reply):
+        return []
+    decoder, place = json.JSONDecoder(), 0
+    calls: list[Call | Malformed] = []
+    while place < len(reply):
+        try:
+            value, end = decoder.raw_decode(reply, place)
+        except (ValueError, RecursionError) as error:
+            return [*calls, Malformed(f"the call is not JSON: {error}")]
+        calls.append(_checked(value, "parameters"))
+        rest = re.compile(r"\s*;?\s*").match(reply, end)
+        place = rest.end() if rest else end
+    return calls or [Malformed("the call is empty")]
+
+
+def _call(text: str, key: str) -> Call | Malformed:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Malformed(f"the call is not JSON: {error}")
+    return _checked(value, key)
+
+
+def _checked(value: Any, key: str) -> Call | Malformed:
+    if not isinstance(value, dict):
+        return Malformed(f'a call is an object {{"name": ..., "{key}": {{...}}}}')
+    name, arguments = value.get("name"), value.get(key)
+    if not isinstance(name, str):
+        return Malformed('the call has no "name" of a tool')
+    if not isinstance(arguments, dict):
+        return Malformed(f'the call has no object "{key}"')
+    return Call(name, arguments)
+
 
 TOOLS = {
     "calculator": "postgrad.rollout.environments.calculator:calculator",
-    "python": "postgrad.rollout.environments.python_tool:python",
+    "python": "postgrad.rollout.environments.tools:python",
 }
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -128,7 +245,7 @@ class Tools(ChatEnvironment):
 
     def for_template(self, template: str) -> Self:
         if "python" in self.tools:
-            python_tool.ready()  # now, and not at the first call
+            ready()  # now, and not at the first call
         if self.tool_format != "auto":
             return self
         tool_format = format_of(template)

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.seeds import integer
-from postgrad.rewards.asking import secret
-from postgrad.rewards.http import Breaker, ServerError, Servers
+from postgrad.rewards.http import Breaker, ServerError, Servers, secret
 from postgrad.rollout.engine import Completion, EngineStats, Request
 from postgrad.rollout.settings import OpenAISettings, SamplingSettings
 

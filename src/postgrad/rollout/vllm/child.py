@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from subprocess import PIPE
 from typing import Any, BinaryIO
 
-from postgrad.core.pipes import die_with_parent, take_pipes, write
+from postgrad.core.process import die_with_parent, take_pipes, write
 from postgrad.rollout.vllm.protocol import SampledTokens, Start, line
 
 Message = dict[str, Any]

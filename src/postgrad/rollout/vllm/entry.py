@@ -33,6 +33,6 @@ if __name__ == "__main__":
 
     main()
 elif __name__ == "__mp_main__":  # a worker: while it loads, it would not notice its engine's end
-    from postgrad.core.pipes import die_with_parent
+    from postgrad.core.process import die_with_parent
 
     die_with_parent()

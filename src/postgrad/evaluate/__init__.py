@@ -1,0 +1,1 @@
+"""Evaluation: sampled answers, pairs, held-out losses, and how results compare."""

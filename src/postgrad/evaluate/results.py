@@ -1,0 +1,260 @@
+"""Results of evaluations: correct answers of each problem, and rates with intervals over them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from postgrad.ops.intervals import (
+    Interval,
+    difference_interval,
+    mcnemar,
+    mean_interval,
+    pass_at_k,
+    sign_flip,
+)
+
+LEFT_OUT = "left_out@"  # before the k of pass@k
+Count = tuple[int, int]  # samples that were scored, samples that are right
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedProblem:
+    """One prompt or pair of an evaluation set, with how often it was answered correctly."""
+
+    dataset: str  # name that it is counted under in results by dataset
+    row: int  # of its dataset
+    question: str
+    samples: Count  # (5, 3): three of five scored samples are correct
+    greedy: Count | None  # the same of the greedy answer; None where none was sampled
+    text: str  # the greedy answer, else the first sample
+
+    def value(self, metric: str) -> float | None:
+        """Accuracy, pass@K or greedy_accuracy of this problem, in [0, 1]; None where too few of its
+        samples were scored.
+        """
+        n, right = self.samples if metric != "greedy_accuracy" else self.greedy or (0, 0)
+        k = int(metric.removeprefix("pass@")) if metric.startswith("pass@") else 1
+        return pass_at_k(n, right, k) if n >= k else None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The results of one evaluation set.
+
+    Names of metrics: accuracy (pass@1 at the evaluation's temperature), pass@k, greedy_accuracy
+    where it was asked for, left_out@k, reward, response_length in tokens, truncated_fraction;
+    reward/NAME, the mean score of each component; RATE/DATASET and rows/DATASET where the set has
+    several datasets. A held-out loss has loss and perplexity.
+    """
+
+    name: str | None  # of the set; None where the recipe names none
+    rows: int
+    failed: int  # samples that no verifier could score; they are in no mean
+    metrics: Mapping[str, float]
+    seconds: float  # that the evaluation took
+    intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])  # of the rates
+    problems: Sequence[EvaluatedProblem] = ()
+    # further JSON values for eval.jsonl, such as the histogram of margins
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of eval.jsonl, without its step."""
+        line: dict[str, Any] = {"set": self.name, "rows": self.rows, "failed": self.failed}
+        for metric, value in self.metrics.items():
+            line[metric] = value
+            if metric in self.intervals:
+                line |= ends(metric, self.intervals[metric])
+        return {**line, **self.more, "evaluate_seconds": self.seconds}
+
+    def by_metric(self) -> dict[str, float]:
+        """eval/NAME/METRIC -> value; eval/METRIC for a set without a name."""
+        prefix = "eval/" if self.name is None else f"eval/{self.name}/"
+        return {prefix + metric: value for metric, value in self.metrics.items()}
+
+    def texts(self) -> list[str]:
+        """Metrics of the whole set for the console: "accuracy 0.512 ± 0.031 (2 of 100 problems left
+        out)".
+        """
+        prefix = "" if self.name is None else f"{self.name}/"
+        return [
+            f"{prefix}{metric} {value:.3f}{plus_minus(value, self.intervals.get(metric))}"
+            f"{self._left_out(metric)}"
+            for metric, value in self.metrics.items()
+            if "/" not in metric and not metric.startswith(LEFT_OUT)
+        ]
+
+    def _left_out(self, metric: str) -> str:
+        k = "1" if metric == "accuracy" else metric.removeprefix("pass@")
+        count = self.metrics.get(f"{LEFT_OUT}{k}", 0)
+        return f" ({count:.0f} of {self.rows} problems left out)" if count else ""
+
+
+def rates(
+    problems: Sequence[EvaluatedProblem], pass_at: Sequence[int]
+) -> dict[str, tuple[float, Interval]]:
+    """The mean over problems of accuracy, pass@k and, where it was asked, greedy_accuracy, each
+    with its 95% interval.
+    """
+    metrics = ["accuracy", *(f"pass@{k}" for k in pass_at if k > 1)]
+    if any(problem.greedy is not None for problem in problems):
+        metrics.append("greedy_accuracy")
+    by_metric: dict[str, tuple[float, Interval]] = {}
+    for metric in metrics:
+        values = [v for problem in problems if (v := problem.value(metric)) is not None]
+        mean = sum(values) / len(values) if values else math.nan
+        by_metric[metric] = mean, mean_interval(values)
+    return by_metric
+
+
+def left_out(problems: Sequence[EvaluatedProblem], pass_at: Sequence[int]) -> dict[str, float]:
+    """left_out@k by k: how many problems are not in the mean of pass@k, because fewer than k of
+    their samples were scored: a verifier failed, or the component does not apply to them.
+    """
+    return {
+        f"{LEFT_OUT}{k}": float(sum(problem.samples[0] < k for problem in problems))
+        for k in dict.fromkeys((1, *pass_at))
+    }
+
+
+def by_dataset(
+    problems: Sequence[EvaluatedProblem], pass_at: Sequence[int]
+) -> dict[str, tuple[float, Interval | None]]:
+    """RATE/DATASET with its interval, and rows/DATASET without; {} for a single dataset."""
+    names = sorted({problem.dataset for problem in problems})
+    by_metric: dict[str, tuple[float, Interval | None]] = {}
+    for name in names if len(names) > 1 else ():
+        of_dataset = [problem for problem in problems if problem.dataset == name]
+        by_metric[f"rows/{name}"] = len(of_dataset), None
+        by_metric |= {
+            f"{metric}/{name}": rate for metric, rate in rates(of_dataset, pass_at).items()
+        }
+    return by_metric
+
+
+def ends(metric: str, interval: Interval) -> dict[str, float]:
+    """accuracy_low and accuracy_high of accuracy; accuracy_low/DATASET of accuracy/DATASET."""
+    head, slash, name = metric.partition("/")
+    return {
+        f"{head}_low{slash}{name}": interval.low,
+        f"{head}_high{slash}{name}": interval.high,
+    }
+
+
+def plus_minus(value: float, interval: Interval | None) -> str:
+    """ " ± 0.031": the distance to the farther end of the interval; "" without an interval."""
+    if interval is None or math.isnan(interval.low):
+        return ""
+    return f" ± {max(interval.high - value, value - interval.low):.3f}"
+
+
+Test = Literal["mcnemar", "sign_flip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The difference of a rate between two models, over the problems that both answered."""
+
+    rows: int  # problems that have the rate by both models
+    value: float  # mean rate of the model less that of the other
+    interval: Interval  # 95%, of the value
+    p_value: float  # two-sided: the chance of a difference as large between equal models
+    test: Test
+
+    def to_json(self) -> dict[str, Any]:
+        """Its part of the output of `postgrad eval --json`."""
+        return {
+            "rows": self.rows,
+            "difference": self.value,
+            "low": self.interval.low,
+            "high": self.interval.high,
+            "p_value": self.p_value,
+            "test": self.test,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two models on one evaluation set."""
+
+    name: str | None  # of the set
+    pairs: Sequence[tuple[EvaluatedProblem, EvaluatedProblem]]  # the same row by both models
+    # rows that only one model was asked: their prompts are too long for the other's tokenizer
+    unpaired: int
+    differences: Mapping[str, Difference]  # by rate: "accuracy", "pass@4"
+
+    @property
+    def judged_by(self) -> str:
+        """The rate by which rows differ: of the greedy answers where there are any."""
+        return "greedy_accuracy" if "greedy_accuracy" in self.differences else "accuracy"
+
+    def differing(self) -> list[tuple[EvaluatedProblem, EvaluatedProblem]]:
+        """The pairs that were not answered equally well, the furthest apart first."""
+        gaps = [_gap(pair, self.judged_by) for pair in self.pairs]
+        order = sorted(range(len(gaps)), key=lambda place: -abs(gaps[place]))
+        return [self.pairs[place] for place in order if gaps[place]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Its part of the output of `postgrad eval --json`."""
+        metric = self.judged_by
+        return {
+            "set": self.name,
+            "rows": len(self.pairs),
+            "unpaired": self.unpaired,
+            "metrics": {
+                rate: difference.to_json() for rate, difference in self.differences.items()
+            },
+            "differing": [
+                {
+                    "dataset": ours.dataset,
+                    "row": ours.row,
+                    "metric": metric,
+                    "model": ours.value(metric),
+                    "against": theirs.value(metric),
+                }
+                for ours, theirs in self.differing()
+            ],
+        }
+
+
+def compare(model: Result, against: Result, seed: int) -> Comparison:
+    """Compares the results of two models on a set, row by row.
+
+    seed: of the random signs of permutation tests.
+    """
+    others = {(problem.dataset, problem.row): problem for problem in against.problems}
+    pairs = [
+        (problem, others[problem.dataset, problem.row])
+        for problem in model.problems
+        if (problem.dataset, problem.row) in others
+    ]
+    unpaired = len(model.problems) + len(others) - 2 * len(pairs)
+    names = [rate for rate in model.intervals if "/" not in rate]
+    differences = {rate: _difference(pairs, rate, seed) for rate in names}
+    return Comparison(model.name, pairs, unpaired, differences)
+
+
+def _difference(
+    pairs: Sequence[tuple[EvaluatedProblem, EvaluatedProblem]], metric: str, seed: int
+) -> Difference:
+    """The difference of one rate with its test.
+
+    McNemar's exact test where every problem is either right or wrong, as greedy answers are. Else a
+    permutation test: between equal models both signs of each problem's difference are as likely.
+    """
+    both = [(ours.value(metric), theirs.value(metric)) for ours, theirs in pairs]
+    values = [(a, b) for a, b in both if a is not None and b is not None]
+    gaps = [a - b for a, b in values]
+    test: Test = "sign_flip"
+    if all(gap in (-1.0, 0.0, 1.0) for gap in gaps):
+        test = "mcnemar"
+        p_value = mcnemar(gaps.count(1.0), gaps.count(-1.0))
+    else:
+        p_value = sign_flip(gaps, seed)
+    mean = math.fsum(gaps) / len(gaps) if gaps else math.nan
+    return Difference(len(gaps), mean, difference_interval(gaps), p_value, test)
+
+
+def _gap(pair: tuple[EvaluatedProblem, EvaluatedProblem], metric: str) -> float:
+    ours, theirs = pair[0].value(metric), pair[1].value(metric)
+    return ours - theirs if ours is not None and theirs is not None else 0.0

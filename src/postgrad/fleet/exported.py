@@ -1,0 +1,114 @@
+"""The roles of a run as files: what a checkpoint's files begin with, and how a role is exported."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from postgrad.core.errors import UsageError
+from postgrad.fleet.choices import Choices
+from postgrad.models.adapter_files import merged_state, write_adapter
+from postgrad.models.export import export_hf
+from postgrad.models.score import RewardScale, scale_of_state
+from postgrad.models.settings import LoraSettings
+from postgrad.parallel.device import compute_dtype
+from postgrad.recipe.recipe import Recipe, RewardRecipe, RLRecipe
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedRole:
+    """A role of a run as it can be exported."""
+
+    stem: str  # its file in a checkpoint: "policy.weights"
+    base: str  # path or hub id of the model that it started from
+    lora: LoraSettings | None  # of its adapter; None where the file holds all weights
+    scores: bool  # it has a score head
+    template: str = ""  # the recipe's data.chat_template
+
+    def export(
+        self,
+        weights: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        to: Path,
+        choices: Choices,
+        *,
+        overwrite: bool,
+        card: str | None = None,
+    ) -> None:
+        """Writes weights in the run's dtype, with the base model's config and tokenizer and the
+        chat template of the training data.
+
+        state: of the algorithm; it holds the scale of a reward model's scores. card: the text of
+        README.md.
+        """
+        dtype = compute_dtype(choices.dtype, torch.device("cpu"))
+        on_cpu = {name: weight.detach().cpu() for name, weight in weights.items()}
+        if self.lora is not None:
+            on_cpu = merged_state(self.base, on_cpu, self.lora)
+        scale = None
+        if self.scores:
+            trained = self.stem.startswith("reward_model.")
+            scale = scale_of_state(state) if trained else RewardScale()
+        export_hf(
+            on_cpu,
+            self.base,
+            to,
+            dtype=dtype,
+            scale=scale,
+            overwrite=overwrite,
+            chat_template=self.template,
+            card=card,
+        )
+
+    def export_adapter(
+        self, weights: Mapping[str, Tensor], to: Path, card: str | None = None
+    ) -> None:
+        """Writes the adapter alone. Raises UsageError where the role has none."""
+        if self.lora is None:
+            raise UsageError("--adapter: this role was trained whole, without [model.lora]")
+        write_adapter(weights, self.lora, self.base, to, chat_template=self.template, card=card)
+
+
+def own_role(recipe: Recipe) -> str:
+    """The name of the role that a job trains in the first place: "policy" or "reward"."""
+    return "reward" if isinstance(recipe, RewardRecipe) else "policy"
+
+
+def role_of(recipe: Recipe, name: str, base: str) -> ExportedRole:
+    """The role that `--role name` means: policy, critic, reward, or ema, the moving average of what
+    the job trains. base: of the policy. Raises UsageError where the run has none of that name.
+    """
+    stems = roles_of(recipe, base)
+    trained = "reward_model" if isinstance(recipe, RewardRecipe) else "policy"
+    named = {own_role(recipe): stems[trained]}
+    if recipe.learner.ema_decay:
+        named["ema"] = replace(stems[trained], stem=f"{trained}.ema")
+    if "critic" in stems:
+        named["critic"] = stems["critic"]
+    if name not in named:
+        raise UsageError(f"--role {name}: this run has {' and '.join(named)}")
+    return named[name]
+
+
+def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
+    """The roles in a run's checkpoints, by the stem of their files. base: of the policy."""
+    lora, template = recipe.model.lora, recipe.data.chat_template
+
+    def of_base(stem: str, *, scores: bool) -> ExportedRole:
+        return ExportedRole(stem, base, lora, scores, template)
+
+    if isinstance(recipe, RewardRecipe):
+        return {"reward_model": of_base("reward_model.weights", scores=True)}
+    by_stem = {"policy": of_base("policy.weights", scores=False)}
+    if isinstance(recipe, RLRecipe):
+        if recipe.reference.moves:
+            by_stem["reference"] = replace(by_stem["policy"], stem="reference.weights", lora=None)
+        if recipe.algorithm.needs().critic:
+            model = recipe.critic.model
+            start = model.source or base
+            critic = ExportedRole("critic.weights", start, model.lora, scores=True)
+            by_stem["critic"] = replace(critic, template=template)
+    return by_stem

@@ -1,0 +1,66 @@
+"""The reward model of a run, as [[rewards]] of type "reward_model" ask it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.core.errors import UsageError
+from postgrad.learner.protocols import Scores
+from postgrad.learner.score import score_sequences
+from postgrad.models.load import load_config, require_same_tokens
+from postgrad.models.score import scale_of
+from postgrad.recipe.recipe import Answering, RLRecipe
+from postgrad.rewards.learned import REWARD_MODEL
+from postgrad.rewards.registry import component_names
+
+
+class LearnedReward:
+    """Scores sequences of token ids. What it says of itself is read from its directory at once, its
+    weights come with `role`: wrong rows should cost seconds.
+    """
+
+    def __init__(self, path: str, tokenizer: Any) -> None:
+        """tokenizer: the policy's. Raises UsageError where the model at `path` has another."""
+        serve = f'serve it with postgrad serve-reward {path} and ask it with type = "remote"'
+        require_same_tokens(path, "reward_model.model.path", tokenizer, remedy=serve)
+        self.path = path
+        self._scale = scale_of(load_config(path))
+        self.role: Scores | None = None
+
+    @property
+    def mean(self) -> float | None:
+        """Of the scores on its training data; None where it does not say."""
+        return None if self._scale is None else self._scale.mean
+
+    @property
+    def std(self) -> float | None:
+        """The standard deviation, as `mean`."""
+        return None if self._scale is None else self._scale.std
+
+    def score(self, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
+        """[S] the score at each last token; see score_sequences."""
+        assert self.role is not None  # given before anything is sampled
+        return score_sequences(self.role, sequences)
+
+
+def learned_reward(recipe: Answering, tokenizer: Any) -> LearnedReward | None:
+    """The reward model that the recipe's [[rewards]] ask; None where none of them does."""
+    if all(reward.type != REWARD_MODEL for reward in recipe.rewards):
+        return None
+    path = recipe.reward_model.model.source if isinstance(recipe, RLRecipe) else None
+    if path is None:
+        raise UsageError(
+            '[[rewards]] of type "reward_model" ask the model of [reward_model.model], for jobs of '
+            "RL: give its path"
+        )
+    return LearnedReward(path, tokenizer)
+
+
+def by_component(recipe: Answering, learned: LearnedReward | None) -> dict[str, LearnedReward]:
+    """What Scorer wants."""
+    if learned is None:
+        return {}
+    names = zip(component_names(recipe.rewards), recipe.rewards, strict=True)
+    return {name: learned for name, reward in names if reward.type == REWARD_MODEL}

@@ -1,1 +1,0 @@
-"""The loops: SFT, RL, evaluation, and pipelines of them."""

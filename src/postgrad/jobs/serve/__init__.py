@@ -1,1 +1,0 @@
-"""`postgrad serve-reward`: a reward model behind HTTP."""

@@ -1,1 +1,0 @@
-"""Puts a run's parts together: data first, because wrong rows should cost seconds, then weights."""

@@ -1,0 +1,172 @@
+"""Checks of where things run: cluster placement, ranks, rollout engines. Each yields (place,
+what is wrong)."""
+
+from collections.abc import Iterator
+
+from postgrad.cluster.settings import ClusterSettings, RolePlacement
+from postgrad.learner.settings import LearnerSettings
+from postgrad.recipe.lines import RecipeProblem
+from postgrad.recipe.settings import AnsweringSections, CommonSections
+
+
+def placement_problems(recipe: CommonSections, job: str) -> Iterator[RecipeProblem]:
+    """Placements that no cluster has room for."""
+    settings, ranks = recipe.cluster, recipe.learner.ranks
+    if settings.type == "local":
+        yield from _unread(settings)
+        return
+    policy, rollout = settings.policy, settings.rollout
+    if policy.gpus not in (None, 0, ranks):
+        yield (
+            ("cluster", "policy", "gpus"),
+            f"{policy.gpus} beside learner.ranks = {ranks}: every rank has one GPU; state one of "
+            "the two, or the same number",
+        )
+    yield from _spread("policy", policy, ranks, f"learner.ranks = {ranks}")
+    workers = settings.engines(ranks)
+    if not workers:
+        return
+    if recipe.rollout_settings is None:
+        place = ("cluster", "rollout") if rollout else ("cluster", "policy", "colocate")
+        yield place, f'job = "{job}" samples nothing: leave it out'
+        return
+    if policy.colocate is not None:
+        yield from _colocated(rollout, workers, ranks)
+    elif rollout is not None:
+        yield from _spread("rollout", rollout, workers, f"workers = {workers}")
+        if rollout.gpus and rollout.gpus % workers:
+            yield (
+                ("cluster", "rollout", "gpus"),
+                f"{rollout.gpus} GPUs cannot be divided evenly over {workers} workers",
+            )
+
+
+def _unread(settings: ClusterSettings) -> Iterator[RecipeProblem]:
+    """Placements that a local run would not read."""
+    for key in ("policy", "rollout"):
+        if getattr(settings, key) != ClusterSettings.model_fields[key].default:
+            yield (
+                ("cluster", key),
+                'with cluster.type = "local" everything runs in one process: --cluster.type ray, '
+                "or leave this out",
+            )
+
+
+def _spread(
+    role: str, placement: RolePlacement, processes: int, stated: str
+) -> Iterator[RecipeProblem]:
+    """Processes that do not divide evenly over machines. stated: the key that says how many."""
+    if placement.machines and processes % placement.machines:
+        yield (
+            ("cluster", role, "machines"),
+            f"{stated} cannot be divided evenly over {placement.machines} machines",
+        )
+
+
+def _colocated(rollout: RolePlacement | None, workers: int, ranks: int) -> Iterator[RecipeProblem]:
+    """Engines on the ranks' devices: how many fit, and keys that are then the ranks'."""
+    if workers > ranks:
+        yield (
+            ("cluster", "rollout", "workers"),
+            f'{workers} on the devices of {ranks} ranks (policy.colocate = "rollout"): at most '
+            "one on each",
+        )
+    stated = [key for key in ("gpus", "cpus", "machines") if rollout and getattr(rollout, key)]
+    for key in stated:
+        yield (
+            ("cluster", "rollout", key),
+            'is the ranks\', whose devices the engines share (policy.colocate = "rollout"): leave '
+            "it out",
+        )
+
+
+SHARED = ("ranks", "tensor_parallel", "context_parallel", "shard_groups")  # by all roles
+
+
+def rank_problems(recipe: CommonSections) -> Iterator[RecipeProblem]:
+    """Ranks that roles do not share, and sharding that cannot be done on them."""
+    learner = recipe.learner
+    for key in SHARED:
+        policy_value = getattr(learner, key)
+        for place, other in recipe.learner_tables.items():
+            if getattr(other, key) != policy_value:
+                yield (
+                    (*place, key),
+                    f"{getattr(other, key)} beside the policy's {policy_value}: all roles share "
+                    "ranks: leave it out",
+                )
+    quantized = any(model.quantize != "none" for model in recipe.trained_models.values())
+    if learner.sharding != "none" and quantized:
+        yield (
+            ("learner", "sharding"),
+            f'"{learner.sharding}": weights in four bits cannot be divided over ranks: use '
+            '"none", which holds them whole on each',
+        )
+    yield from _arranged(learner, quantized)
+    if learner.ranks > 1 and recipe.cluster.type == "local":
+        yield (
+            ("learner", "ranks"),
+            f"{learner.ranks} ranks need a cluster, on one machine too: --cluster.type ray",
+        )
+    elif learner.ranks == 1 and learner.sharding != "none":
+        yield (
+            ("learner", "sharding"),
+            f'"{learner.sharding}" divides state over ranks, and there is one: use "none"',
+        )
+
+
+def _arranged(learner: LearnerSettings, quantized: bool) -> Iterator[RecipeProblem]:
+    """Tensor parallelism of quantized weights, and groups or offload without sharding."""
+    each = learner.tensor_parallel * learner.context_parallel
+    if learner.tensor_parallel > 1 and quantized:
+        yield (
+            ("learner", "tensor_parallel"),
+            f"{learner.tensor_parallel}: matrices in four bits cannot be cut: use 1",
+        )
+    if learner.shard_groups > 1 and learner.ranks % each == 0:
+        groups, replicas = learner.shard_groups, learner.ranks // each
+        if replicas % groups:
+            yield (
+                ("learner", "shard_groups"),
+                f"{groups} groups of equally many replicas cannot be made of {replicas} "
+                "(ranks / (tensor_parallel * context_parallel)): it has to divide that number",
+            )
+    for key in ("shard_groups", "offload"):
+        value = getattr(learner, key)
+        if learner.sharding == "none" and value != type(learner).model_fields[key].default:
+            yield (
+                ("learner", key),
+                f"{str(value).lower()} is about state that is divided over ranks: set sharding to "
+                '"zero1", "zero2" or "zero3" (docs/distributed.md)',
+            )
+
+
+TABLES = ("vllm", "openai")  # of engines that have settings of their own
+
+
+def engine_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Keys that this engine cannot take, and tables of engines that the recipe does not use."""
+    rollout = recipe.rollout
+    for name in TABLES:
+        stated = getattr(rollout, name)
+        if rollout.type != name and stated != type(stated)():
+            yield ("rollout", name), f'is read only where rollout.type = "{name}"'
+    if rollout.type != "local" and rollout.slots == "auto":
+        yield (
+            ("rollout", "slots"),
+            f'"auto" tries the built-in engine: give a number, or leave it out for {rollout.type}',
+        )
+    if rollout.type == "openai":
+        yield from _openai(recipe)
+
+
+def _openai(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    server = recipe.rollout.openai
+    if server.base_url is None:
+        yield ("rollout", "openai", "base_url"), "which server? such as http://127.0.0.1:8000/v1"
+    if server.endpoint == "chat" and recipe.environment is not None:
+        yield (
+            ("rollout", "openai", "endpoint"),
+            "an environment's turns are rendered here, and a chat server renders its own: take "
+            '"completions"',
+        )

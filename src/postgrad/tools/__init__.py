@@ -1,0 +1,1 @@
+"""Commands beside training: evaluate, export, checkpoints, pages, dry runs, chat, serving."""

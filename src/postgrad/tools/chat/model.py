@@ -1,0 +1,132 @@
+"""Loads what can be talked to: the directory of a model or of an adapter, a hub id, a run, or one
+checkpoint of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from postgrad.checkpoint.store import BEST, LATEST, Checkpoint
+from postgrad.core.errors import UsageError
+from postgrad.data.templates import template_call
+from postgrad.fleet.exported import roles_of
+from postgrad.models.adapter_files import merged_state
+from postgrad.models.files import CONFIG, is_adapter
+from postgrad.models.load import load_model
+from postgrad.models.rope import max_positions
+from postgrad.observe.run_dir import RunDirectory
+from postgrad.parallel import device as placing
+from postgrad.recipe.load import recipe_from_json
+from postgrad.recipe.recipe import Comparing, Recipe, RewardRecipe
+from postgrad.rollout.local.budget import places_for
+from postgrad.tools.chat.talker import TalkingEngine
+from postgrad.train.pinned import pin_model
+from postgrad.train.saving import store_of
+
+
+@dataclass(frozen=True, slots=True)
+class ChatModel:
+    """A model that answers, and how it was trained to be spoken to."""
+
+    name: str  # as it was asked for
+    about: str  # what it is: "sft run runs/x, step 10, float32"
+    engine: TalkingEngine
+    tokenizer: Any
+    variables: Mapping[str, Any]  # that its chat template is called with
+    system: str | None  # system prompt of the training data; None where it has none
+    stop: tuple[str, ...]  # texts that end an answer
+
+
+def load(name: str, which: str | None, dtype: str, max_len: int) -> ChatModel:
+    """The model of a directory or hub id, an adapter merged into its base, or a checkpoint of a
+    run. which: latest, best or a step, of a run. max_len: tokens of the longest conversation.
+
+    Raises UsageError where nothing can be talked to, RunError where a checkpoint is damaged.
+    """
+    path = Path(name)
+    if RunDirectory.holds_run(path):
+        return _of_run(name, path, which or LATEST, dtype, max_len)
+    run_dir = path.parent.parent  # of RUN_DIR/checkpoints/step-000010, or latest, or best
+    if path.exists() and path.parent.name == "checkpoints" and RunDirectory.holds_run(run_dir):
+        return _of_run(name, run_dir, _named(path), dtype, max_len)
+    if _is_among_runs(path):
+        RunDirectory.open(path)  # which says what could be meant
+    if which is not None:
+        raise UsageError(f"--checkpoint {which}: {name} is no run, which alone has checkpoints")
+    source = pin_model(name)
+    engine, tokenizer = _engine(source, dtype, max_len)
+    return ChatModel(name, f"{source}, {engine.dtype}", engine, tokenizer, {}, None, ())
+
+
+def _is_among_runs(path: Path) -> bool:
+    """True of a folder of runs, and of a path in one that does not exist. A single word may be a
+    model of the hub.
+    """
+    folder = path if path.is_dir() else path.parent
+    word = not path.is_dir() and folder == Path()
+    if word or path.is_file() or (path / CONFIG).exists() or is_adapter(path):
+        return False
+    return folder.is_dir() and any(map(RunDirectory.holds_runs, folder.iterdir()))
+
+
+def _of_run(name: str, run_dir: Path, which: str, dtype: str, max_len: int) -> ChatModel:
+    directory = RunDirectory.open(run_dir)
+    recipe = recipe_from_json(directory.recipe())
+    if isinstance(recipe, RewardRecipe):
+        raise UsageError(
+            f"{run_dir} trains a reward model, which scores and writes nothing: ask it with "
+            "postgrad serve-reward"
+        )
+    store = store_of(recipe, directory)
+    if not store.steps():
+        raise UsageError(f"{run_dir} has no checkpoint yet: nothing of it can be talked to")
+    checkpoint = store.load(which)
+    base = recipe.model.source or str(directory.init)
+    computed = dtype if dtype != "auto" else _dtype(checkpoint)
+    engine, tokenizer = _engine(base, computed, max_len)
+    engine.load_weights(_weights(recipe, checkpoint, base).items(), checkpoint.step)
+    first = recipe.data.sources[0]
+    return ChatModel(
+        name,
+        f"{recipe.job} run {run_dir}, step {checkpoint.step}, {engine.dtype}",
+        engine,
+        tokenizer,
+        template_call(first),
+        first.system,
+        () if isinstance(recipe, Comparing) else recipe.rollout.stop,
+    )
+
+
+def _weights(recipe: Recipe, checkpoint: Checkpoint, base: str) -> Mapping[str, Tensor]:
+    """The policy's whole weights by hub name, an adapter's merged into its base."""
+    role = roles_of(recipe, base)["policy"]
+    weights = checkpoint.tensors(role.stem)
+    return weights if role.lora is None else merged_state(base, weights, role.lora)
+
+
+def _dtype(checkpoint: Checkpoint) -> str:
+    """The dtype that the run sampled in, or else computed in."""
+    choices = checkpoint.state.choices
+    return choices.get("rollout_dtype") or choices.get("dtype") or "auto"
+
+
+def _engine(path: str, dtype: str, max_len: int) -> tuple[TalkingEngine, Any]:
+    device = placing.apply(placing.choose(None, False))
+    model = load_model(path, dtype=placing.compute_dtype(dtype, device), device=device)
+    longest = min(max_len, max_positions(model.config) or max_len)
+    places = places_for(longest)
+    engine = TalkingEngine(model.lm, model.tokenizer, cache_tokens=places, max_len=longest)
+    return engine, model.tokenizer
+
+
+def _named(path: Path) -> str:
+    """latest, best, or the number in a checkpoint's name."""
+    if path.name in (LATEST, BEST):
+        return path.name
+    number = path.name.removeprefix("step-")
+    if number == path.name or not number.isdecimal():
+        raise UsageError(f"{path} is no checkpoint: name RUN_DIR/checkpoints/step-000010, say")
+    return number

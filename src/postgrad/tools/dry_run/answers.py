@@ -1,0 +1,225 @@
+"""Verifiers on answers whose score is known beforehand: the reference answer, and an empty one.
+
+A verifier that scores a reference answer zero, or an empty answer as high, is found here and not
+by a reward that never rises.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from postgrad.core.records import Prompt, Rollout, ScoredGroup, Turn
+from postgrad.evaluate import answers as environments
+from postgrad.evaluate.answers import check_answers
+from postgrad.fleet.learned import learned_reward
+from postgrad.observe.console import Console
+from postgrad.recipe.recipe import Answering
+from postgrad.rewards.learned import REWARD_MODEL
+from postgrad.rewards.registry import component_names, controller_verifier, for_rollout
+from postgrad.rewards.scorer import Scorer
+from postgrad.rewards.settings import RewardSettings
+from postgrad.rewards.verifier import PromptView
+from postgrad.tools.dry_run.report import FAILURE, Check, Report
+from postgrad.tools.dry_run.rows import shortened
+
+TRIED, ASKED = 64, 4  # rows of which answers are scored; where a server is asked
+RIGHT = 1.0 - 1e-6
+EXAMPLES = 3  # answers that are shown for each component
+WIDTH = 200  # characters of one
+COMPARING = ("judge", "remote")  # verifiers beside those of users that ought to tell answers apart
+# (prompt, answer, its score, the score of an empty answer); NaN where the verifier failed
+Scored = tuple[Prompt, str, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The scores that one component of the reward gave to reference and empty answers."""
+
+    name: str  # of the component, such as "math"
+    sure: bool  # the verifier itself derives the right answer from the row, so 1.0 is expected
+    scored: Sequence[Scored]
+
+    @property
+    def right(self) -> int:
+        """How many reference answers have full score."""
+        return sum(score >= RIGHT for _, _, score, _ in self.scored)
+
+    def row(self) -> tuple[str, str, str, str]:
+        """For a table: name, count of right answers, mean scores of reference and empty answers."""
+        right = f"{self.right} of {len(self.scored)}"
+        scores = [score for _, _, score, _ in self.scored]
+        empty = [score for _, _, _, score in self.scored]
+        return self.name, right, _mean(scores), _mean(empty)
+
+
+def _mean(scores: Sequence[float]) -> str:
+    return f"{sum(scores) / len(scores):.3f}" if scores else ""
+
+
+def try_answers(
+    report: Report, recipe: Answering, prompts: Sequence[Prompt], tokenizer: Any
+) -> None:
+    """Checks that every row's reference answer can be read, and that the verifiers score it as
+    right.
+    """
+    with report.check("reference answers") as check, _scorer(recipe, tokenizer) as scorer:
+        check_answers(scorer, prompts)
+        check.detail = f"{len(prompts)} rows can be read"
+    verifiers = {
+        name: reward
+        for name, reward in _components(recipe)
+        if reward.type != REWARD_MODEL  # it scores in the small run's step
+    }
+    if not verifiers or not check.ok:
+        return
+    with report.check("verifiers") as check:
+        with Scorer(list(verifiers.values()), recipe.scoring, environment=0.0) as scorer:
+            groups = _scored(verifiers, prompts, scorer, tokenizer)
+        tried = [_tried(name, reward, groups) for name, reward in verifiers.items()]
+        _show(tried, report.console)
+        check.detail = ", ".join(
+            f"{component.name} {component.right} of {len(component.scored)}"
+            for component in tried
+            if component.scored
+        )
+        for component in tried:
+            judge(report, check, component, verifiers[component.name])
+        for failure in _failures(groups):
+            report.problem(check, failure, FAILURE)
+
+
+def _scorer(recipe: Answering, tokenizer: Any) -> Scorer:
+    return environments.scorer_of(recipe, learned_reward(recipe, tokenizer))
+
+
+def _components(recipe: Answering) -> list[tuple[str, RewardSettings]]:
+    if not recipe.rewards:
+        return []
+    rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
+    return list(zip(component_names(rewards), rewards, strict=True))
+
+
+def _scored(
+    verifiers: Mapping[str, RewardSettings],
+    prompts: Sequence[Prompt],
+    scorer: Scorer,
+    tokenizer: Any,
+) -> list[ScoredGroup]:
+    """Scored groups; each has an empty answer first, then the right answers of all components."""
+    asks = any(controller_verifier(reward).waits or reward.waits for reward in verifiers.values())
+    step = -(-len(prompts) // (ASKED if asks else TRIED))
+    pairs: list[tuple[Prompt, list[Rollout]]] = []
+    for number, prompt in enumerate(prompts[:: max(1, step)]):
+        asked = replace(prompt, ticket=number)
+        answers = [_answer(reward, asked) for reward in verifiers.values()]
+        texts = dict.fromkeys(["", *(text for text in answers if text is not None)])
+        rollouts = [_rollout(asked, n, text, tokenizer) for n, text in enumerate(texts)]
+        pairs.append((asked, rollouts))
+    with scorer.step():
+        return scorer.score(pairs)
+
+
+def _answer(reward: RewardSettings, prompt: Prompt) -> str | None:
+    """The right answer for a component: the verifier's own, else the reference answer. None where
+    the component does not apply to the prompt.
+    """
+    if not reward.applies(prompt.dataset, prompt.metadata):
+        return None
+    right = controller_verifier(reward).right_answer(_view(prompt))
+    return prompt.answer if right is None else right
+
+
+def _view(prompt: Prompt) -> PromptView:
+    return PromptView(prompt.question, prompt.answer, prompt.metadata, prompt.dataset, prompt.row)
+
+
+def _rollout(prompt: Prompt, sample: int, text: str, tokenizer: Any) -> Rollout:
+    ids = np.array(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+    turn = Turn("policy", ids, np.zeros(len(ids), np.float32))
+    return Rollout(prompt.ticket, sample, (turn,), "stop", ((0, len(ids)),), text)
+
+
+def _tried(name: str, reward: RewardSettings, groups: Sequence[ScoredGroup]) -> Tried:
+    scored: list[Scored] = []
+    sure = False
+    for group in groups:
+        answer = _answer(reward, group.prompt)
+        if answer is None or name not in group.rewards:
+            continue
+        sure = controller_verifier(reward).right_answer(_view(group.prompt)) is not None
+        place = next(n for n, rollout in enumerate(group.rollouts) if rollout.text == answer)
+        scores = group.rewards[name]
+        scored.append((group.prompt, answer, float(scores[place]), float(scores[0])))
+    return Tried(name, sure, scored)
+
+
+def _show(tried: Sequence[Tried], console: Console) -> None:
+    columns = ("reward", "reference answers right", "their mean score", "an empty answer's")
+    console.table(
+        "verifiers on reference answers", columns, [component.row() for component in tried]
+    )
+    rows = [
+        (
+            component.name,
+            f"{prompt.row} of {prompt.dataset}",
+            f"{score:.3f}",
+            shortened(text, WIDTH),
+        )
+        for component in tried
+        for prompt, text, score, _ in _wrong(component)[:EXAMPLES]
+    ]
+    if rows:
+        console.table("answers without full score", ("reward", "row", "score", "answer"), rows)
+
+
+def _wrong(component: Tried) -> list[Scored]:
+    return [scored for scored in component.scored if not scored[2] >= RIGHT]
+
+
+def judge(report: Report, check: Check, component: Tried, reward: RewardSettings) -> None:
+    """Reports scores that cannot be right: reference answers without full score, empty answers
+    with it, and judges that tell the two apart nowhere.
+    """
+    if not component.scored:
+        return
+    count, empty = len(component.scored), [scored[3] for scored in component.scored]
+    if component.sure and component.right <= count / 2:
+        prompt, text, score, _ = _wrong(component)[0]
+        report.problem(
+            check,
+            f"{component.name} gives {count - component.right} of {count} reference answers no "
+            "full score, so that right samples would be called wrong; the first is row "
+            f"{prompt.row} of {prompt.dataset} ({score:g} for {shortened(text, WIDTH)!r}); mend "
+            "the rows, or choose another [[rewards]] type or setting",
+        )
+    elif component.sure and component.right < count:
+        report.warn(
+            check,
+            f"{component.name}: {count - component.right} of {count} reference answers have no "
+            "full score",
+        )
+    if component.sure and any(score >= RIGHT for score in empty):
+        report.problem(check, f"{component.name} gives an empty answer full score")
+    judges = ":" in reward.type or reward.type in COMPARING
+    if judges and all(score <= nothing for _, _, score, nothing in component.scored):
+        report.warn(
+            check,
+            f"{component.name} gives no reference answer more than an empty one: look whether it "
+            "reads what it should",
+        )
+
+
+def _failures(groups: Sequence[ScoredGroup]) -> Iterator[str]:
+    """A message for each component that failed: how often, and its first failure."""
+    failures = [(group.prompt, failure) for group in groups for failure in group.failures]
+    for name in dict.fromkeys(failure.component for _, failure in failures):
+        of_component = [
+            (prompt, failure) for prompt, failure in failures if failure.component == name
+        ]
+        prompt, first = of_component[0]
+        yield (
+            f"{name} failed on {len(of_component)} answers; the first is row {prompt.row} of "
+            f"{prompt.dataset}: {first.cause}: {first.message}"
+        )

@@ -1,0 +1,128 @@
+"""The recipe of a dry run's small run: the same models, rows and roles, less of everything.
+
+It is a recipe like any other, and the same code runs it. It learns nothing worth keeping.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from postgrad.core.batch import BatchGeometry
+from postgrad.core.hub import split_revision
+from postgrad.fleet.choices import choose
+from postgrad.recipe.load import recipe_from_json
+from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
+from postgrad.rewards.mixing import ENVIRONMENT
+from postgrad.rewards.registry import for_rollout
+from postgrad.tools.dry_run.data import Sets, limit_for
+
+ROWS = 16  # of each training set
+EVALUATED = 2  # rows of each evaluation set
+SAMPLES = 4  # of a prompt
+MOST = 32  # samples of the update, unless one micro-batch is more
+NEW_TOKENS = 64
+NO_WARMUP = {"warmup_updates": 0, "warmup_ratio": 0.0}
+DENSE = {"type": "postgrad.rewards.dry:by_text", "name": "dry run", "weight": 1e-3}
+
+
+def small_recipe(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recipe:
+    """One step with one update of about a micro-batch, a few rows evaluated, one checkpoint.
+
+    sets: all rows that were read; model: the policy's start, where the recipe makes a fresh one
+    too. Every verifier scores, and a reward that differs from sample to sample is added, so that
+    there is a gradient; gates are open, for the same reason.
+    """
+    data = recipe.dump()
+    data |= {"run_dir": str(run_dir), "steps": 1, "total_episodes": None, "epochs": None}
+    data["model"]["path"], data["model"]["revision"] = split_revision(model)
+    data["observe"]["loggers"] = []
+    data["learner"] |= NO_WARMUP
+    data["checkpoint"] |= {
+        "ckpt_path": None,
+        "save_steps": 0,
+        "save_minutes": 0.0,
+        "best_metric": None,
+        "early_stop": 0,
+        "push_to_hub": "",
+        "save_hf": "each" if recipe.checkpoint.save_hf == "each" else False,
+    }
+    _shorten_data(recipe, data, sets)
+    data["batch"] |= _batch(recipe, sets)
+    _shorten_evaluation(recipe, data["eval"])
+    if isinstance(recipe, Answering):
+        _shorten_sampling(recipe, data)
+    if isinstance(recipe, RLRecipe):
+        data["critic"]["learner"] |= NO_WARMUP
+        if "critic_warmup_steps" in data["algorithm"]:
+            data["algorithm"]["critic_warmup_steps"] = 0
+    return recipe_from_json(data)
+
+
+def _shorten_data(recipe: Recipe, data: dict[str, Any], sets: Sets) -> None:
+    """Sets the limit of each dataset to as many rows as give a few records. That is counted on all
+    rows, because the first may all be lost.
+    """
+    assert sets.training is not None
+    tables = data["data"]["sets"] or [data["data"]]
+    for table, source, part in zip(tables, recipe.data.sources, sets.training.parts, strict=True):
+        table |= {"limit": limit_for(source, part, ROWS), "max_lost_fraction": 1.0}
+    for place, part in sets.evaluation.items():
+        limit = limit_for(recipe.eval.sets[place].data, part, EVALUATED)
+        data["eval"]["sets"][place] |= {"limit": limit, "max_lost_fraction": 1.0}
+
+
+def _shorten_evaluation(recipe: Recipe, table: dict[str, Any]) -> None:
+    table |= {"every": 0, "at_start": False, "at_end": True}
+    if isinstance(recipe, Answering):
+        n = min(SAMPLES, recipe.eval.n_samples)
+        table |= {"n_samples": n, "pass_at": [k for k in recipe.eval.pass_at if k <= n] or [1]}
+
+
+def _shorten_sampling(recipe: Answering, data: dict[str, Any]) -> None:
+    new = min(NEW_TOKENS, recipe.rollout.max_new_tokens)
+    rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
+    data["rewards"] = [reward.model_dump(mode="json") for reward in rewards]
+    data["rollout"]["max_new_tokens"] = new
+    if recipe.eval.max_new_tokens is not None:
+        data["eval"]["max_new_tokens"] = min(new, recipe.eval.max_new_tokens)
+    if recipe.job != "rl":
+        return
+    for reward in data["rewards"]:
+        reward |= {"gate": False, "gate_at": 1.0, "gate_value": 0.0, "multiply": False}
+    if not recipe.rewards and recipe.eval.component is None:
+        data["eval"]["component"] = ENVIRONMENT
+    data["rewards"].append(DENSE)
+    filters = {"dynamic_sampling": False, "filter_on": None, "keep_above": None, "keep_below": None}
+    data["rollout"] |= filters
+
+
+def _batch(recipe: Recipe, sets: Sets) -> dict[str, int | None]:
+    """An update of whole micro-batches, one where that is possible; two where a step has several,
+    because logprobs from before the step are computed then.
+    """
+    geometry = recipe.geometry(len(sets.training or ()))
+    unit = geometry.data_parallel_size * (recipe.batch.micro_train_batch_size or 1)
+    if isinstance(recipe, RLRecipe):
+        return _rollout_batch(recipe, geometry, unit)
+    samples = unit
+    budget = choose(recipe, {}, measure=False).micro_train_tokens
+    if budget is not None:
+        filled = min(MOST, geometry.train_batch_size, round(budget / sets.mean_tokens))
+        samples = unit * max(1, filled // unit)
+    if recipe.algorithm.needs().mismatched:
+        samples = max(samples, 2 * unit)
+    return {"train_batch_size": samples, "local_mini_batch_size": None}
+
+
+def _rollout_batch(recipe: RLRecipe, geometry: BatchGeometry, unit: int) -> dict[str, int | None]:
+    n = min(recipe.batch.n_samples_per_prompt, max(SAMPLES, recipe.algorithm.min_group_size))
+    updates = min(2, geometry.updates_per_step)
+    each = math.lcm(unit, 2 * n)
+    return {
+        "rollout_batch_size": updates * each // n,
+        "n_samples_per_prompt": n,
+        "epochs_per_rollout": 1,
+        "train_batch_size": each,
+        "local_mini_batch_size": None,
+        "num_mini_batches": None,
+    }

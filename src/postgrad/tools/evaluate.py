@@ -1,0 +1,273 @@
+"""`postgrad eval`: a model against the evaluation sets of a recipe, or two models side by side."""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.core.errors import UsageError
+from postgrad.core.hub import split_revision
+from postgrad.core.records import Sequences
+from postgrad.evaluate import answers as environments
+from postgrad.evaluate.answers import Evaluator, check_answers
+from postgrad.evaluate.losses import LossEvaluator, with_losses
+from postgrad.evaluate.pairs import PairEvaluator
+from postgrad.evaluate.results import (
+    LEFT_OUT,
+    Comparison,
+    EvaluatedProblem,
+    Result,
+    compare,
+    ends,
+    plus_minus,
+)
+from postgrad.fleet import local as roles
+from postgrad.fleet.choices import Choices, choose
+from postgrad.fleet.learned import learned_reward
+from postgrad.learner.score import last_scores
+from postgrad.models.load import load_tokenizer
+from postgrad.observe.console import Console
+from postgrad.parallel import device as placing
+from postgrad.recipe.recipe import (
+    Answering,
+    Comparing,
+    PreferenceRecipe,
+    Recipe,
+    RewardRecipe,
+    RLRecipe,
+    SFTRecipe,
+)
+from postgrad.train import engines
+from postgrad.train.pairs import implicit_rewards
+from postgrad.train.pinned import pin, pin_model
+from postgrad.train.rows import print_rows
+
+LOSSES = ("loss", "perplexity")
+SHOWN = 5  # rows where two models differ
+WIDTH = 60  # characters of a question or of the end of an answer
+
+
+def evaluate(
+    recipe: Recipe, model: str, console: Console, against: str | None = None
+) -> dict[str, Any]:
+    """Evaluates a model; returns and shows its results as JSON values.
+
+    The top level has the first set's results: rows, failed, accuracy with its interval, or loss and
+    perplexity of held-out conversations, and for rl jobs pass@k with the number of problems that
+    each k leaves out. "sets" has the results of all sets.
+
+    against: a second model, evaluated with the same prompts and random numbers. Its results stand
+    under "against", the paired differences of each set under "comparison". Raises UsageError where
+    the recipe has no evaluation set.
+    """
+    if not recipe.eval.sets:
+        raise UsageError("the recipe has nothing to evaluate on: give [eval] a path")
+    recipe, read = pin(recipe, sections=("reward_model", "eval"))
+    models = {name: pin_model(name) for name in dict.fromkeys((model, against)) if name}
+    results = {name: _results(recipe, source, console) for name, source in models.items()}
+    report = {"model": model, **_report(recipe, results[model])}
+    if resolved := [source.to_json() for source in read] + [
+        {"key": "--model", "path": name, "commit": split_revision(source)[1]}
+        for name, source in models.items()
+        if source != name
+    ]:
+        report["sources"] = resolved
+    if against is None:
+        _show([results[model]], [], console)
+        return report
+    pairs = zip(results[model], results[against], strict=True)
+    comparisons = [compare(ours, theirs, recipe.seed) for ours, theirs in pairs]
+    console.note(f"model    {model}\nagainst  {against}")
+    _show([results[model], results[against]], comparisons, console)
+    for comparison in comparisons:
+        _show_differing(comparison, console)
+    return {
+        **report,
+        "against": {"model": against, **_report(recipe, results[against])},
+        "comparison": [comparison.to_json() for comparison in comparisons],
+    }
+
+
+def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
+    choices = choose(recipe, {}, measure=False)
+    placing.apply(choices.placement)
+    if not isinstance(recipe, Answering):
+        return evaluate_pairs(recipe, path, choices, console)
+    answered = _answers(recipe, path, choices, console) if recipe.samples_answers else []
+    if not isinstance(recipe, SFTRecipe) or not recipe.measures_loss:
+        return answered
+    losses = evaluate_loss(recipe, path, choices, console)
+    return with_losses(answered, losses) if answered else losses
+
+
+def _answers(recipe: Answering, path: str, choices: Choices, console: Console) -> list[Result]:
+    tokenizer = load_tokenizer(path)
+    learned = learned_reward(recipe, tokenizer)
+    with ExitStack() as stack:
+        scorer = stack.enter_context(environments.scorer_of(recipe, learned))
+        evaluator = Evaluator(recipe, tokenizer, scorer)
+        accounts = [prompts.account for _, prompts in evaluator.sets]
+        print_rows(console, accounts, f"rows of the evaluation data, read by {path}")
+        for _, prompts in evaluator.sets:
+            environments.check_rows(recipe, prompts)
+            check_answers(scorer, prompts.all())
+        if learned is not None and isinstance(recipe, RLRecipe):
+            model = recipe.reward_model.model
+            learned.role = roles.frozen_reward_model(recipe, model, learned.path, choices)
+        engine, _ = engines.made(
+            recipe,
+            path,
+            choices,
+            stack,
+            sequences=evaluator.sequences,
+            max_len=evaluator.max_len,
+        )
+        with console.phase(f"evaluate {path}", evaluator.total) as shown:
+            return evaluator(engine, shown.advance)
+
+
+def _report(recipe: Recipe, results: list[Result]) -> dict[str, Any]:
+    first = results[0]
+    report: dict[str, Any] = {}
+    if "accuracy" in first.metrics:
+        report["accuracy"] = first.metrics["accuracy"]
+        report |= ends("accuracy", first.intervals["accuracy"])
+    report |= {name: first.metrics[name] for name in LOSSES if name in first.metrics}
+    report |= {"rows": first.rows, "failed": first.failed}
+    if isinstance(recipe, RLRecipe):
+        report["pass@k"] = {
+            str(k): first.metrics["accuracy" if k == 1 else f"pass@{k}"]
+            for k in recipe.eval.pass_at
+        }
+        report["left_out@k"] = {
+            str(k): int(first.metrics[f"{LEFT_OUT}{k}"]) for k in recipe.eval.pass_at
+        }
+    return {**report, "sets": [result.to_json() for result in results]}
+
+
+def _show(
+    by_model: Sequence[Sequence[Result]], comparisons: Sequence[Comparison], console: Console
+) -> None:
+    """Prints a row for each set and metric, with a column for each model and, for two models, their
+    difference. by_model: the results of each model, in the order of the sets.
+    """
+    columns = ["", "model", *(("against", "difference", "p") if comparisons else ())]
+    rows: list[list[str]] = []
+    for place, several in enumerate(zip(*by_model, strict=True)):
+        name = several[0].name
+        compared = comparisons[place] if comparisons else None
+        for metric in _metrics(several):
+            row = [metric if name is None else f"{name} {metric}"]
+            row += [_value(result, metric) for result in several]
+            rows.append(row + (_difference(several, metric, compared) if compared else []))
+        counts = [f"{result.rows} / {result.failed}" for result in several]
+        rows.append(["rows / failed", *counts, *[""] * (len(columns) - 1 - len(counts))])
+    console.table("evaluation", columns, rows)
+
+
+def _metrics(several: Sequence[Result]) -> list[str]:
+    """The metric names of a set's results by all models: one may lack a dataset whose rows are all
+    too long for it.
+    """
+    return list(dict.fromkeys(metric for result in several for metric in result.metrics))
+
+
+def _value(result: Result, metric: str) -> str:
+    value = result.metrics.get(metric, math.nan)
+    text = f"{value:.3f}" if metric in result.intervals else f"{value:.4g}"
+    return "–" if math.isnan(value) else text + plus_minus(value, result.intervals.get(metric))
+
+
+def _difference(several: Sequence[Result], metric: str, compared: Comparison) -> list[str]:
+    """Two table cells: the paired difference with its interval, and its p-value. Metrics that are
+    no rates have the plain difference alone.
+    """
+    difference = compared.differences.get(metric)
+    if difference is None or not difference.rows:
+        ours, theirs = (result.metrics.get(metric, math.nan) for result in several)
+        return ["–" if math.isnan(ours - theirs) else f"{ours - theirs:+.3g}", ""]
+    return [
+        f"{difference.value:+.3f}{plus_minus(difference.value, difference.interval)}",
+        f"{difference.p_value:.2g}",
+    ]
+
+
+def _show_differing(compared: Comparison, console: Console) -> None:
+    """Prints the first `SHOWN` rows where the models differ, with the answers of both."""
+    if compared.unpaired:
+        console.warn(
+            f"{compared.unpaired} rows were asked of one model only, because they are too long for "
+            "the other's tokenizer: they are in no difference; raise eval.max_len"
+        )
+    pairs = compared.differing()
+    if not pairs:
+        return
+    name = "" if compared.name is None else f"{compared.name}: "
+    metric = compared.judged_by
+    rows = [
+        [str(ours.row), _short(ours.question), _answer(ours, metric), _answer(theirs, metric)]
+        for ours, theirs in pairs[:SHOWN]
+    ]
+    title = f"{name}{len(pairs)} of {len(compared.pairs)} rows differ in {metric}"
+    console.table(title, ["row", "question", "model", "against"], rows)
+
+
+def _answer(problem: EvaluatedProblem, metric: str) -> str:
+    return f"{problem.value(metric):.3g}: {_short(problem.text)}"
+
+
+def _short(text: str) -> str:
+    """The text in one line of at most `WIDTH` characters. Long texts keep their end, where the
+    question is asked or the answer given.
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= WIDTH else "…" + line[1 - WIDTH :]
+
+
+def evaluate_pairs(
+    recipe: Comparing, path: str, choices: Choices, console: Console
+) -> list[Result]:
+    """Results by set: of a reward model by its scores, of a policy by the implicit rewards of its
+    loss.
+    """
+    evaluator = PairEvaluator(recipe.eval, load_tokenizer(path))
+    print_rows(console, evaluator.accounts, f"rows of the evaluation data, read by {path}")
+    with console.phase(f"evaluate {path}"):
+        if isinstance(recipe, RewardRecipe):
+            model = roles.frozen_reward_model(recipe, recipe.model, path, choices)
+            return evaluator(lambda sequences: last_scores(model, sequences))
+        return evaluator(_scores_of_policy(recipe, path, choices))
+
+
+def _scores_of_policy(
+    recipe: PreferenceRecipe, path: str, choices: Choices
+) -> Callable[[Sequences], NDArray[np.float64]]:
+    policy = roles.frozen_policy(recipe, recipe.model, path, choices)
+    reference = None
+    if recipe.algorithm.needs().reference:
+        start = recipe.reference.model.source or recipe.model.source
+        if start is None:
+            raise UsageError(
+                "the recipe's loss needs a reference, and the run's reference was a fresh model: "
+                "name it with --reference.model.path RUN_DIR/init"
+            )
+        reference = roles.frozen_policy(recipe, recipe.reference.model, start, choices)
+
+    def score(sequences: Sequences) -> NDArray[np.float64]:
+        logprobs = policy.logprobs(sequences).result()
+        ref = None if reference is None else reference.logprobs(sequences).result()
+        return implicit_rewards(recipe.algorithm, sequences, logprobs, ref)
+
+    return score
+
+
+def evaluate_loss(recipe: SFTRecipe, path: str, choices: Choices, console: Console) -> list[Result]:
+    """The results of the model at `path`, for `postgrad eval`."""
+    evaluator = LossEvaluator(recipe, load_tokenizer(path))
+    print_rows(console, evaluator.accounts, f"held-out conversations, read by {path}")
+    with console.phase(f"evaluate {path}"):
+        policy = roles.frozen_policy(recipe, recipe.model, path, choices)
+        return evaluator(lambda sequences: policy.logprobs(sequences).result())

@@ -1,0 +1,289 @@
+"""`postgrad train DIR`: the recipes of DIR/pipeline.toml in order, one summary above them."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from postgrad.core.files import finite, write_json
+from postgrad.core.records import Author, Prompt
+from postgrad.data.prompts import load_prompts
+from postgrad.evaluate import answers as environments
+from postgrad.models.load import load_tokenizer, read_plain
+from postgrad.observe.console import Console
+from postgrad.recipe.pipeline import Pipeline, Stage, with_models
+from postgrad.recipe.recipe import Answering, Recipe
+from postgrad.rollout.engine import Completion
+from postgrad.rollout.environment import Environment, SingleTurn
+from postgrad.rollout.local.stops import eos_token_ids
+from postgrad.train.start import train
+from postgrad.train.summary import PHASES, change, whole_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The conversation after a question."""
+
+    question: str
+    reference: str | None  # answer
+    # (author, text) in turn; the model ("policy") has the first and the last, between them it
+    # alternates with the environment
+    turns: tuple[tuple[Author, str], ...]
+
+    @property
+    def answer(self) -> str:
+        """The model's last turn."""
+        return self.turns[-1][1]
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """All turns of the model."""
+        return tuple(text for author, text in self.turns if author == "policy")
+
+    def to_json(self) -> dict[str, Any]:
+        """Its entry in summary.json; turns only where there are several."""
+        turns = [{"author": author, "text": text} for author, text in self.turns]
+        return {
+            "question": self.question,
+            "reference": self.reference,
+            "answer": self.answer,
+            **({"turns": turns} if len(turns) > 1 else {}),
+        }
+
+
+def ask(model: str, recipe: Answering, count: int) -> list[Answer]:
+    """Greedy answers to the first `count` questions of the recipe's first evaluation set by
+    `transformers.generate`.
+    """
+    tokenizer = load_tokenizer(model)
+    lm = read_plain(model, AutoModelForCausalLM, torch.float32)
+    writer = _Writer(lm, tokenizer, recipe)
+    world = environments.environment_of(recipe, tokenizer) or SingleTurn()
+    first = recipe.eval.sets[0].data
+    prompts = load_prompts(
+        environments.with_tools(recipe, first).model_copy(update={"limit": count}),
+        tokenizer,
+        max_prompt_tokens=first.max_len - writer.most,
+    )
+    return [_answer(writer, world, prompt) for prompt in prompts.all()]
+
+
+def _answer(writer: "_Writer", world: Environment, prompt: Prompt) -> Answer:
+    episode = world.reset(prompt, 0)
+    ids: list[int] = prompt.token_ids.tolist()
+    turns: list[tuple[Author, str]] = []
+    while True:
+        written = writer.write(ids, prompt.ticket, len(turns) // 2)
+        turns.append(("policy", written.text.strip()))
+        seen = episode.step(written)
+        ids += [*written.token_ids.tolist(), *seen.token_ids.tolist()]
+        if seen.done or not writer.room(ids):
+            return Answer(prompt.question, prompt.answer, tuple(turns))
+        turns.append(("environment", writer.text(seen.token_ids.tolist()).strip()))
+
+
+class _Writer:
+    """The model's next turn, greedily, with the limits of the recipe's evaluation."""
+
+    def __init__(self, lm: Any, tokenizer: Any, recipe: Answering) -> None:
+        self._lm = lm
+        self._tokenizer = tokenizer
+        self._stop = recipe.rollout.stop
+        self._max_len = max(eval_set.max_len for eval_set in recipe.eval.sets)
+        self.most = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
+        self._ends = eos_token_ids(lm, tokenizer)
+
+    def room(self, ids: list[int]) -> int:
+        """How many tokens the next turn may have after `ids`."""
+        return max(0, min(self.most, self._max_len - len(ids)))
+
+    def text(self, ids: list[int]) -> str:
+        """Decodes `ids` without special tokens."""
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    @torch.inference_mode()
+    def write(self, ids: list[int], ticket: int, turn: int) -> Completion:
+        """Writes the model's next turn after `ids`, greedily."""
+        prefix = torch.tensor([ids])
+        limits = {"stop_strings": list(self._stop), "tokenizer": self._tokenizer}
+        out = self._lm.generate(
+            input_ids=prefix,
+            attention_mask=torch.ones_like(prefix),
+            do_sample=False,
+            max_new_tokens=self.room(ids),
+            **(limits if self._stop else {}),
+        )
+        new: list[int] = out[0, len(ids) :].tolist()
+        text = self.text(new)
+        ended = new[-1] in self._ends or any(stop in text for stop in self._stop)
+        return Completion(
+            ticket=ticket,
+            sample=0,
+            turn=turn,
+            token_ids=np.array(new, np.int32),
+            logprobs=np.zeros(len(new), np.float32),  # greedy; no environment reads them
+            finish_reason="stop" if ended else "length",
+            versions=((0, len(new)),),
+            text=text,
+        )
+
+
+def train_pipeline(
+    pipeline: Pipeline,
+    console: Console,
+    *,
+    overwrite: bool = False,
+    allow_change: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Runs every stage in run_dir/NAME and returns the summary, written to run_dir/summary.json.
+
+    accuracy_before and accuracy_after are of the last stage that was evaluated; seconds and
+    peak_memory_bytes are of all stages together. A stage that has ended is not run again.
+    """
+    began = time.perf_counter()
+    models: dict[str, str] = {}
+    summaries: dict[str, dict[str, Any]] = {}
+    for stage in pipeline.stages:
+        recipe = _saving(with_models(stage.recipe, models))
+        console.heading(f"{stage.name}: {stage.path}")
+        summaries[stage.name] = train(
+            recipe, console, overwrite=overwrite, allow_change=allow_change
+        )
+        models[stage.name] = summaries[stage.name]["model"]
+    last = pipeline.stages[-1]
+    answers = _answers(last, models[last.name], pipeline.ask)
+    summary = _summary(summaries, answers, time.perf_counter() - began)
+    write_json(pipeline.run_dir / "summary.json", finite(summary))
+    _show(pipeline, summary, answers, console)
+    return summary
+
+
+def _saving(recipe: Recipe) -> Recipe:
+    """The recipe with checkpoint.save_hf on: later stages start from exported models."""
+    saved = recipe.checkpoint.save_hf or True
+    checkpoint = recipe.checkpoint.model_copy(update={"save_hf": saved})
+    return recipe.model_copy(update={"checkpoint": checkpoint})
+
+
+def _answers(stage: Stage, model: str, count: int) -> list[Answer]:
+    recipe = stage.recipe
+    if not count or not isinstance(recipe, Answering) or not recipe.eval.sets:
+        return []
+    if not recipe.samples_answers:  # held-out conversations, of which only the loss is asked
+        return []
+    return ask(model, recipe, count)
+
+
+def _summary(
+    stages: dict[str, dict[str, Any]], answers: Sequence[Answer], seconds: float
+) -> dict[str, Any]:
+    evaluated = [summary for summary in stages.values() if "accuracy_after" in summary]
+    accuracies = {k: v for k, v in (evaluated or [{}])[-1].items() if "accuracy_" in k}
+    return {
+        **accuracies,
+        "seconds": round(seconds, 3),
+        "peak_memory_bytes": max(summary["peak_memory_bytes"] for summary in stages.values()),
+        "answers": [answer.to_json() for answer in answers],
+        "stages": stages,
+    }
+
+
+def _show(
+    pipeline: Pipeline, summary: dict[str, Any], answers: Sequence[Answer], console: Console
+) -> None:
+    if answers:
+        rows = [
+            (answer.question, " → ".join(answer.written), answer.reference or "")
+            for answer in answers
+        ]
+        title = f"plain transformers with {summary['stages'][pipeline.stages[-1].name]['model']}"
+        several = any(len(answer.written) > 1 for answer in answers)
+        written_column = (
+            "its turns, an answer of the environment after each" if several else "answer"
+        )
+        console.table(title, ("question", written_column, "reference"), rows)
+    stages = summary["stages"]
+    seconds = max(summary["seconds"], sum(whole_seconds(stage) for stage in stages.values()))
+    console.table(
+        f"{pipeline.name}: {seconds:.0f} s, {_gib(summary)} at its peak",
+        ("", *stages),
+        _rows(list(stages.values())),
+    )
+    console.note(f"summary: {pipeline.run_dir / 'summary.json'}")
+
+
+def _rows(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """The rows of the summary table: a row for each figure, a column for each stage."""
+    phases = [phase for phase in PHASES if any(phase in stage["phase_seconds"] for stage in stages)]
+    rows = [*_reached(stages), ("time", *(f"{whole_seconds(stage):.1f} s" for stage in stages))]
+    for phase in phases:
+        seconds = (stage["phase_seconds"].get(phase) for stage in stages)
+        rows.append((f"  {phase}", *("" if t is None else f"{t:.1f} s" for t in seconds)))
+    for speed, verb in (("response", "sampled"), ("train", "trained")):
+        speeds = (stage.get(f"{speed}_tokens_per_second") for stage in stages)
+        rows.append((f"tokens {verb}", *(f"{n:,.0f} /s" if n else "" for n in speeds)))
+    return [*rows, ("peak memory", *map(_gib, stages))]
+
+
+def _reached(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Rows with evaluation results, the loss, and the policy's KL from its reference."""
+    rows = [("accuracy", *(change(stage, "accuracy") for stage in stages))]
+    for name in _sets(stages):
+        accuracies = (stage["evaluations"].get(f"eval/{name}/accuracy") for stage in stages)
+        rows.append((f"  {name}", *("" if x is None else f"{x:.3f}" for x in accuracies)))
+    rows.append(("held-out loss", *(change(stage, "loss") for stage in stages)))
+    rows.append(("greedy accuracy", *(change(stage, "greedy_accuracy") for stage in stages)))
+    rows.append(("reward", *(change(stage, "reward") for stage in stages)))
+    parts = [_components(stage) for stage in stages]
+    names = list(dict.fromkeys(name for components in parts for name in components))
+    if any(len(components) > 1 for components in parts):
+        rows += [
+            (f"  {name}", *(components.get(name, "") for components in parts)) for name in names
+        ]
+    rows.append(
+        ("loss", *("" if (x := stage["loss"]) is None else _four_digits(x) for stage in stages))
+    )
+    rows.append(("KL per token", *map(_kl, stages)))
+    rows.append(
+        ("KL per response", *(f"{x['kl']['sequence']:.2f}" if "kl" in x else "" for x in stages))
+    )
+    return [row for row in rows if any(row[1:])]
+
+
+def _four_digits(value: float) -> str:
+    return f"{round(value, 4) + 0.0:.4f}"  # never -0.0000
+
+
+def _sets(stages: Sequence[dict[str, Any]]) -> list[str]:
+    """The names of all evaluation sets that have a name."""
+    keys = [key for stage in stages for key in stage["evaluations"]]
+    named = [key.split("/")[1] for key in keys if key.count("/") == 2 and key.endswith("/accuracy")]
+    return list(dict.fromkeys(named))
+
+
+def _components(stage: dict[str, Any]) -> dict[str, str]:
+    """The reward's components by name, each as "before → after"."""
+    flat = {
+        name: {"_before": reward["before"], "_after": reward["after"]}
+        for name, reward in stage.get("rewards", {}).items()
+    }
+    return {name: change(values, "") for name, values in flat.items()}
+
+
+def _kl(stage: dict[str, Any]) -> str:
+    """KL per token in nats: the mean at the end, the target, and the most of any step."""
+    if "kl" not in stage:
+        return ""
+    kl = stage["kl"]
+    bounds = [f"most {kl['token_most']:.3f}"]
+    if kl["target"] is not None:
+        bounds.insert(0, f"target {kl['target']:g}")
+    return f"{kl['token']:.3f} ({', '.join(bounds)})"
+
+
+def _gib(summary: dict[str, Any]) -> str:
+    return f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB"

@@ -1,0 +1,1 @@
+"""`postgrad serve-reward`."""

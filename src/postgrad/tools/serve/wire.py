@@ -1,0 +1,194 @@
+"""The bodies of POST /score: checked, and turned into token ids. Pure.
+
+    {"inputs": [{"messages": [{"role": "user", "content": "..."}, ...]},
+                {"text": "..."}, {"token_ids": [1, 2, 3]}]}
+
+Messages are written by the model's chat template up to the token that ends the last answer's turn,
+as the model was trained on. Text and token ids are scored as they stand: nothing is added.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from postgrad.core.errors import UsageError
+from postgrad.data.templates import Unencodable, Unmarkable, encode, render_conversation, turn_ends
+
+_QUEUED_BATCHES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What one server takes on. More than one limit may refuse a request; each refusal names its
+    own.
+    """
+
+    request_bytes: int = 4 << 20
+    request_seconds: float = 60.0  # from the first byte of a request to the answer
+    requests: int = 512  # open at a time
+    inputs: int = 256  # of one request
+    input_tokens: int = 16384  # of one input
+    batch_tokens: int = 16384  # of one call of the model
+    queue_tokens: int = 1 << 20  # that wait for the model
+
+    def to_json(self) -> dict[str, Any]:
+        """For the page /info: each limit by its name."""
+        return asdict(self)
+
+
+def limits_of(
+    batch_tokens: int | None, request_bytes: int | None, request_seconds: float | None
+) -> ServerLimits:
+    """The limits with those that the command line gives. UsageError where one is not positive."""
+    usual = ServerLimits()
+    for name, value in (
+        ("--max-batch-tokens", batch_tokens),
+        ("--max-request-bytes", request_bytes),
+        ("--request-seconds", request_seconds),
+    ):
+        if value is not None and not 0 < value < 2**40:
+            raise UsageError(f"{name} {value:g}: a positive number is wanted")
+    batch_tokens = batch_tokens or usual.batch_tokens
+    return ServerLimits(
+        request_bytes=request_bytes or usual.request_bytes,
+        request_seconds=request_seconds or usual.request_seconds,
+        input_tokens=batch_tokens,
+        batch_tokens=batch_tokens,
+        queue_tokens=max(usual.queue_tokens, _QUEUED_BATCHES * batch_tokens),
+    )
+
+
+class Refusal(Exception):
+    """A request that gets no scores: HTTP status, a code for programs, a message for people."""
+
+    def __init__(
+        self, status: int, code: str, message: str, *, retry_after: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+        self.retry_after = retry_after  # seconds
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The one shape of every error."""
+        return {"error": {"code": self.code, "message": self.message}}
+
+
+_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Message(BaseModel):
+    """One turn of a conversation."""
+
+    model_config = _STRICT
+
+    role: str
+    content: str
+
+
+class Input(BaseModel):
+    """What gets one score, given in exactly one of three forms."""
+
+    model_config = _STRICT
+
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    text: Annotated[str, Field(min_length=1)] | None = None
+    token_ids: Annotated[list[int], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_three(self) -> Self:
+        if (self.messages, self.text, self.token_ids).count(None) != 2:
+            raise ValueError("give one of messages, text and token_ids")
+        return self
+
+
+class ScoreRequest(BaseModel):
+    """The body of POST /score."""
+
+    model_config = _STRICT
+
+    inputs: Annotated[list[Input], Field(min_length=1)]
+
+
+def parse(body: bytes, limits: ServerLimits) -> ScoreRequest:
+    """The request in a body. Raises Refusal: 400 where the body is no JSON, 422 where a value is
+    wrong. The message names the place of the value and never its content, which may be private.
+    """
+    try:
+        request = ScoreRequest.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise Refusal(400, "malformed_json", f"the body is no JSON: {first['msg']}") from None
+        where = ".".join(str(part) for part in first["loc"]) or "the body"
+        message = first["msg"].removeprefix("Value error, ")
+        raise Refusal(422, "invalid_request", f"{where}: {message}") from None
+    if len(request.inputs) > limits.inputs:
+        message = f"{len(request.inputs)} inputs, at most {limits.inputs} in one request"
+        raise Refusal(422, "too_many_inputs", message)
+    return request
+
+
+class Encoder:
+    """Inputs to token ids, for one tokenizer. Not for several threads at a time."""
+
+    def __init__(self, tokenizer: Any, max_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._ends: re.Pattern[str] = turn_ends(tokenizer)
+        self._size = len(tokenizer)
+        self._max_tokens = max_tokens
+
+    def encode(self, inputs: Sequence[Input]) -> list[NDArray[np.int32]]:
+        """[tokens] token ids of each input. Raises Refusal (422) for the first that cannot be
+        scored, naming its place.
+        """
+        return [self._encoded(each, f"inputs.{place}") for place, each in enumerate(inputs)]
+
+    def _encoded(self, scored: Input, where: str) -> NDArray[np.int32]:
+        try:
+            if scored.token_ids is not None:
+                ids = self._checked(scored.token_ids, where)
+            elif scored.text is not None:
+                ids = self._ids(scored.text, None)
+            else:
+                assert scored.messages is not None
+                ids = self._conversation(scored.messages)
+        except (Unmarkable, Unencodable) as error:
+            message = f"{where}: {error}"
+            raise Refusal(422, "cannot_encode", message) from error
+        if len(ids) > self._max_tokens:
+            message = f"{where}: {len(ids)} tokens, at most {self._max_tokens} in one input"
+            raise Refusal(422, "too_many_tokens", message)
+        if not len(ids):
+            raise Refusal(422, "no_tokens", f"{where}: no token is left of it to score")
+        return ids
+
+    def _checked(self, ids: Sequence[int], where: str) -> NDArray[np.int32]:
+        wrong = next((token for token in ids if not 0 <= token < self._size), None)
+        if wrong is not None:  # on a GPU an index that is out of range ends the whole process
+            message = f"{where}: a token id that is not from 0 to {self._size - 1}"
+            raise Refusal(422, "unknown_token", message)
+        return np.array(ids, np.int32)
+
+    def _conversation(self, messages: Sequence[Message]) -> NDArray[np.int32]:
+        if messages[-1].role != "assistant":
+            raise Unmarkable("the last message is not the assistant's: there is nothing to score")
+        turns = [{"role": turn.role, "content": turn.content} for turn in messages]
+        rendered = render_conversation(
+            self._tokenizer, turns, ends=self._ends, turns="last", variables={}
+        )
+        return self._ids(rendered.text, rendered.spans[-1][1])
+
+    def _ids(self, text: str, end: int | None) -> NDArray[np.int32]:
+        """The token ids of a text; with `end`, of the tokens that begin before that character."""
+        encoded = encode(self._tokenizer, [text], return_offsets_mapping=end is not None)
+        ids = np.array(encoded["input_ids"][0], np.int32)
+        if end is None:
+            return ids
+        offsets = np.array(encoded["offset_mapping"][0], np.int64).reshape(-1, 2)
+        return ids[offsets[:, 0] < end]

@@ -1,0 +1,1 @@
+"""Training runs: start, loop, jobs, saving, memory."""

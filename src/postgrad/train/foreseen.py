@@ -1,0 +1,167 @@
+"""The forecast of a run beside its measurements, in plan.json, metrics.jsonl and summary.json."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from postgrad.core.errors import PostgradError
+from postgrad.core.files import finite
+from postgrad.fleet.choices import Choices
+from postgrad.models.known_shapes import shape_of_model
+from postgrad.observe.run_dir import RunDirectory
+from postgrad.observe.sinks import Logs
+from postgrad.plan.advice import advise
+from postgrad.plan.calibrate import median, warm
+from postgrad.plan.calibration import calibration_file, chosen, machine_of, read
+from postgrad.plan.hardware import Hardware, this_cpu, this_machine, with_threads
+from postgrad.plan.lengths import row_lengths
+from postgrad.plan.page import Page
+from postgrad.plan.plan import (
+    PHASE_OF,
+    Facts,
+    Outlook,
+    foreseen_columns,
+    outlook,
+    phase_bytes,
+    phase_seconds,
+)
+from postgrad.recipe.recipe import Answering, Recipe
+
+Rows = list[list[str]]
+COLUMNS = ("", "foreseen s", "measured s", "foreseen GB", "measured GB")  # of `rows`
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """The forecast by phase, such as "train". Empty where no plan could be made."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])  # of a step
+    bytes: Mapping[str, int] = field(default_factory=dict[str, int])  # peak memory
+
+    @classmethod
+    def of(cls, outlook: Outlook) -> "Foreseen":
+        """The forecast of a plan, by the phase names of metrics.jsonl."""
+        return cls(phase_seconds(outlook), phase_bytes(outlook))
+
+    @property
+    def columns(self) -> Mapping[str, float]:
+        """The columns that each line of metrics.jsonl has of the forecast."""
+        return foreseen_columns(self.seconds, self.bytes)
+
+    def beside(
+        self, recipe: Recipe, lines: Sequence[Mapping[str, Any]], peaks: Mapping[str, int]
+    ) -> dict[str, dict[str, float]]:
+        """Forecast and measurement by phase, as far as they are known: the median of the steps'
+        seconds, the most bytes of any step.
+
+        lines: of metrics.jsonl. peaks: bytes of the process, for phases that are in no step.
+        """
+        steps = warm(lines, recipe) or lines
+        by_phase: dict[str, dict[str, float]] = {}
+        for name in ("load", *PHASE_OF[recipe.job], "save"):
+            held = [line.get(f"{name}_memory_bytes") or 0 for line in lines]
+            figures = {
+                "foreseen_seconds": self.seconds.get(name),
+                "seconds": median(steps, f"{name}_seconds"),
+                "foreseen_memory_bytes": self.bytes.get(name),
+                "memory_bytes": max([*held, peaks.get(name, 0)]) or None,
+            }
+            if figures["seconds"] is not None or figures["memory_bytes"] is not None:
+                by_phase[name] = {key: value for key, value in figures.items() if value is not None}
+        return by_phase
+
+
+def foresee(
+    directory: RunDirectory,
+    recipe: Recipe,
+    choices: Choices,
+    logs: Logs,
+    *,
+    after: int,
+    steps: int,
+    held: int | None,
+) -> Foreseen:
+    """Plans the run as it continues after step `after`, and appends the forecast to plan.json where
+    it differs from the one before.
+
+    held: resident bytes before the run; None where they are not known. A plan that cannot be made
+    stops no run: plan.json and an event say why.
+    """
+    filled = as_chosen(recipe, choices).model_copy(
+        update={"steps": steps, "epochs": None, "total_episodes": None}
+    )
+    entry: dict[str, Any] = {}
+    expected = Foreseen()
+    try:
+        facts = facts_here(filled, choices)
+        entry["machine"] = machine_of(filled, facts.hardware.device).to_json()
+        planned = outlook(filled, facts)
+        entry |= Page(planned, advise(planned, facts)).to_json()
+        expected = Foreseen.of(planned)
+        if held is not None and choices.device == "cpu":  # peak_memory_bytes counts them too
+            expected = replace(
+                expected, bytes={**expected.bytes, "peak": planned.memory.with_held(held)}
+            )
+    except Exception as error:  # noqa: BLE001  # recorded: to run matters more than to foresee
+        reason = str(error) if isinstance(error, PostgradError) else repr(error)
+        entry["problem"] = f"no plan could be made: {reason}"
+        logs.event("no_plan", entry["problem"])
+    _add(directory, entry, after)
+    return expected
+
+
+def as_chosen(recipe: Recipe, choices: Choices) -> Recipe:
+    """The recipe with all choices of the run in place of "auto" and missing values."""
+    filled = settled(recipe, choices)
+    batch = filled.batch.model_copy(update={"micro_train_tokens": choices.micro_train_tokens})
+    filled = filled.model_copy(update={"batch": batch})
+    if isinstance(filled, Answering) and choices.sizes is not None:
+        rollout = filled.rollout.model_copy(update=choices.sizes.to_json())
+        filled = filled.model_copy(update={"rollout": rollout})
+    return filled
+
+
+def settled(recipe: Recipe, choices: Choices) -> Recipe:
+    """The recipe with the run's dtype and threads: what is chosen before the sizes."""
+    return chosen(recipe, choices.dtype, choices.threads)
+
+
+def hardware_here(choices: Choices) -> Hardware:
+    """The hardware that the run computes on, with its number of threads."""
+    hardware = this_machine() if choices.device == "cuda" else this_cpu()
+    return with_threads(hardware, choices.threads)
+
+
+def facts_here(recipe: Recipe, choices: Choices) -> Facts:
+    """The facts that a plan for this machine needs."""
+    return Facts(
+        shape_of_model,
+        hardware_here(choices),
+        lengths=row_lengths(recipe),
+        calibration=read(calibration_file()),
+    )
+
+
+def _add(directory: RunDirectory, entry: Mapping[str, Any], after: int) -> None:
+    """Appends an entry to plan.json where it differs from the last one. Drops entries after step
+    `after`: a resume has taken those steps back.
+    """
+    before = [plan for plan in directory.plans() if plan["after_step"] <= after]
+    new = json.loads(json.dumps(finite(entry)))
+    if not before or {**before[-1], "after_step": None} != {"after_step": None, **new}:
+        before = [plan for plan in before if plan["after_step"] < after]
+        before.append({"after_step": after, **new})
+    directory.write_plans(before)
+
+
+def rows(beside: Mapping[str, Mapping[str, float]]) -> Rows:
+    """The table of `Foreseen.beside` with the head `COLUMNS`: seconds of a step, and gigabytes."""
+
+    def cell(of: Mapping[str, float], key: str) -> str:
+        if key not in of:
+            return ""
+        return f"{of[key] / 1e9 if key.endswith('_bytes') else of[key]:.3g}"
+
+    keys = ("foreseen_seconds", "seconds", "foreseen_memory_bytes", "memory_bytes")
+    return [[name, *(cell(of, key) for key in keys)] for name, of in beside.items()]

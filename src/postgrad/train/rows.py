@@ -1,0 +1,110 @@
+"""What several jobs need before they start."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from postgrad.checkpoint.store import Checkpoint
+from postgrad.core.records import Prompt
+from postgrad.data import account, overlap
+from postgrad.data.account import RowAccount
+from postgrad.data.conversations import Conversation
+from postgrad.data.draws import DrawnSet, Draws
+from postgrad.data.mixture import training_conversations, training_prompts
+from postgrad.data.pairs import Labelled, Pair, training_labelled, training_pairs
+from postgrad.evaluate import answers as environments
+from postgrad.evaluate import (
+    answers as evaluation,
+)
+from postgrad.evaluate import (
+    losses as held_out_loss,
+)
+from postgrad.evaluate import pairs as paired
+from postgrad.evaluate.answers import Evaluator, check_answers
+from postgrad.learner.protocols import Learns
+from postgrad.observe.console import Console
+from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe, SFTRecipe
+from postgrad.rewards.scorer import Scorer
+from postgrad.train.run import Run
+
+
+def held_out(recipe: Recipe) -> overlap.HeldOut:
+    """The questions of all evaluation sets: none of them may be trained on."""
+    sets = [one.data for one in recipe.eval.sets]
+    return overlap.held_out(sets, recipe.data.decontaminate_ngram)
+
+
+def evaluator(run: Run, recipe: Answering, tokenizer: object, scorer: Scorer) -> Evaluator:
+    """Of a policy that answers; its rows are shown and checked."""
+    found = Evaluator(recipe, tokenizer, scorer)
+    show_rows(run, [prompts.account for _, prompts in found.sets], "evaluation")
+    for _, prompts in found.sets:
+        environments.check_rows(recipe, prompts)
+        check_answers(scorer, prompts.all())
+    return found
+
+
+def restore(learner: Learns, checkpoint: Checkpoint | None) -> None:
+    """Goes on from a checkpoint where there is one."""
+    if checkpoint is not None:
+        learner.load(checkpoint.tensors)
+
+
+def show_rows(run: Run, accounts: Sequence[RowAccount], what: str = "training") -> None:
+    """One table that accounts for every row, and an event for each dataset."""
+    title = f"rows of the {what} data"
+    print_rows(run.console, accounts, title)
+    for one in accounts:
+        run.logs.event("data", title, **one.to_json())
+
+
+def print_rows(console: Console, accounts: Sequence[RowAccount], title: str) -> None:
+    """The table, and below it where to look and what else to know."""
+    console.table(title, *account.table(accounts))
+    for one in accounts:
+        if remarks := one.remarks():
+            console.note("\n".join([one.name, *remarks]))
+
+
+def conversations(recipe: SFTRecipe, tokenizer: Any) -> Draws[Conversation]:
+    """Raises UsageError, as the other functions here do, for rows that cannot be read."""
+    data = environments.with_tools(recipe, recipe.data)
+    return training_conversations(data, tokenizer, exclude=held_out(recipe))
+
+
+def prompts(recipe: RLRecipe, tokenizer: Any) -> Draws[Prompt]:
+    """What the policy answers."""
+    return training_prompts(
+        environments.with_tools(recipe, recipe.data),
+        tokenizer,
+        max_new_tokens=recipe.rollout.max_new_tokens,
+        exclude=held_out(recipe),
+    )
+
+
+def pairs(recipe: Comparing, tokenizer: Any) -> Draws[Pair]:
+    """What a reward model, or a loss on pairs, learns from."""
+    return training_pairs(recipe.data, tokenizer, exclude=held_out(recipe))
+
+
+def labelled(recipe: Comparing, tokenizer: Any) -> Draws[Labelled]:
+    """What a loss on one answer at a time learns from."""
+    return training_labelled(recipe.data, tokenizer, exclude=held_out(recipe))
+
+
+def training(recipe: Recipe, tokenizer: Any) -> Draws[Any]:
+    """What the recipe's job learns from."""
+    if isinstance(recipe, SFTRecipe):
+        return conversations(recipe, tokenizer)
+    if isinstance(recipe, RLRecipe):
+        return prompts(recipe, tokenizer)
+    read = pairs if recipe.algorithm.level == "pair" else labelled
+    return read(recipe, tokenizer)
+
+
+def evaluated(recipe: Recipe, place: int, tokenizer: Any) -> DrawnSet[Any]:
+    """The evaluation set number `place`."""
+    if isinstance(recipe, SFTRecipe) and not recipe.samples_answers:
+        return held_out_loss.read_set(recipe, recipe.eval.sets[place], tokenizer)
+    if isinstance(recipe, Answering):
+        return evaluation.read_set(recipe, recipe.eval.sets[place], tokenizer)
+    return paired.read_set(recipe.eval.sets[place], tokenizer)

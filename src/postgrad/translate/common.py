@@ -1,0 +1,265 @@
+"""What the three systems have in common: processes, micro-batches, schedules, warm-up, adapters."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from postgrad.core.hub import HUB_ID
+from postgrad.models import named_templates
+from postgrad.translate.draft import Draft
+from postgrad.translate.rules import Options, decimal
+
+RANKS = "all roles lie on the same ranks"
+ONE_RANK = "divides state over ranks, and one trains: give --devices N where there are more"
+LOGGING = "metrics.jsonl is always written, one object a step"
+ATTENTION = "attention is chosen here, see model.attention"
+PACKED = "padding is never computed here"
+ENGINE = 'the built-in engine samples here; rollout.type = "vllm" and rollout.vllm are vLLM\'s'
+OFFLOAD = "say learner.offload = true where learner.sharding divides the state over ranks"
+LAUNCH = "how processes are launched"
+ASSUMED = "devices are not said, so one is assumed: give --devices N where more train"
+
+# transformers' name -> schedule here, share of the rate at the end (None: it stays constant)
+_SCHEDULES = {
+    "constant": ("constant", None),
+    "constant_with_warmup": ("constant", None),
+    "linear": ("linear", 0.0),
+    "cosine": ("cosine", 0.0),
+    "cosine_with_min_lr": ("cosine", 0.1),
+    "cosine_warmup_with_min_lr": ("cosine", 0.1),
+}
+
+
+def positive(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with `--no_NAME` as NAME = false, as transformers' parser has them."""
+    renamed: dict[str, Any] = {}
+    for name, value in options.items():
+        negated = name.startswith("no_") and value is True
+        renamed[name[3:] if negated else name] = False if negated else value
+    return renamed
+
+
+def processes(draft: Draft, name: str, devices: int | None) -> int:
+    """How many devices train; where there are several, a rank for each, started by Ray. devices:
+    None where the source does not say, which is taken for 1.
+    """
+    if devices is None:
+        draft.notes.append(ASSUMED)
+        return 1
+    if devices > 1:
+        draft.put("learner.ranks", devices, name)
+        draft.put("cluster.type", "ray", "on one machine too")
+    return devices
+
+
+def divided(draft: Draft, stage: tuple[str, Any], shares: Mapping[str, tuple[str, Any]]) -> None:
+    """[learner] sharding and parallelism. stage: the option's name and the ZeRO stage. shares: by
+    key of [learner], the option's name and how many ranks share a sequence or a matrix.
+    """
+    ranks = int(draft.get("learner.ranks") or 1)
+    for key, (name, size) in shares.items():
+        size = int(size or 1)
+        if size > 1 and ranks % size == 0:
+            draft.put(f"learner.{key}", size)
+        elif size > 1:
+            draft.miss(name, size, f"{ranks} ranks do not divide into {size}")
+    name, level = stage
+    if level in (None, 0):
+        return
+    if ranks == 1:
+        draft.skip(name, level, ONE_RANK)
+    elif draft.get("model.quantize"):
+        draft.miss(name, level, "weights in four bits are whole on every rank")
+    else:
+        draft.put("learner.sharding", f"zero{level}")
+
+
+def replicas(draft: Draft) -> int:
+    """Data-parallel replicas: groups of ranks that share no sequence and no matrix."""
+    tensor = int(draft.get("learner.tensor_parallel") or 1)
+    context = int(draft.get("learner.context_parallel") or 1)
+    return max(1, int(draft.get("learner.ranks") or 1) // (tensor * context))
+
+
+def micro_batch(draft: Draft, samples: int, comment: str = "") -> None:
+    """Samples in one forward pass of a replica; fewer where they would not divide an update, and a
+    token budget chosen at start where none would.
+    """
+    share, count = int(draft.get("batch.train_batch_size") or samples), replicas(draft)
+    if share % count:
+        why = f"an update of {share} samples is no whole number for each of {count} replicas"
+        draft.notes.append(f"micro-batches are cut by tokens: {why}")
+        return
+    share //= count
+    fitting = max(n for n in range(1, min(samples, share) + 1) if share % n == 0)
+    if fitting != samples:
+        comment = f"{samples} there, which does not divide {share}"
+    draft.put("batch.micro_train_batch_size", fitting, comment)
+
+
+def micro_tokens(draft: Draft, tokens: int, comment: str, sequences: int = 1) -> None:
+    """Tokens in one forward pass; more where a whole sequence, or a pair, would not fit."""
+    needed = sequences * int(draft.get("data.max_len") or 0)
+    if tokens < needed:
+        comment = f"{tokens} there; {'a pair' if sequences > 1 else 'a sequence'} has to fit"
+    draft.put("batch.micro_train_tokens", max(tokens, needed), comment)
+
+
+def update_size(draft: Draft, samples: int, comment: str) -> None:
+    """Samples of an update that divide those of a step, the nearest below where they do not."""
+    step = int(draft.get("batch.rollout_batch_size")) * int(draft.get("batch.n_samples_per_prompt"))
+    fitting = max(n for n in range(1, min(samples, step) + 1) if step % n == 0)
+    if fitting != samples:
+        comment = f"{samples} there, which does not divide a step of {step} samples"
+    draft.put("batch.train_batch_size", fitting, comment)
+
+
+def schedule(
+    draft: Draft, scheduler: Any, least: Any = None, role: str = "learner", comment: str = ""
+) -> None:
+    """The learning rate's schedule. scheduler: transformers' name. least: the share of the rate
+    that is left at the end. role: the place of its [learner] table.
+    """
+    counterpart = _SCHEDULES.get(str(scheduler).removeprefix("SchedulerType.").lower())
+    if counterpart is None:
+        draft.miss("lr_scheduler", scheduler, f"{role}.schedule knows constant, linear, cosine")
+        return
+    name, final_ratio = counterpart
+    draft.put(f"{role}.schedule", name, comment)
+    share = final_ratio if least is None or not final_ratio else float(least)
+    if share:
+        draft.put(f"{role}.min_lr_ratio", share)
+
+
+def warmup(draft: Draft, share: float, role: str = "learner", comment: str = "") -> None:
+    """The share of all updates in which the rate warms up, rounded up as transformers does."""
+    if share or role != "learner":
+        draft.put(f"{role}.warmup_ratio", share, comment)
+
+
+def cut_off(draft: Draft, value: float, comment: str) -> None:
+    """A reward that replaces all others of a sample that the token limit cut off."""
+    draft.reward("stop_properly", comment, gate=True, gate_at=0.0, gate_value=value)
+
+
+def kept_checkpoints(draft: Draft, name: str, value: Any, default: str) -> None:
+    """A rule: how many checkpoints are kept. 0 and -1 mean all of them in other systems."""
+    count = int(decimal(value))
+    if count > 0:
+        draft.put("checkpoint.max_ckpt_num", count, default)
+    else:
+        why = "keeps all of them there; here the newest checkpoint.max_ckpt_num (3) are kept"
+        draft.unknown(name, value, why)
+
+
+def per_step(draft: Draft) -> tuple[int, int]:
+    """(samples of a step, updates of a step), from the batch numbers put so far."""
+    train = int(draft.get("batch.train_batch_size") or 64)
+    prompts = draft.get("batch.rollout_batch_size")
+    if prompts is None:
+        return train, 1
+    samples = int(prompts) * int(draft.get("batch.n_samples_per_prompt"))
+    parts = int(draft.get("batch.num_mini_batches") or max(1, samples // train))
+    if draft.get("batch.train_batch_size") is None and not draft.get("batch.num_mini_batches"):
+        parts = 1
+    return samples, parts * int(draft.get("batch.epochs_per_rollout") or 1)
+
+
+def adapter(draft: Draft, options: Options, names: Sequence[str], four_bits: str) -> None:
+    """[model.lora] and model.quantize. names: of the options for rank, alpha, dropout and target
+    modules. four_bits: of the option for weights in four bits.
+    """
+    rank, alpha, dropout, targets = names
+    value = options.number(rank, 0)
+    layers = options.texts(targets)
+    alphas, drops = options.number(alpha, 16), float(options.take(dropout, 0.0))
+    quantize = options.take(four_bits)
+    if value:
+        draft.put("model.lora.rank", value)
+        draft.put("model.lora.alpha", alphas)
+        if drops:
+            draft.put("model.lora.dropout", drops)
+        if layers and layers != ["all-linear"]:
+            draft.put("model.lora.targets", layers)
+    if quantize and value:
+        draft.put("model.quantize", "4bit", "CUDA only")
+    elif quantize:
+        draft.miss(four_bits, quantize, "weights in four bits are frozen: they need an adapter")
+
+
+def sources(draft: Draft, entries: Sequence[dict[str, Any]], section: str = "data") -> None:
+    """The datasets of [data] or [eval]: a single one in the section, several as a list of sets."""
+    if len(entries) == 1:
+        for key, value in entries[0].items():
+            draft.put(
+                f"{section}.{'subset' if section == 'eval' and key == 'name' else key}", value
+            )
+        return
+    for number, entry in enumerate(entries):
+        for key, value in entry.items():
+            draft.put(f"{section}.sets.{number}.{key}", value)
+
+
+def push(draft: Draft, repository: Any, private: Any = None) -> None:
+    """Where the model goes on the hub, if a source names a repository that can be one."""
+    name = str(repository or "")
+    if not HUB_ID.fullmatch(name):
+        return
+    draft.put("checkpoint.push_to_hub", name, "postgrad pushes once, at the end")
+    if private and str(private).lower() != "false":
+        draft.put("checkpoint.push_private", True)
+
+
+def revision(draft: Draft, name: Any) -> None:
+    """The model's revision on the hub; `main` is read where none is stated."""
+    if name not in (None, "main"):
+        draft.put("model.revision", str(name))
+
+
+def run_dir(draft: Draft, directory: Any, comment: str = "") -> None:
+    """Where the run writes: the source's output directory, else runs/JOB."""
+    path = str(directory or "").strip().rstrip("/")
+    while path.startswith("./"):
+        path = path[2:]
+    draft.put("run_dir", path or f"runs/{draft.job}", comment)
+
+
+def chat_template(draft: Draft, name: str, value: Any, _: str) -> None:
+    """A template by its name in the other system, or a file with one."""
+    if value in named_templates.names() or str(value).endswith(".jinja"):
+        draft.put("data.chat_template", value)
+        return
+    draft.miss(
+        name,
+        value,
+        "not among the names here: give data.chat_template the file or the text "
+        f"({', '.join(named_templates.names())})",
+    )
+
+
+def mixture(mixer: Any, splits: list[str]) -> list[dict[str, Any]]:
+    """Entries of [[data.sets]]. mixer: "NAME SHARE NAME SHARE ...", as one text or a list of words,
+    or a table NAME -> SHARE. A share is a number of rows (100) or a part of them (0.5, 1.0: all).
+    splits: one for each name; the last one stands for those that are left.
+    """
+    if isinstance(mixer, dict):
+        pairs = list(cast(dict[str, Any], mixer).items())
+    else:
+        texts = cast(list[Any], mixer) if isinstance(mixer, list) else [mixer]
+        words = [word for text in texts for word in str(text).split()]
+        pairs: list[tuple[str, Any]] = list(zip(words[::2], words[1::2], strict=False))
+    entries: list[dict[str, Any]] = []
+    for number, (path, share) in enumerate(pairs):
+        split = splits[min(number, len(splits) - 1)] if splits else "train"
+        entries.append({"path": str(path), **_share(str(share), split)})
+    return entries
+
+
+def _share(share: str, split: str) -> dict[str, Any]:
+    """The keys of an entry that select a share of a split."""
+    of_split = {} if split == "train" else {"split": split}
+    if "." not in share:
+        return {**of_split, "limit": int(share)}
+    part = float(share)
+    if part < 1:
+        return {"split": f"{split}[:{part * 100:g}%]"}
+    return {**of_split, **({"weight": part} if part > 1 else {})}

@@ -1,0 +1,1 @@
+"""Options of other systems: names, defaults, and what each is here."""

@@ -1,0 +1,143 @@
+"""Open-Instruct's options: their defaults, and what they are in a recipe."""
+
+from typing import Any
+
+from postgrad.translate import common
+from postgrad.translate.rules import (
+    Rule,
+    choice,
+    decimal,
+    family,
+    flag,
+    missing,
+    needless,
+    non_negative,
+    on,
+    texts,
+    to,
+)
+
+_TRAINED: dict[str, Any] = {"seed": 42, "per_device_train_batch_size": 8, "learning_rate": 2e-5,
+                            "gradient_accumulation_steps": 1, "lr_scheduler_type": "linear",
+                            "lora_rank": 64, "lora_alpha": 16, "lora_dropout": 0.1}  # fmt: skip
+_SAMPLED: dict[str, Any] = {"total_episodes": 100_000, "beta": 0.05, "learning_rate": 2e-5,
+                            "lr_scheduler_type": "linear", "verification_reward": 10.0,
+                            "max_prompt_token_length": 256}  # fmt: skip
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "sft": {**_TRAINED, "num_epochs": 2, "warmup_ratio": 0.03, "max_seq_length": 4096},
+    "dpo": {**_TRAINED, "num_epochs": 1, "warmup_ratio": 0.1, "max_seq_length": 4096, "beta": 5.0,
+            "loss_type": "dpo_norm"},
+    "reward": {**_TRAINED, "seed": 1, "per_device_train_batch_size": 1, "num_epochs": 1,
+               "gradient_accumulation_steps": 8, "max_seq_length": 512, "eps": 1e-5},
+    "grpo": {**_SAMPLED, "seed": 42, "num_epochs": 1, "num_mini_batches": 1, "clip_lower": 0.2,
+             "clip_higher": 0.272, "kl_estimator": 2, "num_samples_per_prompt_rollout": 4,
+             "num_unique_prompts_rollout": 16, "response_length": 256, "pack_length": 512,
+             "advantage_normalization_type": "centered", "per_device_train_batch_size": 1,
+             "filter_zero_std_samples": True, "use_rho_correction": True, "save_freq": 200,
+             "rho_clamp_upper_bound": 2.0, "loss_fn": "dapo", "local_eval_every": 100},
+    "ppo": {**_SAMPLED, "seed": 1, "num_epochs": 4, "response_length": 53, "temperature": 0.7,
+            "local_mini_batch_size": 64, "local_rollout_batch_size": 64, "cliprange": 0.2,
+            "cliprange_value": 0.2, "kl_estimator": "kl1", "number_samples_per_prompt": 1,
+            "per_device_train_batch_size": 1, "gamma": 1.0, "lam": 0.95, "eps": 1e-5,
+            "whiten_rewards": False},
+}  # fmt: skip
+RENAMED = {  # names that changed, or differ from program to program
+    "num_train_epochs": "num_epochs", "mixer_list": "dataset_mixer_list",
+    "mixer_list_splits": "dataset_mixer_list_splits", "max_token_length": "max_seq_length",
+    "tokenizer_name_or_path": "tokenizer_name", "chat_template": "chat_template_name",
+    "lora_r": "lora_rank", "use_peft": "use_lora", "max_grad_norm": "clip_grad_norm",
+    "vllm_num_gpus": "vllm_num_engines",
+    "truncated_importance_sampling_ratio_cap": "rho_clamp_upper_bound",
+}  # fmt: skip
+_AI2 = "Ai2's own cluster and evaluation"
+
+RULES: dict[str, Rule] = {
+    "model_name_or_path": to("model.path"),
+    "gradient_checkpointing": to("model.gradient_checkpointing", read=flag),
+    "learning_rate": to("learner.lr", read=decimal),
+    "weight_decay": to("learner.weight_decay", read=decimal),
+    "eps": to("learner.eps", read=decimal),
+    "clip_grad_norm": to("learner.max_grad_norm",
+                         read=lambda norm: max(0.0, float(norm))),
+    "seed": to("seed", read=non_negative),
+    "beta": to("algorithm.beta", read=decimal),
+    "label_smoothing": to("algorithm.label_smoothing", read=decimal),
+    "temperature": to("rollout.temperature", read=decimal),
+    "vllm_top_p": to("rollout.top_p", read=decimal),
+    "stop_strings": to("rollout.stop", read=texts),
+    "gamma": to("algorithm.gamma", read=decimal),
+    "lam": to("algorithm.lam", read=decimal),
+    "whiten_rewards": to("algorithm.whiten_rewards", read=on),
+    "cliprange_value": to("algorithm.value_clip", read=decimal),
+    "model_dtype": choice("model.dtype", {"bfloat16": "bfloat16", "float32": "float32"}),
+    "keep_last_n_checkpoints": common.kept_checkpoints,
+    "checkpointing_steps": to("checkpoint.save_steps",
+                              read=lambda n: int(n) if str(n).isdigit() else None),
+    "resume_from_checkpoint": to("checkpoint.load_checkpoint", read=on),
+    "chat_template_name": common.chat_template,
+    "system_prompt_override_file": missing("put the file's text into data.system"),
+    "add_bos": missing("the chat template says whether a text begins with a token of its own"),
+    "additional_model_arguments": missing("the model is loaded as its config says"),
+    "use_8bit_optimizer": missing("moments are float32"),
+    "concatenated_forward": needless("a pair always lies in one forward pass"),
+    "async_steps": missing("a step samples with the weights that the last one made"),
+    "inflight_updates": missing("weights do not change while an answer is written"),
+    "mask_truncated_completions": to("algorithm.mask_truncated_completions", read=on),
+    "apply_r1_style_format_reward": missing('add [[rewards]] type = "format"'),
+    "additive_format_reward": missing('add [[rewards]] type = "format"'),
+    "r1_style_format_reward": missing('the weight of [[rewards]] type = "format"'),
+    "stop_token": missing("an answer ends with its turn; rollout.stop has texts that end it"),
+    "no_resampling_pass_rate": to("rollout.curriculum.retire_at",
+                                  "of the first verifier's score", decimal),
+    "remap_verifier": missing("[[rewards]] say by `when` which rows they score"),
+    "tools": missing("tools are an environment: docs/environments.md"),
+    "load_balancing_loss": missing("mixtures of experts are not loaded here"),
+    "eval_pass_at_k": missing("set eval.n_samples and eval.pass_at"),
+    "eval_top_p": missing("evaluation samples at eval.temperature alone"),
+    "max_train_samples": to("data.limit", read=non_negative),
+    **family("", "fsdp_shard_degree fsdp_num_replicas",
+             missing("learner.sharding divides over all ranks")),
+    **family("", "deepspeed_offload_param deepspeed_offload_optimizer offload_optimizer "
+             "offload_param", missing(common.OFFLOAD)),
+    **family("", "max_steps tool_parser_type tool_configs tool_call_names pool_size "
+             "per_turn_max_tokens pass_tools_to_chat_template",
+             missing("tools are an environment: docs/environments.md")),
+    **family("", "add_r1_style_format_reward code_pass_rate_reward_threshold "
+             "code_max_execution_time reward_aggregator apply_evolving_rubric_reward "
+             "max_active_rubrics llm_judge_max_tokens llm_judge_max_context_length",
+             missing("verifiers and judges have settings of their own: docs/rewards.md")),
+    "masked_mean_axis": missing("algorithm.aggregation says what divides the loss"),
+    **family("", "packing padding_free", needless(common.PACKED)),
+    **family("", "use_flash_attn attn_implementation use_liger_kernel fused_optimizer "
+             "low_cpu_mem_usage gather_whole_model deepspeed_zpg compile_model "
+             "activation_memory_budget", needless(common.ATTENTION)),
+    **family("", "vllm_num_engines vllm_tensor_parallel_size vllm_sync_backend "
+             "vllm_enforce_eager vllm_gpu_memory_utilization vllm_enable_prefix_caching "
+             "single_gpu_mode enable_prefix_caching local_rollout_forward_batch_size "
+             "backend_timeout", needless(common.ENGINE)),
+    **family("", "with_tracking report_to logging_steps exp_name run_name wandb_project_name "
+             "wandb_entity wandb_project verbose save_traces record_entropy "
+             "rollouts_save_path", needless(common.LOGGING)),
+    **family("", "try_launch_beaker_eval_jobs try_launch_beaker_eval_jobs_on_weka "
+             "try_auto_save_to_beaker oe_eval_tasks "
+             "oe_eval_max_length oe_eval_gpu_multiplier eval_priority eval_workspace "
+             "hf_metadata_dataset gs_bucket_path send_slack_alerts "
+             "save_to_hub oe_eval_beaker_image do_not_randomize_output_dir", needless(_AI2)),
+    **family("", "tokenizer_name tokenizer_revision use_slow_tokenizer use_fast_tokenizer "
+             "preprocessing_num_workers dataset_mix_dir dataset_cache_mode dataset_skip_cache "
+             "dataset_local_cache_dir dataset_transform_fn overwrite_cache transform_fn "
+             "max_prompt_token_length cache_dataset_only hf_repo_revision timeout "
+             "per_device_eval_batch_size num_nodes checkpoint_state_freq checkpoint_state_dir "
+             "eval_batch_size max_possible_score llm_judge_model llm_judge_timeout code_api_url "
+             "trust_remote_code zero_hpz_partition_size profiling config_name beaker_eval_freq "
+             "clean_checkpoints_at_end get_tokenizer_fn local_cache_dir skip_cache",
+             needless("it is so here, or has no place here")),
+}  # fmt: skip
+
+
+KL_ESTIMATORS = {0: "k1", 1: "k2", 2: "k3", "kl1": "k1", "kl2": "k2", "kl3": "k3"}
+VERIFIERS: dict[str, tuple[list[str], str, dict[str, Any]]] = {  # in a name -> column, type
+    "gsm": (["gsm8k"], "gsm8k", {"flexible": True}),
+    "math": (["math", "MATH"], "math", {}),
+    "if": (["ifeval"], "ifeval", {}),
+}

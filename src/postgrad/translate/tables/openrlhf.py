@@ -1,0 +1,217 @@
+"""OpenRLHF's options: their names, their defaults, and what they are in a recipe.
+
+Names are those of version 0.11, with dots; `canonical` renames older ones. Options of the policy
+(`actor.adam.lr`) are listed as its other trainers name them (`adam.lr`), so that one table serves
+all trainers.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from postgrad.translate import common
+from postgrad.translate.rules import (
+    Rule,
+    choice,
+    decimal,
+    family,
+    flag,
+    missing,
+    needless,
+    non_negative,
+    on,
+    to,
+)
+
+# section -> "name_before[=name_since]", the same name where no new one follows
+_BEFORE = {
+    "": "max_norm lr_scheduler lr_warmup_ratio min_lr_ratio use_ms local_rank prompt_max_len",
+    "model": "pretrain=model_name_or_path gradient_checkpointing=gradient_checkpointing_enable "
+    "gradient_checkpointing_use_reentrant=gradient_checkpointing_reentrant aux_loss_coef beta "
+    "ipo=ipo_enable label_smoothing nll_loss_coef loss=loss_type margin_loss=margin_loss_enable "
+    "compute_fp32_loss=compute_fp32_loss_enable pretrain_mode=pretrain_mode_enable "
+    "desirable_loss_weight undesirable_loss_weight vanilla_loss packing",
+    "ref": "ref_pretrain=model_name_or_path ref_offload=offload ref_reward_offload=offload "
+    "ref_num_nodes=num_nodes ref_num_gpus_per_node=num_gpus_per_node",
+    "adam": "learning_rate=lr actor_learning_rate=lr l2=weight_decay adam_betas=betas",
+    "critic": "critic_learning_rate=adam.lr critic_pretrain=model_name_or_path value_clip "
+    "save_value_network critic_num_nodes=num_nodes critic_num_gpus_per_node=num_gpus_per_node",
+    "actor": "eps_clip eps_clip_low_high dual_clip entropy_loss_coef=entropy_coef "
+    "policy_loss_type actor_num_nodes=num_nodes actor_num_gpus_per_node=num_gpus_per_node "
+    "freezing_actor_steps=freezing_steps actor_init_on_gpu=init_on_gpu",
+    "reward": "reward_pretrain=model_name_or_path remote_rm_url=remote_url "
+    "normalize_reward=normalize_enable reward_clip_range=clip_range overlong_buffer_len "
+    "overlong_penalty_factor stop_properly_penalty_coef reward_num_nodes=num_nodes "
+    "reward_num_gpus_per_node=num_gpus_per_node",
+    "data": "dataset dataset_probs dataset_split train_split=dataset_split "
+    "prompt_data=prompt_dataset prompt_data_probs prompt_split max_samples max_len multiturn "
+    "input_key output_key label_key prompt_key chosen_key rejected_key input_template "
+    "apply_chat_template tokenizer_chat_template disable_fast_tokenizer",
+    "eval": "eval_dataset=dataset eval_split=split eval_steps=steps eval_temperature=temperature "
+    "eval_n_samples_per_prompt=n_samples_per_prompt",
+    "train": "train_batch_size=batch_size micro_train_batch_size=micro_batch_size max_epochs seed "
+    "num_episodes full_determinism=full_determinism_enable enable_ema ema_beta "
+    "use_dynamic_batch=dynamic_batch_enable train_max_tokens_per_gpu=max_tokens_per_gpu "
+    "async_train=async_enable async_queue_size partial_rollout=partial_rollout_enable "
+    "agent_func_path colocate_all_models=colocate_all colocate_actor_ref colocate_critic_reward",
+    "rollout": "rollout_batch_size=batch_size micro_rollout_batch_size=micro_batch_size "
+    "n_samples_per_prompt max_new_tokens generate_max_len=max_new_tokens temperature top_p "
+    "rollout_max_tokens_per_gpu=max_tokens_per_gpu vllm_generate_batch_size",
+    "algo.kl": "init_kl_coef=init_coef kl_target=target kl_horizon=horizon use_kl_loss=use_loss "
+    "kl_estimator=estimator",
+    "algo.advantage": "advantage_estimator=estimator gamma lambd no_advantage_std_norm=no_std_norm "
+    "enable_vllm_is_correction=is_correction_enable vllm_is_correction_type=is_correction_type "
+    "vllm_is_truncated_threshold=is_correction_threshold",
+    "algo": "dynamic_filtering=dynamic_filtering_enable "
+    "dynamic_filtering_reward_range=dynamic_filtering_range",
+    "ckpt": "save_path=output_dir ckpt_path=path save_steps save_hf_ckpt=save_hf "
+    "disable_ds_ckpt=disable_ds max_ckpt_num=max_num max_ckpt_mem=max_mem best_metric_key "
+    "load_checkpoint=load_enable",
+    "logger": "logging_steps use_wandb=wandb.key wandb_org=wandb.org wandb_group=wandb.group "
+    "wandb_project=wandb.project wandb_run_name=wandb.run_name use_tensorboard=tensorboard_dir "
+    "perf",
+    "ds": "zero_stage param_dtype zpg adam_offload attn_implementation flash_attn "
+    "use_liger_kernel grad_accum_dtype overlap_comm deepcompile use_ds_universal_ckpt "
+    "ds_tensor_parallel_size=tensor_parallel_size ring_attn_size "
+    "ring_head_stride=ring_attn_head_stride load_in_4bit lora_rank=lora.rank "
+    "lora_alpha=lora.alpha lora_dropout=lora.dropout target_modules=lora.target_modules "
+    "packing_samples value_head_prefix deepspeed_enable_sleep=enable_sleep",
+    "vllm": "vllm_num_engines=num_engines vllm_tensor_parallel_size=tensor_parallel_size "
+    "vllm_sync_backend=sync_backend vllm_sync_with_ray=sync_with_ray enable_prefix_caching "
+    "enforce_eager vllm_enable_sleep=enable_sleep vllm_gpu_memory_utilization="
+    "gpu_memory_utilization",
+}  # fmt: skip
+_OF_POLICY = (
+    "adam.", "muon.", "optim", "max_norm", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio",
+)  # fmt: skip
+
+SHARED: dict[str, Any] = {
+    "lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 0.1, "lr_warmup_ratio": 0.03,
+    "adam.betas": [0.9, 0.95], "train.seed": 42, "train.batch_size": 128,
+    "ds.param_dtype": "bf16", "ds.zero_stage": 2,
+}  # fmt: skip
+_TEMPLATE = {"data.input_key": "input", "data.input_template": "User: {}\nAssistant: "}
+DEFAULTS: dict[str, dict[str, Any]] = {  # where OpenRLHF does something else than we do
+    "train_sft": {"adam.lr": 5e-6, "train.max_epochs": 2, "train.micro_batch_size": 8,
+                  "data.max_len": 2048, **_TEMPLATE},
+    "train_rm": {"adam.lr": 9e-6, "train.max_epochs": 1, "train.micro_batch_size": 1,
+                 "data.max_len": 512},
+    "train_dpo": {"adam.lr": 1e-5, "train.max_epochs": 1, "train.micro_batch_size": 8,
+                  "data.max_len": 512, "eval.split": "test"},
+    "train_kto": {"adam.lr": 1e-5, "train.max_epochs": 1, "train.micro_batch_size": 8,
+                  "data.max_len": 2048, "model.beta": 0.01, **_TEMPLATE},
+    "train_ppo_ray": {"adam.lr": 1e-6, "critic.adam.lr": 9e-6, "train.max_epochs": 1,
+                      "train.micro_batch_size": 4, "data.max_len": 2048, "data.input_key": "input",
+                      "rollout.batch_size": 1024, "rollout.n_samples_per_prompt": 1,
+                      "algo.advantage.estimator": "gae", "algo.advantage.lambd": 1.0,
+                      "algo.kl.init_coef": 0.01, "algo.kl.estimator": "k1",
+                      "critic.value_clip": 0.5, "train.num_episodes": 1,
+                      "reward.clip_range": [-10.0, 10.0]},
+}  # fmt: skip
+
+RULES: dict[str, Rule] = {
+    "model.model_name_or_path": to("model.path"),
+    "model.gradient_checkpointing_enable": to("model.gradient_checkpointing", read=flag),
+    "model.aux_loss_coef": missing("mixtures of experts are not loaded here"),
+    "model.beta": to("algorithm.beta", read=decimal),
+    "model.label_smoothing": to("algorithm.label_smoothing", read=decimal),
+    "model.nll_loss_coef": to("algorithm.nll_coef", read=decimal),
+    "model.desirable_loss_weight": to("algorithm.desirable_weight", read=decimal),
+    "model.undesirable_loss_weight": to("algorithm.undesirable_weight", read=decimal),
+    "model.loss_type": choice("algorithm.loss", {"sigmoid": "log_sigmoid", "logexp": "log_exp"}),
+    "model.margin_loss_enable": to("algorithm.margin", "name its column in data.margin", on),
+    "model.pretrain_mode_enable": missing("loss lies on the assistant's turns only"),
+    "ref.model_name_or_path": to("reference.model.path"),
+    "ds.param_dtype": choice("model.dtype", {"bf16": "bfloat16"}),
+    "adam.lr": to("learner.lr", read=decimal),
+    "adam.betas": to("learner.betas", read=list),
+    "adam.eps": to("learner.eps", read=decimal),
+    "adam.weight_decay": to("learner.weight_decay", read=decimal),
+    "max_norm": to("learner.max_grad_norm", read=decimal),
+    "optim": choice("learner.optimizer", {"adam": "adamw", "muon": "muon"}),
+    "muon.lr": missing("Muon's steps are scaled to AdamW's here: learner.lr is the rate of both"),
+    "muon.momentum": to("learner.muon_momentum", read=decimal),
+    "muon.ns_steps": to("learner.muon_ns_steps", read=non_negative),
+    "critic.adam.lr": to("critic.learner.lr", read=decimal),
+    "data.chosen_key": to("data.chosen"),
+    "data.rejected_key": to("data.rejected"),
+    "data.prompt_key": to("data.prompt"),
+    "data.tokenizer_chat_template": to("data.chat_template"),
+    "train.seed": to("seed", read=non_negative),
+    "ckpt.path": to("checkpoint.ckpt_path"),
+    "ckpt.save_steps": to("checkpoint.save_steps", read=lambda n: max(0, int(n)) or None),
+    "ckpt.max_num": to("checkpoint.max_ckpt_num", read=non_negative),
+    "ckpt.save_hf": to("checkpoint.save_hf", "there at every checkpoint",
+                       lambda switch: "each" if flag(switch) else None),
+    "ckpt.load_enable": to("checkpoint.load_checkpoint", read=flag),
+    "rollout.temperature": to("rollout.temperature", read=decimal),
+    "rollout.top_p": to("rollout.top_p", read=decimal),
+    "actor.dual_clip": to("algorithm.dual_clip", read=decimal),
+    "actor.entropy_coef": to("algorithm.entropy_coef", read=decimal),
+    "train.async_enable": missing("a step samples with the weights that the last one made"),
+    "train.partial_rollout_enable": missing("answers are written to their end before training"),
+    "ckpt.best_metric_key": missing('say checkpoint.best_metric, such as "eval/accuracy"'),
+    "data.dataset_probs": missing("say how much of an epoch a set is: weight in [[data.sets]]"),
+    "data.prompt_data_probs": missing("say how much of an epoch a set is: weight in [[data.sets]]"),
+    "ds.adam_offload": missing(common.OFFLOAD),
+    **family("", "ref.offload reward.offload", missing("frozen models stay on their device")),
+    **family("ds.", "packing_samples", needless(common.PACKED)),
+    **family("ds.", "attn_implementation flash_attn use_liger_kernel experts_implementation",
+             needless(common.ATTENTION)),
+    **family("ds.", "zpg overlap_comm deepcompile grad_accum_dtype ring_attn_head_stride "
+             "use_universal_ckpt value_head_prefix enable_sleep", needless("DeepSpeed's own")),
+    **family("vllm.", "num_engines tensor_parallel_size sync_backend sync_with_ray enforce_eager "
+             "enable_prefix_caching enable_sleep gpu_memory_utilization", needless(common.ENGINE)),
+    **family("", "train.colocate_all train.colocate_actor_ref train.colocate_critic_reward "
+             "ref.num_nodes ref.num_gpus_per_node reward.num_nodes reward.num_gpus_per_node "
+             "critic.num_nodes critic.num_gpus_per_node local_rank actor.init_on_gpu",
+             needless(common.RANKS)),
+    **family("rollout.", "micro_batch_size max_tokens_per_gpu vllm_generate_batch_size",
+             needless("what is only computed, not trained, is cut by tokens")),
+    **family("logger.", "logging_steps wandb.key wandb.org wandb.group wandb.project "
+             "wandb.run_name tensorboard_dir perf", needless(common.LOGGING)),
+    **family("", "ckpt.disable_ds ckpt.max_mem", missing("checkpoint.max_ckpt_num says how many")),
+    **family("", "data.multiturn data.disable_fast_tokenizer data.dataloader_num_workers use_ms "
+             "model.gradient_checkpointing_reentrant model.compute_fp32_loss_enable "
+             "train.full_determinism_enable critic.save_value_network model.packing",
+             needless("it is so here, or has no place here")),
+}  # fmt: skip
+_OF_MODEL = {f"model.{entry.partition('=')[2] or entry}" for entry in _BEFORE["model"].split()}
+
+
+def _renamed() -> dict[str, str]:
+    names: dict[str, str] = {}
+    for section, entries in _BEFORE.items():
+        for entry in entries.split():
+            before, _, since = entry.partition("=")
+            names[before] = f"{section}.{since or before}".lstrip(".")
+    return names
+
+
+RENAMED = _renamed()  # former name -> today's name
+
+
+def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options under the names that RULES has: today's names, without "actor." for the policy's."""
+    renamed: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in ("bf16", "fp16"):
+            renamed["ds.param_dtype"] = name
+            continue
+        since = RENAMED.get(name, name)
+        bare = since.removeprefix("actor.")
+        if since.startswith("actor.") and bare.startswith(_OF_POLICY):
+            since = bare
+        elif since.startswith("actor.") and f"model.{bare}" in _OF_MODEL:
+            since = f"model.{bare}"
+        renamed[since] = value
+    return renamed
+
+
+ESTIMATORS: dict[str, tuple[str, str | None]] = {  # -> type, what the loss is divided by
+    "gae": ("ppo", None),
+    "reinforce": ("reinforce_pp", None),
+    "reinforce_baseline": ("reinforce_pp_baseline", None),
+    "rloo": ("rloo", "token"),
+    "group_norm": ("grpo", "token"),
+    "dr_grpo": ("dr_grpo", "token"),
+}

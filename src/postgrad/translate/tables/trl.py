@@ -1,0 +1,139 @@
+"""TRL's options: their defaults, and what they are in a recipe."""
+
+from typing import Any
+
+from postgrad.translate import common
+from postgrad.translate.rules import (
+    Rule,
+    choice,
+    decimal,
+    family,
+    flag,
+    missing,
+    needless,
+    non_negative,
+    on,
+    to,
+)
+
+# Of transformers' TrainingArguments and TRL's base.
+SHARED: dict[str, Any] = {
+    "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_train_epochs": 3,
+    "lr_scheduler_type": "linear", "seed": 42, "save_steps": 500, "gradient_checkpointing": True,
+    "bf16": True, "max_length": 1024, "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05,
+}  # fmt: skip
+_SAMPLED: dict[str, Any] = {"max_completion_length": 512, "num_iterations": 1, "max_length": None}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "sft": {"learning_rate": 2e-5},
+    "dpo": {"learning_rate": 1e-6, "loss_type": "sigmoid"},
+    "kto": {"learning_rate": 1e-6},
+    "orpo": {"learning_rate": 1e-6, "beta": 0.1},
+    "reward": {"learning_rate": 1e-4},
+    "grpo": {"learning_rate": 1e-6, "num_generations": 8, "beta": 0.0, "loss_type": "dapo",
+             "epsilon": 0.2, **_SAMPLED},
+    "rloo": {"learning_rate": 1e-6, "num_generations": 2, "beta": 0.05, "epsilon": 0.2,
+             **_SAMPLED},
+    "ppo": {"learning_rate": 3e-6, "num_ppo_epochs": 4, "num_mini_batches": 1, "kl_coef": 0.05,
+            "kl_estimator": "k1", "cliprange": 0.2, "cliprange_value": 0.2, "gamma": 1.0,
+            "lam": 0.95, "response_length": 53, "temperature": 0.7, "max_length": None},
+}  # fmt: skip
+
+_OWN_LOOP = "the loop is one process's own"
+_SAVING = "every run saves and logs into run_dir"
+_PREPARED = "rows are prepared in this process, and cached"
+
+RULES: dict[str, Rule] = {
+    "model_name_or_path": to("model.path"),
+    "gradient_checkpointing": to("model.gradient_checkpointing", read=flag),
+    "learning_rate": to("learner.lr", read=decimal),
+    "weight_decay": to("learner.weight_decay", read=decimal),
+    "max_grad_norm": to("learner.max_grad_norm", read=decimal),
+    "adam_epsilon": to("learner.eps", read=decimal),
+    "seed": to("seed", read=non_negative),
+    "beta": to("algorithm.beta", read=decimal),
+    "label_smoothing": to("algorithm.label_smoothing", read=decimal),
+    "desirable_weight": to("algorithm.desirable_weight", read=decimal),
+    "undesirable_weight": to("algorithm.undesirable_weight", read=decimal),
+    "center_rewards_coefficient": to("algorithm.centre_coef", read=decimal),
+    "temperature": to("rollout.temperature", read=decimal),
+    "top_p": to("rollout.top_p", read=decimal),
+    "top_k": to("rollout.top_k", read=non_negative),
+    "min_p": to("rollout.min_p", read=decimal),
+    "delta": to("algorithm.dual_clip", "a bound of the ratio, for bad answers only", decimal),
+    "entropy_coef": to("algorithm.entropy_coef", read=decimal),
+    "chat_template_path": common.chat_template,
+    "chat_template_kwargs": to("data.chat_template_kwargs"),
+    "dataset_config": to("data.name"),
+    "dataset_train_split": to("data.split"),
+    "truncation_mode": choice("data.on_too_long", {"keep_start": "truncate"}),
+    "shuffle_dataset": to("data.shuffle", read=flag),
+    "resume_from_checkpoint": to("checkpoint.load_checkpoint", read=on),
+    "save_total_limit": common.kept_checkpoints,
+    "optim": choice("learner.optimizer", {
+        "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw"}),
+    "gamma": to("algorithm.gamma", read=decimal),
+    "lam": to("algorithm.lam", read=decimal),
+    "whiten_rewards": to("algorithm.whiten_rewards", read=on),
+    "cliprange_value": to("algorithm.value_clip", read=decimal),
+    "logit_softcapping": missing("logits are the model's own"),
+    "use_dora": missing("adapters are plain low-rank ones"),
+    "use_rslora": missing("an adapter is scaled by alpha / rank"),
+    "lora_modules_to_save": missing("the adapter alone is trained; a reward model's head too"),
+    "load_in_8bit": missing("weights are whole or in four bits"),
+    "eos_token": missing("a turn ends as the chat template ends it"),
+    "mask_truncated_completions": to("algorithm.mask_truncated_completions", read=on),
+    "repetition_penalty": missing("tokens are drawn from the policy's own distribution"),
+    "generation_kwargs": missing("sampling is temperature, top_p, top_k, min_p"),
+    "top_entropy_quantile": missing("every token bears loss"),
+    "multi_objective_aggregation": missing("a reward is the weighted sum of its components"),
+    "off_policy_mask_threshold": missing("algorithm.correction drops what is too far off"),
+    "use_bias_correction_kl": missing("KL has one estimator, algorithm.kl_estimator"),
+    "ld_alpha": missing("the loss counts every token of an answer"),
+    "use_weighting": missing("all pairs weigh the same"),
+    "f_divergence_type": choice("algorithm.type", {"reverse_kl": "dpo"}),
+    "stop_token": missing("an answer ends with its turn; rollout.stop has texts that end it"),
+    "streaming": missing("a dataset is read whole"),
+    "loss_weights": missing("a preference has one loss"),
+    "assistant_only_loss": needless("loss always lies on the assistant's turns only"),
+    "remove_unused_columns": needless("columns that nothing names are left alone"),
+    "attn_implementation": needless(common.ATTENTION),
+    "packing": needless(common.PACKED),
+    **family("", "padding_free pad_to_multiple_of packing_strategy eval_packing pad_token "
+             "group_by_length", needless(common.PACKED)),
+    **family("", "use_vllm vllm_mode vllm_gpu_memory_utilization vllm_tensor_parallel_size "
+             "vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout "
+             "vllm_enable_sleep_mode vllm_max_model_length vllm_model_impl vllm_group_port "
+             "ds3_gather_for_generation cache_implementation use_transformers_paged "
+             "use_transformers_continuous_batching local_rollout_forward_batch_size",
+             needless(common.ENGINE)),
+    **family("", "logging_steps logging_first_step logging_strategy report_to run_name log_level "
+             "log_completions num_completions_to_print log_unique_prompts trackio_space_id "
+             "logging_dir project", needless(common.LOGGING)),
+    **family("", "do_train do_eval overwrite_output_dir save_only_model "
+             "hub_strategy hub_model_revision save_safetensors eval_on_start",
+             needless(_SAVING)),
+    **family("", "dataset_num_proc dataset_text_field preprocessing_num_workers "
+             "dataloader_num_workers dataset_kwargs precompute_ref_log_probs "
+             "precompute_ref_batch_size completion_only_loss", needless(_PREPARED)),
+    **family("", "trust_remote_code use_liger_kernel dtype torch_dtype bf16 tf32 "
+             "gradient_checkpointing_kwargs ddp_timeout deepspeed fsdp accelerate_config "
+             "lora_task_type bnb_4bit_quant_type use_bnb_nested_quant disable_dropout "
+             "model_adapter_name activation_offloading router_aux_loss_coef torch_compile "
+             "vllm_importance_sampling_correction vllm_importance_sampling_mode "
+             "vllm_importance_sampling_cap env", needless(_OWN_LOOP)),
+}  # fmt: skip
+
+
+LOSSES: dict[str, tuple[str, str | None]] = {  # -> type, aggregation
+    "grpo": ("grpo", None),
+    "dapo": ("grpo", "token"),
+    "bnpo": ("grpo", "token"),
+    "dr_grpo": ("grpo", "constant"),
+    "cispo": ("cispo", None),
+}
+FUNCTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "accuracy_reward": ("math", {}),
+    "reasoning_accuracy_reward": ("math", {}),
+    "think_format_reward": ("format", {"pattern": "<think>.*</think>.*"}),
+    "get_soft_overlong_punishment": ("overlong", {"max_new_tokens": 1280, "buffer": 256}),
+}

@@ -1,0 +1,103 @@
+"""Verifiers on answers that are right and on none."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from postgrad.core.records import Prompt
+from postgrad.models.load import load_tokenizer
+from postgrad.observe.console import Console
+from postgrad.rewards.registry import build
+from postgrad.rewards.settings import RewardSettings
+from postgrad.rewards.verifier import PromptView, RolloutView, Score
+from postgrad.tools.dry_run.answers import Tried, judge, try_answers
+from postgrad.tools.dry_run.report import Report
+
+
+@pytest.fixture
+def report(console: Console) -> Report:
+    return Report(console)
+
+
+def prompts(*answers: str) -> list[Prompt]:
+    ids = np.array([1], np.int32)
+    return [Prompt(n, ids, "q", answer, "rows", n) for n, answer in enumerate(answers)]
+
+
+def tried(*scores: tuple[float, float], sure: bool = True) -> Tried:
+    rows = prompts(*(["an answer"] * len(scores)))
+    given = [(row, "an answer", *pair) for row, pair in zip(rows, scores, strict=True)]
+    return Tried("gsm8k", sure, given)
+
+
+def judged(report: Report, one: Tried, kind: str = "gsm8k") -> tuple[list[str], list[str]]:
+    with report.check("verifiers") as check:
+        judge(report, check, one, RewardSettings(type=kind))
+    return [one.message for one in report.problems], [one.message for one in report.warnings]
+
+
+@pytest.mark.parametrize(
+    ("reward", "answer"),
+    [
+        ({"type": "gsm8k"}, "4 + 4 = 8\n#### 8"),
+        ({"type": "gsm8k"}, "1,200"),
+        ({"type": "math"}, r"\frac{1}{2}"),
+        ({"type": "math"}, r"$x^2$"),
+        ({"type": "exact_match"}, "Paris"),
+        ({"type": "f1"}, '["the sun", "a star"]'),
+        ({"type": "multiple_choice", "options": ""}, "C"),
+    ],
+)
+def test_what_a_verifier_calls_right_has_its_full_score(
+    reward: dict[str, Any], answer: str
+) -> None:
+    verifier, prompt = build(RewardSettings.model_validate(reward)), PromptView("q", answer)
+    text = verifier.right_answer(prompt)
+    assert text is not None
+    score = verifier.score(prompt, RolloutView(text))
+    assert (score.value if isinstance(score, Score) else score) == 1.0
+
+
+def test_reference_answers_are_scored_by_the_runs_own_verifiers(
+    report: Report, make_recipe: Any, models: Any
+) -> None:
+    recipe = make_recipe("rl", rewards=[{"type": "gsm8k"}])
+    rows = prompts("1 + 1 = 2\n#### 2", "#### 17")
+    try_answers(report, recipe, rows, load_tokenizer(models(0)))
+    assert report.problems == []
+    assert [one.detail for one in report.checks] == ["2 rows can be read", "gsm8k 2 of 2"]
+
+
+def test_reference_answers_that_a_verifier_cannot_read_are_found(
+    report: Report, make_recipe: Any, models: Any
+) -> None:
+    recipe = make_recipe("rl", rewards=[{"type": "gsm8k"}])
+    try_answers(report, recipe, prompts("#### 2", "seventeen"), load_tokenizer(models(0)))
+    (one,) = report.problems
+    assert one.check == "reference answers"
+    assert "1 of 2 rows" in one.message
+
+
+def test_right_answers_called_wrong_are_a_problem_where_they_are_most(report: Report) -> None:
+    problems, _ = judged(report, tried((0.0, 0.0), (0.0, 0.0), (1.0, 0.0)))
+    assert "2 of 3 reference answers no full score" in problems[0]
+
+
+def test_a_few_right_answers_called_wrong_are_told(report: Report) -> None:
+    problems, warnings = judged(report, tried((0.0, 0.0), (1.0, 0.0), (1.0, 0.0)))
+    assert problems == []
+    assert "1 of 3" in warnings[0]
+
+
+def test_an_empty_answer_with_full_score_is_a_problem(report: Report) -> None:
+    problems, _ = judged(report, tried((1.0, 1.0)))
+    assert "an empty answer full score" in problems[0]
+
+
+def test_a_judge_that_does_not_tell_answers_from_none_is_told(report: Report) -> None:
+    one = tried((0.5, 0.5), (0.2, 0.5), sure=False)
+    assert judged(report, one, "format") == ([], [])
+    problems, warnings = judged(report, one, "package.module:score")
+    assert problems == []
+    assert "no reference answer more than an empty one" in warnings[0]

@@ -1,0 +1,186 @@
+"""Dry runs as a whole: nothing wrong, something wrong in a phase, nothing left behind."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postgrad.checkpoint.store import CheckpointStore, SaveFailed
+from postgrad.core.errors import RunError
+from postgrad.observe.console import Console
+from postgrad.recipe.pipeline import load_pipeline
+from postgrad.tools.dry_run import trial
+from postgrad.tools.dry_run.command import dry_run, dry_run_pipeline, pipeline_json
+from postgrad.tools.dry_run.report import FAILURE, RECIPE, Report
+
+ROOT = Path(__file__).parent.parent.parent.parent
+SUPERVISED = {"load", "train", "evaluate", "save", "load the checkpoint", "export", "disk"}
+
+
+def passed(report: Report) -> set[str]:
+    return {one.name for one in report.checks if one.ok}
+
+
+def only(report: Report) -> tuple[str, str, int]:
+    (one,) = report.problems
+    return one.check, one.message, one.exit_code
+
+
+def test_a_clean_recipe_of_rl_goes_through_every_phase_and_leaves_nothing(
+    make_recipe: Any, console: Console, tmp_path: Path
+) -> None:
+    recipe = make_recipe("rl", checkpoint={"best_metric": "eval/accuracy"})
+    before = sorted(tmp_path.rglob("*"))
+    report = dry_run(recipe, console)
+    assert report.problems == []
+    assert report.exit_code == 0
+    assert passed(report) >= SUPERVISED | {"sample", "publish", "verifiers", "best_metric"}
+    train = next(one for one in report.checks if one.name == "train")
+    assert "8 samples, loss" in train.detail
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_critic_and_a_reference_take_part(make_recipe: Any, console: Console) -> None:
+    recipe = make_recipe(
+        "rl",
+        algorithm={"type": "ppo", "kl_coef": 0.1, "critic_warmup_steps": 2},
+        batch={"train_batch_size": 8},
+        eval={"at_start": False},
+    )
+    report = dry_run(recipe, console)
+    assert report.problems == []
+    load = next(one for one in report.checks if one.name == "load the checkpoint")
+    assert int(load.detail.split()[-2]) > 60  # of the policy and of the critic
+
+
+@pytest.mark.parametrize("job", ["sft", "reward", "preference"])
+def test_clean_recipes_of_the_other_jobs_pass(make_recipe: Any, console: Console, job: str) -> None:
+    report = dry_run(make_recipe(job), console)
+    assert report.problems == []
+    assert passed(report) >= SUPERVISED - ({"evaluate"} if job != "sft" else set())
+
+
+def test_a_run_that_is_there_is_not_touched(make_recipe: Any, console: Console) -> None:
+    recipe = make_recipe("reward")
+    folder = Path(recipe.run_dir)
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("not ours\n", "utf-8")
+    report = dry_run(recipe, console)
+    assert [one.check for one in report.problems] == ["run_dir"]
+    assert [path.name for path in folder.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_save_that_fails_is_named_and_everything_is_removed(
+    make_recipe: Any, console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise SaveFailed("the disk is full")
+
+    recipe = make_recipe("reward")
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(CheckpointStore, "save", fail)
+    report = dry_run(recipe, console)
+    assert only(report) == ("save", "the disk is full", FAILURE)
+    assert "train" in passed(report)
+    assert "export" not in passed(report)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_checkpoint_that_gives_other_bits_is_found(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = trial.digests_of, []
+
+    def other(job: Any) -> dict[str, str]:
+        calls.append(job)
+        found = real(job)
+        return {name: f"{one}{len(calls)}" for name, one in found.items()}
+
+    monkeypatch.setattr(trial, "digests_of", other)
+    check, message, code = only(dry_run(make_recipe("reward"), console))
+    assert (check, code) == ("load the checkpoint", FAILURE)
+    assert "other bits" in message
+
+
+def test_an_export_that_cannot_be_read_is_found(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RunError("export: the model read back gives other logits")
+
+    monkeypatch.setattr(trial, "export", fail)
+    assert only(dry_run(make_recipe("reward"), console))[0] == "export"
+
+
+def test_an_interrupt_removes_everything_and_is_not_a_problem(
+    make_recipe: Any, console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    recipe = make_recipe("reward")
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(trial, "prepare", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        dry_run(recipe, console)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_best_metric_that_no_evaluation_gives_is_found(
+    make_recipe: Any, console: Console
+) -> None:
+    recipe = make_recipe(
+        "sft", checkpoint={"best_metric": "eval/acuracy"}, eval={"n_samples": 1, "pass_at": [1]}
+    )
+    check, message, code = only(dry_run(recipe, console))
+    assert (check, code) == ("best_metric", RECIPE)
+    assert "eval/accuracy" in message
+
+
+def test_a_verifier_that_fails_is_found_before_the_step(make_recipe: Any, console: Console) -> None:
+    recipe = make_recipe("sft", rewards=[{"type": "tiny_rewards:broken"}])
+    report = dry_run(recipe, console)
+    found = {one.check: one for one in report.problems}
+    assert "no score today" in found["verifiers"].message
+    assert found["verifiers"].exit_code == FAILURE
+    assert "evaluate" in found
+
+
+def test_several_things_that_are_wrong_are_all_told(
+    make_recipe: Any, console: Console, models: Any
+) -> None:
+    recipe = make_recipe(
+        "sft",
+        model={"path": models(0)},
+        eval={"path": "nowhere.jsonl"},
+        data={"path": "neither.jsonl"},
+    )
+    report = dry_run(recipe, console)
+    assert {one.check for one in report.problems} >= {"rows of eval", "rows"}
+    assert report.exit_code == RECIPE
+
+
+@pytest.mark.slow
+def test_stages_of_a_pipeline_start_from_what_the_one_before_exported(
+    console: Console, tmp_path: Path
+) -> None:
+    small = ["--data.size", "40", "--eval.size", "4", "--sft.model.init.hidden_size", "24"]
+    more = ["--learner.threads", "1", "--scoring.workers", "1"]
+    flags = [*small, *more, "--run_dir", str(tmp_path / "run")]
+    reports = dry_run_pipeline(load_pipeline(ROOT / "recipes" / "quickstart", flags), console)
+    assert list(reports) == ["sft", "rl"]
+    found = pipeline_json(reports)
+    assert found["problems"] == []
+    assert "sample" in passed(reports["rl"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stage_whose_model_could_not_be_made_is_not_tried(
+    console: Console, tmp_path: Path
+) -> None:
+    flags = ["--sft.data.path", "nowhere.jsonl", "--run_dir", str(tmp_path / "run")]
+    reports = dry_run_pipeline(load_pipeline(ROOT / "recipes" / "quickstart", flags), console)
+    assert reports["sft"].exit_code == RECIPE
+    (skipped,) = reports["rl"].checks
+    assert skipped.outcome == "not tried"
+    assert "sft" in skipped.detail

@@ -1,0 +1,102 @@
+"""Models that would disappoint later: out of reach, too short, of another vocabulary, endless."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from postgrad.core.records import Prompt
+from postgrad.data.account import RowAccount
+from postgrad.data.draws import DrawnSet
+from postgrad.models.load import load_tokenizer
+from postgrad.observe.console import Console
+from postgrad.tools.dry_run import models as looking
+from postgrad.tools.dry_run.data import Sets
+from postgrad.tools.dry_run.report import RECIPE, Report
+
+TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content + end }}{% endfor %}"
+WITH_PROMPT = TEMPLATE + "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+
+
+@pytest.fixture
+def report(console: Console) -> Report:
+    return Report(console)
+
+
+def sets_with(token: int) -> Sets:
+    rows = [Prompt(0, np.array([1, token], np.int32), "q", "a", "rows", 0)]
+    return Sets(DrawnSet(rows, RowAccount("rows", 1, {"kept": 1}, {}), True))
+
+
+def test_a_model_that_cannot_be_reached_is_a_problem_of_the_recipe(
+    report: Report, make_recipe: Any, tmp_path: Path
+) -> None:
+    recipe = make_recipe("sft", model={"path": str(tmp_path / "nowhere")})
+    assert looking.check_models(report, recipe, tmp_path / "init") is None
+    (one,) = report.problems
+    assert one.exit_code == RECIPE
+    assert "no model at" in one.message
+
+
+def test_models_of_other_roles_are_looked_at_too(
+    report: Report, make_recipe: Any, models: Any, tmp_path: Path
+) -> None:
+    recipe = make_recipe(
+        "rl",
+        model={"path": models(0)},
+        algorithm={"type": "grpo", "kl_coef": 0.1},
+        reference={"model": {"path": str(tmp_path / "nowhere")}},
+    )
+    assert looking.check_models(report, recipe, tmp_path / "init") is not None
+    assert [one.check for one in report.problems] == ["model of reference"]
+
+
+def test_rows_longer_than_the_models_positions_are_found(
+    report: Report, make_recipe: Any, models: Any, tmp_path: Path
+) -> None:
+    recipe = make_recipe("sft", model={"path": models(0), "init": None}, data={"max_len": 100})
+    looking.check_models(report, recipe, tmp_path / "init")
+    assert "has 64 positions" in report.problems[0].message
+
+
+def test_token_ids_without_an_embedding_are_found(
+    report: Report, make_recipe: Any, models: Any
+) -> None:
+    path = models(0)
+    size = json.loads((Path(path) / "config.json").read_text("utf-8"))["vocab_size"]
+    recipe, tokenizer = make_recipe("reward"), load_tokenizer(path)
+    looking.check_tokens(report, recipe, path, tokenizer, sets_with(size - 1))
+    assert report.problems == []
+    looking.check_tokens(report, recipe, path, tokenizer, sets_with(size))
+    assert f"token id {size}" in report.problems[0].message
+
+
+def ends(report: Report, recipe: Any, path: str, end: str) -> None:
+    data = recipe.data.model_copy(
+        update={"chat_template": WITH_PROMPT, "chat_template_kwargs": {"end": end}}
+    )
+    with_template = recipe.model_copy(update={"data": data})
+    looking.check_tokens(report, with_template, path, load_tokenizer(path), sets_with(1))
+
+
+def test_a_template_whose_turns_end_with_no_token_is_found(
+    report: Report, make_recipe: Any, models: Any
+) -> None:
+    ends(report, make_recipe("sft"), models(0), "")
+    (one,) = report.problems
+    assert one.check == "end of a turn"
+    assert "does not learn to stop" in one.message
+
+
+def test_a_template_whose_turns_end_with_a_token_that_stops_nothing_is_told(
+    report: Report, make_recipe: Any, models: Any
+) -> None:
+    ends(report, make_recipe("sft"), models(0), "<|im_start|>")
+    assert report.problems == []
+    assert "rollout.stop" in report.warnings[0].message
+    report.warnings.clear()
+    ends(report, make_recipe("sft", rollout={"stop": ["<|im_start|>"]}), models(0), "<|im_start|>")
+    ends(report, make_recipe("sft"), models(0), "<|im_end|>")
+    assert report.warnings == []

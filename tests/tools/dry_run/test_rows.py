@@ -1,0 +1,76 @@
+"""Rows as a person sees them: what is trained, what was cut, and nothing that steers a terminal."""
+
+from io import StringIO
+from typing import Any
+
+import numpy as np
+
+from helpers.chat import chat_tokenizer
+from postgrad.observe.console import Console
+from postgrad.tools.dry_run.rows import (
+    LONGEST,
+    ShownRow,
+    TextSpan,
+    kinds_of,
+    shortened,
+    show,
+    spans_of,
+    spread,
+)
+
+
+def shown(*found: TextSpan) -> str:
+    told = StringIO()
+    show(ShownRow("row 0", (("conversation", found),)), Console("plain", told))
+    return told.getvalue()
+
+
+def test_pieces_say_what_the_tokens_say_and_special_tokens_stand_alone() -> None:
+    tokenizer = chat_tokenizer()
+    text = "<|im_start|>user\nHi there<|im_end|>"
+    ids = np.array(tokenizer(text)["input_ids"], np.int32)
+    found = spans_of(tokenizer, ids, ["read"] * len(ids))
+    assert "".join(one.text for one in found) == text
+    assert [one.text for one in found if one.special] == ["<|im_start|>", "<|im_end|>"]
+
+
+def test_what_is_trained_and_what_was_cut_stand_in_brackets_outside_a_terminal() -> None:
+    told = shown(
+        TextSpan("Why?", "read", False),
+        TextSpan("Because", "trained", False),
+        TextSpan("<|im_end|>", "trained", True),
+        TextSpan(" and on", "cut", False),
+    )
+    assert "Why?⟦Because<|im_end|>⟧⟪cut:  and on⟫" in told
+
+
+def test_text_of_rows_is_neither_markup_nor_control_characters() -> None:
+    told = shown(TextSpan("[red]\x1b[2J[/red]", "read", False))
+    assert "[red]\\x1b[2J[/red]" in told
+    assert "\x1b" not in told
+
+
+def test_tokens_cut_off_at_the_end_or_the_start_are_marked() -> None:
+    ids = np.array([1, 2, 3, 4], np.int32)
+    mask = np.array([False, True])
+    assert kinds_of(ids[:2], mask, ids)[1] == ["read", "trained", "cut", "cut"]
+    assert kinds_of(ids[2:], None, ids)[1] == ["cut", "cut", "read", "read"]
+    assert kinds_of(ids, None, ids)[1] == ["read"] * 4
+
+
+def test_a_long_piece_shows_its_ends() -> None:
+    text = "a" + "b" * 2 * LONGEST + "c"
+    assert shortened(text)[0] == "a"
+    assert shortened(text)[-1] == "c"
+    assert len(shortened(text)) < LONGEST + 40
+
+
+def test_rows_are_taken_from_the_whole_dataset_with_the_ones_asked_for() -> None:
+    class Part:
+        def all(self) -> list[int]:
+            return list(range(100))
+
+    part: Any = Part()
+    assert spread(part, 4) == [0, 25, 50, 75]
+    assert 77 in spread(part, 4, [77])
+    assert len(spread(part, 4, [77])) == 4

@@ -1,0 +1,52 @@
+"""Scripts and configs as OpenRLHF, Open-Instruct and TRL publish them, their recipes by hand.
+
+A case is a source (NAME.sh or NAME.yaml) and what it has to become (NAME.toml); the first line of
+the latter names the options that have no counterpart. `# words:` in a source says how it is called.
+"""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from postgrad.recipe.load import parse_recipe
+from postgrad.translate.command import SYSTEMS, translate
+
+CASES = Path(__file__).parent / "cases"
+SOURCES = sorted(path for path in CASES.iterdir() if path.suffix in (".sh", ".yaml"))
+
+
+def system_of(path: Path) -> str:
+    return next(name for name in SYSTEMS if path.stem.startswith(name))
+
+
+def words_before(path: Path) -> list[str]:
+    first = path.read_text("utf-8").splitlines()[0]
+    return first.partition("# words:")[2].split()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_a_published_source_becomes_the_recipe_worked_out_by_hand(path: Path) -> None:
+    expected = path.with_suffix(".toml").read_text("utf-8")
+    found = translate(system_of(path), [*words_before(path), str(path)])
+    assert found.recipe == tomllib.loads(expected)
+    missing = expected.splitlines()[0].removeprefix("# missing:").strip()
+    named = sorted(name.strip() for name in missing.split(",") if name.strip())
+    assert sorted({one.name for one in found.draft.missing}) == named
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_what_is_written_is_a_whole_recipe(path: Path) -> None:
+    found = translate(system_of(path), [*words_before(path), str(path)])
+    assert found.problem is None
+    recipe = parse_recipe(tomllib.loads(found.text), "translated", found.text)
+    recipe.geometry(rows=10_000)
+    assert max(len(line) for line in found.text.splitlines() if line.startswith("#")) <= 100
+
+
+def test_every_system_has_cases_of_every_kind_of_job() -> None:
+    jobs = {(system_of(path), tomllib.loads(path.with_suffix(".toml").read_text("utf-8"))["job"])
+            for path in SOURCES}  # fmt: skip
+    wanted = {(name, job) for name in SYSTEMS for job in ("sft", "reward", "preference", "rl")}
+    assert wanted <= jobs
+    assert len(SOURCES) >= 12

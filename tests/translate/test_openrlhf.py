@@ -1,0 +1,145 @@
+"""OpenRLHF's options whose meaning depends on their sign, their range, or the estimator."""
+
+from typing import Any
+
+import pytest
+
+from postgrad.core.errors import UsageError
+from postgrad.rewards.length import StopProperly
+from postgrad.rewards.mixing import total
+from postgrad.rewards.settings import RewardSettings
+from postgrad.rewards.verifier import PromptView, RolloutView
+from postgrad.translate.command import Translation, translate
+
+PPO = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "d", "--data.input_key", "q",
+       "--reward.remote_url", "r.py"]  # fmt: skip
+
+
+def of(*flags: str) -> Translation:
+    return translate("openrlhf", ["ppo", *PPO, *flags])
+
+
+def missing(found: Translation) -> set[str]:
+    return {one.name for one in found.draft.missing}
+
+
+def earned(rewards: list[dict[str, Any]], task: float, finish_reason: str) -> float:
+    """What a sample earns by the translated rewards, the first of which gave `task`."""
+    stop = {key: value for key, value in rewards[1].items() if key in ("penalty", "stopped")}
+    view = RolloutView("", finish_reason, 5)
+    shaped = StopProperly(**stop).score(PromptView("?", None), view).value
+    return total([RewardSettings(**one) for one in rewards], [task, shaped])
+
+
+@pytest.mark.parametrize(
+    ("coefficient", "task", "cut"),
+    [("-0.5", -1.0, -0.5), ("-0.5", 1.0, -0.5), ("0.5", -1.0, -0.5), ("0.5", 1.0, 0.5),
+     ("0.0", 1.0, 0.0), ("1.0", -1.0, -1.0)],
+)  # fmt: skip
+def test_a_penalty_below_zero_replaces_the_reward_of_what_was_cut_off_and_others_scale_it(
+    coefficient: str, task: float, cut: float
+) -> None:
+    found = of("--reward.stop_properly_penalty_coef", coefficient)
+    assert found.problem is None
+    rewards = found.recipe["rewards"]
+    assert earned(rewards, task, "length") == cut
+    assert earned(rewards, task, "stop") == task
+
+
+def test_a_clip_range_keeps_both_of_its_bounds() -> None:
+    for bounds, wanted in ((["-1", "5"], [-1.0, 5.0]), (["-3", "3"], 3.0)):
+        for estimator in ("gae", "reinforce", "rloo"):
+            found = of("--reward.clip_range", *bounds, "--algo.advantage.estimator", estimator,
+                       "--rollout.n_samples_per_prompt", "2")  # fmt: skip
+            assert found.problem is None
+            assert found.recipe["algorithm"]["reward_clip"] == wanted
+    unsaid = of("--algo.advantage.estimator", "rloo", "--rollout.n_samples_per_prompt", "2")
+    assert "reward_clip" not in unsaid.recipe["algorithm"]
+
+
+@pytest.mark.parametrize("estimator", ["gae", "reinforce", "reinforce_baseline"])
+def test_no_std_norm_is_std_norm_false(estimator: str) -> None:
+    flags = ["--algo.advantage.estimator", estimator, "--rollout.n_samples_per_prompt", "4"]
+    found = of(*flags, "--algo.advantage.no_std_norm")
+    assert found.problem is None
+    assert found.recipe["algorithm"]["std_norm"] is False
+    assert "std_norm" not in of(*flags).recipe["algorithm"]
+
+
+def test_estimators_that_do_not_ask_no_std_norm_are_left_as_they_are() -> None:
+    flags = ["--algo.advantage.estimator", "group_norm", "--rollout.n_samples_per_prompt", "4"]
+    found = of(*flags, "--algo.advantage.no_std_norm")
+    assert "std_norm" not in found.recipe["algorithm"]
+    assert missing(found) == set()
+
+
+def test_the_critic_has_a_schedule_of_its_own() -> None:
+    assert of().recipe["critic"]["learner"] == {"lr": 9e-6}
+    found = of("--critic.lr_scheduler", "constant", "--critic.lr_warmup_ratio", "0.0",
+               "--critic.max_norm", "0.5")  # fmt: skip
+    assert found.problem is None
+    assert found.recipe["critic"]["learner"] == {
+        "lr": 9e-6, "schedule": "constant", "warmup_ratio": 0.0, "max_grad_norm": 0.5,
+    }  # fmt: skip
+    assert found.recipe["learner"]["warmup_ratio"] == 0.03
+
+
+def test_what_is_said_of_the_actor_alone_is_not_taken_over_by_the_critic() -> None:
+    found = of("--actor.lr_scheduler", "constant", "--actor.lr_warmup_ratio", "0.1")
+    assert found.problem is None
+    assert (found.recipe["learner"]["schedule"], found.recipe["learner"]["warmup_ratio"]) == (
+        "constant", 0.1,
+    )  # fmt: skip
+    critic = found.recipe["critic"]["learner"]
+    assert critic == {"lr": 9e-6, "schedule": "cosine", "min_lr_ratio": 0.1, "warmup_ratio": 0.03}
+    both = of("--lr_warmup_ratio", "0.1")  # before 0.11 one option was both roles'
+    assert both.recipe["critic"]["learner"] == {"lr": 9e-6}
+
+
+def test_a_critic_s_options_need_no_saying_where_there_is_none() -> None:
+    found = of("--algo.advantage.estimator", "rloo", "--rollout.n_samples_per_prompt", "4",
+               "--critic.lr_warmup_ratio", "0.1")  # fmt: skip
+    assert found.problem is None
+    assert missing(found) == set()
+    assert "critic" not in found.recipe
+
+
+def test_what_an_estimator_does_not_do_here_is_said() -> None:
+    several = ["--rollout.n_samples_per_prompt", "4"]
+    discounted = of("--algo.advantage.estimator", "reinforce", "--algo.advantage.gamma", "0.9")
+    assert missing(discounted) == {"algo.advantage.gamma"}
+    frozen = of("--algo.advantage.estimator", "rloo", *several, "--actor.freezing_steps", "5")
+    assert missing(frozen) == {"actor.freezing_steps"}
+    sequence = of("--algo.advantage.estimator", "rloo", *several,
+                  "--actor.policy_loss_type", "gspo")  # fmt: skip
+    assert missing(sequence) == {"algo.advantage.estimator"}
+    assert of("--actor.freezing_steps", "-1").problem is None
+
+
+def test_bounds_that_are_no_pair_are_named() -> None:
+    with pytest.raises(UsageError, match=r"reward\.clip_range: two numbers are wanted, the lower"):
+        of("--reward.clip_range", "5")
+    with pytest.raises(UsageError, match="dynamic_filtering_range: two numbers"):
+        of("--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range", "1", "0")
+
+
+def test_one_threshold_of_a_correction_is_its_upper_bound() -> None:
+    tis = of("--enable_vllm_is_correction", "--vllm_is_truncated_threshold", "3")
+    assert tis.recipe["algorithm"]["correction_high"] == 3.0
+    assert missing(tis) == set()
+    two = of("--enable_vllm_is_correction", "--vllm_is_truncated_threshold", "0.5", "3")
+    assert two.recipe["algorithm"]["correction_high"] == 3.0
+    assert missing(two) == {"algo.advantage.is_correction_threshold"}
+
+
+def test_a_kl_coefficient_below_zero_is_none() -> None:
+    found = of("--algo.kl.init_coef", "-1")
+    assert found.problem is None
+    assert found.recipe["algorithm"]["kl_coef"] == 0.0
+
+
+def test_an_overlong_factor_is_above_zero_or_said_to_be_none() -> None:
+    flags = ["--reward.overlong_buffer_len", "100", "--reward.overlong_penalty_factor"]
+    assert of(*flags, "2.0").recipe["rewards"][1]["factor"] == 2.0
+    assert len(of(*flags, "0.0").recipe["rewards"]) == 1
+    assert missing(of(*flags, "-1.0")) == {"reward.overlong_penalty_factor"}

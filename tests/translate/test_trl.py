@@ -1,0 +1,89 @@
+"""TRL's options whose meaning depends on their sign, their range, or the loss."""
+
+import pytest
+
+from postgrad.translate.command import Translation, translate
+
+GRPO = ["grpo", "--model_name_or_path", "m", "--dataset_name", "d", "--reward_funcs",
+        "accuracy_reward"]  # fmt: skip
+
+
+def of(*flags: str) -> Translation:
+    found = translate("trl", [*GRPO, *flags])
+    assert found.problem is None
+    return found
+
+
+def missing(found: Translation) -> set[str]:
+    return {one.name for one in found.draft.missing}
+
+
+def test_scale_rewards_none_is_no_division_by_the_deviation_whatever_the_loss() -> None:
+    for scale in ("none", "false"):
+        sequence = of("--scale_rewards", scale, "--importance_sampling_level", "sequence")
+        assert sequence.recipe["algorithm"]["type"] == "gspo"
+        assert sequence.recipe["algorithm"]["std_norm"] is False
+        weights = of("--scale_rewards", scale, "--loss_type", "cispo", "--epsilon_high", "5.0")
+        assert weights.recipe["algorithm"]["std_norm"] is False
+        assert of("--scale_rewards", scale).recipe["algorithm"]["type"] == "dr_grpo"
+    assert "std_norm" not in of("--scale_rewards", "group").recipe["algorithm"]
+    assert missing(of("--scale_rewards", "batch")) == {"scale_rewards"}
+
+
+def test_cispo_bounds_the_ratio_at_one_more_than_clip_high() -> None:
+    found = of("--loss_type", "cispo", "--epsilon_high", "5.0").recipe["algorithm"]
+    assert found["clip_high"] == 4.0
+    assert "clip_low" not in found
+    assert missing(of("--loss_type", "cispo")) == {"epsilon_high"}  # 0.2 there, by default
+
+
+def test_a_clip_range_of_rloo_bounds_rewards() -> None:
+    flags = ["--model_name_or_path", "m", "--dataset_name", "d", "--reward_funcs",
+             "accuracy_reward", "--reward_clip_range", "-2", "1"]  # fmt: skip
+    found = translate("trl", ["rloo", *flags])
+    assert found.problem is None
+    assert found.recipe["algorithm"]["reward_clip"] == [-2.0, 1.0]
+
+
+def test_a_missing_end_costs_what_ppo_says() -> None:
+    flags = ["--sft_model_path", "m", "--dataset_name", "d", "--reward_model_path", "r",
+             "--missing_eos_penalty", "1.5", "--whiten_rewards"]  # fmt: skip
+    found = translate("trl", ["ppo", *flags])
+    assert found.problem is None
+    assert found.recipe["rewards"] == [
+        {"type": "reward_model"}, {"type": "stop_properly", "penalty": -1.5},
+    ]  # fmt: skip
+    assert found.recipe["algorithm"]["whiten_rewards"] is True
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (["--warmup_ratio", "0.1"], {"warmup_ratio": 0.1}),
+        (["--warmup_steps", "0.1"], {"warmup_ratio": 0.1}),
+        (["--warmup_steps", "10"], {"warmup_updates": 10}),
+        (["--warmup_ratio", "0.1", "--warmup_steps", "10"], {"warmup_updates": 10}),
+    ],
+)
+def test_warm_up_below_one_is_a_share(flags: list[str], wanted: dict[str, float]) -> None:
+    learner = of(*flags).recipe["learner"]
+    assert {key: one for key, one in learner.items() if "warmup" in key} == wanted
+
+
+def test_a_least_rate_is_a_share_of_the_rate() -> None:
+    found = of("--learning_rate", "1e-5", "--lr_scheduler_type", "cosine_with_min_lr",
+               "--lr_scheduler_kwargs", '{"min_lr": 1e-6}')  # fmt: skip
+    assert found.recipe["learner"]["min_lr_ratio"] == pytest.approx(0.1)
+
+
+def test_steps_below_one_are_a_share_of_the_run() -> None:
+    found = of("--save_steps", "0.1", "--eval_strategy", "steps", "--eval_steps", "0.25")
+    assert missing(found) == {"save_steps", "eval_steps"}
+    assert "save_steps" not in found.recipe["checkpoint"]
+
+
+@pytest.mark.parametrize("limit", ["0", "-1"])
+def test_no_limit_of_checkpoints_is_said_to_be_none(limit: str) -> None:
+    found = of("--save_total_limit", limit)
+    assert missing(found) == {"save_total_limit"}
+    assert of("--save_total_limit", "2").recipe["checkpoint"]["max_ckpt_num"] == 2
