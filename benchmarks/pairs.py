@@ -35,8 +35,8 @@ from postgrad.data.mixture import dataset_texts
 from postgrad.data.pairs import Pair, load_pairs
 from postgrad.data.settings import PairSettings
 from postgrad.evaluate.pairs import sequences_of
-from postgrad.fleet import local as roles
 from postgrad.fleet.choices import choose
+from postgrad.fleet.local import LocalFleet
 from postgrad.layout.cut import cut
 from postgrad.layout.layout import lay_out
 from postgrad.learner.backbone import Backbone, MicroBatch
@@ -198,8 +198,10 @@ def lora(folder: Path) -> dict[str, Any]:
         run: Any = SimpleNamespace(
             recipe=recipe, choices=choose(recipe, {}), geometry=geometry, clock=Clock()
         )
-        policy = roles.policy(run, str(folder))
-        reference = roles.reference(run, recipe, str(folder), policy)
+        fleet = LocalFleet(run)
+        policy = fleet.policy(str(folder))
+        under = policy.under_adapter()  # the reference, where there is an adapter
+        reference = under or fleet.frozen_policy(str(folder))
         models: list[nn.Module] = [policy.backbone.lm, reference.backbone.lm]
         held = {p.data_ptr(): p.nbytes for lm in models for p in lm.parameters()}
         found[name] = {

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from postgrad.cluster.settings import ClusterSettings, PolicyPlacement, RolloutPlacement
+from postgrad.fleet.ranked import wants_of
 from postgrad.observe.console import Console
 from postgrad.plan.command import plan
 from postgrad.recipe.load import load_recipe
-from postgrad.train.join import wants_of
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "recipes" / "cluster"

@@ -1,6 +1,7 @@
 """Whole runs in an environment: evaluation plays, rewards reach the update, resumes are exact."""
 
 import string
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from helpers.runs import assert_same_run, lines
 from postgrad.core.errors import UsageError
 from postgrad.evaluate import answers as environments
 from postgrad.evaluate.answers import Evaluator
-from postgrad.fleet import local as roles
 from postgrad.fleet.choices import choose
+from postgrad.fleet.engines import build_engine
 from postgrad.fleet.exported import roles_of
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
@@ -114,10 +115,10 @@ def test_plain_transformers_is_asked_in_the_game_and_plays_as_our_engine_does(
     model = str(export(run, "latest", run / "exported"))
     answers = ask(model, recipe, 6)
     tokenizer = load_tokenizer(model)
-    with environments.scorer_of(recipe) as scorer:
+    with environments.scorer_of(recipe) as scorer, ExitStack() as stack:
         evaluator = Evaluator(recipe, tokenizer, scorer)
-        engine, _ = roles.engine(
-            recipe, model, choose(recipe, {}), sequences=6, max_len=evaluator.max_len
+        engine, _ = build_engine(
+            recipe, model, choose(recipe, {}), stack, sequences=6, max_len=evaluator.max_len
         )
         (result,) = evaluator(engine, lambda _: None)
     assert [one.question for one in answers] == [one.question for one in result.problems]

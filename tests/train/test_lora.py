@@ -14,8 +14,8 @@ from helpers.runs import assert_same_run, lines, tensors, train_until_killed
 from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.fleet import local as roles
 from postgrad.fleet.choices import choose
+from postgrad.fleet.local import LocalFleet, frozen_reward_model
 from postgrad.learner.backbone import Backbone
 from postgrad.learner.role import Policy
 from postgrad.learner.score import ScoreRole
@@ -176,13 +176,13 @@ def test_critic_and_reward_model_share_one_backbone_where_their_base_is_the_same
     train(reward, console)
     path = str(export(Path(reward.run_dir), "latest", tmp_path / "reward-model"))
     scorers: list[ScoreRole] = []
-    whole = roles.scorer
+    load = LocalFleet.frozen_reward_model
 
-    def keep(*arguments: Any) -> ScoreRole:
-        scorers.append(whole(*arguments))
+    def keep(fleet: LocalFleet, path: str) -> ScoreRole:
+        scorers.append(load(fleet, path))
         return scorers[-1]
 
-    monkeypatch.setattr(roles, "scorer", keep)
+    monkeypatch.setattr(LocalFleet, "frozen_reward_model", keep)
     recipe = make_recipe(
         "rl",
         model=adapted(models),
@@ -200,7 +200,7 @@ def test_critic_and_reward_model_share_one_backbone_where_their_base_is_the_same
     mask[last.tokens.offsets[1:] - 1] = True
     marked = Sequences(last.tokens, last.tokens.like(mask), last.group)
     before = scorer.scores(marked).result()
-    alone = roles.frozen_reward_model(recipe, recipe.reward_model.model, path, choose(recipe, {}))
+    alone = frozen_reward_model(recipe, recipe.reward_model.model, path, choose(recipe, {}))
     assert alone.scores(marked).result().values.tobytes() == before.values.tobytes()
     assert "critic.weights/base_model.model.score.weight" in tensors(recipe.run_dir, 3)
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.speed.side import Options, Round, read_work
-from postgrad.fleet.local import probe_sizes
+from postgrad.fleet.engines import probe_sizes
 from postgrad.models.load import load_model
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.local.engine import LocalEngine

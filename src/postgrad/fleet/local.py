@@ -1,20 +1,20 @@
-"""The roles and the engine of a run, made from its recipe and its choices."""
+"""The models of a run in this process: loaded, given an adapter or a head, divided over ranks."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-import psutil
 import torch
-from torch import nn
 
-from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import RunError
 from postgrad.core.seeds import integer
 from postgrad.data.mixture import dataset_texts
 from postgrad.fleet.choices import Choices
+from postgrad.fleet.engines import build_engine, require_trainable
+from postgrad.fleet.fleet import Site
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Policy, PolicyLearner
@@ -29,7 +29,7 @@ from postgrad.models.save import model_hash
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelSettings
 from postgrad.parallel.device import compute_dtype
-from postgrad.parallel.ranks import Ranks
+from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import Stage
 from postgrad.recipe.recipe import (
     Answering,
@@ -38,24 +38,7 @@ from postgrad.recipe.recipe import (
     RewardRecipe,
     RLRecipe,
 )
-from postgrad.rollout.local.budget import EngineSizes, choose_sizes
-from postgrad.rollout.local.cache import bytes_per_token
-from postgrad.rollout.local.engine import LocalEngine
-from postgrad.rollout.local.prompts import layer_shapes
-from postgrad.rollout.settings import RolloutSettings
-
-
-class Place(Protocol):
-    """Where a run's roles are made: its own process, or one of several ranks."""
-
-    @property
-    def recipe(self) -> Recipe: ...
-    @property
-    def geometry(self) -> BatchGeometry: ...
-    @property
-    def ranks(self) -> Ranks: ...
-
-    choices: Choices
+from postgrad.rollout.engine import Engine
 
 
 def base_model(recipe: Recipe, init: Path) -> str:
@@ -73,75 +56,163 @@ def base_model(recipe: Recipe, init: Path) -> str:
     return str(init)
 
 
-def policy(run: Place, path: str, temperature: float = 1.0) -> PolicyLearner:
-    """The policy with its optimizer."""
-    recipe = run.recipe
-    backbone = _trained(run, "policy", recipe.model, recipe.learner, path, _causal)
-    updates = horizon(recipe.algorithm, run.geometry)
-    assert updates is not None  # known once the data is read
-    return PolicyLearner(backbone, recipe.learner, updates, temperature)
+Load = Callable[[Recipe, ModelSettings, str, Choices], Backbone]
 
 
-def reward_model(run: Place, path: str) -> ScoreLearner:
-    """The reward model that a job trains, with its optimizer."""
-    recipe = run.recipe
-    backbone = _trained(run, "reward_model", recipe.model, recipe.learner, path, _scoring)
-    return ScoreLearner("reward_model", backbone, "at", recipe.learner, _updates(run))
+class LocalFleet:
+    """Every role in this process: the whole of a small run, or one rank's part of a large one.
 
-
-def critic(run: Place, recipe: RLRecipe, path: str) -> ScoreLearner:
-    """The critic with its optimizer, from a reward model or, with a fresh head, from a policy."""
-    settings = recipe.critic
-    start = settings.model.source or path
-    backbone = _trained(run, "critic", settings.model, settings.learner, start, _scoring)
-    return ScoreLearner("critic", backbone, "before", settings.learner, _updates(run))
-
-
-def reference(
-    run: Place, recipe: RLRecipe | PreferenceRecipe, path: str, policy: PolicyLearner
-) -> Policy:
-    """The model that KL is measured from: the policy's own start `path` unless another is named.
-
-    The start of a policy with an adapter is there already, under the adapter.
+    See `postgrad.fleet.fleet.Fleet`. `roles` has what was loaded, by the name of its method; both
+    kinds of reference are "reference".
     """
-    start = recipe.reference.model.source or path
-    hold_to(run, "reference", start)
-    if start == path and (under := policy.under_adapter()) is not None:
-        return under
-    backbone = _causal(run.recipe, recipe.reference.model, start, run.choices)
-    _freeze(backbone, run)
-    return Policy(backbone, policy.temperature)
 
+    def __init__(self, site: Site, ranks: Ranks = ALONE, logs: Path | None = None) -> None:
+        """ranks: those that share each role's weights. logs: a folder for what engines write."""
+        self._site = site
+        self._ranks = ranks
+        self._logs = logs
+        self.roles: dict[str, Any] = {}
 
-def moving_reference(
-    run: Place, recipe: RLRecipe, path: str, policy: PolicyLearner
-) -> MovingReference:
-    """A reference that starts where the policy does, and follows it."""
-    start = recipe.reference.model.source or path
-    hold_to(run, "reference", start)
-    backbone = _causal(run.recipe, recipe.reference.model, start, run.choices)
-    backbone.lm.requires_grad_(False)
-    _divide(backbone, run, recipe.learner)  # as the policy's, row for row
-    return MovingReference(
-        backbone,
-        policy.temperature,
-        refresh_steps=recipe.reference.refresh_steps,
-        ema_decay=recipe.reference.ema_decay,
-        policy=policy.weights(),
-    )
+    def policy(self, path: str, temperature: float = 1.0) -> PolicyLearner:
+        """Fleet.policy."""
+        recipe = self._site.recipe
+        backbone = self._trained("policy", recipe.model, recipe.learner, path, _causal)
+        updates = horizon(recipe.algorithm, self._site.geometry)
+        assert updates is not None  # known once the data is read
+        policy = PolicyLearner(backbone, recipe.learner, updates, temperature)
+        self.roles["policy"] = policy
+        return policy
 
+    def reward_model(self, path: str) -> ScoreLearner:
+        """Fleet.reward_model."""
+        recipe = self._site.recipe
+        backbone = self._trained("reward_model", recipe.model, recipe.learner, path, _scoring)
+        model = ScoreLearner("reward_model", backbone, "at", recipe.learner, self._updates)
+        self.roles["reward_model"] = model
+        return model
 
-def scorer(run: Place, recipe: RLRecipe, path: str, critic: ScoreLearner | None) -> ScoreRole:
-    """The frozen reward model at `path`. Where the critic's adapter lies on the same weights the
-    two share them.
-    """
-    hold_to(run, "reward_model", path)
-    frozen = run.choices.frozen  # has the critic's base where that is under an adapter
-    if critic is not None and frozen.get("critic") == frozen["reward_model"]:
-        return critic.under_adapter()
-    backbone = _scoring(recipe, recipe.reward_model.model, path, run.choices, fresh_head=False)
-    _freeze(backbone, run)
-    return ScoreRole(backbone, "at")
+    def critic(self, path: str) -> ScoreLearner:
+        """Fleet.critic."""
+        settings = self._rl_recipe.critic
+        start = settings.model.source or path
+        backbone = self._trained("critic", settings.model, settings.learner, start, _scoring)
+        critic = ScoreLearner("critic", backbone, "before", settings.learner, self._updates)
+        self.roles["critic"] = critic
+        return critic
+
+    def reference(self, path: str) -> Policy:
+        """Fleet.reference."""
+        recipe, policy = self._rl_recipe, self._policy
+        start = recipe.reference.model.source or path
+        require_unchanged(self._site, "reference", start)
+        reference = policy.under_adapter() if start == path else None
+        if reference is None:
+            backbone = _causal(recipe, recipe.reference.model, start, self._site.choices)
+            self._freeze(backbone)
+            reference = Policy(backbone, policy.temperature)
+        self.roles["reference"] = reference
+        return reference
+
+    def moving_reference(self, path: str) -> MovingReference:
+        """Fleet.moving_reference."""
+        recipe, policy = self._rl_recipe, self._policy
+        start = recipe.reference.model.source or path
+        require_unchanged(self._site, "reference", start)
+        backbone = _causal(recipe, recipe.reference.model, start, self._site.choices)
+        backbone.lm.requires_grad_(False)
+        self._divide(backbone, recipe.learner)  # as the policy's, row for row
+        reference = MovingReference(
+            backbone,
+            policy.temperature,
+            refresh_steps=recipe.reference.refresh_steps,
+            ema_decay=recipe.reference.ema_decay,
+            policy=policy.weights(),
+        )
+        self.roles["reference"] = reference
+        return reference
+
+    def frozen_reward_model(self, path: str) -> ScoreRole:
+        """Fleet.frozen_reward_model."""
+        recipe = self._rl_recipe
+        require_unchanged(self._site, "reward_model", path)
+        critic: ScoreLearner | None = self.roles.get("critic")
+        frozen = self._site.choices.frozen  # has the critic's base where that is under an adapter
+        if critic is not None and frozen.get("critic") == frozen["reward_model"]:
+            model = critic.under_adapter()
+        else:
+            settings, choices = recipe.reward_model.model, self._site.choices
+            backbone = _scoring(recipe, settings, path, choices, fresh_head=False)
+            self._freeze(backbone)
+            model = ScoreRole(backbone, "at")
+        self.roles["frozen_reward_model"] = model
+        return model
+
+    def frozen_policy(self, path: str) -> Policy:
+        """Fleet.frozen_policy."""
+        recipe = self._site.recipe
+        assert isinstance(recipe, PreferenceRecipe | RLRecipe)  # only those have a reference
+        require_unchanged(self._site, "reference", path)
+        backbone = _causal(recipe, recipe.reference.model, path, self._site.choices)
+        self._freeze(backbone)
+        self.roles["frozen_policy"] = Policy(backbone)
+        return self.roles["frozen_policy"]
+
+    def release(self, role: str) -> None:
+        """Fleet.release."""
+        del self.roles[role]
+
+    def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
+        """Fleet.engine: it borrows the weights of the policy, which is in this process too."""
+        recipe = self._site.recipe
+        assert isinstance(recipe, Answering)  # only those sample
+        require_trainable(recipe)
+        engine, self._site.choices = build_engine(
+            recipe, path, self._site.choices, stack,
+            sequences=sequences, max_len=max_len, logs=self._logs, borrows=True,
+        )  # fmt: skip
+        return engine
+
+    @property
+    def _policy(self) -> PolicyLearner:
+        return self.roles["policy"]
+
+    @property
+    def _rl_recipe(self) -> RLRecipe:
+        recipe = self._site.recipe
+        assert isinstance(recipe, RLRecipe)  # only those have a critic, a reference in each step
+        return recipe
+
+    @property
+    def _updates(self) -> int:
+        updates = self._site.geometry.total_updates
+        assert updates is not None  # known once the data is read
+        return updates
+
+    def _trained(
+        self, role: str, settings: ModelSettings, learner: LearnerSettings, path: str, load: Load
+    ) -> Backbone:
+        """With an adapter where the settings say so: the weights under it never change."""
+        recipe = self._site.recipe
+        backbone = load(recipe, settings, path, self._site.choices)
+        if settings.lora is not None:
+            require_unchanged(self._site, role, path)
+            seed = integer(recipe.seed, "adapter")
+            backbone.adapter = add_adapter(backbone.lm, settings.lora, seed=seed, name=role)
+        self._divide(backbone, learner)
+        return backbone
+
+    def _freeze(self, backbone: Backbone) -> None:
+        """Weights that never change need no optimizer: they are divided only where computing
+        weights are.
+        """
+        backbone.lm.requires_grad_(False)
+        learner = self._site.recipe.learner
+        self._divide(backbone, learner, "zero3" if learner.sharding == "zero3" else "none")
+
+    def _divide(
+        self, backbone: Backbone, learner: LearnerSettings, stage: Stage | None = None
+    ) -> None:
+        backbone.divide(self._ranks, stage or learner.sharding, offload=learner.offload)
 
 
 def frozen_policy(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Policy:
@@ -160,38 +231,6 @@ def frozen_reward_model(
     return ScoreRole(backbone, "at")
 
 
-def engine(
-    recipe: Answering,
-    path: str,
-    choices: Choices,
-    *,
-    sequences: int,
-    max_len: int,
-    borrows: bool = False,
-) -> tuple[LocalEngine, Choices]:
-    """The built-in engine with its own copy of the model, and the choices with its sizes.
-
-    sequences: how many a step or an evaluation samples; max_len: tokens of the longest. borrows:
-    see LocalEngine.
-    """
-    device = torch.device(choices.device)
-    assert choices.rollout_dtype is not None  # of every job that answers
-    dtype = compute_dtype(choices.rollout_dtype, device)
-    model = load_model(path, dtype=dtype, device=device)
-    require_length(model.config, max_len, path)
-    sizes = choices.sizes or probe_sizes(
-        model.lm, recipe.rollout, sequences=sequences, max_len=max_len
-    )
-    made = LocalEngine(
-        model.lm,
-        model.tokenizer,
-        slots=sizes.slots,
-        cache_tokens=sizes.cache_tokens,
-        borrows=borrows,
-    )
-    return made, replace(choices, slots=sizes.slots, cache_tokens=sizes.cache_tokens)
-
-
 def frozen_hash(path: str) -> str:
     """What names a frozen base in a checkpoint: the hash of a local directory, or the hub id. Of an
     adapter's directory the hash covers its base.
@@ -199,59 +238,18 @@ def frozen_hash(path: str) -> str:
     return model_hash(Path(path)) if Path(path).is_dir() else path
 
 
-def hold_to(run: Place, role: str, path: str) -> None:
+def require_unchanged(site: Site, role: str, path: str) -> None:
     """Frozen weights are named in checkpoints, not copied: a run goes on from the same ones only.
 
     Raises RunError where those of `role` are not what the run was started with.
     """
     digest = frozen_hash(path)
-    if run.choices.frozen.get(role, digest) != digest:
+    if site.choices.frozen.get(role, digest) != digest:
         raise RunError(
             f"the frozen model {path} ({role}) is not the one that this run was started with: its "
             "files have changed; put them back, or start a new run"
         )
-    run.choices = replace(run.choices, frozen={**run.choices.frozen, role: digest})
-
-
-def _updates(run: Place) -> int:
-    assert run.geometry.total_updates is not None  # known once the data is read
-    return run.geometry.total_updates
-
-
-Loaded = Callable[[Recipe, ModelSettings, str, Choices], Backbone]
-
-
-def _freeze(backbone: Backbone, run: Place) -> None:
-    """Weights that never change need no optimizer: they are divided only where computing weights
-    are.
-    """
-    backbone.lm.requires_grad_(False)
-    learner = run.recipe.learner
-    _divide(backbone, run, learner, "zero3" if learner.sharding == "zero3" else "none")
-
-
-def _divide(
-    backbone: Backbone, run: Place, learner: LearnerSettings, stage: Stage | None = None
-) -> None:
-    backbone.divide(run.ranks, stage or learner.sharding, offload=learner.offload)
-
-
-def _trained(
-    run: Place,
-    role: str,
-    settings: ModelSettings,
-    learner: LearnerSettings,
-    path: str,
-    load: Loaded,
-) -> Backbone:
-    """With an adapter where the settings say so: the weights under it never change."""
-    backbone = load(run.recipe, settings, path, run.choices)
-    if settings.lora is not None:
-        hold_to(run, role, path)
-        seed = integer(run.recipe.seed, "adapter")
-        backbone.adapter = add_adapter(backbone.lm, settings.lora, seed=seed, name=role)
-    _divide(backbone, run, learner)
-    return backbone
+    site.choices = replace(site.choices, frozen={**site.choices.frozen, role: digest})
 
 
 def _causal(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Backbone:
@@ -296,19 +294,3 @@ def _micro(recipe: Recipe, choices: Choices) -> MicroBatch:
     samples = recipe.batch.micro_train_batch_size
     pairs = isinstance(recipe, RewardRecipe | PreferenceRecipe) and recipe.algorithm.level == "pair"
     return MicroBatch(choices.micro_train_tokens, samples and samples * (2 if pairs else 1))
-
-
-def probe_sizes(
-    lm: nn.Module, settings: RolloutSettings, *, sequences: int, max_len: int
-) -> EngineSizes:
-    """choose_sizes for a model, with the memory that is free on its device now."""
-    parameter = next(lm.parameters())
-    device = parameter.device
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:
-        free = psutil.virtual_memory().available
-    token_bytes = bytes_per_token(layer_shapes(lm, device), parameter.dtype)
-    return choose_sizes(
-        settings, sequences=sequences, max_len=max_len, token_bytes=token_bytes, free_bytes=free
-    )

@@ -6,7 +6,7 @@ Every rank gets every call with the same arguments and takes its share of the wo
 import errno
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,25 +19,24 @@ from torch import Tensor
 from postgrad.checkpoint.parts import Part, part_name, write_part
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.files import sync_file
-from postgrad.fleet import local as roles
 from postgrad.fleet.choices import Choices
+from postgrad.fleet.local import LocalFleet
 from postgrad.learner.optimizer import UPDATES
 from postgrad.parallel import device as placing
 from postgrad.parallel.grid import Grid
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import WHOLE, TensorPiece, whole_tensor
 from postgrad.recipe.load import recipe_from_json
-from postgrad.recipe.recipe import Recipe, RLRecipe
+from postgrad.recipe.recipe import Recipe
 
 SENT_BYTES = 2**26  # of whole weights in one answer
 
 
 @dataclass(slots=True)
-class _Place:
+class _Site:
     recipe: Recipe
     geometry: BatchGeometry
     choices: Choices
-    ranks: Ranks = ALONE
 
 
 class RankWorker:
@@ -46,89 +45,83 @@ class RankWorker:
     def __init__(self, recipe: Mapping[str, Any], choices: Choices) -> None:
         loaded = recipe_from_json(dict(recipe))
         placing.apply(choices.placement)
-        self._place = _Place(loaded, loaded.geometry(), choices)
-        self._roles: dict[str, Any] = {}
+        self._site = _Site(loaded, loaded.geometry(), choices)
+        self._ranks = ALONE
+        self._fleet = LocalFleet(self._site)
         self._kept: dict[str, Mapping[str, Tensor]] = {}  # by stem, until it is written
         self._sending: Iterator[tuple[str, Tensor]] = iter(())
 
     def join(self, rank: int, size: int, address: str, device: str, limit_seconds: float) -> None:
         """Meets the other ranks, and sees that all of them are of one run."""
-        learner = self._place.recipe.learner
+        learner = self._site.recipe.learner
         grid = Grid(learner.context_parallel, learner.tensor_parallel, learner.shard_groups)
         ranks = Ranks.join(
             rank, size, address, device=device, grid=grid, limit_seconds=limit_seconds
         )
-        recipe = json.dumps(self._place.recipe.dump(), sort_keys=True).encode()
+        recipe = json.dumps(self._site.recipe.dump(), sort_keys=True).encode()
         ranks.require_same("the recipe (its SHA-256)", hashlib.sha256(recipe).hexdigest())
         ranks.require_same("torch", torch.__version__)
-        self._place.ranks = ranks
+        self._ranks, self._fleet = ranks, LocalFleet(self._site, ranks)
 
-    def make(self, kind: str, geometry: BatchGeometry, path: str, more: Mapping[str, Any]) -> Any:
-        """Loads a role: kind is the name of its maker in fleet.local. Returns the hashes of frozen
-        weights.
-        """
-        self._place.geometry = geometry
-        place, recipe = self._place, self._place.recipe
-        if kind in ("policy", "reward_model"):
-            self._roles[kind] = getattr(roles, kind)(place, path, **more)
-            return place.choices.frozen
-        assert isinstance(recipe, RLRecipe)
-        if kind == "critic":
-            self._roles[kind] = roles.critic(place, recipe, path)
-        elif kind == "scorer":
-            self._roles[kind] = roles.scorer(place, recipe, path, self._roles.get("critic"))
-        else:
-            maker = roles.moving_reference if kind == "moving_reference" else roles.reference
-            self._roles["reference"] = maker(place, recipe, path, self._roles["policy"])
-        return place.choices.frozen
+    def load_role(
+        self, method: str, geometry: BatchGeometry, arguments: Sequence[Any]
+    ) -> Mapping[str, str]:
+        """Calls a method of this rank's fleet. Returns the hashes of frozen weights, by role."""
+        self._site.geometry = geometry
+        getattr(self._fleet, method)(*arguments)
+        return self._site.choices.frozen
+
+    def release(self, role: str) -> None:
+        """Fleet.release."""
+        self._fleet.release(role)
 
     def start(self, role: str, name: str) -> None:
         """Calls a policy before its first update `name`, as a role of its own."""
-        self._roles[name] = self._roles[role].start()
+        self._fleet.roles[name] = self._fleet.roles[role].start()
 
     def do(self, role: str, method: str, *arguments: Any) -> Any:
         """Calls a method of a role; its handle's value."""
-        found = getattr(self._roles[role], method)(*arguments).result()
-        return found if self._place.ranks.rank == 0 else None
+        found = getattr(self._fleet.roles[role], method)(*arguments).result()
+        return found if self._ranks.rank == 0 else None
 
     def follow(self, step: int) -> None:
         """The reference follows the policy."""
-        self._roles["reference"].after_step(step, self._roles["policy"])
+        self._fleet.roles["reference"].after_step(step, self._fleet.roles["policy"])
 
     def updates(self, role: str) -> int:
         """How many a role has had."""
-        return self._roles[role].updates
+        return self._fleet.roles[role].updates
 
     def state_bytes(self, role: str) -> int:
         """What a checkpoint of the role takes, of all ranks."""
-        return int(self._place.ranks.sum(self._roles[role].state_bytes()))
+        return int(self._ranks.sum(self._fleet.roles[role].state_bytes()))
 
     def load(self, role: str, read: Any) -> None:
         """Goes on from a checkpoint, which every rank reads for itself."""
-        self._roles[role].load(read)
+        self._fleet.roles[role].load(read)
 
     def describe(self, role: str) -> dict[str, tuple[list[str], int]]:
         """By file stem: the names of a role's tensors, and their bytes on all ranks."""
         found: dict[str, tuple[list[str], int]] = {}
-        for stem, named in self._roles[role].tensors().items():
+        for stem, named in self._fleet.roles[role].tensors().items():
             mine = sum(t.nbytes for name, t in named.items() if self._piece(role, name).first)
-            found[stem] = list(named), int(self._place.ranks.sum(mine))
+            found[stem] = list(named), int(self._ranks.sum(mine))
         return found
 
     def gather(self, role: str, stem: str, name: str) -> Tensor | None:
         """One tensor, whole, on the CPU."""
-        part = self._roles[role].tensors()[stem][name]
-        found = whole_tensor(part, self._piece(role, name), self._place.ranks)
-        return found.cpu() if self._place.ranks.rank == 0 else None
+        part = self._fleet.roles[role].tensors()[stem][name]
+        found = whole_tensor(part, self._piece(role, name), self._ranks)
+        return found.cpu() if self._ranks.rank == 0 else None
 
     def send(self, role: str, first: bool) -> list[tuple[str, Tensor]]:
         """The next of a role's whole weights by hub name, some SENT_BYTES; none: that was all."""
         if first:
-            self._sending = self._roles[role].hub_weights()
+            self._sending = self._fleet.roles[role].hub_weights()
         found: list[tuple[str, Tensor]] = []
         held = 0
         for name, tensor in self._sending:
-            if self._place.ranks.rank == 0:
+            if self._ranks.rank == 0:
                 found.append((name, tensor.cpu()))
             held += tensor.nbytes
             if held >= SENT_BYTES:
@@ -137,15 +130,15 @@ class RankWorker:
 
     def keep(self, role: str, stem: str) -> None:
         """Copies the tensors of a stem to the CPU, to be written later."""
-        named = self._roles[role].tensors()[stem]
+        named = self._fleet.roles[role].tensors()[stem]
         self._kept[stem] = {
             name: part.detach().to("cpu", copy=True) for name, part in named.items()
         }
 
     def write(self, role: str, folder: str, stem: str, kept: bool) -> None:
         """Writes what was kept, or else what is there now. Raises OSError."""
-        ranks = self._place.ranks
-        named = self._kept.pop(stem) if kept else self._roles[role].tensors()[stem]
+        ranks = self._ranks
+        named = self._kept.pop(stem) if kept else self._fleet.roles[role].tensors()[stem]
         pieces = {name: self._piece(role, name) for name in named}
         try:
             if any(piece.divided for piece in pieces.values()):
@@ -165,7 +158,7 @@ class RankWorker:
 
     def _piece(self, role: str, name: str) -> TensorPiece:
         """Of a weight, or of a moment that is called after it."""
-        pieces: Mapping[str, TensorPiece] = self._roles[role].pieces
+        pieces: Mapping[str, TensorPiece] = self._fleet.roles[role].pieces
         if name == UPDATES:
-            return replace(WHOLE, first=self._place.ranks.rank == 0)
+            return replace(WHOLE, first=self._ranks.rank == 0)
         return pieces[name] if name in pieces else pieces[name.rpartition(".")[0]]

@@ -26,6 +26,7 @@ from postgrad.evaluate.results import (
 )
 from postgrad.fleet import local as roles
 from postgrad.fleet.choices import Choices, choose
+from postgrad.fleet.engines import build_engine
 from postgrad.fleet.learned import learned_reward
 from postgrad.learner.score import last_scores
 from postgrad.models.load import load_tokenizer
@@ -40,7 +41,6 @@ from postgrad.recipe.recipe import (
     RLRecipe,
     SFTRecipe,
 )
-from postgrad.train import engines
 from postgrad.train.pairs import implicit_rewards
 from postgrad.train.pinned import pin, pin_model
 from postgrad.train.rows import print_rows
@@ -117,7 +117,7 @@ def _answers(recipe: Answering, path: str, choices: Choices, console: Console) -
         if learned is not None and isinstance(recipe, RLRecipe):
             model = recipe.reward_model.model
             learned.role = roles.frozen_reward_model(recipe, model, learned.path, choices)
-        engine, _ = engines.made(
+        engine, _ = build_engine(
             recipe,
             path,
             choices,

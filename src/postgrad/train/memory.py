@@ -8,10 +8,10 @@ bits.
 
 import shlex
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import psutil
@@ -20,17 +20,17 @@ import torch
 from postgrad.core.errors import PostgradError, RunError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.fleet import local as roles
 from postgrad.fleet.choices import Choices
 from postgrad.layout.layout import Layout
-from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.learner.role import Learner, PolicyLearner
-from postgrad.learner.score import ScoreLearner
+from postgrad.learner.backbone import MicroBatch
+from postgrad.learner.protocols import Learns
+from postgrad.learner.role import Learner, Policy, PolicyLearner
+from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.plan.advice import advise
 from postgrad.plan.auto import AutoSizes, least_tokens
 from postgrad.plan.plan import outlook
 from postgrad.recipe.recipe import Answering, Recipe
-from postgrad.rollout.engine import EngineStats, Request
+from postgrad.rollout.engine import Engine, EngineStats, Request
 from postgrad.rollout.local.budget import PREFILL_TOKENS, places_for
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.settings import SamplingSettings
@@ -117,12 +117,6 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 Fits = Callable[[int], bool]
 
 
-class HasBackbone(Protocol):
-    """A role whose micro-batches a token budget cuts."""
-
-    backbone: Backbone
-
-
 def planned(
     recipe: Recipe, choices: Choices, recorded: Mapping[str, Any]
 ) -> tuple[Choices, frozenset[str]]:
@@ -147,7 +141,20 @@ def planned(
         applied = sizes.applied(recipe)
         assert isinstance(applied, Answering)
         updated = replace(updated, slots=sizes.slots, cache_tokens=applied.rollout.cache_tokens)
-    return updated, untried if recipe.learner.ranks == 1 else frozenset()
+    return updated, untried & _tried_here(recipe)
+
+
+def _tried_here(recipe: Recipe) -> set[str]:
+    """The choices that this process can try. On several ranks trials would have to agree."""
+    cluster, here = recipe.cluster, set[str]()
+    if recipe.learner.ranks > 1:
+        return here
+    if cluster.type == "local":
+        here.add(TOKENS)
+    if isinstance(recipe, Answering) and recipe.rollout.type == "local":
+        workers = cluster.engines(1) if cluster.type != "local" else 0
+        here |= set() if workers else {SLOTS}
+    return here
 
 
 def _fitting(recipe: Recipe, choices: Choices) -> AutoSizes:
@@ -189,9 +196,7 @@ def largest(start: int, floor: int, fits: Fits) -> int | None:
     return size
 
 
-def try_tokens(
-    run: Run, learners: Sequence[Learner[Any]], readers: Sequence[HasBackbone] = ()
-) -> None:
+def try_tokens(run: Run, learners: Sequence[Learns], readers: Sequence[object] = ()) -> None:
     """Finds the largest token budget with which all learners can learn, where it is untried, and
     sets it for them and for readers, roles that only compute forward.
 
@@ -201,10 +206,11 @@ def try_tokens(
     if TOKENS not in run.untried or start is None:
         return
     floor, longest = least_tokens(run.recipe), run.recipe.data.max_len
+    here: list[Learner[Any]] = [role for role in learners if isinstance(role, Learner)]
 
     def fits(tokens: int) -> bool:
         with _trial(run, "batch.micro_train_tokens", tokens) as result:
-            for learner in learners:
+            for learner in here:
                 _try_learning(learner, tokens, longest, run)
             result.append(True)
         return bool(result)
@@ -215,47 +221,38 @@ def try_tokens(
             run, f"one forward and backward pass over {floor} tokens, the longest row"
         )
     run.choices = replace(run.choices, micro_train_tokens=budget)
-    for role in (*learners, *readers):
+    for role in (*here, *(role for role in readers if isinstance(role, Policy | ScoreRole))):
         role.backbone.micro = MicroBatch(budget)
     _report_size(run, "batch.micro_train_tokens", budget)
 
 
-def engine(run: Run, recipe: Answering, path: str, *, sequences: int, max_len: int) -> LocalEngine:
-    """Builds the engine of `roles.engine`, with as many slots as have room where their number is
-    untried, and sets the run's choices. The engine borrows the weights of a policy in this process.
+def engine(run: Run, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
+    """Fleet.engine, with as many slots as can decode where that was open. Sets the run's choices.
 
     Raises OutOfMemory where not even one slot has room.
     """
 
-    def build(choices: Choices) -> LocalEngine:
-        rollout_engine, run.choices = roles.engine(
-            recipe,
-            path,
-            choices,
-            sequences=sequences,
-            max_len=max_len,
-            borrows=run.group is None,
-        )
-        return rollout_engine
+    def build() -> Engine:
+        return run.fleet.engine(path, stack, sequences=sequences, max_len=max_len)
 
-    start = run.choices.slots
+    before, start = run.choices, run.choices.slots
     if SLOTS not in run.untried or start is None:
-        return build(run.choices)
-    before, fitting = run.choices, list[LocalEngine]()
+        return build()
+    recipe, fitting = run.recipe, list[Engine]()
+    assert isinstance(recipe, Answering)  # only those have slots
 
     def fits(slots: int) -> bool:
         places = recipe.rollout.cache_tokens or slots * places_for(max_len)
         with _trial(run, "rollout.slots", slots) as result:
-            candidate = build(replace(before, slots=slots, cache_tokens=places))
-            _try_decoding(candidate, slots, max_len, PREFILL_TOKENS[before.device])
-            fitting.append(candidate)
+            run.choices = replace(before, slots=slots, cache_tokens=places)
+            _try_decoding(build(), slots, max_len, PREFILL_TOKENS[before.device], fitting)
             result.append(True)
         return bool(result)
 
-    most = largest(min(start, sequences), 1, fits)
-    if most is None:
+    slots = largest(min(start, sequences), 1, fits)
+    if slots is None:
         raise _out_of_memory(run, f"an engine for one sequence of {max_len} tokens")
-    _report_size(run, "rollout.slots", most)
+    _report_size(run, "rollout.slots", slots)
     return fitting[0]
 
 
@@ -343,19 +340,23 @@ def _rows(tokens: int, longest: int) -> Sequences:
     )
 
 
-def _try_decoding(rollout_engine: LocalEngine, slots: int, max_len: int, prefill: int) -> None:
-    """Decodes `NEW_TOKENS` tokens in every slot, after prompts that fill one prefill of `prefill`
-    tokens.
+def _try_decoding(
+    engine: Engine, slots: int, max_len: int, prefill: int, fitting: list[Engine]
+) -> None:
+    """Prompts of one prefill of so many tokens, and two tokens in every slot. An engine that can do
+    that is put into `fitting`.
     """
+    assert isinstance(engine, LocalEngine)  # others bring their sizes
     length = max(1, max_len - NEW_TOKENS)
     prompts = min(slots, max(1, prefill // length))
     sampling = SamplingSettings(max_new_tokens=NEW_TOKENS)
     for number, samples in enumerate(np.array_split(np.arange(slots), prompts)):
         prompt = np.zeros(length, np.int32)
-        rollout_engine.submit(Request(number, tuple(samples.tolist()), prompt, sampling))
-    while rollout_engine.completed():
+        engine.submit(Request(number, tuple(samples.tolist()), prompt, sampling))
+    while engine.completed():
         pass
-    rollout_engine.stats = EngineStats()
+    engine.stats = EngineStats()
+    fitting.append(engine)
 
 
 def _report_size(run: Run, key: str, size: int) -> None:

@@ -20,7 +20,7 @@ from postgrad.data.pairs import Labelled, Pair
 from postgrad.evaluate import pairs as paired
 from postgrad.evaluate.pairs import PairEvaluator, sequences_of
 from postgrad.evaluate.results import Result
-from postgrad.fleet.local import frozen_policy, hold_to
+from postgrad.fleet.local import require_unchanged
 from postgrad.learner.protocols import PolicyRole, ScoringRole
 from postgrad.learner.reference import ReferenceLogprobs
 from postgrad.learner.role import UpdateResult
@@ -29,9 +29,7 @@ from postgrad.models.load import load_tokenizer, require_same_tokens
 from postgrad.models.score import require_padding, scale_of_state
 from postgrad.ops.preferences import AnswerSums
 from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
-from postgrad.train import ranked as roles
-from postgrad.train import rows
-from postgrad.train import rows as common
+from postgrad.train import memory, rows
 from postgrad.train.run import Run
 from postgrad.train.saving import foresee_disk
 from postgrad.train.supervised import SupervisedJob
@@ -186,24 +184,24 @@ class RewardJob(SupervisedJob[Pair]):
 
 
 def reward(run: Run, recipe: RewardRecipe, path: str, checkpoint: Checkpoint | None) -> RewardJob:
-    """See setup.job.assemble."""
+    """The job, from a checkpoint where there is one. See train.prepare.assemble."""
     tokenizer = load_tokenizer(path)
     require_padding(tokenizer, path)
     pairs = rows.pairs(recipe, tokenizer)
-    common.show_rows(run, pairs.accounts)
+    rows.show_rows(run, pairs.accounts)
     evaluator = _evaluator(run, recipe, tokenizer)
     run.count_rows(len(pairs))
-    model = roles.reward_model(run, path)
+    model = run.fleet.reward_model(path)
     foresee_disk(run, model.state_bytes())
-    roles.try_tokens(run, [model])
-    common.restore(model, checkpoint)
+    memory.try_tokens(run, [model])
+    rows.restore(model, checkpoint)
     return RewardJob(run, recipe.algorithm, model, pairs, evaluator)
 
 
 def preference(
     run: Run, recipe: PreferenceRecipe, path: str, checkpoint: Checkpoint | None
 ) -> PreferenceJob[Pair] | PreferenceJob[Labelled]:
-    """See setup.job.assemble."""
+    """The job, from a checkpoint where there is one. See train.prepare.assemble."""
     tokenizer, algorithm = load_tokenizer(path), recipe.algorithm
     one_by_one = algorithm.level != "pair"
     if one_by_one:
@@ -212,20 +210,20 @@ def preference(
     else:
         draws = rows.pairs(recipe, tokenizer)
         read = of_pairs
-    common.show_rows(run, draws.accounts)
+    rows.show_rows(run, draws.accounts)
     evaluator = _evaluator(run, recipe, tokenizer)
     other = recipe.reference.model.source
     if algorithm.needs().reference and other is not None and other != path:
         require_same_tokens(other, "reference.model.path", tokenizer)
     run.count_rows(len(draws))
-    policy = roles.policy(run, path)
+    policy = run.fleet.policy(path)
     foresee_disk(run, policy.state_bytes())
-    roles.try_tokens(run, [policy])
+    memory.try_tokens(run, [policy])
     reference = None
     if algorithm.needs().reference:
         wanted = _read_by_reference(recipe, draws, read, run.geometry, evaluator)
         reference = _reference(run, recipe, path, policy, list(wanted))
-    common.restore(policy, checkpoint)
+    rows.restore(policy, checkpoint)
     return PreferenceJob(run, algorithm, policy, draws, read, reference, evaluator)
 
 
@@ -233,7 +231,7 @@ def _evaluator(run: Run, recipe: Comparing, tokenizer: object) -> PairEvaluator 
     if not recipe.eval.sets:
         return None
     found = PairEvaluator(recipe.eval, tokenizer)
-    common.show_rows(run, found.accounts, "evaluation")
+    rows.show_rows(run, found.accounts, "evaluation")
     return found
 
 
@@ -264,28 +262,32 @@ def _reference(
     it is restored: there never is a second model.
     """
     start = recipe.reference.model.source or path
-    hold_to(run, "reference", start)
     if start == path:
-        reference = policy.start()
+        require_unchanged(run, "reference", start)
+        reference, quantize = policy.start(), recipe.model.quantize
     else:
-        reference = frozen_policy(recipe, recipe.reference.model, start, run.choices)
-    one, quantize = run.choices, recipe.reference.model.quantize
-    if start == path:
-        quantize = recipe.model.quantize
+        reference, quantize = run.fleet.frozen_policy(start), recipe.reference.model.quantize
+    choices, learner = run.choices, recipe.learner
     name = {
         "model": run.choices.frozen["reference"],
         "versions": [torch.__version__],
-        "choices": [one.device, one.threads, one.dtype, one.micro_train_tokens],
+        "choices": [choices.device, choices.threads, choices.dtype, choices.micro_train_tokens],
         "micro_train_batch_size": recipe.batch.micro_train_batch_size,
         "attention": recipe.model.attention,
         "quantize": quantize,
     }
+    if learner.ranks > 1:  # parts of a matrix round otherwise than the whole
+        name["ranks"] = [learner.ranks, learner.context_parallel, learner.tensor_parallel]
     cache = cache_folder() if recipe.data.cache else None
     folder = cache and cache.parent / "reference"
-    found = ReferenceLogprobs()
-    made, kept = found.prepare(wanted, lambda part: reference.logprobs(part).result(), folder, name)
+    logprobs = ReferenceLogprobs()
+    computed, cached = logprobs.prepare(
+        wanted, lambda part: reference.logprobs(part).result(), folder, name
+    )
+    if start != path:
+        run.fleet.release("frozen_policy")  # its logprobs are all that is needed
     run.console.note(
-        f"reference logprobs: {made} sequences computed with {start}, {kept} from the cache "
+        f"reference logprobs: {computed} sequences computed with {start}, {cached} from the cache "
         f"({folder or 'not kept: data.cache is off'})"
     )
-    return found
+    return logprobs

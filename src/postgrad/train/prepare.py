@@ -11,8 +11,11 @@ from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import Checkpoint, CheckpointStore, Untidy
 from postgrad.core.cursor import Cursor
 from postgrad.core.hub import split_revision
-from postgrad.fleet import local as roles
 from postgrad.fleet.choices import choose
+from postgrad.fleet.engines import require_startable
+from postgrad.fleet.fleet import Fleet
+from postgrad.fleet.local import LocalFleet, base_model
+from postgrad.fleet.ranked import RankedFleet
 from postgrad.models.load import load_config
 from postgrad.models.supported import experts_of
 from postgrad.observe.console import Console
@@ -22,11 +25,9 @@ from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
 from postgrad.parallel import device as placing
 from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RewardRecipe, SFTRecipe
-from postgrad.train import engines, foreseen, pairs, sft
+from postgrad.train import foreseen, pairs, rl, sft
 from postgrad.train import memory as auto_sizes
 from postgrad.train import memory as out_of_memory
-from postgrad.train import rl_setup as rl
-from postgrad.train.join import join
 from postgrad.train.loop import Job
 from postgrad.train.peaks import Peaks, gauge_for
 from postgrad.train.pinned import require_unchanged
@@ -41,9 +42,9 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
     wrong: row, file or key.
     """
     recipe = run.recipe
-    engines.require(recipe)
+    require_startable(recipe)
     with run.phase("load"):
-        path = roles.base_model(recipe, run.directory.init)
+        path = base_model(recipe, run.directory.init)
         tell_of_experts(run, path)
         if isinstance(recipe, SFTRecipe):
             return sft.assemble(run, recipe, path, stack, checkpoint), path
@@ -116,11 +117,19 @@ def prepare(
         untried=untried,
     )
     _tell_start(run, checkpoint)
-    join(run, stack, again=again)
+    run.fleet = _fleet(run, stack, again=again)
     job, base = _assembled(run, stack, checkpoint)
     state = checkpoint.state if checkpoint else _beginning()
     _tell_chosen(run, state, resumed=checkpoint is not None)
     return run, job, base, state
+
+
+def _fleet(run: Run, stack: ExitStack, *, again: bool) -> Fleet:
+    """Where the run's models live: decided here, and nowhere else."""
+    folder = run.directory.path
+    if run.recipe.cluster.type == "local":
+        return LocalFleet(run, logs=folder)
+    return RankedFleet.start(run, stack, run.console, run.logs, folder, again=again)
 
 
 def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple[Job, str]:

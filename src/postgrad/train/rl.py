@@ -1,23 +1,26 @@
 """Reinforcement learning from verifiable rewards: sample, score, train, publish."""
 
-import math
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from postgrad.algorithms.base import Credit, RolloutAlgorithm
+from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.state import RunState
+from postgrad.checkpoint.store import Checkpoint
+from postgrad.core.handles import Handle
 from postgrad.core.process import trim_heap
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Experience, RolloutBatch
-from postgrad.evaluate.answers import Evaluator, sample_metrics
+from postgrad.core.records import Experience, Prompt, RolloutBatch
+from postgrad.data.draws import Draws
+from postgrad.evaluate import answers as environments
+from postgrad.evaluate.answers import Evaluator, check_answers
 from postgrad.evaluate.results import Result
+from postgrad.fleet.learned import learned_reward
 from postgrad.learner.protocols import (
     Changes,
     Follows,
@@ -28,18 +31,19 @@ from postgrad.learner.protocols import (
 )
 from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import Update, updates
+from postgrad.models.load import load_tokenizer, require_same_tokens
 from postgrad.observe.samples import step_samples
-from postgrad.observe.sentinels.mismatch import differences
-from postgrad.observe.sentinels.on_policy import ratio_distance
-from postgrad.observe.sentinels.watch import of_samples
+from postgrad.recipe.recipe import RLRecipe
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
+from postgrad.rollout.replay import ReplaySource
 from postgrad.rollout.settings import RolloutSettings
-from postgrad.rollout.source import Sampled, Source
-from postgrad.train.publish import Publisher
+from postgrad.rollout.source import LiveSource, Sampled, Source
+from postgrad.train import memory, rows
+from postgrad.train.publish import PROBES, Publisher
+from postgrad.train.rl_metrics import compared_logprobs, learner_logprobs, sizes_of, step_metrics
 from postgrad.train.run import Run
-
-SUMMED = ("computed_tokens", "skipped_samples", "bounded_exponents")
+from postgrad.train.saving import foresee_disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +105,11 @@ class RLJob:
                 cut = self._cut(credit.experience, state.step)
                 results = self._update(cut, state)
             trim_heap()  # what the update took, before the engine takes its own
-        learned = _learner_logprobs(credit, old, results["policy"])
-        compared = self._compare(batch, credit, old, learned, results["policy"])
+        learned = learner_logprobs(credit, old, results["policy"])
+        compared = compared_logprobs(
+            batch, credit, old, learned, results["policy"], parts.sampling,
+            dropout=parts.roles.policy.drops,
+        )  # fmt: skip
         with run.phase("publish"):
             published = parts.publish()
         number = state.step + 1
@@ -122,7 +129,7 @@ class RLJob:
             algorithm=credit.state,
             source=sampled.state,
         )
-        metrics = self._metrics(sampled, batch, credit, results) | sizes_of(cut)
+        metrics = step_metrics(sampled, batch, credit, results, run.clock.step) | sizes_of(cut)
         return following, metrics | compared | published
 
     def evaluate(self) -> list[Result]:
@@ -173,16 +180,16 @@ class RLJob:
         """
         roles, needs = self._parts.roles, self._parts.algorithm.needs()
         several = self._run.geometry.updates_per_step > 1
-        old = ref = values = None
+        old = ref = values = None  # all are asked before any is waited for
         if needs.old_logprobs or several:
-            old = roles.policy.logprobs(batch.sequences).result()
+            old = roles.policy.logprobs(batch.sequences)
         if needs.reference:
             assert roles.reference is not None
-            ref = roles.reference.logprobs(batch.sequences).result()
+            ref = roles.reference.logprobs(batch.sequences)
         if needs.critic:
             assert roles.critic is not None
-            values = roles.critic.scores(batch.sequences).result()
-        return old, ref, values
+            values = roles.critic.scores(batch.sequences)
+        return old and old.result(), ref and ref.result(), values and values.result()
 
     def _cut(self, experience: Experience, step: int) -> list[Update]:
         """Cuts the experience into the step's updates. Where samples were dropped, an event says
@@ -223,104 +230,117 @@ class RLJob:
         warm = not isinstance(algorithm, Critic) or state.step >= algorithm.critic_warmup_steps
         run.stop.hold()  # from here on the weights are no longer those of the last boundary
         for update in cut:
+            asked: dict[str, Handle[UpdateResult]] = {}  # both, before either is waited for
             if roles.critic is not None:
                 assert isinstance(algorithm, Critic)
-                results["critic"].append(roles.critic.update(update, algorithm).result())
+                asked["critic"] = roles.critic.update(update, algorithm)
             if warm:
-                results["policy"].append(roles.policy.update(update, algorithm).result())
+                asked["policy"] = roles.policy.update(update, algorithm)
+            for role, handle in asked.items():
+                results[role].append(handle.result())
             run.advance()
         return results
 
-    def _compare(
-        self,
-        batch: RolloutBatch,
-        credit: Credit,
-        old: Ragged | None,
-        learned: NDArray[np.float32],
-        results: Sequence[UpdateResult],
-    ) -> dict[str, float]:
-        """Metrics for sentinels: logprobs of the first update against old ones that were computed
-        separately, and the learner's against the sampler's on the tokens that it computed.
 
-        There is nothing to compare where top-p, top-k or min-p let the sampler draw from another
-        distribution, or where dropout makes each update's policy another one.
-        """
-        mask = credit.experience.sequences.loss_mask.values
-        compared: dict[str, float] = {}
-        if old is not None and results and not self._parts.roles.policy.drops:
-            compared |= ratio_distance(learned, results[0].outputs, mask)
-        sampling = self._parts.sampling
-        if sampling.top_p < 1.0 or sampling.top_k or sampling.min_p:
-            return compared
-        sampled = batch.sampled_logprobs.take(credit.rows).values
-        return compared | differences(learned, sampled, mask & ~np.isnan(learned))
-
-    def _metrics(
-        self,
-        sampled: Sampled,
-        batch: RolloutBatch,
-        credit: Credit,
-        results: Mapping[str, Sequence[UpdateResult]],
-    ) -> dict[str, float]:
-        groups = sampled.all
-        clock = self._run.clock.step
-        totals = sample_metrics(groups)
-        update: dict[str, float] = {}
-        for several in results.values():
-            update |= _over_updates([result.metrics for result in several])
-        samples = sum(len(group.rollouts) for group in groups)
-        tokens = float(sum(r.policy_mask.sum() for g in groups for r in g.rollouts))
-        trained = sum(update.get(f"{role}/computed_tokens", 0.0) for role in results)
-        return {
-            "loss": update.get("policy/loss", math.nan),
-            "reward": totals.pop("reward"),
-            **totals,
-            "samples": samples,
-            "dropped_samples": samples - len(batch),
-            "failures": sum(len(group.failures) for group in groups),
-            **of_samples(groups, batch),
-            "response_tokens": tokens,
-            **sampled.metrics,
-            **credit.metrics,
-            **update,
-            "response_tokens_per_second": tokens / clock["sample"],
-            "train_tokens_per_second": trained / clock["train"],
-        }
+def assemble(
+    run: Run, recipe: RLRecipe, path: str, stack: ExitStack, checkpoint: Checkpoint | None
+) -> RLJob:
+    """The job, from a checkpoint where there is one. See train.prepare.assemble."""
+    tokenizer = load_tokenizer(path)
+    _check_tokens(recipe, path, tokenizer)
+    learned = learned_reward(recipe, tokenizer)
+    scorer = stack.enter_context(
+        environments.scorer_of(recipe, learned)
+    )  # starts beside what follows
+    prompts = rows.prompts(recipe, tokenizer)
+    rows.show_rows(run, prompts.accounts)
+    environments.check_rows(recipe, prompts)
+    check_answers(scorer, prompts.all())
+    evaluator = rows.evaluator(run, recipe, tokenizer, scorer) if recipe.eval.sets else None
+    run.count_rows(len(prompts))
+    roles = _roles(run, recipe, path, checkpoint)
+    if learned is not None:
+        learned.role = run.fleet.frozen_reward_model(learned.path)
+    engine = memory.engine(
+        run,
+        path,
+        stack,
+        sequences=max(run.geometry.samples_per_step, evaluator.sequences if evaluator else 0),
+        max_len=max(recipe.data.max_len, evaluator.max_len if evaluator else 0),
+    )
+    readers = [roles.reference, learned and learned.role]
+    memory.try_tokens(run, roles.learners, readers)
+    first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
+    publish = Publisher(roles.policy, engine, first)
+    run.sentinels.at_once(0, publish())  # proves the weights of a resumed run too
+    source = _source(run, recipe, prompts, engine, scorer, tokenizer)
+    return RLJob(
+        run,
+        Parts(
+            roles=roles,
+            algorithm=recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens),
+            engine=engine,
+            publish=publish,
+            source=source,
+            scorer=scorer,
+            evaluator=evaluator,
+            tokenizer=tokenizer,
+            sampling=recipe.rollout,
+        ),
+    )
 
 
-def sizes_of(cut: Sequence[Update]) -> dict[str, float]:
-    """Metrics: the number of updates of a step, and the samples of the smallest and the largest;
-    zeros where nothing is left to train on.
-    """
-    sizes = [len(update.rows) for update in cut]
-    return {
-        "updates/made": float(len(cut)),
-        "updates/smallest": float(min(sizes, default=0)),
-        "updates/largest": float(max(sizes, default=0)),
+def _check_tokens(recipe: RLRecipe, path: str, tokenizer: object) -> None:
+    """Whoever reads the policy's tokens has its tokenizer."""
+    needs = recipe.algorithm.needs()
+    others = {
+        "critic": recipe.critic.model.source if needs.critic else None,
+        "reference": recipe.reference.model.source if needs.reference else None,
     }
+    for role, other in others.items():
+        if other is not None and other != path:
+            require_same_tokens(other, f"{role}.model.path", tokenizer)
 
 
-def _learner_logprobs(
-    credit: Credit, old: Ragged | None, results: Sequence[UpdateResult]
-) -> NDArray[np.float32]:
-    """[T] the learner's logprobs of the experience's tokens before the step; NaN where unknown."""
-    if old is not None:
-        return old.take(credit.rows).values
-    if results:  # without `old` the step is one update, computed before its weights moved
-        return results[0].outputs
-    return np.full(len(credit.experience.sequences.tokens.values), np.nan, np.float32)
+def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None) -> Roles:
+    """What learns and what is measured from, from a checkpoint where there is one."""
+    policy = run.fleet.policy(path, recipe.rollout.temperature)
+    needs, follows = recipe.algorithm.needs(), None
+    critic = run.fleet.critic(path) if needs.critic else None
+    if needs.reference and recipe.reference.moves:
+        reference = follows = run.fleet.moving_reference(path)
+    else:
+        reference = run.fleet.reference(path) if needs.reference else None
+    roles = Roles(policy, critic, reference, follows)
+    foresee_disk(run, sum(role.state_bytes() for role in roles.changing))
+    if checkpoint is not None:
+        for role in roles.changing:
+            role.load(checkpoint.tensors)
+    return roles
 
 
-def _over_updates(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of a step from those of its updates: means, sums of the counts in `SUMMED`, and the
-    last learning rate. An update without any gradient reports fewer metrics than the others.
-    """
-    means: dict[str, float] = {}
-    for name in dict.fromkeys(name for update_metrics in metrics for name in update_metrics):
-        values = [update_metrics[name] for update_metrics in metrics if name in update_metrics]
-        _, _, quantity = name.partition("/")
-        if quantity == "lr":
-            means[name] = values[-1]
-        else:
-            means[name] = sum(values) / (1 if quantity in SUMMED else len(values))
-    return means
+def _source(
+    run: Run,
+    recipe: RLRecipe,
+    prompts: Draws[Prompt],
+    engine: Engine,
+    scorer: Scorer,
+    tokenizer: object,
+) -> Source:
+    if recipe.rollout.source == "replay":
+        assert recipe.rollout.replay_path is not None  # a recipe without it is refused
+        return ReplaySource(recipe.rollout.replay_path)
+    return LiveSource(
+        engine,
+        prompts,
+        scorer,
+        seed=recipe.seed,
+        prompts_per_step=recipe.batch.rollout_batch_size,
+        samples_per_prompt=recipe.batch.n_samples_per_prompt,
+        sampling=recipe.rollout,
+        tokenizer=tokenizer,
+        environment=environments.environment_of(recipe, tokenizer),
+        max_len=recipe.data.max_len,
+        correctness=recipe.eval.component,
+        on_done=run.advance,
+    )

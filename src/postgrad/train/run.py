@@ -7,24 +7,21 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Protocol
 
 import psutil
 from torch.profiler import record_function
 
 from postgrad.checkpoint.store import CheckpointStore
-from postgrad.cluster.connection import Reservation
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import RunError
-from postgrad.core.handles import Handle
 from postgrad.fleet.choices import Choices
+from postgrad.fleet.fleet import Fleet
 from postgrad.observe.console import Console, Phase
 from postgrad.observe.loggers.all import Loggers
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
-from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.recipe.recipe import Recipe
 from postgrad.train.foreseen import Foreseen
 from postgrad.train.peaks import Peaks, Resident
@@ -138,14 +135,6 @@ class Clock:
         return time.perf_counter() - self.started
 
 
-class RankCalls(Protocol):
-    """Calls that go to every rank of a group, in one order; rank 0 answers."""
-
-    def call(self, method: str, *arguments: Any) -> Handle[Any]: ...
-
-    def aside(self, method: str, *arguments: Any) -> Handle[Any]: ...
-
-
 @dataclass(slots=True)
 class Run:
     """One execution of a recipe in its directory."""
@@ -166,14 +155,8 @@ class Run:
     loggers: Loggers = field(default_factory=Loggers)  # none but in a run that trains
     peak_bytes: int = 0
     shown: Phase | None = None  # the phase under way
-    group: RankCalls | None = None  # the ranks that hold the roles; None: this process holds them
-    reservation: Reservation | None = None  # what a cluster keeps for it
+    fleet: Fleet = field(init=False)  # where its models live: set once its logs are open
     rows: int | None = None  # of the training data, once it is read
-
-    @property
-    def ranks(self) -> Ranks:
-        """The ranks that share the roles of this process: it holds them alone."""
-        return ALONE
 
     @property
     def steps(self) -> int:
@@ -184,6 +167,7 @@ class Run:
     def count_rows(self, rows: int) -> None:
         """Sets the number of training rows, so that epochs can be counted in steps."""
         self.rows, self.geometry = rows, self.recipe.geometry(rows)
+        self.clock.peaks.set_baseline()  # data is read, and no weight is
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Generator[None]:

@@ -15,10 +15,7 @@ from postgrad.learner.protocols import PolicyRole
 from postgrad.models.load import load_tokenizer
 from postgrad.recipe.recipe import SFTRecipe
 from postgrad.rollout.engine import Engine
-from postgrad.train import ranked as roles
-from postgrad.train import ranked_engines as engines
-from postgrad.train import rows
-from postgrad.train import rows as common
+from postgrad.train import memory, rows
 from postgrad.train.publish import PROBES, Publisher
 from postgrad.train.run import Run
 from postgrad.train.saving import foresee_disk
@@ -76,28 +73,28 @@ class SFTJob(SupervisedJob[Conversation]):
 def assemble(
     run: Run, recipe: SFTRecipe, path: str, stack: ExitStack, checkpoint: Checkpoint | None
 ) -> SFTJob:
-    """See setup.job.assemble."""
+    """The job, from a checkpoint where there is one. See train.prepare.assemble."""
     tokenizer = load_tokenizer(path)
     conversations = rows.conversations(recipe, tokenizer)
-    common.show_rows(run, conversations.accounts)
+    rows.show_rows(run, conversations.accounts)
     evaluator = losses = None
     if recipe.samples_answers:
         scorer = stack.enter_context(environments.scorer_of(recipe))
-        evaluator = common.evaluator(run, recipe, tokenizer, scorer)
+        evaluator = rows.evaluator(run, recipe, tokenizer, scorer)
     if recipe.measures_loss:
         losses = LossEvaluator(recipe, tokenizer)
-        common.show_rows(run, losses.accounts, "held-out")
+        rows.show_rows(run, losses.accounts, "held-out")
     run.count_rows(len(conversations))
-    policy = roles.policy(run, path)
+    policy = run.fleet.policy(path)
     foresee_disk(run, policy.state_bytes())
-    common.restore(policy, checkpoint)
+    rows.restore(policy, checkpoint)
     engine = publish = None
     if evaluator is not None:
-        engine = engines.engine(
-            run, recipe, path, stack, sequences=evaluator.sequences, max_len=evaluator.max_len
+        engine = memory.engine(
+            run, path, stack, sequences=evaluator.sequences, max_len=evaluator.max_len
         )
         publish = Publisher(policy, engine, evaluator.probe(PROBES))
         engine.rest()
-    roles.try_tokens(run, [policy])
+    memory.try_tokens(run, [policy])
     algorithm = recipe.algorithm
     return SFTJob(run, algorithm, policy, conversations, engine, evaluator, publish, losses)

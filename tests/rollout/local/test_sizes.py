@@ -3,7 +3,7 @@
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.fleet.local import probe_sizes
+from postgrad.fleet.engines import probe_sizes
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.settings import RolloutSettings
 

@@ -6,8 +6,8 @@ import pytest
 
 from helpers.placed import RL
 from postgrad.core.errors import UsageError
+from postgrad.fleet.ranked import wants_of
 from postgrad.recipe.load import parse_recipe
-from postgrad.train.join import wants_of
 
 VLLM = {"type": "vllm", "vllm": {"tensor_parallel": 2, "engines": 2}}
 

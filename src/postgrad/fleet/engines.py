@@ -1,0 +1,289 @@
+"""Rollout engines: the one that a recipe names, built here or in a worker process of a cluster."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import astuple, fields, replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from postgrad.cluster.workers import Workers
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.hub import split_revision
+from postgrad.fleet.choices import Choices
+from postgrad.models.load import load_model, load_tokenizer
+from postgrad.models.rope import require_length
+from postgrad.parallel import device as devices
+from postgrad.parallel.device import compute_dtype
+from postgrad.recipe.load import recipe_from_json
+from postgrad.recipe.recipe import Answering, Recipe
+from postgrad.rollout.agreement import Floats, agreed
+from postgrad.rollout.engine import Completion, Engine, EngineStats, Request
+from postgrad.rollout.local.budget import EngineSizes, choose_sizes
+from postgrad.rollout.local.cache import bytes_per_token
+from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.local.prompts import layer_shapes
+from postgrad.rollout.openai.engine import OpenAIEngine
+from postgrad.rollout.settings import RolloutSettings
+from postgrad.rollout.vllm import start as vllm
+from postgrad.rollout.vllm.process import interpreter
+from postgrad.rollout.weights import portions
+
+WORKER = "postgrad.fleet.engines:EngineWorker"
+SENT_BYTES = 2**26  # of weights in one call to a worker
+SUMMED = tuple(field.name for field in fields(EngineStats))
+
+NamedTensors = Sequence[tuple[str, Tensor]]
+
+
+def require_startable(recipe: Recipe) -> None:
+    """Raises UsageError, before anything is loaded, where the recipe's engine cannot start here."""
+    if not isinstance(recipe, Answering) or recipe.rollout.type != "vllm":
+        return
+    if not recipe.cluster.engines(recipe.learner.ranks):  # else they start on other machines
+        interpreter(recipe.rollout.vllm.python)
+
+
+def require_trainable(recipe: Answering) -> None:
+    """Raises UsageError for an engine that takes no weights."""
+    if recipe.rollout.type == "openai":
+        raise UsageError('rollout.type = "openai" can be evaluated and not trained')
+
+
+def build_engine(
+    recipe: Answering,
+    path: str,
+    choices: Choices,
+    stack: ExitStack,
+    *,
+    sequences: int,
+    max_len: int,
+    logs: Path | None = None,
+    borrows: bool = False,
+) -> tuple[Engine, Choices]:
+    """The engine with the weights of `path` (a server has its own), closed with `stack`, and the
+    choices with its sizes.
+
+    sequences: how many are sampled at once; max_len: tokens of the longest. logs: see
+    rollout.vllm.start. borrows: see LocalEngine.
+    """
+    sizes = {"sequences": sequences, "max_len": max_len}
+    if recipe.rollout.type == "local":
+        return _local(recipe, path, choices, **sizes, borrows=borrows)
+    if recipe.rollout.type == "vllm":
+        return _vllm(recipe, path, choices, stack, logs, **sizes)
+    settings = recipe.rollout.openai
+    model = settings.model or split_revision(path)[0]
+    server = OpenAIEngine(settings, model, load_tokenizer(path))
+    stack.callback(server.close)
+    return server, choices
+
+
+def _local(
+    recipe: Answering,
+    path: str,
+    choices: Choices,
+    *,
+    sequences: int,
+    max_len: int,
+    borrows: bool,
+) -> tuple[LocalEngine, Choices]:
+    """The built-in engine, with a copy of the model unless it borrows one."""
+    device = torch.device(choices.device)
+    assert choices.rollout_dtype is not None  # of every job that answers
+    dtype = compute_dtype(choices.rollout_dtype, device)
+    model = load_model(path, dtype=dtype, device=device)
+    require_length(model.config, max_len, path)
+    sizes = choices.sizes or probe_sizes(
+        model.lm, recipe.rollout, sequences=sequences, max_len=max_len
+    )
+    engine = LocalEngine(
+        model.lm,
+        model.tokenizer,
+        slots=sizes.slots,
+        cache_tokens=sizes.cache_tokens,
+        borrows=borrows,
+    )
+    return engine, replace(choices, slots=sizes.slots, cache_tokens=sizes.cache_tokens)
+
+
+def probe_sizes(
+    lm: nn.Module, settings: RolloutSettings, *, sequences: int, max_len: int
+) -> EngineSizes:
+    """choose_sizes for a model and the memory that is free on its device now."""
+    parameter = next(lm.parameters())
+    device = parameter.device
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = psutil.virtual_memory().available
+    token_bytes = bytes_per_token(layer_shapes(lm, device), parameter.dtype)
+    return choose_sizes(
+        settings, sequences=sequences, max_len=max_len, token_bytes=token_bytes, free_bytes=free
+    )
+
+
+def _vllm(
+    recipe: Answering,
+    path: str,
+    choices: Choices,
+    stack: ExitStack,
+    logs: Path | None,
+    *,
+    sequences: int,
+    max_len: int,
+) -> tuple[Engine, Choices]:
+    device = torch.device(choices.device)
+    assert choices.rollout_dtype is not None  # of every job that answers
+    dtype = compute_dtype(choices.rollout_dtype, device)
+    sizes = choices.sizes or vllm.sizes_of(
+        path, recipe.rollout, dtype, sequences=sequences, max_len=max_len
+    )
+    engine = vllm.start(
+        path,
+        recipe.rollout,
+        vllm.read_model(path, dtype, max_len),
+        sizes,
+        device=device,
+        threads=choices.threads,
+        logs=logs,
+    )
+    stack.callback(engine.close)
+    return engine, replace(choices, slots=sizes.slots, cache_tokens=sizes.cache_tokens)
+
+
+class EngineWorker:
+    """An engine in a process of a cluster. recipe: as its dump; choices: of the run's start."""
+
+    _engine: Engine
+
+    def __init__(self, recipe: Mapping[str, Any], choices: Choices) -> None:
+        loaded = recipe_from_json(dict(recipe))
+        assert isinstance(loaded, Answering)  # only those have engines
+        self._recipe = loaded
+        self._sent: SimpleQueue[NamedTensors | None] = SimpleQueue()
+        devices.apply(choices.placement)
+
+    def build(
+        self, path: str, choices: Choices, sequences: int, max_len: int, logs: str
+    ) -> Choices:
+        """build_engine; returns the choices with the engine's sizes. What the engine started ends
+        with this process. logs: a folder of this worker's own, where all machines see it.
+        """
+        self._engine, choices = build_engine(
+            self._recipe, path, choices, ExitStack(), sequences=sequences, max_len=max_len,
+            logs=Path(logs),
+        )  # fmt: skip
+        return choices
+
+    def submit(self, request: Request) -> None:
+        """Engine.submit."""
+        self._engine.submit(request)
+
+    def completed(self) -> tuple[list[Completion], tuple[float, ...]]:
+        """Engine.completed, and the engine's sums."""
+        return self._engine.completed(), astuple(self._engine.stats)
+
+    def send(self, weights: NamedTensors | None) -> None:
+        """The next weights for `load_weights`, which waits for them; None: those were all."""
+        self._sent.put(weights)
+
+    def load_weights(self, version: int) -> None:
+        """Engine.load_weights, of what `send` brings."""
+        self._engine.load_weights(self._received(), version)
+
+    def logprobs(
+        self, sequences: Sequence[NDArray[np.int32]], temperature: float
+    ) -> list[NDArray[np.float32]]:
+        """Engine.logprobs."""
+        return self._engine.logprobs(sequences, temperature)
+
+    def rest(self) -> None:
+        """Engine.rest."""
+        self._engine.rest()
+
+    def _received(self) -> Iterator[tuple[str, Tensor]]:
+        while (weights := self._sent.get()) is not None:
+            yield from weights
+
+
+class SharedEngine:
+    """An engine of several workers, each with all weights; tickets are dealt in turn.
+
+    What shares a batch in a worker depends on tickets, samples, turns and token counts alone: all
+    workers that have something to do are waited for, so that later turns enter at fixed points.
+    """
+
+    def __init__(self, workers: Workers, dtype: str) -> None:
+        """dtype: what the workers compute in."""
+        self.stats = EngineStats()
+        self._workers = workers
+        self._dtype = dtype
+        self._open = [0] * workers.size  # samples that were asked for
+        self._seen: list[tuple[float, ...]] = [(0,) * len(SUMMED)] * workers.size
+
+    def submit(self, request: Request) -> None:
+        """Engine.submit."""
+        number = request.ticket % self._workers.size
+        self._workers.ask(number, "submit", request).result()
+        self._open[number] += len(request.sample_ids)
+
+    def completed(self) -> list[Completion]:
+        """Engine.completed."""
+        asked = {
+            number: self._workers.ask(number, "completed")
+            for number, samples in enumerate(self._open)
+            if samples
+        }
+        completions: list[Completion] = []
+        spent: list[tuple[float, ...]] = []
+        for number, handle in asked.items():
+            ended, sums = handle.result()
+            self._open[number] -= len(ended)
+            completions += ended
+            before, self._seen[number] = self._seen[number], sums
+            spent.append(tuple(np.subtract(sums, before).tolist()))
+        self._count(spent)
+        return completions
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Engine.load_weights: every worker gets all of them, some at a time."""
+        loading: Future[None] = self._workers.call("load_weights", version)
+        try:
+            for portion in portions(_on_host(weights), SENT_BYTES):
+                self._workers.aside("send", portion).result()
+            self._workers.aside("send", None).result()
+        except RunError:
+            loading.result()  # raises what was behind it
+            raise
+        loading.result()
+
+    def logprobs(self, sequences: Sequence[NDArray[np.int32]], temperature: float) -> list[Floats]:
+        """Engine.logprobs, of every worker. Raises RunError where one has other weights."""
+        handles = [
+            self._workers.ask(number, "logprobs", list(sequences), temperature)
+            for number in range(self._workers.size)
+        ]
+        return agreed([handle.result() for handle in handles], self._dtype, "rollout worker")
+
+    def rest(self) -> None:
+        """Engine.rest."""
+        self._workers.call("rest").result()
+
+    def _count(self, spent: Sequence[tuple[float, ...]]) -> None:
+        """Tokens and steps add up; seconds pass in all workers at once."""
+        for place, name in enumerate(SUMMED):
+            values = [sums[place] for sums in spent]
+            more = max(values, default=0.0) if name.endswith("_seconds") else sum(values)
+            setattr(self.stats, name, getattr(self.stats, name) + more)
+
+
+def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    return ((name, tensor.detach().cpu()) for name, tensor in weights)

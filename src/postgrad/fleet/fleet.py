@@ -1,0 +1,80 @@
+"""What a run asks for its models, wherever they live.
+
+A fleet is chosen once, at the start of a run: `LocalFleet` keeps every model in the run's own
+process, `RankedFleet` on ranks and rollout workers of a cluster. Jobs cannot tell which.
+"""
+
+from contextlib import ExitStack
+from typing import Protocol
+
+from postgrad.core.batch import BatchGeometry
+from postgrad.fleet.choices import Choices
+from postgrad.learner.protocols import Follows, LogprobRole, PolicyRole, Scores, ScoringRole
+from postgrad.recipe.recipe import Recipe
+from postgrad.rollout.engine import Engine
+
+
+class Site(Protocol):
+    """What a fleet reads of the run that it serves, and the choices that it settles there."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def geometry(self) -> BatchGeometry: ...
+
+    choices: Choices  # gain the hashes of frozen weights, and the rollout engine's sizes
+
+
+class Fleet(Protocol):
+    """The models of a run. Each is loaded when it is asked for, at most once a run.
+
+    path: a directory or hub id. Every method raises UsageError for a model that cannot be used, and
+    RunError where frozen weights are not those that the run was started with.
+    """
+
+    def policy(self, path: str, temperature: float = 1.0) -> PolicyRole:
+        """The policy with its optimizer. temperature: at which its logprobs are taken."""
+        ...
+
+    def critic(self, path: str) -> ScoringRole:
+        """The critic with its optimizer: from [critic.model], else from the policy at `path` with a
+        fresh head.
+        """
+        ...
+
+    def reference(self, path: str) -> LogprobRole:
+        """The frozen model that KL is measured from: [reference.model], else the policy's start
+        `path`, which a policy with an adapter has under it. After `policy`.
+        """
+        ...
+
+    def moving_reference(self, path: str) -> Follows:
+        """A reference that starts where the policy does, and follows it. After `policy`."""
+        ...
+
+    def reward_model(self, path: str) -> ScoringRole:
+        """The reward model that a job trains, with its optimizer."""
+        ...
+
+    def frozen_reward_model(self, path: str) -> Scores:
+        """The reward model that [[rewards]] ask. It shares the weights under the critic's adapter
+        where both lie at the same path. After `critic`.
+        """
+        ...
+
+    def frozen_policy(self, path: str) -> LogprobRole:
+        """A policy that only computes logprobs, at a temperature of 1, with the settings of
+        [reference.model].
+        """
+        ...
+
+    def release(self, role: str) -> None:
+        """Frees a frozen role, by its method's name, that is not asked again."""
+        ...
+
+    def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
+        """The rollout engine, which is closed with `stack`.
+
+        sequences: how many a step or an evaluation samples at once; max_len: tokens of the longest.
+        """
+        ...
