@@ -8,10 +8,10 @@ alone costs nothing.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from postgrad._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from postgrad.api import *  # noqa: F403
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

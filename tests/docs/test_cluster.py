@@ -15,7 +15,7 @@ import yaml
 from postgrad.cluster.settings import ClusterSettings, PolicyPlacement, RolloutPlacement
 from postgrad.fleet.ranked import wants_of
 from postgrad.observe.console import Console
-from postgrad.plan.command import plan
+from postgrad.plan.planner import plan
 from postgrad.recipe.load import load_recipe
 
 ROOT = Path(__file__).parent.parent.parent

@@ -16,10 +16,10 @@ from postgrad.cli.main import main
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.load import load_model
 from postgrad.observe.console import Console
-from postgrad.tools.chat.model import load
+from postgrad.tools.chat.loaded import load
 from postgrad.tools.evaluate import evaluate
 from postgrad.tools.export import export
-from postgrad.tools.serve.model import load_reward_model
+from postgrad.tools.serve.scoring import load_reward_model
 from postgrad.train.pairs import PreferenceJob
 from postgrad.train.sft import SFTJob
 from postgrad.train.start import resume, train

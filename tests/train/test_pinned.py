@@ -10,11 +10,11 @@ from helpers.hub import A, B, OfflineHub
 from helpers.runs import assert_same_run, lines
 from postgrad.core.errors import RunError, UsageError
 from postgrad.observe.console import Console
+from postgrad.recipe.hub_sources import sources
 from postgrad.recipe.load import parse_recipe, with_overrides
 from postgrad.recipe.recipe import Recipe
-from postgrad.recipe.sources import sources
 from postgrad.tools.checkpoints import verify
-from postgrad.tools.dry_run.command import dry_run
+from postgrad.tools.dry_run.dry_run import dry_run
 from postgrad.tools.evaluate import evaluate
 from postgrad.tools.export import export
 from postgrad.train.start import resume, train

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from postgrad.recipe.load import parse_recipe
-from postgrad.translate.command import SYSTEMS, translate
+from postgrad.translate.translate import SYSTEMS, translate
 
 CASES = Path(__file__).parent / "cases"
 SOURCES = sorted(path for path in CASES.iterdir() if path.suffix in (".sh", ".yaml"))

@@ -7,7 +7,7 @@ import pytest
 
 from postgrad.cli.main import main
 from postgrad.core.errors import UsageError
-from postgrad.translate.command import translate
+from postgrad.translate.translate import translate
 
 DPO = ["dpo", "--model_name_or_path", "Qwen/Qwen3-0.6B", "--dataset_name", "org/pairs"]
 

@@ -1,6 +1,6 @@
 """Open-Instruct's options whose meaning depends on their sign, their range, or the loss."""
 
-from postgrad.translate.command import Translation, translate
+from postgrad.translate.translate import Translation, translate
 
 GRPO = ["grpo", "--model_name_or_path", "m", "--dataset_mixer_list", "d", "1.0"]
 

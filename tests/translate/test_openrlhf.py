@@ -9,7 +9,7 @@ from postgrad.rewards.length import StopProperly
 from postgrad.rewards.mixing import total
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView
-from postgrad.translate.command import Translation, translate
+from postgrad.translate.translate import Translation, translate
 
 PPO = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "d", "--data.input_key", "q",
        "--reward.remote_url", "r.py"]  # fmt: skip

@@ -2,7 +2,7 @@
 
 import pytest
 
-from postgrad.translate.command import Translation, translate
+from postgrad.translate.translate import Translation, translate
 
 GRPO = ["grpo", "--model_name_or_path", "m", "--dataset_name", "d", "--reward_funcs",
         "accuracy_reward"]  # fmt: skip

@@ -43,7 +43,7 @@ def _chat(args: argparse.Namespace, rest: list[str]) -> Any:
         raise UsageError("; ".join(wrong))
     with heavy_imports():
         from postgrad.rollout.settings import SamplingSettings
-        from postgrad.tools.chat.command import chat
+        from postgrad.tools.chat.session import chat
 
     return chat(
         [args.model, *([args.other] if args.other else [])],

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from postgrad import __version__
+from postgrad._version import __version__
 from postgrad.cli import chat, checkpoints, evaluate, look, machine, plan, serve, train
 from postgrad.cli.command import OVERRIDES, CommandFunction, CommandOutcome, Commands
 from postgrad.core.errors import PostgradError, UsageError

@@ -47,7 +47,7 @@ def _plan(args: argparse.Namespace, rest: list[str]) -> Any:
         from postgrad.plan.calibrate import calibrate
 
         return calibrate(args.recipe, console_of(args))
-    from postgrad.plan.command import plan
+    from postgrad.plan.planner import plan
 
     return plan(
         args.recipe,
@@ -75,7 +75,7 @@ def _config(args: argparse.Namespace, rest: list[str]) -> Any:
 
 
 def _translate(args: argparse.Namespace, rest: list[str]) -> Any:
-    from postgrad.translate.command import translate
+    from postgrad.translate.translate import translate
 
     translation = translate(args.system, rest, args.devices)
     if translation.problem is not None:

@@ -30,7 +30,7 @@ def add(commands: Commands) -> None:
 
 def _serve_reward(args: argparse.Namespace, rest: list[str]) -> Any:
     with heavy_imports():
-        from postgrad.tools.serve.command import serve_reward
+        from postgrad.tools.serve.serve import serve_reward
         from postgrad.tools.serve.wire import limits_of
 
     limits = limits_of(args.max_batch_tokens, args.max_request_bytes, args.request_seconds)

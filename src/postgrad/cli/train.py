@@ -75,13 +75,13 @@ def _dry_run(args: argparse.Namespace, rest: list[str]) -> CommandOutcome:
     if args.recipe.is_dir():
         pipeline = load_pipeline(args.recipe, rest)
         with heavy_imports():
-            from postgrad.tools.dry_run.command import dry_run_pipeline, exit_code, pipeline_json
+            from postgrad.tools.dry_run.dry_run import dry_run_pipeline, exit_code, pipeline_json
 
         reports = dry_run_pipeline(pipeline, console_of(args), tracebacks=args.debug)
         return CommandOutcome(pipeline_json(reports), exit_code(list(reports.values())))
     recipe = load_recipe(args.recipe, rest)
     with heavy_imports():
-        from postgrad.tools.dry_run.command import dry_run
+        from postgrad.tools.dry_run.dry_run import dry_run
 
     report = dry_run(recipe, console_of(args), tracebacks=args.debug)
     return CommandOutcome(report.to_json(), report.exit_code)

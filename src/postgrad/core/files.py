@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from postgrad import __version__
+from postgrad._version import __version__
 
 
 def beside(path: Path) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-import postgrad
+from postgrad._version import __version__
 from postgrad.core.array_files import read_arrays, write_arrays
 from postgrad.core.files import version
 from postgrad.core.ragged import Ragged
@@ -101,7 +101,7 @@ class TokenCache:
             type(tokenizer).__qualname__,
             str(tokenizer.chat_template),
             {name: str(value) for name, value in tokenizer.special_tokens_map.items()},
-            postgrad.__version__,
+            __version__,
             code.hexdigest(),
             [version(name) for name in libraries],
         ]

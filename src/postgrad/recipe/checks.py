@@ -14,6 +14,7 @@ from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.core.batch import RolloutBatchSettings
 from postgrad.core.geometry import derive
 from postgrad.models.settings import ModelSettings
+from postgrad.recipe.hub_sources import revision_problems
 from postgrad.recipe.lines import KeyPath, RecipeProblem
 from postgrad.recipe.placement import engine_problems, placement_problems, rank_problems
 from postgrad.recipe.scored import reward_problems
@@ -23,7 +24,6 @@ from postgrad.recipe.settings import (
     ReferenceSettings,
     Sections,
 )
-from postgrad.recipe.sources import revision_problems
 from postgrad.rollout.settings import TOTAL, RolloutSettings
 
 LOWER_IS_BETTER = ("/loss", "/perplexity")  # ends of the names of such metrics

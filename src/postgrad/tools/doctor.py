@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import torch
 
-from postgrad import __version__
+from postgrad._version import __version__
 from postgrad.parallel.device import choose
 from postgrad.rewards.sandbox import choice as sandbox
 from postgrad.rewards.sandbox import enclosure

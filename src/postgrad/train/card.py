@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import tomlkit
 
-import postgrad
+from postgrad._version import __version__
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import versions
@@ -20,8 +20,8 @@ from postgrad.models.save import CARD
 from postgrad.models.settings import looks_local
 from postgrad.observe.follow import read_lines
 from postgrad.observe.run_dir import PACKAGES, RunDirectory
+from postgrad.recipe.hub_sources import RecipeSource, sources
 from postgrad.recipe.recipe import Recipe
-from postgrad.recipe.sources import RecipeSource, sources
 
 SECRET = re.compile(r"(^|_)(key|token|secret|password|passwd|authorization|credentials?)$", re.I)
 USER = re.compile(r"(?<=://)[^/@\s]+@")  # of a URL
@@ -79,7 +79,7 @@ def _body(
     yield f"# {name}\n"
     yield (
         f"The {role} {artifact} of a run of [postgrad](https://pypi.org/project/postgrad/) "
-        f"{postgrad.__version__}: job `{recipe.job}`, algorithm `{_algorithm(recipe)}`.\n"
+        f"{__version__}: job `{recipe.job}`, algorithm `{_algorithm(recipe)}`.\n"
     )
     yield from _table(
         ("", ""),

@@ -18,8 +18,8 @@ from postgrad.models.files import adapter_base, is_adapter
 from postgrad.models.save import files_hash, model_hash
 from postgrad.models.settings import looks_local
 from postgrad.recipe.compare import covers
+from postgrad.recipe.hub_sources import RecipeSource, pinned, sources
 from postgrad.recipe.recipe import Recipe
-from postgrad.recipe.sources import RecipeSource, pinned, sources
 
 
 @dataclass(frozen=True, slots=True)

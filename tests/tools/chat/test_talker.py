@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from helpers.made_run import TOKENIZER
 from postgrad.core.errors import UsageError
 from postgrad.rollout.settings import SamplingSettings
-from postgrad.tools.chat.model import load
+from postgrad.tools.chat.loaded import load
 from postgrad.tools.chat.talker import HALF, Talker, TextStream
 
 GREEDY = SamplingSettings(temperature=0.0, max_new_tokens=8)

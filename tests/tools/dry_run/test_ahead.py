@@ -18,7 +18,7 @@ from postgrad.observe.run_dir import RunDirectory
 from postgrad.plan.plan import Outlook
 from postgrad.tools.dry_run import ahead
 from postgrad.tools.dry_run.data import Sets
-from postgrad.tools.dry_run.report import FAILURE, RECIPE, Report
+from postgrad.tools.dry_run.outcome import FAILURE, RECIPE, Report
 
 
 @pytest.fixture

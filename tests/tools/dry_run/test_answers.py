@@ -12,7 +12,7 @@ from postgrad.rewards.registry import build
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView, Score
 from postgrad.tools.dry_run.answers import Tried, judge, try_answers
-from postgrad.tools.dry_run.report import Report
+from postgrad.tools.dry_run.outcome import Report
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.tools.dry_run import models as looking
 from postgrad.tools.dry_run.data import Sets
-from postgrad.tools.dry_run.report import RECIPE, Report
+from postgrad.tools.dry_run.outcome import RECIPE, Report
 
 TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content + end }}{% endfor %}"
 WITH_PROMPT = TEMPLATE + "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"

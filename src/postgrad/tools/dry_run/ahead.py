@@ -12,14 +12,14 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.observe.loggers.all import require_installed
 from postgrad.observe.run_dir import RunDirectory, require_unclaimed
-from postgrad.plan.command import facts_of, page_of, show
 from postgrad.plan.hardware import parse_hardware, this_machine
 from postgrad.plan.page import Page
+from postgrad.plan.planner import facts_of, page_of, show
 from postgrad.recipe.compare import compare
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.tools.dry_run.data import Sets
-from postgrad.tools.dry_run.report import FAILURE, Report
+from postgrad.tools.dry_run.outcome import FAILURE, Report
 from postgrad.train.saving import store_of
 
 LONG_HOURS = 0.5  # of a run that should not be lost as a whole

@@ -21,7 +21,7 @@ from postgrad.rewards.registry import component_names, controller_verifier, for_
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView
-from postgrad.tools.dry_run.report import FAILURE, Check, Report
+from postgrad.tools.dry_run.outcome import FAILURE, Check, Report
 from postgrad.tools.dry_run.rows import shortened
 
 TRIED, ASKED = 64, 4  # rows of which answers are scored; where a server is asked

@@ -18,7 +18,7 @@ from postgrad.data.settings import RowSettings
 from postgrad.evaluate import answers as environments
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 from postgrad.tools.dry_run import rows as showing
-from postgrad.tools.dry_run.report import Check, Report
+from postgrad.tools.dry_run.outcome import Check, Report
 from postgrad.train import rows as common
 from postgrad.train import rows as reading
 

@@ -23,7 +23,7 @@ from postgrad.recipe.load import ROLES
 from postgrad.recipe.recipe import Answering, Recipe, RewardRecipe
 from postgrad.rollout.local.stops import eos_token_ids
 from postgrad.tools.dry_run.data import Sets
-from postgrad.tools.dry_run.report import Check, Report
+from postgrad.tools.dry_run.outcome import Check, Report
 from postgrad.tools.dry_run.rows import special_ids
 
 QUESTION = "What is one and one?"

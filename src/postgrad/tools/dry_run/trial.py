@@ -20,7 +20,7 @@ from postgrad.observe.console import Console
 from postgrad.observe.follow import read_lines
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.recipe.recipe import Recipe
-from postgrad.tools.dry_run.report import FAILURE, Check, Report
+from postgrad.tools.dry_run.outcome import FAILURE, Check, Report
 from postgrad.tools.export import export
 from postgrad.train.loop import Job, loop
 from postgrad.train.prepare import prepare

@@ -10,8 +10,8 @@ from postgrad.core.errors import RunError
 from postgrad.observe.console import Console
 from postgrad.recipe.pipeline import load_pipeline
 from postgrad.tools.dry_run import trial
-from postgrad.tools.dry_run.command import dry_run, dry_run_pipeline, pipeline_json
-from postgrad.tools.dry_run.report import FAILURE, RECIPE, Report
+from postgrad.tools.dry_run.dry_run import dry_run, dry_run_pipeline, pipeline_json
+from postgrad.tools.dry_run.outcome import FAILURE, RECIPE, Report
 
 ROOT = Path(__file__).parent.parent.parent.parent
 SUPERVISED = {"load", "train", "evaluate", "save", "load the checkpoint", "export", "disk"}

@@ -59,7 +59,7 @@ def _serve(
 
     from postgrad.tools.serve.app import Pages
     from postgrad.tools.serve.metrics import Metrics, total
-    from postgrad.tools.serve.model import load_reward_model
+    from postgrad.tools.serve.scoring import load_reward_model
     from postgrad.tools.serve.server import Server
 
     model = load_reward_model(path, dtype, limits.batch_tokens)

@@ -16,7 +16,7 @@ from postgrad.recipe.load import names_used, require_runnable
 from postgrad.recipe.pipeline import Pipeline, Stage, with_models
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.tools.dry_run import ahead, answers, data, models
-from postgrad.tools.dry_run.report import Report
+from postgrad.tools.dry_run.outcome import Report
 from postgrad.tools.dry_run.smaller import small_recipe
 from postgrad.tools.dry_run.trial import Trial, try_run
 

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from postgrad.cli.main import main
-from postgrad.tools.serve.command import TOKEN
+from postgrad.tools.serve.serve import TOKEN
 
 CHAT = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
 

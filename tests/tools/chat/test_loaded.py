@@ -10,7 +10,7 @@ import torch
 from postgrad.core.errors import UsageError
 from postgrad.observe.console import Console
 from postgrad.rollout.settings import SamplingSettings
-from postgrad.tools.chat.model import ChatModel, load
+from postgrad.tools.chat.loaded import ChatModel, load
 from postgrad.tools.chat.talker import Talker
 from postgrad.tools.export import export
 from postgrad.train.start import train

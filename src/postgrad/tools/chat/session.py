@@ -13,7 +13,7 @@ from postgrad.core.errors import UsageError
 from postgrad.observe.console import Console
 from postgrad.observe.samples import AnswerDisplay
 from postgrad.rollout.settings import SamplingSettings
-from postgrad.tools.chat.model import ChatModel, load
+from postgrad.tools.chat.loaded import ChatModel, load
 from postgrad.tools.chat.talker import Talker
 
 COMMANDS = {
