@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from postgrad.rollout.vllm.transfer import buckets, shared
+from postgrad.rollout.vllm.process import buckets, shared
 
 
 @given(st.lists(st.integers(1, 40), max_size=12), st.integers(4, 200))

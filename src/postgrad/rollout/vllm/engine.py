@@ -22,9 +22,15 @@ from postgrad.core.seeds import integer
 from postgrad.rollout.agreement import agreed
 from postgrad.rollout.engine import Completion, EngineStats, Request
 from postgrad.rollout.settings import SamplingSettings
-from postgrad.rollout.vllm.process import STILL_SECONDS, Arrived, Stillness, VLLMProcess
+from postgrad.rollout.vllm.process import (
+    STILL_SECONDS,
+    Arrived,
+    Stillness,
+    VLLMProcess,
+    buckets,
+    shared,
+)
 from postgrad.rollout.vllm.protocol import SampledTokens
-from postgrad.rollout.vllm.transfer import buckets, shared
 from postgrad.rollout.weights import checked
 
 SILENT_SECONDS = 1.0  # without a message, after which the processes are checked

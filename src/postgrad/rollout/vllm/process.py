@@ -1,4 +1,4 @@
-"""One vLLM process on the controller's side: its pipes, its log, its end."""
+"""One vLLM process on the controller's side: its pipes, its log, its end, the weights it reads."""
 
 import json
 import os
@@ -7,8 +7,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,12 +16,40 @@ from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 import psutil
+import torch
+from safetensors.torch import save
+from torch import Tensor
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.process import write
 from postgrad.models.linear import SHAPES_KEPT
 from postgrad.rollout.vllm.protocol import Start, line
+from postgrad.rollout.weights import portions
 
+VARIABLE = "POSTGRAD_VLLM_PYTHON"
+ENTRY = Path(__file__).parent / "entry.py"
+TAIL = 2000  # characters of a log that a message shows
+GRACE = 10.0  # seconds that a process has to end by itself before it is killed
+TIDY = 2.0  # seconds that its children have to end by themselves after it
+# How vLLM logs the lines of a worker's traceback; the error that it raises itself points there.
+WORKERS_ERROR = re.compile(
+    r"^\(.*?\) ERROR [^]]*\] ((?:[\w.]*(?:Error|Exception): |Worker proc ).*)$", re.MULTILINE
+)
+_IMPORT_SECONDS = 20.0  # that an interpreter may take to tell whether it has vLLM
+# Variables of the controller that the process does not inherit.
+_KEPT_OUT = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *SHAPES_KEPT)
+_ENVIRONMENT = {
+    "PYTHONSAFEPATH": "1",  # files beside entry.py are no modules of their own
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in the process that we started
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # the token after a scored sequence is never computed
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy threads, and not run entry.py
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_LOOPBACK_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+BUCKET = 1 << 28  # bytes of weights that are shared at once; at least one weight
 STILL_SECONDS = 60.0  # after which processes that start are taken to hang
 LOOK_SECONDS = 5.0  # between two measurements
 # Statuses of a process that may hang. One that waits for a disk or a CPU, or is traced, does not.
@@ -62,31 +90,6 @@ def _spent(pids: Iterable[int]) -> dict[int, float] | None:
                         return None
                     spent[process.pid] = sum(process.cpu_times()[:2])
     return spent
-
-
-VARIABLE = "POSTGRAD_VLLM_PYTHON"
-ENTRY = Path(__file__).parent / "entry.py"
-TAIL = 2000  # characters of a log that a message shows
-GRACE = 10.0  # seconds that a process has to end by itself before it is killed
-TIDY = 2.0  # seconds that its children have to end by themselves after it
-# How vLLM logs the lines of a worker's traceback; the error that it raises itself points there.
-WORKERS_ERROR = re.compile(
-    r"^\(.*?\) ERROR [^]]*\] ((?:[\w.]*(?:Error|Exception): |Worker proc ).*)$", re.MULTILINE
-)
-_IMPORT_SECONDS = 20.0  # that an interpreter may take to tell whether it has vLLM
-# Variables of the controller that the process does not inherit.
-_KEPT_OUT = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *SHAPES_KEPT)
-_ENVIRONMENT = {
-    "PYTHONSAFEPATH": "1",  # files beside entry.py are no modules of their own
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in the process that we started
-    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # the token after a scored sequence is never computed
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy threads, and not run entry.py
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_LOOPBACK_IP": "127.0.0.1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,3 +253,25 @@ def _read(answers: BinaryIO, number: int, inbox: "SimpleQueue[Arrived]") -> None
         inbox.put(Arrived(number, json.loads(text)))
     answers.close()
     inbox.put(Arrived(number, None))
+
+
+def buckets(
+    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, size: int = BUCKET
+) -> Iterator[dict[str, Tensor]]:
+    """Weights by name in dicts of up to `size` bytes, each a copy in `dtype` on the CPU."""
+    copied = (
+        (name, weight.detach().to("cpu", dtype, copy=True).contiguous()) for name, weight in weights
+    )
+    return (dict(portion) for portion in portions(copied, size))
+
+
+@contextmanager
+def shared(bucket: Mapping[str, Tensor]) -> Iterator[str]:
+    """Within it, a path at which processes of the same user read the bucket as safetensors.
+
+    The file is anonymous (memfd): it is freed when the last process that holds it ends, so a killed
+    run leaves nothing behind.
+    """
+    with os.fdopen(os.memfd_create("postgrad-weights"), "wb", buffering=0) as file:
+        write(file, save(dict(bucket)))
+        yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
