@@ -118,7 +118,7 @@ def test_plain_transformers_is_asked_in_the_game_and_plays_as_our_engine_does(
     with environments.scorer_of(recipe) as scorer, ExitStack() as stack:
         evaluator = Evaluator(recipe, tokenizer, scorer)
         engine, _ = build_engine(
-            recipe, model, choose(recipe, {}), stack, sequences=6, max_len=evaluator.max_len
+            recipe.rollout, model, choose(recipe, {}), stack, sequences=6, max_len=evaluator.max_len
         )
         (result,) = evaluator(engine, lambda _: None)
     assert [one.question for one in answers] == [one.question for one in result.problems]

@@ -14,7 +14,7 @@ from postgrad.data.account import RowAccount
 from postgrad.data.conversations import Conversation, ConversationSet, load_conversations
 from postgrad.evaluate import answers as environments
 from postgrad.evaluate.results import Result
-from postgrad.recipe.recipe import SFTRecipe
+from postgrad.recipe.recipe import Answering
 from postgrad.recipe.settings import EvalSet
 
 Logprobs = Callable[[Sequences], Ragged]  # of every loss token, zeros elsewhere
@@ -29,7 +29,7 @@ def sequences_of(conversations: Sequence[Conversation]) -> Sequences:
     )
 
 
-def read_set(recipe: SFTRecipe, eval_set: EvalSet, tokenizer: Any) -> ConversationSet:
+def read_set(recipe: Answering, eval_set: EvalSet, tokenizer: Any) -> ConversationSet:
     """One evaluation set, read as training data is. Raises UsageError for rows that cannot be read
     or have no answer.
     """
@@ -45,7 +45,7 @@ class LossEvaluator:
     failed: it is in no mean.
     """
 
-    def __init__(self, recipe: SFTRecipe, tokenizer: Any) -> None:
+    def __init__(self, recipe: Answering, tokenizer: Any) -> None:
         """Raises UsageError as read_set does."""
         self._sets = [
             (eval_set.name, read_set(recipe, eval_set, tokenizer)) for eval_set in recipe.eval.sets

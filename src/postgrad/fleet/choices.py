@@ -21,7 +21,7 @@ from postgrad.models.linear import project
 from postgrad.parallel import device as placing
 from postgrad.parallel import device as probe
 from postgrad.parallel.device import Placement
-from postgrad.recipe.recipe import Comparing, Recipe
+from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import EngineSizes
 
 
@@ -71,7 +71,7 @@ def choose(recipe: Recipe, recorded: Mapping[str, Any], *, measure: bool = True)
     device = recorded_value("device") or probed.device
     dtype = _dtype(recipe, recorded_value("dtype"), device, measure)
     threads = recipe.learner.threads or recorded_value("threads")
-    sampling = None if isinstance(recipe, Comparing) else recipe.rollout
+    sampling = recipe.rollout_settings
     return Choices(
         device=device,
         threads=threads or _threads(device, probed.threads, measure),
@@ -95,7 +95,7 @@ def _micro_train_tokens(recipe: Recipe, recorded: int | None, device: str) -> in
     if recipe.batch.micro_train_batch_size is not None:
         return None
     stated = recipe.batch.stated_tokens
-    longest = recipe.data.max_len * (2 if isinstance(recipe, Comparing) else 1)  # a pair is whole
+    longest = recipe.min_micro_tokens
     if stated is None and recorded is not None and recorded < longest:
         raise UsageError(
             f"the run was started with micro_train_tokens = {recorded}, which cannot hold a row of "

@@ -23,7 +23,7 @@ from postgrad.models.rope import require_length
 from postgrad.parallel import device as devices
 from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.load import recipe_from_json
-from postgrad.recipe.recipe import Answering, Recipe
+from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.agreement import Floats, agreed
 from postgrad.rollout.engine import Completion, Engine, EngineStats, Request
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
@@ -45,20 +45,21 @@ NamedTensors = Sequence[tuple[str, Tensor]]
 
 def require_startable(recipe: Recipe) -> None:
     """Raises UsageError, before anything is loaded, where the recipe's engine cannot start here."""
-    if not isinstance(recipe, Answering) or recipe.rollout.type != "vllm":
+    settings = recipe.rollout_settings
+    if settings is None or settings.type != "vllm":
         return
     if not recipe.cluster.engines(recipe.learner.ranks):  # else they start on other machines
-        interpreter(recipe.rollout.vllm.python)
+        interpreter(settings.vllm.python)
 
 
-def require_trainable(recipe: Answering) -> None:
+def require_trainable(settings: RolloutSettings) -> None:
     """Raises UsageError for an engine that takes no weights."""
-    if recipe.rollout.type == "openai":
+    if settings.type == "openai":
         raise UsageError('rollout.type = "openai" can be evaluated and not trained')
 
 
 def build_engine(
-    recipe: Answering,
+    settings: RolloutSettings,
     path: str,
     choices: Choices,
     stack: ExitStack,
@@ -75,19 +76,18 @@ def build_engine(
     rollout.vllm.start. borrows: see LocalEngine.
     """
     sizes = {"sequences": sequences, "max_len": max_len}
-    if recipe.rollout.type == "local":
-        return _local(recipe, path, choices, **sizes, borrows=borrows)
-    if recipe.rollout.type == "vllm":
-        return _vllm(recipe, path, choices, stack, logs, **sizes)
-    settings = recipe.rollout.openai
-    model = settings.model or split_revision(path)[0]
-    server = OpenAIEngine(settings, model, load_tokenizer(path))
+    if settings.type == "local":
+        return _local(settings, path, choices, **sizes, borrows=borrows)
+    if settings.type == "vllm":
+        return _vllm(settings, path, choices, stack, logs, **sizes)
+    model = settings.openai.model or split_revision(path)[0]
+    server = OpenAIEngine(settings.openai, model, load_tokenizer(path))
     stack.callback(server.close)
     return server, choices
 
 
 def _local(
-    recipe: Answering,
+    settings: RolloutSettings,
     path: str,
     choices: Choices,
     *,
@@ -101,9 +101,7 @@ def _local(
     dtype = compute_dtype(choices.rollout_dtype, device)
     model = load_model(path, dtype=dtype, device=device)
     require_length(model.config, max_len, path)
-    sizes = choices.sizes or probe_sizes(
-        model.lm, recipe.rollout, sequences=sequences, max_len=max_len
-    )
+    sizes = choices.sizes or probe_sizes(model.lm, settings, sequences=sequences, max_len=max_len)
     engine = LocalEngine(
         model.lm,
         model.tokenizer,
@@ -131,7 +129,7 @@ def probe_sizes(
 
 
 def _vllm(
-    recipe: Answering,
+    settings: RolloutSettings,
     path: str,
     choices: Choices,
     stack: ExitStack,
@@ -144,11 +142,11 @@ def _vllm(
     assert choices.rollout_dtype is not None  # of every job that answers
     dtype = compute_dtype(choices.rollout_dtype, device)
     sizes = choices.sizes or vllm.sizes_of(
-        path, recipe.rollout, dtype, sequences=sequences, max_len=max_len
+        path, settings, dtype, sequences=sequences, max_len=max_len
     )
     engine = vllm.start(
         path,
-        recipe.rollout,
+        settings,
         vllm.read_model(path, dtype, max_len),
         sizes,
         device=device,
@@ -165,9 +163,9 @@ class EngineWorker:
     _engine: Engine
 
     def __init__(self, recipe: Mapping[str, Any], choices: Choices) -> None:
-        loaded = recipe_from_json(dict(recipe))
-        assert isinstance(loaded, Answering)  # only those have engines
-        self._recipe = loaded
+        settings = recipe_from_json(dict(recipe)).rollout_settings
+        assert settings is not None  # only jobs that sample have engines
+        self._settings = settings
         self._sent: SimpleQueue[NamedTensors | None] = SimpleQueue()
         devices.apply(choices.placement)
 
@@ -178,7 +176,7 @@ class EngineWorker:
         with this process. logs: a folder of this worker's own, where all machines see it.
         """
         self._engine, choices = build_engine(
-            self._recipe, path, choices, ExitStack(), sequences=sequences, max_len=max_len,
+            self._settings, path, choices, ExitStack(), sequences=sequences, max_len=max_len,
             logs=Path(logs),
         )  # fmt: skip
         return choices

@@ -15,7 +15,7 @@ from postgrad.models.export import export_hf
 from postgrad.models.score import RewardScale, scale_of_state
 from postgrad.models.settings import LoraSettings
 from postgrad.parallel.device import compute_dtype
-from postgrad.recipe.recipe import Recipe, RewardRecipe, RLRecipe
+from postgrad.recipe.recipe import Recipe, RLRecipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ExportedRole:
 
 def own_role(recipe: Recipe) -> str:
     """The name of the role that a job trains in the first place: "policy" or "reward"."""
-    return "reward" if isinstance(recipe, RewardRecipe) else "policy"
+    return "reward" if recipe.trained_role == "reward_model" else "policy"
 
 
 def role_of(recipe: Recipe, name: str, base: str) -> ExportedRole:
@@ -82,7 +82,7 @@ def role_of(recipe: Recipe, name: str, base: str) -> ExportedRole:
     the job trains. base: of the policy. Raises UsageError where the run has none of that name.
     """
     stems = roles_of(recipe, base)
-    trained = "reward_model" if isinstance(recipe, RewardRecipe) else "policy"
+    trained = recipe.trained_role
     named = {own_role(recipe): stems[trained]}
     if recipe.learner.ema_decay:
         named["ema"] = replace(stems[trained], stem=f"{trained}.ema")
@@ -100,7 +100,7 @@ def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
     def of_base(stem: str, *, scores: bool) -> ExportedRole:
         return ExportedRole(stem, base, lora, scores, template)
 
-    if isinstance(recipe, RewardRecipe):
+    if recipe.trained_role == "reward_model":
         return {"reward_model": of_base("reward_model.weights", scores=True)}
     by_stem = {"policy": of_base("policy.weights", scores=False)}
     if isinstance(recipe, RLRecipe):

@@ -11,7 +11,7 @@ from postgrad.learner.protocols import Scores
 from postgrad.learner.score import score_sequences
 from postgrad.models.load import load_config, require_same_tokens
 from postgrad.models.score import scale_of
-from postgrad.recipe.recipe import Answering, RLRecipe
+from postgrad.recipe.recipe import Answering
 from postgrad.rewards.learned import REWARD_MODEL
 from postgrad.rewards.registry import component_names
 
@@ -47,9 +47,10 @@ class LearnedReward:
 
 def learned_reward(recipe: Answering, tokenizer: Any) -> LearnedReward | None:
     """The reward model that the recipe's [[rewards]] ask; None where none of them does."""
-    if all(reward.type != REWARD_MODEL for reward in recipe.rewards):
+    if not recipe.asks_reward_model:
         return None
-    path = recipe.reward_model.model.source if isinstance(recipe, RLRecipe) else None
+    settings = recipe.model_tables.get(("reward_model", "model"))
+    path = None if settings is None else settings.source
     if path is None:
         raise UsageError(
             '[[rewards]] of type "reward_model" ask the model of [reward_model.model], for jobs of '

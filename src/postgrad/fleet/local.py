@@ -31,13 +31,7 @@ from postgrad.models.settings import ModelSettings
 from postgrad.parallel.device import compute_dtype
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import Stage
-from postgrad.recipe.recipe import (
-    Answering,
-    PreferenceRecipe,
-    Recipe,
-    RewardRecipe,
-    RLRecipe,
-)
+from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.engine import Engine
 
 
@@ -150,9 +144,9 @@ class LocalFleet:
     def frozen_policy(self, path: str) -> Policy:
         """Fleet.frozen_policy."""
         recipe = self._site.recipe
-        assert isinstance(recipe, PreferenceRecipe | RLRecipe)  # only those have a reference
+        settings = recipe.model_tables["reference", "model"]
         require_unchanged(self._site, "reference", path)
-        backbone = _causal(recipe, recipe.reference.model, path, self._site.choices)
+        backbone = _causal(recipe, settings, path, self._site.choices)
         self._freeze(backbone)
         self.roles["frozen_policy"] = Policy(backbone)
         return self.roles["frozen_policy"]
@@ -163,11 +157,11 @@ class LocalFleet:
 
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
         """Fleet.engine: it borrows the weights of the policy, which is in this process too."""
-        recipe = self._site.recipe
-        assert isinstance(recipe, Answering)  # only those sample
-        require_trainable(recipe)
+        settings = self._site.recipe.rollout_settings
+        assert settings is not None  # of every job that samples
+        require_trainable(settings)
         engine, self._site.choices = build_engine(
-            recipe, path, self._site.choices, stack,
+            settings, path, self._site.choices, stack,
             sequences=sequences, max_len=max_len, logs=self._logs, borrows=True,
         )  # fmt: skip
         return engine
@@ -290,7 +284,5 @@ def _scoring(
 
 
 def _micro(recipe: Recipe, choices: Choices) -> MicroBatch:
-    """A sample of a pair is two sequences."""
     samples = recipe.batch.micro_train_batch_size
-    pairs = isinstance(recipe, RewardRecipe | PreferenceRecipe) and recipe.algorithm.level == "pair"
-    return MicroBatch(choices.micro_train_tokens, samples and samples * (2 if pairs else 1))
+    return MicroBatch(choices.micro_train_tokens, samples and samples * recipe.sequences_per_sample)

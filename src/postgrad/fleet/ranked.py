@@ -27,7 +27,7 @@ from postgrad.learner.update import Update
 from postgrad.models.settings import LoraSettings
 from postgrad.observe.console import Console
 from postgrad.observe.sinks import Logs
-from postgrad.recipe.recipe import Answering, Recipe
+from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Engine
 
 RANK = "postgrad.fleet.worker:RankWorker"
@@ -113,11 +113,12 @@ class RankedFleet:
 
     def reference(self, path: str) -> "RankedRole":
         """Fleet.reference."""
-        return self._load("reference", path, temperature=self._temperature)
+        return self._load("reference", path, temperature=self._site.recipe.logprob_temperature)
 
     def moving_reference(self, path: str) -> "RankedRole":
         """Fleet.moving_reference."""
-        return self._load("moving_reference", path, role="reference", temperature=self._temperature)
+        temperature = self._site.recipe.logprob_temperature
+        return self._load("moving_reference", path, role="reference", temperature=temperature)
 
     def reward_model(self, path: str) -> "RankedRole":
         """Fleet.reward_model."""
@@ -139,13 +140,13 @@ class RankedFleet:
         """Fleet.engine: in the workers that the recipe places, else in this process, with a copy of
         the weights.
         """
-        recipe = self._site.recipe
-        assert isinstance(recipe, Answering)  # only those sample
+        recipe, settings = self._site.recipe, self._site.recipe.rollout_settings
+        assert settings is not None  # of every job that samples
         if count := recipe.cluster.engines(recipe.learner.ranks):
             return self._shared_engine(count, path, stack, -(-sequences // count), max_len)
-        require_trainable(recipe)
+        require_trainable(settings)
         engine, self._site.choices = build_engine(
-            recipe, path, self._site.choices, stack,
+            settings, path, self._site.choices, stack,
             sequences=sequences, max_len=max_len, logs=self._folder,
         )  # fmt: skip
         return engine
@@ -174,12 +175,6 @@ class RankedFleet:
         assert site.choices.rollout_dtype is not None  # of every job that answers
         return SharedEngine(workers, site.choices.rollout_dtype)
 
-    @property
-    def _temperature(self) -> float:
-        """Of the policy, at which the reference takes its logprobs too."""
-        recipe = self._site.recipe
-        return recipe.rollout.temperature if isinstance(recipe, Answering) else 1.0
-
     def _load(
         self,
         method: str,
@@ -199,14 +194,14 @@ def wants_of(recipe: Recipe, device: str) -> list[RoleRequest]:
     """What the recipe's processes ask of a cluster. device: "cpu" or "cuda". Raises UsageError for
     a placement that does not suit it.
     """
-    settings, ranks = recipe.cluster, recipe.learner.ranks
+    settings, ranks, rollout = recipe.cluster, recipe.learner.ranks, recipe.rollout_settings
     wants = [role_request(POLICY, f"learner.ranks = {ranks}", ranks, settings.policy, device)]
     count = settings.engines(ranks)
-    if isinstance(recipe, Answering) and recipe.samples_answers and count:
+    if rollout is not None and recipe.samples_answers and count:
         key, inside = f"cluster.rollout.workers = {count}", settings.policy.colocate and POLICY
         place = settings.rollout or settings.policy
-        engine = recipe.rollout.vllm
-        gpus = engine.tensor_parallel * engine.engines if recipe.rollout.type == "vllm" else 1
+        engine = rollout.vllm
+        gpus = engine.tensor_parallel * engine.engines if rollout.type == "vllm" else 1
         wants.append(role_request(ROLLOUT, key, count, place, device, inside, gpus))
     return wants
 

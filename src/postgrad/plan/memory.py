@@ -31,6 +31,7 @@ from postgrad.plan.sizes import Sharing, Sizes, width
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rewards.lanes import worker_bytes
 from postgrad.rewards.registry import for_rollout
+from postgrad.rollout.settings import RolloutSettings
 
 VERIFIERS = "verifiers"  # the role of lines whose memory is that of other processes
 FRAME = "framework"  # the purpose of a line that is there before the run begins
@@ -174,11 +175,11 @@ def _engine(
     the policy's weights, its cache, and its passes. While learners work, it keeps the weights alone
     (Engine.rest).
     """
-    if passes.sizes.engine is None:
+    rollout = recipe.rollout_settings
+    if passes.sizes.engine is None or rollout is None:
         return
-    assert isinstance(recipe, Answering)
-    b = engine_width(recipe, policy, cpu=cpu)
-    yield MemoryLine("engine", "weights", _engine_weights(recipe, policy, b, cpu=cpu))
+    b = engine_width(rollout, policy, cpu=cpu)
+    yield MemoryLine("engine", "weights", _engine_weights(recipe, rollout, policy, b, cpu=cpu))
     if cpu and b == FLOAT32 and policy.shape.model_type in LLAMA_TYPES:  # models.linear.in_order
         ordered = policy.shape.matrix_parameters * FLOAT32
         yield MemoryLine("engine", "weights as products read them", awake(ordered))
@@ -188,7 +189,7 @@ def _engine(
 
 
 def _engine_weights(
-    recipe: Answering, policy: PlannedRole, b: int, *, cpu: bool
+    recipe: Recipe, rollout: RolloutSettings, policy: PlannedRole, b: int, *, cpu: bool
 ) -> Mapping[Phase, int]:
     """Bytes of the engine's copy of the policy's weights. Where both are float32 in one process,
     the first publish replaces the copy by the policy's matrices (LocalEngine's `borrows`). What
@@ -196,7 +197,7 @@ def _engine_weights(
     """
     shape, lora = policy.shape, policy.model.lora
     copied = always(shape.parameters() * b)
-    here = recipe.rollout.type == "local" and recipe.learner.ranks == 1
+    here = rollout.type == "local" and recipe.learner.ranks == 1
     frozen_in = FLOAT32 if lora is None else width(policy.model.dtype, cpu=cpu)
     if not here or recipe.cluster.engines(1) or b != FLOAT32 or frozen_in != FLOAT32:
         return copied
@@ -257,7 +258,7 @@ def _kept_back(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> 
     return {"rollout": later, "score": later, "update": after_update, "save": later}
 
 
-def engine_width(recipe: Answering, policy: PlannedRole, *, cpu: bool) -> int:
+def engine_width(rollout: RolloutSettings, policy: PlannedRole, *, cpu: bool) -> int:
     """Bytes of one number in the engine: of its weights and of its cache."""
-    stated = recipe.rollout.dtype
+    stated = rollout.dtype
     return width(policy.model.dtype if stated == "auto" else stated, cpu=cpu)

@@ -13,7 +13,7 @@ from postgrad.plan.activations import FLOAT32, Blocks
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import Sizes, width
-from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
+from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.local.attention import LANES
 from postgrad.rollout.local.budget import align
 
@@ -159,12 +159,12 @@ class Passes:
         """Bytes of the engine's cache. A CPU takes memory only for pages that are written: a prompt
         has its places once for all samples that share it.
         """
-        engine, recipe = self.sizes.engine, self.recipe
+        engine, rollout = self.sizes.engine, self.recipe.rollout_settings
         assert engine is not None
-        assert isinstance(recipe, Answering)
+        assert rollout is not None
         tokens = engine.cache_tokens
         if self.cpu:
-            new = align(min(recipe.rollout.max_new_tokens, self.sizes.longest))
+            new = align(min(rollout.max_new_tokens, self.sizes.longest))
             prompts = -(-engine.slots // min(self._answers, LANES))
             old = align(max(self.sizes.longest - new, 1))
             tokens = min(tokens, engine.slots * new + prompts * old)
@@ -174,15 +174,14 @@ class Passes:
         """Bytes of sampling: prompts that are computed ahead, with their keys and values; then the
         logits of all slots.
         """
-        engine, recipe = self.sizes.engine, self.recipe
+        engine, rollout = self.sizes.engine, self.recipe.rollout_settings
         assert engine is not None
-        assert isinstance(recipe, Answering)
-        shape, prompts = role.shape, self._prompt_tokens(recipe)
+        assert rollout is not None
+        shape, prompts = role.shape, self._prompt_tokens()
         blocks = Blocks() if not self.cpu else Blocks.of(self.lengths, 1)
         inside = 4 * shape.intermediate_size + 4 * shape.hidden_size
         inside = max(inside * b, activations.forward_only(shape, b, blocks, cpu=self.cpu))
         logits = engine.slots * shape.vocab_size
-        rollout = recipe.rollout
         filtered = rollout.top_k or rollout.top_p < 1.0 or rollout.min_p
         each = SAMPLED + (FILTERED if filtered else 0)
         drawn = logits * (FLOAT32 + (b if b != FLOAT32 else 0))
@@ -192,9 +191,9 @@ class Passes:
             "logits": max(0, drawn - prompts * inside),
         }
 
-    def _prompt_tokens(self, recipe: Answering) -> int:
+    def _prompt_tokens(self) -> int:
         """Prompt tokens of one forward pass: as many as wait, up to a limit."""
-        most = self.sizes.prefill_tokens
+        recipe, most = self.recipe, self.sizes.prefill_tokens
         if not isinstance(recipe, RLRecipe):
             return most
         waiting = recipe.batch.rollout_batch_size * self.lengths.prompt

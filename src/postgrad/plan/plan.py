@@ -16,7 +16,7 @@ from postgrad.plan.memory import Memory, engine_width, memory
 from postgrad.plan.roles import Find, PlannedRole, planned_roles
 from postgrad.plan.sizes import Sharing, Sizes, sizes
 from postgrad.plan.timing import CostModel, Timing, timing
-from postgrad.recipe.recipe import Answering, Recipe
+from postgrad.recipe.recipe import Recipe
 
 FREE = 0.8  # the share of a GPU's memory, beside loaded weights, that the engine finds free
 
@@ -91,8 +91,8 @@ def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
     lengths = facts.lengths_of(recipe)
     geometry, sharing = recipe.geometry(lengths.rows), Sharing.of(recipe.learner)
     roles = planned_roles(recipe, facts.shape)
-    policy = roles[0]
-    b = engine_width(recipe, policy, cpu=device.is_cpu) if isinstance(recipe, Answering) else 0
+    policy, rollout = roles[0], recipe.rollout_settings
+    b = 0 if rollout is None else engine_width(rollout, policy, cpu=device.is_cpu)
     before = memory(recipe, roles, Sizes(0, 0, None, 0), sharing, device, lengths).at("load")
     free = int((device.memory_bytes - before - policy.shape.parameters() * b) * FREE)
     planned_sizes = sizes(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import LoraSettings, ModelSettings
 from postgrad.models.shapes import ModelShape
-from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RLRecipe
+from postgrad.recipe.recipe import Recipe, RLRecipe
 
 Find = Callable[[ModelSettings], ModelShape]
 
@@ -50,8 +50,8 @@ def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
     policy = PlannedRole("policy", find(recipe.model), recipe.model, recipe.learner)
     if isinstance(recipe, RLRecipe):
         return policy, *_beside(recipe, policy, find)
-    if isinstance(recipe, PreferenceRecipe) and _is_another(recipe, recipe.reference.model):
-        reference = recipe.reference.model
+    reference = recipe.loaded_models.get(("reference", "model"))
+    if reference is not None and _is_another(recipe, reference):
         return policy, PlannedRole("reference", find(reference), reference)
     return (policy,)
 
@@ -67,7 +67,7 @@ def _beside(recipe: RLRecipe, policy: PlannedRole, find: Find) -> list[PlannedRo
         shared = policy.model.lora is not None and not _is_another(recipe, model)
         on = policy.name if shared else None
         roles.append(PlannedRole("reference", find(model), model, on=on, follows=moves))
-    if any(reward.type == "reward_model" for reward in recipe.rewards):
+    if recipe.asks_reward_model:
         model, critic = recipe.reward_model.model, recipe.critic.model
         shared = needs.critic and critic.lora is not None and critic.source == model.source
         on = "critic" if shared else None
@@ -75,10 +75,8 @@ def _beside(recipe: RLRecipe, policy: PlannedRole, find: Find) -> list[PlannedRo
     return roles
 
 
-def _is_another(recipe: RLRecipe | PreferenceRecipe, reference: ModelSettings) -> bool:
+def _is_another(recipe: Recipe, reference: ModelSettings) -> bool:
     """Whether the reference is not what the policy starts from."""
-    if not recipe.algorithm.needs().reference:
-        return False
     return reference.source not in (None, recipe.model.source)
 
 

@@ -276,8 +276,8 @@ def _sampling(
     of the two add up (benchmarks.growth).
     """
     assert sizes.engine is not None
-    shape, answers = policy.shape, recipe.batch.n_samples_per_prompt
-    b = engine_width(recipe, policy, cpu=costs.device.is_cpu)
+    shape, answers = policy.shape, recipe.answers_per_prompt
+    b = engine_width(recipe.rollout, policy, cpu=costs.device.is_cpu)
     prompts = geometry.rollout_batch_size or 0
     first = shape.flops(prompts * lengths.prompt, prompts * lengths.prompt**2, prompts)
     costs = costs.alone()

@@ -39,7 +39,6 @@ from postgrad.recipe.recipe import (
     Recipe,
     RewardRecipe,
     RLRecipe,
-    SFTRecipe,
 )
 from postgrad.train.pairs import implicit_rewards
 from postgrad.train.pinned import pin, pin_model
@@ -97,7 +96,7 @@ def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
     if not isinstance(recipe, Answering):
         return evaluate_pairs(recipe, path, choices, console)
     answered = _answers(recipe, path, choices, console) if recipe.samples_answers else []
-    if not isinstance(recipe, SFTRecipe) or not recipe.measures_loss:
+    if not recipe.measures_loss:
         return answered
     losses = evaluate_loss(recipe, path, choices, console)
     return with_losses(answered, losses) if answered else losses
@@ -114,11 +113,11 @@ def _answers(recipe: Answering, path: str, choices: Choices, console: Console) -
         for _, prompts in evaluator.sets:
             environments.check_rows(recipe, prompts)
             check_answers(scorer, prompts.all())
-        if learned is not None and isinstance(recipe, RLRecipe):
-            model = recipe.reward_model.model
+        if learned is not None:
+            model = recipe.model_tables["reward_model", "model"]
             learned.role = roles.frozen_reward_model(recipe, model, learned.path, choices)
         engine, _ = build_engine(
-            recipe,
+            recipe.rollout,
             path,
             choices,
             stack,
@@ -264,7 +263,7 @@ def _scores_of_policy(
     return score
 
 
-def evaluate_loss(recipe: SFTRecipe, path: str, choices: Choices, console: Console) -> list[Result]:
+def evaluate_loss(recipe: Answering, path: str, choices: Choices, console: Console) -> list[Result]:
     """The results of the model at `path`, for `postgrad eval`."""
     evaluator = LossEvaluator(recipe, load_tokenizer(path))
     print_rows(console, evaluator.accounts, f"held-out conversations, read by {path}")

@@ -171,10 +171,9 @@ def _saving(recipe: Recipe) -> Recipe:
 
 def _answers(stage: Stage, model: str, count: int) -> list[Answer]:
     recipe = stage.recipe
-    if not count or not isinstance(recipe, Answering) or not recipe.eval.sets:
+    if not count or not recipe.eval.sets or not recipe.samples_answers:
         return []
-    if not recipe.samples_answers:  # held-out conversations, of which only the loss is asked
-        return []
+    assert isinstance(recipe, Answering)  # only those sample
     return ask(model, recipe, count)
 
 

@@ -26,7 +26,7 @@ from postgrad.plan.plan import (
     phase_bytes,
     phase_seconds,
 )
-from postgrad.recipe.recipe import Answering, Recipe
+from postgrad.recipe.recipe import Recipe
 
 Rows = list[list[str]]
 COLUMNS = ("", "foreseen s", "measured s", "foreseen GB", "measured GB")  # of `rows`
@@ -116,8 +116,9 @@ def as_chosen(recipe: Recipe, choices: Choices) -> Recipe:
     filled = settled(recipe, choices)
     batch = filled.batch.model_copy(update={"micro_train_tokens": choices.micro_train_tokens})
     filled = filled.model_copy(update={"batch": batch})
-    if isinstance(filled, Answering) and choices.sizes is not None:
-        rollout = filled.rollout.model_copy(update=choices.sizes.to_json())
+    rollout = filled.rollout_settings
+    if rollout is not None and choices.sizes is not None:
+        rollout = rollout.model_copy(update=choices.sizes.to_json())
         filled = filled.model_copy(update={"rollout": rollout})
     return filled
 

@@ -29,7 +29,7 @@ from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.plan.advice import advise
 from postgrad.plan.auto import AutoSizes, least_tokens
 from postgrad.plan.plan import outlook
-from postgrad.recipe.recipe import Answering, Recipe
+from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Engine, EngineStats, Request
 from postgrad.rollout.local.budget import PREFILL_TOKENS, places_for
 from postgrad.rollout.local.engine import LocalEngine
@@ -124,9 +124,10 @@ def planned(
     choices that have to be tried. Recorded sizes are used as they are. With several ranks, whose
     trials would have to agree, the plan alone decides.
     """
+    rollout = recipe.rollout_settings
     asked = {
         TOKENS: recipe.batch.micro_train_tokens == "auto",
-        SLOTS: isinstance(recipe, Answering) and recipe.rollout.slots == "auto",
+        SLOTS: rollout is not None and rollout.slots == "auto",
     }
     untried = frozenset(name for name, auto in asked.items() if auto and not recorded.get(name))
     if not untried:
@@ -138,20 +139,20 @@ def planned(
     if TOKENS in untried:
         updated = replace(updated, micro_train_tokens=sizes.tokens)
     if SLOTS in untried and sizes.slots is not None:
-        applied = sizes.applied(recipe)
-        assert isinstance(applied, Answering)
-        updated = replace(updated, slots=sizes.slots, cache_tokens=applied.rollout.cache_tokens)
+        applied = sizes.applied(recipe).rollout_settings
+        assert applied is not None  # what has slots has [rollout]
+        updated = replace(updated, slots=sizes.slots, cache_tokens=applied.cache_tokens)
     return updated, untried & _tried_here(recipe)
 
 
 def _tried_here(recipe: Recipe) -> set[str]:
     """The choices that this process can try. On several ranks trials would have to agree."""
-    cluster, here = recipe.cluster, set[str]()
+    cluster, rollout, here = recipe.cluster, recipe.rollout_settings, set[str]()
     if recipe.learner.ranks > 1:
         return here
     if cluster.type == "local":
         here.add(TOKENS)
-    if isinstance(recipe, Answering) and recipe.rollout.type == "local":
+    if rollout is not None and rollout.type == "local":
         workers = cluster.engines(1) if cluster.type != "local" else 0
         here |= set() if workers else {SLOTS}
     return here
@@ -238,11 +239,11 @@ def engine(run: Run, path: str, stack: ExitStack, *, sequences: int, max_len: in
     before, start = run.choices, run.choices.slots
     if SLOTS not in run.untried or start is None:
         return build()
-    recipe, fitting = run.recipe, list[Engine]()
-    assert isinstance(recipe, Answering)  # only those have slots
+    settings, fitting = run.recipe.rollout_settings, list[Engine]()
+    assert settings is not None  # what has slots has [rollout]
 
     def fits(slots: int) -> bool:
-        places = recipe.rollout.cache_tokens or slots * places_for(max_len)
+        places = settings.cache_tokens or slots * places_for(max_len)
         with _trial(run, "rollout.slots", slots) as result:
             run.choices = replace(before, slots=slots, cache_tokens=places)
             _try_decoding(build(), slots, max_len, PREFILL_TOKENS[before.device], fitting)

@@ -24,7 +24,7 @@ from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
 from postgrad.parallel import device as placing
-from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RewardRecipe, SFTRecipe
+from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RewardRecipe, RLRecipe, SFTRecipe
 from postgrad.train import foreseen, pairs, rl, sft
 from postgrad.train import memory as auto_sizes
 from postgrad.train import memory as out_of_memory
@@ -46,13 +46,16 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
     with run.phase("load"):
         path = base_model(recipe, run.directory.init)
         tell_of_experts(run, path)
-        if isinstance(recipe, SFTRecipe):
-            return sft.assemble(run, recipe, path, stack, checkpoint), path
-        if isinstance(recipe, RewardRecipe):
-            return pairs.reward(run, recipe, path, checkpoint), path
-        if isinstance(recipe, PreferenceRecipe):
-            return pairs.preference(run, recipe, path, checkpoint), path
-        return rl.assemble(run, recipe, path, stack, checkpoint), path
+        match recipe:
+            case SFTRecipe():
+                job = sft.assemble(run, recipe, path, stack, checkpoint)
+            case RewardRecipe():
+                job = pairs.reward(run, recipe, path, checkpoint)
+            case PreferenceRecipe():
+                job = pairs.preference(run, recipe, path, checkpoint)
+            case RLRecipe():
+                job = rl.assemble(run, recipe, path, stack, checkpoint)
+    return job, path
 
 
 def tell_of_experts(run: Run, path: str) -> None:

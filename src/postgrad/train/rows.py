@@ -1,6 +1,6 @@
-"""What several jobs need before they start."""
+"""The rows of a run: training data by what the job learns from, evaluation sets, their tables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from postgrad.checkpoint.store import Checkpoint
@@ -11,18 +11,13 @@ from postgrad.data.conversations import Conversation
 from postgrad.data.draws import DrawnSet, Draws
 from postgrad.data.mixture import training_conversations, training_prompts
 from postgrad.data.pairs import Labelled, Pair, training_labelled, training_pairs
-from postgrad.evaluate import answers as environments
-from postgrad.evaluate import (
-    answers as evaluation,
-)
-from postgrad.evaluate import (
-    losses as held_out_loss,
-)
-from postgrad.evaluate import pairs as paired
-from postgrad.evaluate.answers import Evaluator, check_answers
+from postgrad.evaluate import answers, losses
+from postgrad.evaluate import pairs as pair_sets
+from postgrad.evaluate.answers import Evaluator, check_answers, check_rows, with_tools
 from postgrad.learner.protocols import Learns
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe, SFTRecipe
+from postgrad.recipe.settings import RowKind
 from postgrad.rewards.scorer import Scorer
 from postgrad.train.run import Run
 
@@ -38,7 +33,7 @@ def evaluator(run: Run, recipe: Answering, tokenizer: object, scorer: Scorer) ->
     found = Evaluator(recipe, tokenizer, scorer)
     show_rows(run, [prompts.account for _, prompts in found.sets], "evaluation")
     for _, prompts in found.sets:
-        environments.check_rows(recipe, prompts)
+        check_rows(recipe, prompts)
         check_answers(scorer, prompts.all())
     return found
 
@@ -67,14 +62,14 @@ def print_rows(console: Console, accounts: Sequence[RowAccount], title: str) -> 
 
 def conversations(recipe: SFTRecipe, tokenizer: Any) -> Draws[Conversation]:
     """Raises UsageError, as the other functions here do, for rows that cannot be read."""
-    data = environments.with_tools(recipe, recipe.data)
+    data = with_tools(recipe, recipe.data)
     return training_conversations(data, tokenizer, exclude=held_out(recipe))
 
 
 def prompts(recipe: RLRecipe, tokenizer: Any) -> Draws[Prompt]:
     """What the policy answers."""
     return training_prompts(
-        environments.with_tools(recipe, recipe.data),
+        with_tools(recipe, recipe.data),
         tokenizer,
         max_new_tokens=recipe.rollout.max_new_tokens,
         exclude=held_out(recipe),
@@ -91,20 +86,22 @@ def labelled(recipe: Comparing, tokenizer: Any) -> Draws[Labelled]:
     return training_labelled(recipe.data, tokenizer, exclude=held_out(recipe))
 
 
+READERS: Mapping[RowKind, Callable[[Any, Any], Draws[Any]]] = {
+    "conversation": conversations,
+    "prompt": prompts,
+    "pair": pairs,
+    "labelled": labelled,
+}
+
+
 def training(recipe: Recipe, tokenizer: Any) -> Draws[Any]:
     """What the recipe's job learns from."""
-    if isinstance(recipe, SFTRecipe):
-        return conversations(recipe, tokenizer)
-    if isinstance(recipe, RLRecipe):
-        return prompts(recipe, tokenizer)
-    read = pairs if recipe.algorithm.level == "pair" else labelled
-    return read(recipe, tokenizer)
+    return READERS[recipe.row_kind](recipe, tokenizer)
 
 
 def evaluated(recipe: Recipe, place: int, tokenizer: Any) -> DrawnSet[Any]:
     """The evaluation set number `place`."""
-    if isinstance(recipe, SFTRecipe) and not recipe.samples_answers:
-        return held_out_loss.read_set(recipe, recipe.eval.sets[place], tokenizer)
-    if isinstance(recipe, Answering):
-        return evaluation.read_set(recipe, recipe.eval.sets[place], tokenizer)
-    return paired.read_set(recipe.eval.sets[place], tokenizer)
+    if not isinstance(recipe, Answering):
+        return pair_sets.read_set(recipe.eval.sets[place], tokenizer)
+    read_set = answers.read_set if recipe.samples_answers else losses.read_set
+    return read_set(recipe, recipe.eval.sets[place], tokenizer)

@@ -21,7 +21,7 @@ from postgrad.observe.run_dir import RunDirectory, claimed, require_unclaimed
 from postgrad.observe.sinks import Logs
 from postgrad.recipe.compare import compare
 from postgrad.recipe.load import recipe_from_json, require_runnable, with_overrides
-from postgrad.recipe.recipe import Recipe, RLRecipe
+from postgrad.recipe.recipe import Recipe
 from postgrad.train import foreseen
 from postgrad.train.card import card_of, push
 from postgrad.train.loop import Job, loop
@@ -131,7 +131,7 @@ def _once(
         run, job, base, state = prepared
         if before is not None and state.step:
             _tell_rates(run, job, before)
-        if isinstance(recipe, RLRecipe):  # whose samples are shown token by token
+        if recipe.trains_on_rollouts:  # whose samples are shown token by token
             for file in tokenizer_files(run.recipe.model.model_dump())[:1]:
                 directory.keep_tokenizer(file)
         state = _open_loggers(run, state, stack)
@@ -282,8 +282,9 @@ def _schedules(recipe: Recipe, rows: int | None) -> dict[str, tuple[LearnerSetti
     updates = horizon(recipe.algorithm, geometry)
     assert updates is not None  # rows are known
     assert geometry.total_updates is not None
-    trained = "reward_model" if recipe.job == "reward" else "policy"
-    by_role = {trained: (recipe.learner, updates)}
-    if isinstance(recipe, RLRecipe):
-        by_role["critic"] = (recipe.critic.learner, geometry.total_updates)
+    by_role: dict[str, tuple[LearnerSettings, int]] = {
+        recipe.trained_role: (recipe.learner, updates)
+    }
+    if (critic := recipe.learner_tables.get(("critic", "learner"))) is not None:
+        by_role["critic"] = (critic, geometry.total_updates)
     return by_role

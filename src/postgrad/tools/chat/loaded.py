@@ -20,7 +20,7 @@ from postgrad.models.rope import max_positions
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.parallel import device as placing
 from postgrad.recipe.load import recipe_from_json
-from postgrad.recipe.recipe import Comparing, Recipe, RewardRecipe
+from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import places_for
 from postgrad.tools.chat.talker import TalkingEngine
 from postgrad.train.pinned import pin_model
@@ -75,7 +75,7 @@ def _is_among_runs(path: Path) -> bool:
 def _of_run(name: str, run_dir: Path, which: str, dtype: str, max_len: int) -> ChatModel:
     directory = RunDirectory.open(run_dir)
     recipe = recipe_from_json(directory.recipe())
-    if isinstance(recipe, RewardRecipe):
+    if recipe.trained_role == "reward_model":
         raise UsageError(
             f"{run_dir} trains a reward model, which scores and writes nothing: ask it with "
             "postgrad serve-reward"
@@ -88,7 +88,7 @@ def _of_run(name: str, run_dir: Path, which: str, dtype: str, max_len: int) -> C
     computed = dtype if dtype != "auto" else _dtype(checkpoint)
     engine, tokenizer = _engine(base, computed, max_len)
     engine.load_weights(_weights(recipe, checkpoint, base).items(), checkpoint.step)
-    first = recipe.data.sources[0]
+    first, rollout = recipe.data.sources[0], recipe.rollout_settings
     return ChatModel(
         name,
         f"{recipe.job} run {run_dir}, step {checkpoint.step}, {engine.dtype}",
@@ -96,7 +96,7 @@ def _of_run(name: str, run_dir: Path, which: str, dtype: str, max_len: int) -> C
         tokenizer,
         template_call(first),
         first.system,
-        () if isinstance(recipe, Comparing) else recipe.rollout.stop,
+        () if rollout is None else rollout.stop,
     )
 
 

@@ -20,7 +20,7 @@ from postgrad.models.files import adapter_base, is_adapter
 from postgrad.models.load import load_config, load_generation_config, load_tokenizer
 from postgrad.models.rope import fixed_length, max_positions
 from postgrad.recipe.load import ROLES
-from postgrad.recipe.recipe import Answering, Recipe, RewardRecipe
+from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.stops import eos_token_ids
 from postgrad.tools.dry_run.data import Sets
 from postgrad.tools.dry_run.outcome import Check, Report
@@ -92,7 +92,7 @@ def check_tokens(report: Report, recipe: Recipe, path: str, tokenizer: Any, sets
         check.detail = f"ids up to {largest} of {size}"
         if largest >= size:
             report.problem(check, f"rows for {path}: {no_embedding(largest, size)}")
-    if not isinstance(recipe, RewardRecipe):
+    if recipe.trained_role == "policy":
         with report.check("end of a turn") as check:
             _check_end_of_turn(report, check, recipe, path, tokenizer)
 
@@ -131,7 +131,8 @@ def _stop_ids(path: str, tokenizer: Any) -> set[int]:
 
 
 def _stops_at(recipe: Recipe, text: str) -> bool:
-    stop: Sequence[str] = recipe.rollout.stop if isinstance(recipe, Answering) else ()
+    settings = recipe.rollout_settings
+    stop: Sequence[str] = () if settings is None else settings.stop
     return any(stop_string in text for stop_string in stop)
 
 

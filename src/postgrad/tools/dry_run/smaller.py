@@ -10,6 +10,7 @@ from typing import Any
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.hub import split_revision
 from postgrad.fleet.choices import choose
+from postgrad.recipe.lines import KeyPath
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 from postgrad.rewards.mixing import ENVIRONMENT
@@ -36,7 +37,8 @@ def small_recipe(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recip
     data |= {"run_dir": str(run_dir), "steps": 1, "total_episodes": None, "epochs": None}
     data["model"]["path"], data["model"]["revision"] = split_revision(model)
     data["observe"]["loggers"] = []
-    data["learner"] |= NO_WARMUP
+    for place in recipe.learner_tables:
+        _table(data, place).update(NO_WARMUP)
     data["checkpoint"] |= {
         "ckpt_path": None,
         "save_steps": 0,
@@ -48,14 +50,19 @@ def small_recipe(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recip
     }
     _shorten_data(recipe, data, sets)
     data["batch"] |= _batch(recipe, sets)
-    _shorten_evaluation(recipe, data["eval"])
+    data["eval"] |= {"every": 0, "at_start": False, "at_end": True}
     if isinstance(recipe, Answering):
         _shorten_sampling(recipe, data)
-    if isinstance(recipe, RLRecipe):
-        data["critic"]["learner"] |= NO_WARMUP
-        if "critic_warmup_steps" in data["algorithm"]:
-            data["algorithm"]["critic_warmup_steps"] = 0
+    if recipe.trains_on_rollouts and "critic_warmup_steps" in data["algorithm"]:
+        data["algorithm"]["critic_warmup_steps"] = 0
     return recipe_from_json(data)
+
+
+def _table(data: dict[str, Any], place: KeyPath) -> dict[str, Any]:
+    """The table at a place, ("critic", "learner") say."""
+    for key in place:
+        data = data[key]
+    return data
 
 
 def _shorten_data(recipe: Recipe, data: dict[str, Any], sets: Sets) -> None:
@@ -71,21 +78,16 @@ def _shorten_data(recipe: Recipe, data: dict[str, Any], sets: Sets) -> None:
         data["eval"]["sets"][place] |= {"limit": limit, "max_lost_fraction": 1.0}
 
 
-def _shorten_evaluation(recipe: Recipe, table: dict[str, Any]) -> None:
-    table |= {"every": 0, "at_start": False, "at_end": True}
-    if isinstance(recipe, Answering):
-        n = min(SAMPLES, recipe.eval.n_samples)
-        table |= {"n_samples": n, "pass_at": [k for k in recipe.eval.pass_at if k <= n] or [1]}
-
-
 def _shorten_sampling(recipe: Answering, data: dict[str, Any]) -> None:
+    n = min(SAMPLES, recipe.eval.n_samples)
+    data["eval"] |= {"n_samples": n, "pass_at": [k for k in recipe.eval.pass_at if k <= n] or [1]}
     new = min(NEW_TOKENS, recipe.rollout.max_new_tokens)
     rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
     data["rewards"] = [reward.model_dump(mode="json") for reward in rewards]
     data["rollout"]["max_new_tokens"] = new
     if recipe.eval.max_new_tokens is not None:
         data["eval"]["max_new_tokens"] = min(new, recipe.eval.max_new_tokens)
-    if recipe.job != "rl":
+    if not recipe.trains_on_rollouts:
         return
     for reward in data["rewards"]:
         reward |= {"gate": False, "gate_at": 1.0, "gate_value": 0.0, "multiply": False}
