@@ -60,9 +60,10 @@ def small_recipe(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recip
 
 def _table(data: dict[str, Any], place: KeyPath) -> dict[str, Any]:
     """The table at a place, ("critic", "learner") say."""
+    table: Any = data
     for key in place:
-        data = data[key]
-    return data
+        table = table[key]
+    return table
 
 
 def _shorten_data(recipe: Recipe, data: dict[str, Any], sets: Sets) -> None:
