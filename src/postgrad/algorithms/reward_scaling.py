@@ -13,6 +13,8 @@ from postgrad.core.ragged import Ragged
 
 LEAST_STD = 1e-8  # a smaller deviation is rounding
 
+Floats = NDArray[np.float64]
+
 
 class Moments(NamedTuple):
     """Of a set of numbers; its fields are JSON values."""
@@ -47,9 +49,6 @@ def moments(values: NDArray[np.float64]) -> Moments:
         return Moments()
     mean = float(values[0] + (values - values[0]).mean())
     return Moments(len(values), mean, float(np.square(values - mean).sum()))
-
-
-Floats = NDArray[np.float64]
 
 
 class RewardScaling(RolloutAlgorithm):

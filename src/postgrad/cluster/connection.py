@@ -23,6 +23,9 @@ WAYS_OUT = (
     "machine"
 )
 
+MARK = 0.0001  # the least that Ray counts: a bundle cannot be empty
+LOOK_SECONDS = 1.0
+
 
 def start(settings: ClusterSettings) -> bool:
     """Connects to the cluster that the settings name, or makes one of this machine. False where
@@ -120,10 +123,6 @@ def _require_answer(address: str) -> None:
             f"no Ray cluster at {address}: something else answers there; is it the port "
             "of ray start --head (6379 by default)?"
         )
-
-
-MARK = 0.0001  # the least that Ray counts: a bundle cannot be empty
-LOOK_SECONDS = 1.0
 
 
 class Reservation:

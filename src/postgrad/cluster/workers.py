@@ -25,6 +25,8 @@ HUNG_SECONDS = 10.0  # after a collective timed out: whoever reports nothing unt
 WAITED = "waited in vain"  # in the message of a process whose collective timed out
 GONE = ("closed by peer", "reset by peer", "Broken pipe")  # in errors of a lost process's peers
 
+POLICY = "policy"  # the role whose places the ranks take
+
 
 class Workers:
     """`size` actors, each with an object of one class, in the places reserved for `role`."""
@@ -272,9 +274,6 @@ def _use_interface_of(address: str) -> None:
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-
-
-POLICY = "policy"  # the role whose places the ranks take
 
 
 class RankGroup(Workers):

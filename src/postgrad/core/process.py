@@ -11,6 +11,19 @@ from functools import cache
 from io import TextIOWrapper
 from typing import Any, BinaryIO, cast
 
+# Free bytes above which the heap is trimmed. New pages cost 0.2 ms a MB in a virtual machine, which
+# for small models would be a tenth of a step.
+TRIM_BYTES = 2**28
+
+# Variables by which programs, modules and shared libraries are found, and text is encoded.
+_LIBRARIES = """
+    PATH HOME USER LANG LANGUAGE TZ TMPDIR TEMP TMP SYSTEMROOT VIRTUAL_ENV CONDA_PREFIX PYTHONPATH
+    PYTHONHOME PYTHONUTF8 PYTHONDONTWRITEBYTECODE LD_LIBRARY_PATH DYLD_LIBRARY_PATH
+"""
+LIBRARIES = frozenset(_LIBRARIES.split())
+
+_SIGKILL = 9
+
 
 @contextmanager
 def heavy_imports() -> Generator[None]:
@@ -29,11 +42,6 @@ def heavy_imports() -> Generator[None]:
         gc.freeze()
     finally:
         gc.enable()
-
-
-# Free bytes above which the heap is trimmed. New pages cost 0.2 ms a MB in a virtual machine, which
-# for small models would be a tenth of a step.
-TRIM_BYTES = 2**28
 
 
 class _HeapInfo(ctypes.Structure):
@@ -77,23 +85,12 @@ def trim_heap() -> None:
         _library().malloc_trim(0)
 
 
-# Variables by which programs, modules and shared libraries are found, and text is encoded.
-_LIBRARIES = """
-    PATH HOME USER LANG LANGUAGE TZ TMPDIR TEMP TMP SYSTEMROOT VIRTUAL_ENV CONDA_PREFIX PYTHONPATH
-    PYTHONHOME PYTHONUTF8 PYTHONDONTWRITEBYTECODE LD_LIBRARY_PATH DYLD_LIBRARY_PATH
-"""
-LIBRARIES = frozenset(_LIBRARIES.split())
-
-
 def inherited(more: Iterable[str] = ()) -> dict[str, str]:
     """LIBRARIES, the locale, and the variables that `more` names, where they are set."""
     names = {*LIBRARIES, *more}
     return {
         name: value for name, value in os.environ.items() if name in names or name.startswith("LC_")
     }
-
-
-_SIGKILL = 9
 
 
 def take_pipes() -> tuple[BinaryIO, BinaryIO]:

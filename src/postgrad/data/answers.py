@@ -11,6 +11,9 @@ from postgrad.data.messages import Message, chat_of, column, with_system
 from postgrad.data.rows import Row, shown
 from postgrad.data.settings import PairSettings
 
+DEFAULT_PROMPT = "prompt"
+LARGEST = 3e38  # a margin is a float32 in the loss
+
 
 def is_transcript(text: str, speakers: tuple[str, str]) -> bool:
     """True where the text begins with the name of the first speaker and a colon."""
@@ -43,10 +46,6 @@ def question_of(text: str, speakers: tuple[str, str]) -> list[Message] | None:
         return None
     *before, last = turns_of(text, speakers)
     return before if last == {"role": "assistant", "content": ""} else None
-
-
-DEFAULT_PROMPT = "prompt"
-LARGEST = 3e38  # a margin is a float32 in the loss
 
 
 @dataclass(frozen=True, slots=True)

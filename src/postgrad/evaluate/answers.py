@@ -33,6 +33,8 @@ from postgrad.rollout.environments.chat import Dialogue, dialogue
 from postgrad.rollout.sampling import Drawing, mean_counts, sample_groups
 from postgrad.rollout.settings import SamplingSettings
 
+AnyData = TypeVar("AnyData", DataSettings, MixSettings)
+
 
 def read_set(recipe: Answering, eval_set: EvalSet, tokenizer: Any) -> PromptSet:
     """One evaluation set. Raises UsageError for data that cannot be read, see data.prompts, and for
@@ -207,9 +209,6 @@ def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         scored = scores[~np.isnan(scores)]
         metrics[f"reward/{name}"] = float(scored.mean()) if len(scored) else math.nan
     return metrics
-
-
-AnyData = TypeVar("AnyData", DataSettings, MixSettings)
 
 
 def environment_of(recipe: Answering, tokenizer: Any) -> Dialogue | None:

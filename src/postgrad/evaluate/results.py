@@ -17,6 +17,8 @@ from postgrad.ops.intervals import (
 LEFT_OUT = "left_out@"  # before the k of pass@k
 Count = tuple[int, int]  # samples that were scored, samples that are right
 
+Test = Literal["mcnemar", "sign_flip"]
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedProblem:
@@ -146,9 +148,6 @@ def plus_minus(value: float, interval: Interval | None) -> str:
     if interval is None or math.isnan(interval.low):
         return ""
     return f" ± {max(interval.high - value, value - interval.low):.3f}"
-
-
-Test = Literal["mcnemar", "sign_flip"]
 
 
 @dataclass(frozen=True, slots=True)

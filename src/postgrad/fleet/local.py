@@ -34,6 +34,8 @@ from postgrad.parallel.sharding import Stage
 from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.engine import Engine
 
+Load = Callable[[Recipe, ModelSettings, str, Choices], Backbone]
+
 
 def base_model(recipe: Recipe, init: Path) -> str:
     """Where the policy starts from: the recipe's path, or a fresh model, made once in `init`."""
@@ -48,9 +50,6 @@ def base_model(recipe: Recipe, init: Path) -> str:
             init,
         )
     return str(init)
-
-
-Load = Callable[[Recipe, ModelSettings, str, Choices], Backbone]
 
 
 class LocalFleet:

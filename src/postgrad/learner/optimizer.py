@@ -14,6 +14,17 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import WHOLE, TensorPiece, local, piece_of, whole_tensor
 
+Gather = Callable[[str, Tensor], tuple[Tensor, TensorPiece]]  # by name; see MasterOptimizer
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al., 2024: the steepest slope at zero
+SMALLEST = 1e-7  # least norm to divide by: zeros stay zeros
+ADAMW_RMS = 0.2  # root mean square of AdamW's step, in learning rates (Liu et al., 2025, sec. 2.2)
+_IN_A_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
+
+UPDATES = "updates"  # name of the only tensor of the state that belongs to no weight
+ADAMW = ("exp_avg", "exp_avg_sq")
+MUON = ("momentum_buffer",)
+
 
 class MovingAverage:
     """average = decay * average + (1 - decay) * weights, once an update; starts at the weights."""
@@ -35,14 +46,6 @@ class MovingAverage:
             raise RunError("the checkpoint's moving average is of another model")
         for name, average in self.weights.items():
             average.copy_(saved[name])
-
-
-Gather = Callable[[str, Tensor], tuple[Tensor, TensorPiece]]  # by name; see MasterOptimizer
-
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al., 2024: the steepest slope at zero
-SMALLEST = 1e-7  # least norm to divide by: zeros stay zeros
-ADAMW_RMS = 0.2  # root mean square of AdamW's step, in learning rates (Liu et al., 2025, sec. 2.2)
-_IN_A_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 
 
 def is_hidden_matrix(name: str, weight: Tensor) -> bool:
@@ -114,11 +117,6 @@ class Muon:
                 size = ADAMW_RMS * math.sqrt(max(matrix.shape))
                 direction = piece.of(orthogonalised(matrix, settings.muon_ns_steps))
                 weight.add_(direction, alpha=-rate * size)
-
-
-UPDATES = "updates"  # name of the only tensor of the state that belongs to no weight
-ADAMW = ("exp_avg", "exp_avg_sq")
-MUON = ("momentum_buffer",)
 
 
 class MasterOptimizer:

@@ -21,6 +21,10 @@ from postgrad.learner.protocols import PolicyRole
 from postgrad.learner.role import Policy
 from postgrad.parallel.sharding import TensorPiece, local, piece_of
 
+FIELD = "logprobs"
+PART = 4096  # sequences of one file; so many at most are lost to a kill
+Floats = NDArray[np.float32]
+
 
 class MovingReference(Policy):
     """A reference that follows the policy: it takes the policy's weights every `refresh_steps`
@@ -84,11 +88,6 @@ class MovingReference(Policy):
     def _take(self, weights: Mapping[str, Tensor]) -> None:
         for name, parameter in self._parameters().items():
             parameter.copy_(weights[name])
-
-
-FIELD = "logprobs"
-PART = 4096  # sequences of one file; so many at most are lost to a kill
-Floats = NDArray[np.float32]
 
 
 class ReferenceLogprobs:

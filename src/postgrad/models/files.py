@@ -42,6 +42,13 @@ FORMATS = {
 }
 CONVERT = "convert the model to safetensors (save_pretrained of transformers writes them)"
 
+# Dtypes of plain weights; others belong to quantised models, or to something else.
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4}
+PER_BYTE = 2  # weights in one byte, at four bits each: no format that is read packs more
+SPARE = 2**20  # weights of a score head, which the files may lack
+BUFFERS = 2**30  # numbers in buffers, which no file holds: tables of positions, masks
+
 
 def read_object(file: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises UsageError where the file is missing, too large or not a
@@ -250,14 +257,6 @@ def _listed(folder: Path) -> Iterable[Path]:
 def _is_there(file: Path) -> bool:
     """Whether the name exists; also as a dangling link, which is reported when it is read."""
     return file.is_symlink() or file.exists()
-
-
-# Dtypes of plain weights; others belong to quantised models, or to something else.
-FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4}
-PER_BYTE = 2  # weights in one byte, at four bits each: no format that is read packs more
-SPARE = 2**20  # weights of a score head, which the files may lack
-BUFFERS = 2**30  # numbers in buffers, which no file holds: tables of positions, masks
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,14 @@ from postgrad.models.settings import LLAMA_TYPES
 
 LARGE_WEIGHT = 2**24  # numbers of a weight; to the gradient of a larger one parts are added
 
+ROWS = 64  # rows of a product for which oneDNN orders a weight; other numbers of rows work too
+# oneDNN compiles code for every shape and caches it, 0.4 MB each, for the last 1024 shapes. Packed
+# rows seldom have the same shape twice: a run of a 0.8M model grew by 450 MB in 130 steps and was
+# no faster for it. The variables are read at the first product; a value that is set already stays.
+SHAPES_KEPT = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # by oneDNN, by torch
+for variable in SHAPES_KEPT:
+    os.environ.setdefault(variable, "32")
+
 
 def adds_in_place(weight: Tensor) -> bool:
     """Whether a weight's gradient is added in place.
@@ -121,15 +129,6 @@ class _EmbeddingRows(torch.autograd.Function):
         # each token id once, so that the order of additions does not matter
         gradient_of(ctx.adds_to).index_add_(0, words, rows)
         return None, None, None
-
-
-ROWS = 64  # rows of a product for which oneDNN orders a weight; other numbers of rows work too
-# oneDNN compiles code for every shape and caches it, 0.4 MB each, for the last 1024 shapes. Packed
-# rows seldom have the same shape twice: a run of a 0.8M model grew by 450 MB in 130 steps and was
-# no faster for it. The variables are read at the first product; a value that is set already stays.
-SHAPES_KEPT = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # by oneDNN, by torch
-for variable in SHAPES_KEPT:
-    os.environ.setdefault(variable, "32")
 
 
 @functools.cache

@@ -39,6 +39,9 @@ from postgrad.models.supported import is_tested, require_interface, require_supp
 
 Quantize = Literal["none", "4bit"]
 
+SCALE_KEYS = ("reward_mean", "reward_std")  # in config.json of a reward model
+LONGEST = 400  # characters of a library's message that are shown
+
 
 def loading_arguments(quantize: Quantize, device: torch.device) -> dict[str, Any]:
     """More arguments of from_pretrained; {} for "none".
@@ -71,10 +74,6 @@ def loading_arguments(quantize: Quantize, device: torch.device) -> dict[str, Any
         llm_int8_skip_modules=["lm_head", "score"],  # acts for four bits too, despite its name
     )
     return {"quantization_config": config, "device_map": {"": device}}
-
-
-SCALE_KEYS = ("reward_mean", "reward_std")  # in config.json of a reward model
-LONGEST = 400  # characters of a library's message that are shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,9 @@ from postgrad.models.files import is_adapter, weights_source
 
 CARD = "README.md"  # where the hub looks for a model card
 
+WEIGHTS = ".safetensors"
+SUFFIXES = (WEIGHTS, ".json", ".jinja", ".model", ".txt")
+
 
 def save_model(
     lm: Any,
@@ -45,10 +48,6 @@ def save_model(
 def _is_disk_error(error: Exception) -> bool:
     """Whether a write failed; the tokenizers library raises plain Exceptions with "os error"."""
     return isinstance(error, OSError | SafetensorError) or "os error" in str(error)
-
-
-WEIGHTS = ".safetensors"
-SUFFIXES = (WEIGHTS, ".json", ".jinja", ".model", ".txt")
 
 
 def directory_hash(path: Path, *, weights: bool = True) -> str:

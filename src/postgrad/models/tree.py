@@ -12,6 +12,11 @@ from postgrad.layout.blocks import Block, BlockPlan, plan_blocks
 from postgrad.layout.layout import Layout
 from postgrad.models.attention import attend_folded
 
+# Below 128 rows and without gradients torch would take its decoding kernel, which fails for more
+# than 128 = rows * (query heads per key head): "No choices exist for backend".
+ONE_KERNEL = {"BACKEND": "TRITON"}
+NARROWEST = 16  # width of a head: torch's kernel refuses less ("NYI: embedding dimension ...")
+
 
 class _DeviceBlock:
     """One block on a device: its shape (runs, queries, keys) and a mask for each window size."""
@@ -96,12 +101,6 @@ class TreeAttention:
             by_row = out.unflatten(2, (groups, rows)).permute(0, 3, 1, 2, 4)
             outputs.append(by_row.reshape(count * rows, heads, value_dim))
         return torch.cat(outputs).index_select(0, self._source_row)
-
-
-# Below 128 rows and without gradients torch would take its decoding kernel, which fails for more
-# than 128 = rows * (query heads per key head): "No choices exist for backend".
-ONE_KERNEL = {"BACKEND": "TRITON"}
-NARROWEST = 16  # width of a head: torch's kernel refuses less ("NYI: embedding dimension ...")
 
 
 @cache

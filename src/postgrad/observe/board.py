@@ -47,6 +47,8 @@ MEMORY, STEP = "peak_memory_bytes", "step_seconds"
 FORESEEN = "foreseen/"  # prefix of a metric's forecast
 Curves = dict[str, deque[float]]  # label -> newest values
 
+PERIOD_SECONDS = 1.0  # between two drawings: the times in the block are whole seconds
+
 
 @dataclass(slots=True)
 class PhaseShown:
@@ -282,9 +284,6 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(total, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-PERIOD_SECONDS = 1.0  # between two drawings: the times in the block are whole seconds
 
 
 class LiveBlock:

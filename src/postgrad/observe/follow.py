@@ -17,6 +17,13 @@ from postgrad.core.untrusted import (
 
 REMEMBERED = 512  # bytes before the offset, to notice that a file was rewritten
 
+LARGEST = 1e300  # so that a sum of many stays finite
+COUNTS = ("step", "update", "episodes", "rows", "failed")
+NAMES = ("set",)  # text, or null
+TABLES = ("margin_histogram",)  # objects
+
+_WAY_OUT = "copy the file again from where the run was"
+
 
 class Followed:
     """Reads a file on from where it stopped. It only opens the file for reading, without a lock.
@@ -99,12 +106,6 @@ def read_object(path: Path) -> dict[str, Any] | None:
         return None
 
 
-LARGEST = 1e300  # so that a sum of many stays finite
-COUNTS = ("step", "update", "episodes", "rows", "failed")
-NAMES = ("set",)  # text, or null
-TABLES = ("margin_histogram",)  # objects
-
-
 def read_steps(path: Path) -> Iterator[dict[str, Any]]:
     """Every complete line of a log file; each has a `step`.
 
@@ -131,9 +132,6 @@ def is_number(value: Any) -> bool:
 def set_of(line: Mapping[str, Any]) -> str | None:
     """The evaluation set that a line of eval.jsonl is of; None for one without a name."""
     return line.get("set")
-
-
-_WAY_OUT = "copy the file again from where the run was"
 
 
 def _wanted(key: str, value: Any) -> str:

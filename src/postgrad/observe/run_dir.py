@@ -24,37 +24,6 @@ from postgrad.core.hub import COMMIT
 from postgrad.core.names import nearest
 from postgrad.core.untrusted import read_json, readable, reason, shown
 
-
-@contextmanager
-def claimed(folder: Path) -> Generator[None]:
-    """Locks `folder` until the block or the process ends, however it ends.
-
-    Raises UsageError where another process holds the lock: two that write the same log files would
-    destroy both runs. On a file system without locks it does nothing.
-    """
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(
-                f"another process is running in {folder}: wait until it has ended, or stop it "
-                "(SIGTERM saves first)"
-            ) from error
-        except OSError:  # no locks here
-            pass
-        yield
-    finally:
-        os.close(handle)
-
-
-def require_unclaimed(folder: Path) -> None:
-    """Raises UsageError where another process holds the lock. Changes nothing in `folder`."""
-    if folder.is_dir():
-        with claimed(folder):
-            pass
-
-
 RECIPE, PLAN, SUMMARY = "recipe.json", "plan.json", "summary.json"
 SOURCES = "sources"  # a key of RECIPE
 TOKENIZER = "tokenizer.json"  # a copy, so that token ids of samples.jsonl can always be decoded
@@ -85,6 +54,36 @@ SPARE_BYTES = 2**20
 _COPY = "copy it again from where the run was"
 
 Kind = TypeVar("Kind", dict[str, Any], list[Any])
+
+
+@contextmanager
+def claimed(folder: Path) -> Generator[None]:
+    """Locks `folder` until the block or the process ends, however it ends.
+
+    Raises UsageError where another process holds the lock: two that write the same log files would
+    destroy both runs. On a file system without locks it does nothing.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another process is running in {folder}: wait until it has ended, or stop it "
+                "(SIGTERM saves first)"
+            ) from error
+        except OSError:  # no locks here
+            pass
+        yield
+    finally:
+        os.close(handle)
+
+
+def require_unclaimed(folder: Path) -> None:
+    """Raises UsageError where another process holds the lock. Changes nothing in `folder`."""
+    if folder.is_dir():
+        with claimed(folder):
+            pass
 
 
 class RunDirectory:

@@ -16,6 +16,11 @@ from postgrad.core.records import RolloutBatch, ScoredGroup
 from postgrad.observe.console import visible
 from postgrad.rollout.records_json import Decode, Json, group_to_json, nine_digits
 
+WIDE = 100  # columns from which two answers stand beside each other
+REFRESH = 8.0  # times a second
+GAP = 2  # columns between them
+REST = 4  # lines of the screen that are not the answers'
+
 
 def step_samples(
     groups: Sequence[ScoredGroup],
@@ -96,12 +101,6 @@ def _sampled(groups: Sequence[ScoredGroup]) -> Iterator[list[float]]:
     for length in lengths:
         end += length
         yield values[end - length : end]
-
-
-WIDE = 100  # columns from which two answers stand beside each other
-REFRESH = 8.0  # times a second
-GAP = 2  # columns between them
-REST = 4  # lines of the screen that are not the answers'
 
 
 class AnswerDisplay:

@@ -19,6 +19,8 @@ from postgrad.core.files import finite, is_full, sync_directory
 
 MOST_WAITING = 2**28  # bytes in memory for a disk that stays full
 
+FILES = ("metrics.jsonl", "eval.jsonl", "samples.jsonl", "events.jsonl")
+
 
 class LogFile:
     """Appends bytes to a file. Bytes that a full disk refuses wait in memory and are written first.
@@ -88,9 +90,6 @@ def unwritable(path: Path, error: OSError) -> RunError:
     if is_full(error):
         return DiskFull(f"{path} cannot be written: the disk is full; make room and resume the run")
     return RunError(f"{path} cannot be written: {error}; resume the run when the disk is well")
-
-
-FILES = ("metrics.jsonl", "eval.jsonl", "samples.jsonl", "events.jsonl")
 
 
 class Logs:

@@ -17,6 +17,12 @@ from postgrad.core.seeds import bits
 Z = NormalDist().inv_cdf(0.975)  # 1.96: two sides of 2.5% each
 AGREEING = 2  # pseudo-problems, each with equal samples, that `mean_interval` adds to the data
 
+BINS = 10
+
+EXACT = 16  # up to so many differences that are not zero all choices of signs are tried
+FLIPS = 99_999  # choices of signs that are drawn otherwise
+AT_ONCE = 1024  # choices of signs in one array
+
 
 class Interval(NamedTuple):
     """A confidence interval; NaN where there is no data."""
@@ -71,9 +77,6 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
-BINS = 10
-
-
 def calibration_error(margins: NDArray[np.float64]) -> float:
     """The expected calibration error of Bradley-Terry's confidence (Guo et al. 2017,
     arXiv:1706.04599): |mean confidence - share of right pairs| in ten bins of the confidence
@@ -92,11 +95,6 @@ def margin_histogram(
     """(edges [bins + 1], counts [bins]) of a histogram of the margins."""
     counts, edges = np.histogram(margins, bins)
     return edges.tolist(), counts.tolist()
-
-
-EXACT = 16  # up to so many differences that are not zero all choices of signs are tried
-FLIPS = 99_999  # choices of signs that are drawn otherwise
-AT_ONCE = 1024  # choices of signs in one array
 
 
 def mcnemar(only_first: int, only_second: int) -> float:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from postgrad.ops.kl import MAX_EXPONENT
 
 if TYPE_CHECKING:
     from torch import Tensor
-from typing import TYPE_CHECKING, Literal
+
+Correction = Literal["off", "metrics", "tis", "icepop", "sequence_mask"]
+CORRECTION_BOUNDS: dict[str, tuple[float, float]] = {  # low, high, where a recipe leaves them out
+    "tis": (0.0, 2.0),
+    "icepop": (0.5, 5.0),
+    "sequence_mask": (0.99, 1.01),
+}
 
 
 def bounded_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
@@ -100,14 +106,6 @@ def explained_variance(
     if spread <= 1e-12 * returns_square:  # what rounding leaves of equal returns
         return 0.0
     return 1.0 - (error_square - error * error) / spread
-
-
-Correction = Literal["off", "metrics", "tis", "icepop", "sequence_mask"]
-CORRECTION_BOUNDS: dict[str, tuple[float, float]] = {  # low, high, where a recipe leaves them out
-    "tis": (0.0, 2.0),
-    "icepop": (0.5, 5.0),
-    "sequence_mask": (0.99, 1.01),
-}
 
 
 def truncated_importance(log_ratio: Tensor, high: float) -> Tensor:

@@ -12,6 +12,16 @@ from torch import Tensor, nn
 
 from postgrad.core.errors import RunError
 
+ROWS = 512  # tokens of a small micro-batch
+ROUNDS, LEAST = 7, 3  # of all candidates in turn, so that other load hits them alike
+MOST_SECONDS = 0.2  # wall-clock time of one measurement, but at least LEAST rounds
+WIDEST = 1024  # columns that are measured; a larger matrix has the same ratio
+NARROWEST = 256  # below this hidden size most of the time is not products
+CLEARLY = 1.5  # least speed-up of products; the other half of a step gets no faster
+WORTH = 0.9  # more threads are used where they take at most this share of the time
+
+Multiply = Callable[[Tensor, Tensor], Tensor]  # states [N, K] and a weight [M, K]: [N, M]
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -61,18 +71,6 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         name = "bfloat16" if device.type == "cuda" else "float32"
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
-
-
-ROWS = 512  # tokens of a small micro-batch
-ROUNDS, LEAST = 7, 3  # of all candidates in turn, so that other load hits them alike
-MOST_SECONDS = 0.2  # wall-clock time of one measurement, but at least LEAST rounds
-WIDEST = 1024  # columns that are measured; a larger matrix has the same ratio
-NARROWEST = 256  # below this hidden size most of the time is not products
-CLEARLY = 1.5  # least speed-up of products; the other half of a step gets no faster
-WORTH = 0.9  # more threads are used where they take at most this share of the time
-
-
-Multiply = Callable[[Tensor, Tensor], Tensor]  # states [N, K] and a weight [M, K]: [N, M]
 
 
 def bfloat16_pays(hidden: int, intermediate: int, multiply: Multiply) -> bool:

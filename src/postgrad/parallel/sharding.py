@@ -38,6 +38,8 @@ _MATRIX = re.compile(
     r"(?:^|\.)layers\.\d+\.(?:self_attn|mlp)\.(\w+_proj)\.(?:base_layer\.)?(lora_[AB])?.*(weight|bias)$"
 )
 
+Stage = Literal["none", "zero1", "zero2", "zero3"]
+
 
 def cut_dim(name: str) -> int | None:
     """The dimension along which the parameter `name` (the hub's, PEFT's or a module's) is cut; None
@@ -52,9 +54,6 @@ def cut_dim(name: str) -> int | None:
     if matrix in BY_INPUTS:
         return None if adapter == "lora_B" or kind == "bias" else 1
     return None
-
-
-Stage = Literal["none", "zero1", "zero2", "zero3"]
 
 
 @dataclass(frozen=True, slots=True)

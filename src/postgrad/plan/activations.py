@@ -15,6 +15,8 @@ from postgrad.plan.roles import adapted_layers
 STACKED = 1.1  # runs are padded to the longest of their stack: up to 1.3, a tenth as measured
 QUERY_RUN = 128  # layout.blocks.QUERY_RUN, which a test holds it to
 
+FLOAT32 = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
@@ -48,9 +50,6 @@ def _segment(length: float, before: float) -> tuple[float, float]:
         scores += (end - start) * (before + end)
         start = end
     return keys, scores
-
-
-FLOAT32 = 4
 
 
 def kept_by_layer(

@@ -21,6 +21,11 @@ STAGES: tuple[Stage, ...] = ("none", "zero1", "zero2", "zero3")
 FEW = 16  # sequences sampled together: with fewer, decoding only reads weights
 ALL = "all devices train"
 
+COUNTS = (2, 4, 8, 16, 32, 64)  # devices to try where those that are there are too few
+WORTH = 0.95  # a change that only saves time has to save a twentieth
+WASTED = 2 / 3  # half of the devices are advised where they take less of the device-hours
+CHANGES_LEARNING = ("--model.lora", "--data.max_len")
+
 
 def smaller(now: Outlook) -> Iterator[Change]:
     """Changes that take less memory, those first that cost least time and change least."""
@@ -139,12 +144,6 @@ def flags(key: str, value: object) -> Overrides:
     """The flag of a recipe's key as it is typed: ("--model.lora", "...")."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return (f"--{key}", text)
-
-
-COUNTS = (2, 4, 8, 16, 32, 64)  # devices to try where those that are there are too few
-WORTH = 0.95  # a change that only saves time has to save a twentieth
-WASTED = 2 / 3  # half of the devices are advised where they take less of the device-hours
-CHANGES_LEARNING = ("--model.lora", "--data.max_len")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from postgrad.plan.sizes import Sharing
 Phase = Literal["load", "rollout", "score", "update", "save"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
+FOUR_BITS = 4.127 / 8  # bytes a weight, NF4 with double quantization (arXiv:2305.14314)
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
@@ -35,9 +37,6 @@ def awake(value: int) -> dict[Phase, int]:
 def always(value: int) -> dict[Phase, int]:
     """The same bytes in all phases."""
     return dict.fromkeys(PHASES, value)
-
-
-FOUR_BITS = 4.127 / 8  # bytes a weight, NF4 with double quantization (arXiv:2305.14314)
 
 
 def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[MemoryLine]:

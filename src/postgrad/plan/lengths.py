@@ -22,6 +22,16 @@ from postgrad.recipe.recipe import Recipe
 
 GYM = "reasoning-gym:"  # data.gym.PREFIX, whose module a plan does not import
 
+SAMPLE = 1000  # rows that are counted of each set
+LARGE = 100_000_000  # bytes; of larger data only the first rows are read
+# Tokens around a message in ChatML, beside its role: <|im_start|>, new line; <|im_end|>, new line.
+OPENING, CLOSING = 2, 2
+# Words, single digits, punctuation and white space: what byte-level tokenizers begin with. Those
+# with a hundred thousand tokens have nearly every word.
+PIECES = re.compile(r" ?[^\W\d_]{1,12}|\d| ?(?:[^\s\w]|_)+|\s")
+
+CountTokens = Callable[[str], int]
+
 
 @dataclass(frozen=True, slots=True)
 class RowLengths:
@@ -71,17 +81,6 @@ def _problems(settings: RowSettings) -> int | None:
     if not settings.path.startswith(GYM) or "[" in settings.split or settings.filter:
         return None
     return min(settings.size, settings.limit or settings.size)
-
-
-SAMPLE = 1000  # rows that are counted of each set
-LARGE = 100_000_000  # bytes; of larger data only the first rows are read
-# Tokens around a message in ChatML, beside its role: <|im_start|>, new line; <|im_end|>, new line.
-OPENING, CLOSING = 2, 2
-# Words, single digits, punctuation and white space: what byte-level tokenizers begin with. Those
-# with a hundred thousand tokens have nearly every word.
-PIECES = re.compile(r" ?[^\W\d_]{1,12}|\d| ?(?:[^\s\w]|_)+|\s")
-
-CountTokens = Callable[[str], int]
 
 
 def row_lengths(recipe: Recipe, model: ModelSettings | None = None) -> RowLengths | None:

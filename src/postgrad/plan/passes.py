@@ -20,6 +20,12 @@ from postgrad.rollout.local.budget import align
 CHUNK = 2**24  # models.head.CHUNK_VALUES, which a test holds it to
 PART = 2**24  # models.gradients.LARGE_WEIGHT, the same
 
+SAMPLED = 4  # bytes a logit while a token is drawn: its weight
+FILTERED = 41  # and with top_k, top_p or min_p: it is sorted, ranked and summed up
+SAMPLED_TOGETHER = 2**24  # rollout.local.sampler.CHUNK_VALUES
+
+Bytes = Mapping[str, int]  # by purpose
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -95,13 +101,6 @@ class Head:
     @property
     def _matrix(self) -> int:
         return self.shape.embedding_parameters * self.width
-
-
-SAMPLED = 4  # bytes a logit while a token is drawn: its weight
-FILTERED = 41  # and with top_k, top_p or min_p: it is sorted, ranked and summed up
-SAMPLED_TOGETHER = 2**24  # rollout.local.sampler.CHUNK_VALUES
-
-Bytes = Mapping[str, int]  # by purpose
 
 
 @dataclass(frozen=True, slots=True)

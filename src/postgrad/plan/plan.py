@@ -20,6 +20,28 @@ from postgrad.recipe.recipe import Recipe
 
 FREE = 0.8  # the share of a GPU's memory, beside loaded weights, that the engine finds free
 
+# By job: a run's phases and parts of phases, and which phases of the plan each consists of.
+_SUPERVISED = {"train": ("update",)}
+PHASE_OF: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "rl": {
+        "sample": ("sample",),
+        "train": ("score", "update"),
+        "train/columns": ("score",),
+        "train/update": ("update",),
+    },
+    "sft": _SUPERVISED,
+    "reward": _SUPERVISED,
+    "preference": _SUPERVISED,
+}
+MEMORY_OF: Mapping[str, tuple[Phase, ...]] = {
+    "load": ("load",),
+    "sample": ("rollout",),
+    "train/columns": ("score",),
+    "train/update": ("update",),
+    "train": ("score", "update"),
+    "save": ("save",),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
@@ -127,29 +149,6 @@ def full_logits_bytes(planned: Outlook) -> int:
     if policy.scores:
         return 0
     return 2 * planned.sizes.micro_tokens * policy.shape.vocab_size * FLOAT32
-
-
-# By job: a run's phases and parts of phases, and which phases of the plan each consists of.
-_SUPERVISED = {"train": ("update",)}
-PHASE_OF: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "rl": {
-        "sample": ("sample",),
-        "train": ("score", "update"),
-        "train/columns": ("score",),
-        "train/update": ("update",),
-    },
-    "sft": _SUPERVISED,
-    "reward": _SUPERVISED,
-    "preference": _SUPERVISED,
-}
-MEMORY_OF: Mapping[str, tuple[Phase, ...]] = {
-    "load": ("load",),
-    "sample": ("rollout",),
-    "train/columns": ("score",),
-    "train/update": ("update",),
-    "train": ("score", "update"),
-    "save": ("save",),
-}
 
 
 def phase_seconds(planned: Outlook) -> dict[str, float]:

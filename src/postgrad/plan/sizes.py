@@ -9,6 +9,9 @@ from postgrad.plan.hardware import Device
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import PREFILL_TOKENS, EngineSizes, choose_sizes, places_for
 
+EVALUATION_SEQUENCES = 512  # assumed of an evaluation: its rows are not read before the run
+DType = Literal["auto", "float32", "bfloat16"]
+
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
@@ -49,10 +52,6 @@ class Sharing:
 
 
 ALONE = Sharing(replicas=1, tensor=1, context=1, divided=1, scatters=False, gathers=False)
-
-
-EVALUATION_SEQUENCES = 512  # assumed of an evaluation: its rows are not read before the run
-DType = Literal["auto", "float32", "bfloat16"]
 
 
 def width(dtype: DType, *, cpu: bool) -> int:

@@ -8,6 +8,10 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.settings import AnsweringSections, CommonSections
 
+SHARED = ("ranks", "tensor_parallel", "context_parallel", "shard_groups")  # by all roles
+
+TABLES = ("vllm", "openai")  # of engines that have settings of their own
+
 
 def placement_problems(recipe: CommonSections, job: str) -> Iterator[RecipeProblem]:
     """Placements that no cluster has room for."""
@@ -80,9 +84,6 @@ def _colocated(rollout: RolePlacement | None, workers: int, ranks: int) -> Itera
         )
 
 
-SHARED = ("ranks", "tensor_parallel", "context_parallel", "shard_groups")  # by all roles
-
-
 def rank_problems(recipe: CommonSections) -> Iterator[RecipeProblem]:
     """Ranks that roles do not share, and sharding that cannot be done on them."""
     learner = recipe.learner
@@ -139,9 +140,6 @@ def _arranged(learner: LearnerSettings, quantized: bool) -> Iterator[RecipeProbl
                 f"{str(value).lower()} is about state that is divided over ranks: set sharding to "
                 '"zero1", "zero2" or "zero3" (docs/distributed.md)',
             )
-
-
-TABLES = ("vllm", "openai")  # of engines that have settings of their own
 
 
 def engine_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:

@@ -12,6 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+_PR_SET_CHILD_SUBREAPER = 36
+_SECONDS = 1.0  # longest wait for killed processes to be gone
+
 
 def of_this_process() -> float:
     """CPU seconds of this process, of the children it has waited for, and of living descendants."""
@@ -64,10 +67,6 @@ def _with_waited(pid: int) -> float:
         return 0.0
     waited = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
     return times.user + times.system + waited
-
-
-_PR_SET_CHILD_SUBREAPER = 36
-_SECONDS = 1.0  # longest wait for killed processes to be gone
 
 
 def end(process: subprocess.Popen[bytes], group: bool = False) -> int:

@@ -7,6 +7,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
+TAGS = ("think", "answer")
+
 
 def _compiles(pattern: str) -> str:
     try:
@@ -25,9 +27,6 @@ def extract(pattern: str, text: str) -> str | None:
     for match in re.finditer(pattern, text, re.DOTALL):
         last = match
     return None if last is None else last[1 if last.re.groups else 0]
-
-
-TAGS = ("think", "answer")
 
 
 class Format(Verifier):

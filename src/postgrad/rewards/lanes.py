@@ -19,6 +19,8 @@ from postgrad.rewards.verifier import Verifier
 Lane = Literal["computing", "waiting", "sandboxed"]
 _TICK = 0.05
 
+WORKER_BYTES = 33_000_000  # resident, of a worker with postgrad's own imports; measured
+
 
 def lane(reward: RewardSettings, verifier: Verifier) -> Lane:
     """Which workers run a verifier: the recipe's `sandbox` and `waits` override its own."""
@@ -93,9 +95,6 @@ class Lanes:
         self._selector.close()
         for pool in self._pools:
             pool.close()
-
-
-WORKER_BYTES = 33_000_000  # resident, of a worker with postgrad's own imports; measured
 
 
 def worker_bytes(rewards: Sequence[RewardSettings], scoring: ScoringSettings) -> int:

@@ -18,6 +18,10 @@ from postgrad.rollout.settings import TOTAL, CurriculumSettings, RolloutSettings
 
 Reason = Literal["equal", "below", "above", "failed"]
 
+BINS = 5
+
+State = Mapping[str, Any]  # JSON values that a source keeps between steps
+
 
 def judged_scores(group: ScoredGroup, component: str | None) -> NDArray[np.float64]:
     """The scores by which a group is judged: [kept samples], less those where scoring failed.
@@ -51,9 +55,6 @@ def reason_to_filter(
     if len(scores) > 1 and scores.min() == scores.max():
         return "equal"
     return None
-
-
-BINS = 5
 
 
 class Curriculum:
@@ -113,9 +114,6 @@ class Curriculum:
 def row_key(prompt: Prompt) -> str:
     """The row's key in the state, "gsm8k:17"."""
     return f"{prompt.dataset}:{prompt.row}"
-
-
-State = Mapping[str, Any]  # JSON values that a source keeps between steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from postgrad.observe.run_dir import RunDirectory
 from postgrad.recipe.load import recipe_from_json
 from postgrad.train.saving import open_store, store_of
 
+Shapes = Mapping[str, Size]
+
 
 def checkpoints(run_dir: Path, console: Console) -> list[dict[str, Any]]:
     """Shows a table of the run's checkpoints and returns it as JSON values."""
@@ -83,9 +85,6 @@ def _marks(info: CheckpointInfo) -> str:
     if info.problem is not None:
         return info.problem
     return ", ".join(name for name in ("complete", "latest", "best") if getattr(info, name))
-
-
-Shapes = Mapping[str, Size]
 
 
 def verify(run_dir: Path, console: Console) -> list[dict[str, Any]]:

@@ -40,6 +40,17 @@ MOST_RUNS = 6  # colours that can be told apart
 EVERYTHING = Cap(float("inf"), float("inf"))
 REPORT = "report.html"
 
+HOST = "127.0.0.1"
+AT_ONCE = 40  # messages of one answer
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
 
 def report(
     run_dirs: Sequence[Path], to: Path | None, console: Console, cap: Cap | None = None
@@ -107,18 +118,6 @@ def about(recipe: dict[str, Any]) -> dict[str, Any]:
         return {"batch": [list(row) for row in recipe_from_json(recipe).geometry().rows()]}
     except PostgradError as error:
         return {"batch": [], "batch_problem": f"the recipe is not one of this version: {error}"}
-
-
-HOST = "127.0.0.1"
-AT_ONCE = 40  # messages of one answer
-HEADERS = {
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "frame-ancestors 'none'",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-}
 
 
 def watch(run_dirs: Sequence[Path], console: Console, port: int = 0) -> dict[str, Any]:

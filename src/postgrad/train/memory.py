@@ -45,6 +45,12 @@ CHANGEABLE = ("--batch.micro_", "--model.gradient_checkpointing", "--rollout.slo
 SAMPLING = ("sample", "publish", "evaluate")  # phases in which the engine works
 GENERAL = "a smaller batch.micro_train_tokens, model.gradient_checkpointing = true"
 
+TOKENS, SLOTS = "micro_train_tokens", "slots"  # names of choices
+NEW_TOKENS = 2  # that each slot decodes when slots are tried
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+Fits = Callable[[int], bool]
+
 
 class OutOfMemory(RunError):
     """Memory ran out; the message says where the run stands and what to change."""
@@ -108,13 +114,6 @@ def overrides_for_less_memory(run: Run, phase: str) -> tuple[str, ...]:
         if key.startswith(CHANGEABLE) and key not in flags:
             flags += change.overrides
     return flags
-
-
-TOKENS, SLOTS = "micro_train_tokens", "slots"  # names of choices
-NEW_TOKENS = 2  # that each slot decodes when slots are tried
-CONTROL_GROUP = Path("/sys/fs/cgroup")
-
-Fits = Callable[[int], bool]
 
 
 def planned(

@@ -34,6 +34,8 @@ from postgrad.train.run import Run
 from postgrad.train.saving import foresee_disk
 from postgrad.train.supervised import SupervisedJob
 
+KEPT = 0.9  # of the running mean and mean square, at each step
+
 
 class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
     """Trains a policy on preferences. reference: None where the loss needs none."""
@@ -135,9 +137,6 @@ def mismatched(sequences: Sequences) -> Sequences:
         loss_mask=Ragged.of([mask for _, mask in crossed], np.bool_),
         group=np.arange(len(tokens), dtype=np.int64),
     )
-
-
-KEPT = 0.9  # of the running mean and mean square, at each step
 
 
 class RewardJob(SupervisedJob[Pair]):

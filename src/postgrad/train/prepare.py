@@ -34,6 +34,8 @@ from postgrad.train.pinned import require_unchanged
 from postgrad.train.run import Clock, Run, StopSignals
 from postgrad.train.saving import store_of
 
+NOTHING = "nothing was trained yet"
+
 
 def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple[Job, str]:
     """The job of a run, from a checkpoint where there is one, and its base model's path.
@@ -71,9 +73,6 @@ def tell_of_experts(run: Run, path: str) -> None:
     )
     run.logs.event("no_auxiliary_loss", text, experts=experts)
     run.console.warn(text)
-
-
-NOTHING = "nothing was trained yet"
 
 
 def prepare(

@@ -32,6 +32,8 @@ from postgrad.train.run import Run
 from postgrad.train.saving import store_of
 from postgrad.train.summary import summarise, table
 
+T = TypeVar("T")
+
 
 def train(
     recipe: Recipe,
@@ -213,9 +215,6 @@ def _tell_rates(run: Run, job: Job, before: Recipe) -> None:
     for line in jumps(before, run.recipe, run.rows, job.tensors()):
         run.console.note(line)
         run.logs.event("learning_rate", line)
-
-
-T = TypeVar("T")
 
 
 def with_restarts(

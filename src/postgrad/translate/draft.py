@@ -11,6 +11,14 @@ from postgrad.recipe.lines import KeyPath
 
 _OFF: tuple[Any, ...] = (False, None, 0, 0.0, -1, "", "none", [])
 
+WIDTH = 100
+_ORDER = (
+    "model", "reference", "reward_model", "critic", "data", "eval", "rewards", "scoring",
+    "environment", "algorithm", "batch", "rollout", "learner", "cluster", "checkpoint",
+)  # fmt: skip
+_FIRST = ("type", "path", "lr")  # in their section
+_TOP = ("job", "run_dir", "seed", "steps", "total_episodes", "epochs")
+
 
 @dataclass(frozen=True, slots=True)
 class Missing:
@@ -97,15 +105,6 @@ def _listed(node: Any) -> Any:
     table: dict[Any, Any] = node  # pyright: ignore[reportUnknownVariableType]
     inner = {key: _listed(value) for key, value in table.items()}
     return [inner[key] for key in sorted(inner)] if table and 0 in table else inner
-
-
-WIDTH = 100
-_ORDER = (
-    "model", "reference", "reward_model", "critic", "data", "eval", "rewards", "scoring",
-    "environment", "algorithm", "batch", "rollout", "learner", "cluster", "checkpoint",
-)  # fmt: skip
-_FIRST = ("type", "path", "lr")  # in their section
-_TOP = ("job", "run_dir", "seed", "steps", "total_episodes", "epochs")
 
 
 def toml(draft: Draft) -> str:

@@ -38,6 +38,8 @@ _SCRIPTS = {
     "ppo_vllm_thread_ray_gtrl": "ppo",
 }
 
+_SEQUENCES = ("sequence_parallel_size", "context_parallel_degree", "cp_degree")
+
 
 def program_of(word: str, after: str | None) -> str | None:
     """ "dpo" of open_instruct/dpo_tune_cache.py, and of "dpo" itself where it is the first word."""
@@ -176,9 +178,6 @@ def _learner(draft: Draft, options: Options) -> None:
         common.warmup(draft, share, comment="rounded up; down there")
     elif count:
         draft.put("learner.warmup_updates", count)
-
-
-_SEQUENCES = ("sequence_parallel_size", "context_parallel_degree", "cp_degree")
 
 
 def answers(draft: Draft, options: Options, program: str) -> None:

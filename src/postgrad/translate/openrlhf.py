@@ -36,6 +36,9 @@ _SHORT = {
     "ppo": "train_ppo_ray",
 }
 
+_AFTER_BASELINE = "taken from rewards before the baseline; there after it, token by token"
+_CORRECTIONS = {"tis": "tis", "icepop": "icepop", "seq-mask-tis": "sequence_mask"}
+
 
 def program_of(word: str, after: str | None) -> str | None:
     """ "train_sft" of openrlhf.cli.train_sft or a path to it, and of "sft" where it is the first
@@ -232,10 +235,6 @@ def _evaluation(draft: Draft, options: Options) -> None:
     if draft.job == "rl":
         draft.put("eval.n_samples", int(n or 4))
         draft.put("eval.temperature", decimal(temperature or 0.6))
-
-
-_AFTER_BASELINE = "taken from rewards before the baseline; there after it, token by token"
-_CORRECTIONS = {"tis": "tis", "icepop": "icepop", "seq-mask-tis": "sequence_mask"}
 
 
 def algorithm(draft: Draft, options: Options) -> None:

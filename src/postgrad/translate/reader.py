@@ -15,6 +15,18 @@ from postgrad.translate.shell import UNKNOWN, VISIBLE, arguments, commands
 
 MOST_NODES = 100_000
 
+SCRIPTS = (".sh", ".bash", ".slurm", ".txt", "")
+MOST_BYTES = 2**18  # of a script or config
+MOST_DIGITS = 40
+LARGEST = 2**63
+CONFIGS = (".yaml", ".yml", ".json")
+_NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_NODE_LAUNCHER = "mason.py"  # starts a launcher on each of several nodes
+
+# (word, the word after it or "") -> the program that they name, or None. The second argument is
+# None for a program that the user names before a file.
+FindProgram = Callable[[str, str | None], str | None]
+
 
 def parse_yaml(text: str) -> Any:
     """The value of a YAML text; dates are texts. Raises ValueError where it is no YAML, is nested
@@ -68,19 +80,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-SCRIPTS = (".sh", ".bash", ".slurm", ".txt", "")
-MOST_BYTES = 2**18  # of a script or config
-MOST_DIGITS = 40
-LARGEST = 2**63
-CONFIGS = (".yaml", ".yml", ".json")
-_NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_NODE_LAUNCHER = "mason.py"  # starts a launcher on each of several nodes
-
-# (word, the word after it or "") -> the program that they name, or None. The second argument is
-# None for a program that the user names before a file.
-FindProgram = Callable[[str, str | None], str | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest
 from postgrad.translate.draft import Draft
 
+Rule = Callable[[Draft, str, Any, str], None]  # draft, name, value, comment of a default
+
 
 class Options:
     """Options by name: those that the source states, and the defaults of its system."""
@@ -86,9 +88,6 @@ class Options:
         for name, value in {**self.stated, **self.defaults, **self.stated}.items():
             if name not in self._used and value is not None:
                 yield name, value, name in self.stated
-
-
-Rule = Callable[[Draft, str, Any, str], None]  # draft, name, value, comment of a default
 
 
 def to(key: str, comment: str = "", read: Callable[[Any], Any] | None = None) -> Rule:

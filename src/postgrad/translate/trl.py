@@ -30,6 +30,8 @@ JOBS = {
 _SCRIPTS = {"reward_modeling": "reward", "gspo": "grpo", "ppo_tldr": "ppo"}
 _PAIR_LOSSES = {"sigmoid": "dpo", "ipo": "ipo"}
 
+_PROMPT_ROOM = 512  # tokens: TRL no longer bounds prompts
+
 
 def program_of(word: str, after: str | None) -> str | None:
     """sft of `trl sft`, of trl/scripts/sft.py, trl.scripts.sft or examples/scripts/sft.py."""
@@ -237,9 +239,6 @@ def _best(draft: Draft, options: Options) -> None:
         draft.put("checkpoint.best_mode", "min")
     elif wanted:
         draft.miss("metric_for_best_model", metric, "eval/loss and eval/perplexity are measured")
-
-
-_PROMPT_ROOM = 512  # tokens: TRL no longer bounds prompts
 
 
 def answers(draft: Draft, options: Options, program: str, devices: int) -> None:

@@ -19,29 +19,6 @@ from postgrad.observe.report.run import RunReader
 
 LEVEL = 6  # of gzip: 9 takes three times as long for 2% less
 
-
-def to_json(value: Any) -> str:
-    """ASCII JSON without `<`, `>` and `&`. Half a surrogate pair is kept, and numbers that are not
-    finite become null.
-    """
-    text = _dumps(value)
-    for letter in "<>&":
-        text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return text
-
-
-def packed(value: Any) -> str:
-    """`value` as JSON, gzipped, in base64. Equal values give equal text."""
-    return base64.b64encode(gzip.compress(_dumps(value).encode(), LEVEL, mtime=0)).decode()
-
-
-def _dumps(value: Any) -> str:
-    try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
-    except ValueError:
-        return json.dumps(finite(value), separators=(",", ":"), allow_nan=False)
-
-
 MODULES = (  # each imports from earlier ones only
     "dom.js",
     "format.js",
@@ -66,6 +43,28 @@ STYLES = ("base.css", "sections.css", "samples.css")
 IMPORT = re.compile(r'^import (\{[^;]*?\}) from "\./([a-z]+\.js)";$', re.MULTILINE)
 EXPORT = re.compile(r"^export ((?:async )?(?:function|const|class) (\w+))", re.MULTILINE)
 BODIES_A_BLOCK = 64
+
+
+def to_json(value: Any) -> str:
+    """ASCII JSON without `<`, `>` and `&`. Half a surrogate pair is kept, and numbers that are not
+    finite become null.
+    """
+    text = _dumps(value)
+    for letter in "<>&":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
+
+
+def packed(value: Any) -> str:
+    """`value` as JSON, gzipped, in base64. Equal values give equal text."""
+    return base64.b64encode(gzip.compress(_dumps(value).encode(), LEVEL, mtime=0)).decode()
+
+
+def _dumps(value: Any) -> str:
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(finite(value), separators=(",", ":"), allow_nan=False)
 
 
 def asset(name: str) -> str:

@@ -18,6 +18,12 @@ from postgrad.observe.run_dir import TOKENIZER
 
 UNKNOWN = "�"  # what bytes that are not UTF-8 decode to
 
+Json = dict[str, Any]
+LOGPROB_UNIT = 1e-3
+DIFFERENCE_UNIT = 1e-5
+ADVANTAGE_DIGITS = 5  # significant
+LARGEST = 1e150
+
 
 class Pieces:
     """The text of token ids, special tokens included."""
@@ -84,13 +90,6 @@ def tokenizer_files(model: Any) -> list[Path]:
             if isinstance(cached, str):
                 files.append(Path(cached))
     return [file for file in files if file.is_file()]
-
-
-Json = dict[str, Any]
-LOGPROB_UNIT = 1e-3
-DIFFERENCE_UNIT = 1e-5
-ADVANTAGE_DIGITS = 5  # significant
-LARGEST = 1e150
 
 
 def group_row(lines: Sequence[tuple[int, Json]]) -> Json:

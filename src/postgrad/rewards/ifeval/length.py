@@ -30,6 +30,11 @@ _NEVER, _NUMBERED, _WITH_CAPITAL = (
 )
 _WINDOW = 40  # characters before a stop that are looked at: no abbreviation is longer
 
+_WORD = re.compile(r"\w+")
+_DIVIDER = "***"
+_OPENING = "'\""
+_WORD_END = re.compile(r"[.,?!'\"]")
+
 
 def sentences(text: str) -> list[str]:
     """The sentences of `text`, white space at their ends removed; together they are all of it.
@@ -84,12 +89,6 @@ def _with_words(pieces: list[str]) -> list[str]:
         else:
             lead += piece
     return joined
-
-
-_WORD = re.compile(r"\w+")
-_DIVIDER = "***"
-_OPENING = "'\""
-_WORD_END = re.compile(r"[.,?!'\"]")
 
 
 def words(text: str) -> list[str]:

@@ -44,6 +44,10 @@ _WORD = re.compile(
     r"(?:[^\W\d_]|[\u0300-\u036f\u064b-\u0655\u0900-\u0903\u093a-\u094f\u0962\u0963])+"
 )
 
+_SEPARATOR = "******"
+# A word is one with its hyphens, apostrophes and inner dots: STATE-OF-THE-ART, DON'T, U.S.
+_JOINED_WORD = re.compile(r"\w+(?:[-'’./&]\w+)*+")
+
 
 def base_code(code: str) -> str:
     """A language's code without its country: "zh" of "zh-cn"."""
@@ -98,11 +102,6 @@ def _hits(code: str, words: Counter[str]) -> int:
     )
 
 
-_SEPARATOR = "******"
-# A word is one with its hyphens, apostrophes and inner dots: STATE-OF-THE-ART, DON'T, U.S.
-_WORD = re.compile(r"\w+(?:[-'’./&]\w+)*+")
-
-
 class TwoResponses(Instruction):
     """Two different responses with `******` between them; one may also begin or end it all."""
 
@@ -145,7 +144,7 @@ class CapitalWordFrequency(Instruction):
     capital_relation: Relation
 
     def follows(self, text: str) -> bool:
-        capitals = sum(word.isupper() for word in _WORD.findall(text))
+        capitals = sum(word.isupper() for word in _JOINED_WORD.findall(text))
         return holds(capitals, self.capital_relation, self.capital_frequency)
 
 

@@ -18,6 +18,11 @@ from postgrad.core.settings import Settings
 from postgrad.data.messages import Message
 from postgrad.rollout.settings import EnvironmentSettings
 
+ENVIRONMENTS = {
+    "guess_number": "postgrad.rollout.environments.guess_number:GuessNumber",
+    "tools": "postgrad.rollout.environments.tools:Tools",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -72,12 +77,6 @@ class ChatEnvironment(Settings, ABC):
     @abstractmethod
     def start(self, prompt: Prompt, sample: int) -> Course:
         """A new course for a sample. `prompt.metadata`: the other columns of its row."""
-
-
-ENVIRONMENTS = {
-    "guess_number": "postgrad.rollout.environments.guess_number:GuessNumber",
-    "tools": "postgrad.rollout.environments.tools:Tools",
-}
 
 
 def build(settings: EnvironmentSettings) -> ChatEnvironment:

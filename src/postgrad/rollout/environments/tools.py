@@ -28,6 +28,22 @@ STOPPED = {
     "signal": "it crashed, or ran out of memory",
 }
 
+ToolFormat = Literal["hermes", "llama"]
+
+TOOLS = {
+    "calculator": "postgrad.rollout.environments.calculator:calculator",
+    "python": "postgrad.rollout.environments.tools:python",
+}
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+}
+
 
 def ready() -> None:
     """Checks that this machine can run programs in a sandbox. Raises UsageError if not."""
@@ -51,9 +67,6 @@ def python(code: str) -> str:
     message = end.errors[0].strip() if end.cause == "exit" else ""
     reason = message or STOPPED.get(end.cause, f"it ended with exit code {end.code}")
     return f"{printed.rstrip()}\n{reason}".lstrip()
-
-
-ToolFormat = Literal["hermes", "llama"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,21 +147,6 @@ def _checked(value: Any, key: str) -> Call | Malformed:
     if not isinstance(arguments, dict):
         return Malformed(f'the call has no object "{key}"')
     return Call(name, arguments)
-
-
-TOOLS = {
-    "calculator": "postgrad.rollout.environments.calculator:calculator",
-    "python": "postgrad.rollout.environments.tools:python",
-}
-
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
-}
 
 
 @dataclass(frozen=True, slots=True)

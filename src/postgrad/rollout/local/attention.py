@@ -15,6 +15,9 @@ from postgrad.rollout.local.cache import KeyValueCache, LayerShape
 
 LANES = 16  # most rows of a stretch: bounds the empty lanes of stretches with few rows
 
+# Not -inf: a window may hide all of a prompt, and then its share has to be 0, not NaN.
+HIDDEN = -1e30
+
 
 def close_gaps(
     count: int, gone: NDArray[np.int64]
@@ -102,10 +105,6 @@ class SharedPrompts:
         row_of_lane[lane] = np.arange(len(stretches))
         idle = rows_computed - len(stretches)
         return PromptLanes(self.length[:count], width, row_of_lane, np.pad(lane, (0, idle)))
-
-
-# Not -inf: a window may hide all of a prompt, and then its share has to be 0, not NaN.
-HIDDEN = -1e30
 
 
 class Recording:

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from postgrad.tools.serve.metrics import Metrics
 from postgrad.tools.serve.wire import Refusal, ServerLimits
 
+_LONGEST_RETRY = 60  # seconds
+
 
 class SequenceScorer(Protocol):
     """A model that gives every sequence a number."""
@@ -50,9 +52,6 @@ class ScoringModel(SequenceScorer, Protocol):
 
     @property
     def max_tokens(self) -> int | None: ...
-
-
-_LONGEST_RETRY = 60  # seconds
 
 
 @dataclass(slots=True, eq=False)

@@ -21,6 +21,8 @@ from postgrad.data.templates import Unencodable, Unmarkable, encode, render_conv
 
 _QUEUED_BATCHES = 64
 
+_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
@@ -77,9 +79,6 @@ class Refusal(Exception):
     def body(self) -> dict[str, Any]:
         """The one shape of every error."""
         return {"error": {"code": self.code, "message": self.message}}
-
-
-_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Message(BaseModel):
