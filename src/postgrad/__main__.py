@@ -1,4 +1,4 @@
-"""`python -m postgrad`."""
+"""Makes `python -m postgrad` the command `postgrad`."""
 
 import sys
 

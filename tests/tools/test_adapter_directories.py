@@ -19,7 +19,7 @@ from postgrad.observe.console import Console
 from postgrad.tools.chat.loaded import load
 from postgrad.tools.evaluate import evaluate
 from postgrad.tools.export import export
-from postgrad.tools.serve.scoring import load_reward_model
+from postgrad.tools.serve.batcher import load_reward_model
 from postgrad.train.pairs import PreferenceJob
 from postgrad.train.sft import SFTJob
 from postgrad.train.start import resume, train

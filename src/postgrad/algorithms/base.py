@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from postgrad.ops.preferences import AnswerSums
 
-Level = Literal["token", "sequence", "pair", "group"]
+LossLevel = Literal["token", "sequence", "pair", "group"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Algorithm(Settings, ABC):
     group. A layout holds whole pairs in order: sequence 2k is the chosen one, 2k + 1 the rejected.
     """
 
-    level: ClassVar[Level] = "token"
+    level: ClassVar[LossLevel] = "token"
 
     def needs(self) -> Needs:
         """The roles and columns that it needs beyond the policy's logprobs."""

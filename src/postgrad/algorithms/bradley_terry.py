@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from postgrad.algorithms.base import Level, LossOutput, RewardAlgorithm, ScoreInputs
+from postgrad.algorithms.base import LossLevel, LossOutput, RewardAlgorithm, ScoreInputs
 from postgrad.algorithms.preference import check_pairs
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
@@ -27,7 +27,7 @@ class BradleyTerry(RewardAlgorithm):
     subtracts the data's margin from the difference (Llama 2, arXiv:2307.09288).
     """
 
-    level: ClassVar[Level] = "pair"
+    level: ClassVar[LossLevel] = "pair"
 
     loss: Literal["log_sigmoid", "log_exp"] = "log_sigmoid"
     margin: bool = False

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from postgrad.algorithms.base import Level, LossInputs
+from postgrad.algorithms.base import LossInputs, LossLevel
 from postgrad.algorithms.grpo import GRPO
 from postgrad.ops import losses
 
@@ -21,7 +21,7 @@ class GSPO(GRPO):
     range is a thousandth of PPO's.
     """
 
-    level: ClassVar[Level] = "sequence"
+    level: ClassVar[LossLevel] = "sequence"
 
     clip_low: float = Field(3e-4, ge=0.0, le=1.0)
     clip_high: float = Field(4e-4, ge=0.0)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from postgrad.algorithms import preference as shared
-from postgrad.algorithms.base import Level, LossInputs, LossOutput, Needs, PreferenceAlgorithm
+from postgrad.algorithms.base import LossInputs, LossLevel, LossOutput, Needs, PreferenceAlgorithm
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.ops.preferences import AnswerSums, kto
@@ -29,7 +29,7 @@ class KTO(PreferenceAlgorithm):
     is an estimate of the policy's KL from the reference. No gradient goes through it.
     """
 
-    level: ClassVar[Level] = "sequence"
+    level: ClassVar[LossLevel] = "sequence"
     beta: float = Field(0.1, gt=0.0)
     desirable_weight: float = Field(1.0, gt=0.0)
     undesirable_weight: float = Field(1.0, gt=0.0)

@@ -133,8 +133,8 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         values: Ragged | None,
         state: Mapping[str, Any],
     ) -> Credit:
-        """See RolloutAlgorithm.credit. Rewards that are not finite, and missing columns, are
-        ValueErrors.
+        """The advantages of a step. Raises ValueError for rewards that are not finite and for
+        missing columns.
 
         State: {"kl_coef": beta} where `kl_target` is set, and that of `scaled_rewards`.
         """

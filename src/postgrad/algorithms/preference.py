@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from postgrad.algorithms.base import Level, LossInputs, LossOutput, Needs, PreferenceAlgorithm
+from postgrad.algorithms.base import LossInputs, LossLevel, LossOutput, Needs, PreferenceAlgorithm
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.ops import kl
@@ -29,7 +29,7 @@ class PairPreference(PreferenceAlgorithm):
     over pairs of the mean over the chosen answer's tokens.
     """
 
-    level: ClassVar[Level] = "pair"
+    level: ClassVar[LossLevel] = "pair"
     with_reference: ClassVar[bool] = True
 
     nll_coef: float = Field(0.0, ge=0.0)
@@ -48,7 +48,7 @@ class PairPreference(PreferenceAlgorithm):
         ref: Ragged | None,
         mismatched: NDArray[np.float64] | None,
     ) -> Experience:
-        """See PreferenceAlgorithm.experience. Pairs of which a side has no loss tokens have no
+        """The sequences of pairs, chosen first. Pairs of which a side has no loss tokens have no
         gradient and are not counted.
         """
         check_pairs(sequences)

@@ -10,10 +10,9 @@ from pydantic import field_validator, model_validator
 
 from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.core.ragged import Ragged
+from postgrad.ops.advantages import Floats
 
 LEAST_STD = 1e-8  # a smaller deviation is rounding
-
-Floats = NDArray[np.float64]
 
 
 class Moments(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from postgrad.core.errors import UsageError
 
-Kind = Literal["model", "dataset"]
+RepoKind = Literal["model", "dataset"]
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 REVISION = r"^[\w.-]+(/[\w.-]+)*$"  # a branch, a tag or a commit
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -39,7 +39,7 @@ def pretrained(source: str) -> tuple[str, dict[str, Any]]:
     return path, {} if revision is None else {"revision": revision}
 
 
-def commit_of(kind: Kind, path: str, revision: str | None = None) -> str:
+def commit_of(kind: RepoKind, path: str, revision: str | None = None) -> str:
     """The commit that a revision of a hub id stands for now: a branch, tag, commit or None (main).
     Where the hub cannot be reached, the local cache answers.
 
@@ -63,13 +63,13 @@ def commit_of(kind: Kind, path: str, revision: str | None = None) -> str:
         ) from error
 
 
-def cached_commits(kind: Kind, path: str) -> list[str]:
+def cached_commits(kind: RepoKind, path: str) -> list[str]:
     """The commits of a hub id of which the local cache has files, sorted."""
     folder = _folder(kind, path) / "snapshots"
     return sorted(snapshot.name for snapshot in folder.iterdir()) if folder.is_dir() else []
 
 
-def _ask(kind: Kind, path: str, revision: str | None) -> str:
+def _ask(kind: RepoKind, path: str, revision: str | None) -> str:
     from huggingface_hub import HfApi
 
     api: Any = HfApi()
@@ -93,7 +93,7 @@ def _denied(error: Exception) -> bool:
     return isinstance(error, missing) and not isinstance(error, GatedRepoError)
 
 
-def _remembered(kind: Kind, path: str, name: str) -> str | None:
+def _remembered(kind: RepoKind, path: str, name: str) -> str | None:
     """The commit that the local cache has recorded for a branch or tag; None without one."""
     file = _folder(kind, path) / "refs" / name
     try:
@@ -103,7 +103,7 @@ def _remembered(kind: Kind, path: str, name: str) -> str | None:
     return commit if COMMIT.fullmatch(commit) else None
 
 
-def _folder(kind: Kind, path: str) -> Path:
+def _folder(kind: RepoKind, path: str) -> Path:
     return _cache() / "--".join([f"{kind}s", *path.split("/")])
 
 

@@ -21,6 +21,7 @@ from postgrad.core.ragged import Ragged
 
 FinishReason = Literal["stop", "length"]
 Author = Literal["policy", "environment"]
+Logprobs = NDArray[np.float32]  # [tokens]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,10 @@
 """The base of everything a recipe can say."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict
+
+ShardingStage = Literal["none", "zero1", "zero2", "zero3"]  # what ranks divide: docs/distributed.md
 
 
 class Settings(BaseModel):

@@ -12,7 +12,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.data.account import Bookkeeper, Fate, RowAccount
 from postgrad.data.answers import PreferenceRow
-from postgrad.data.cache import Columns, TokenCache
+from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.conversations import marked, unmarkable
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import Message
@@ -28,7 +28,7 @@ from postgrad.data.templates import (
     turn_ends,
 )
 
-Read = Callable[[Row, PairSettings], PreferenceRow]
+ReadRow = Callable[[Row, PairSettings], PreferenceRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Tokens:
 def load_answers(
     settings: PairSettings,
     tokenizer: Any,
-    read: Read,
+    read: ReadRow,
     selection: Selection | None,
     cache: TokenCache | None,
 ) -> tuple[list[tuple[PreferenceRow, list[Tokens]]], RowAccount]:
@@ -77,7 +77,7 @@ def load_answers(
 
 
 def _selected(
-    settings: PairSettings, read: Read, selection: Selection, book: Bookkeeper
+    settings: PairSettings, read: ReadRow, selection: Selection, book: Bookkeeper
 ) -> list[PreferenceRow]:
     """The rows that may be tokenised; the others are counted in `book` with their fates."""
     selected: list[PreferenceRow] = []
@@ -116,7 +116,7 @@ def _columns(
     rows: Sequence[PreferenceRow],
     cache: TokenCache | None,
     notes: list[str],
-) -> Columns:
+) -> TokenColumns:
     """Columns token_ids and loss_mask: an entry for each conversation, row after row."""
     call = template_call(settings)
     conversations = [
@@ -125,7 +125,7 @@ def _columns(
         for messages in preference.conversations
     ]
 
-    def make() -> Columns:
+    def make() -> TokenColumns:
         rendered = render_conversations(
             tokenizer,
             [(messages, first) for _, messages, first in conversations],

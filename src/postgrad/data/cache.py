@@ -23,7 +23,7 @@ from postgrad.data.messages import Message
 from postgrad.models import render_child, rendering
 
 SMALLEST = 1000  # rows; fewer are tokenised about as fast as a cache entry is read and hashed
-Columns = Mapping[str, Ragged]  # token_ids: int32; loss_mask, starts: bool
+TokenColumns = Mapping[str, Ragged]  # token_ids: int32; loss_mask, starts: bool
 
 
 class TokenCache:
@@ -39,9 +39,9 @@ class TokenCache:
         messages: Sequence[Sequence[Message]],
         call: Mapping[str, Any],
         how: str,
-        make: Callable[[], Columns],
+        make: Callable[[], TokenColumns],
         notes: list[str],
-    ) -> Columns:
+    ) -> TokenColumns:
         """The columns that `make` computes, bit for bit, from the cache where they are there.
 
         messages: one conversation an entry, part of the key. call: from templates.template_call,
@@ -121,13 +121,13 @@ def cache_folder() -> Path | None:
         return None
 
 
-def _write(path: Path, columns: Columns) -> None:
+def _write(path: Path, columns: TokenColumns) -> None:
     tensors = {"lengths": columns["token_ids"].lengths}
     tensors |= {name: column.values for name, column in columns.items()}
     write_arrays(path, tensors)
 
 
-def _read(path: Path, rows: int) -> Columns:
+def _read(path: Path, rows: int) -> TokenColumns:
     """Raises ValueError where the content is not what was written."""
     tensors = read_arrays(path)
     lengths = tensors.pop("lengths")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.data.account import Bookkeeper, Fate
-from postgrad.data.cache import Columns, TokenCache
+from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.draws import DrawnSet
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import Message, answers_in, asked_in, conversation_of
@@ -157,11 +157,11 @@ def _columns(
     messages: Sequence[Sequence[Message]],
     cache: TokenCache | None,
     notes: list[str],
-) -> Columns:
+) -> TokenColumns:
     """COLUMNS by row: the tokens of its texts joined; `starts` is True where a text begins."""
     call = template_call(settings)
 
-    def make() -> Columns:
+    def make() -> TokenColumns:
         return _tokenised(settings, tokenizer, rows, messages, call)
 
     if cache is None:
@@ -177,7 +177,7 @@ def _tokenised(
     rows: Sequence[Row],
     messages: Sequence[Sequence[Message]],
     call: Mapping[str, Any],
-) -> Columns:
+) -> TokenColumns:
     texts: list[Rendered] = []
     counts: list[int] = []  # texts of each row
     rendered = render_conversations(
@@ -198,7 +198,7 @@ def _tokenised(
 
 def _in_rows(
     tokens: Sequence[tuple[NDArray[np.int32], NDArray[np.bool_]]], counts: Sequence[int]
-) -> Columns:
+) -> TokenColumns:
     """(ids, mask) of texts joined into COLUMNS of rows. counts: how many texts each row has."""
     ids = Ragged.of([ids for ids, _ in tokens], np.int32)
     mask = Ragged.of([mask for _, mask in tokens], np.bool_)

@@ -14,14 +14,14 @@ from typing import Any, NoReturn
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import COMMIT, commit_of
 
-Values = Mapping[str, Any]  # column -> JSON value
+RowValues = Mapping[str, Any]  # column -> JSON value
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
 LONGEST_LINE = 2**28  # bytes; a gzip file of a megabyte may hold a line of a gigabyte
 DEEPEST = 100  # levels of lists and objects
 
 
-def read_file(path: Path) -> Iterator[tuple[str, Values]]:
+def read_file(path: Path) -> Iterator[tuple[str, RowValues]]:
     """(place, values) of each row; the place is "file:line" or "file row n" (from 0).
 
     Raises UsageError that names the place of what cannot be read.
@@ -67,7 +67,7 @@ def _visible(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
 
-def _json_lines(path: Path) -> Iterator[tuple[str, Values]]:
+def _json_lines(path: Path) -> Iterator[tuple[str, RowValues]]:
     number = 0
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as lines:
@@ -84,7 +84,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Values]]:
         raise UsageError(f"{path}: cannot be read after line {number}: {error}") from error
 
 
-def _object(line: bytes, place: str, *, first: bool) -> Values:
+def _object(line: bytes, place: str, *, first: bool) -> RowValues:
     if len(line) > LONGEST_LINE:
         raise UsageError(
             f"{place}: the line has more than {LONGEST_LINE >> 20} MiB, the most that a row may "
@@ -138,7 +138,7 @@ def check_depth(value: Any) -> None:
     raise ValueError(f"it is nested deeper than {DEEPEST} levels")
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, Values]]:
+def _parquet(path: Path) -> Iterator[tuple[str, RowValues]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -193,7 +193,7 @@ def plain(value: Any) -> Any:
 
 def read_hub(
     path: str, name: str | None, split: str, revision: str | None = None
-) -> Iterator[tuple[str, Values]]:
+) -> Iterator[tuple[str, RowValues]]:
     """(place, values) of each row of one split; columns of images and sounds are left out.
 
     revision: a branch, tag or commit; None: main. Raises UsageError when the hub has no such

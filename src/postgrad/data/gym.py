@@ -18,16 +18,16 @@ from postgrad.core.errors import UsageError
 from postgrad.core.names import nearest, resolve
 from postgrad.core.process import inherited
 from postgrad.core.seeds import integer
-from postgrad.data.files import Values
+from postgrad.data.files import RowValues
 
 PREFIX = "reasoning-gym:"
 KEPT = 4  # tasks in memory: a run reads its sets several times, and making one takes seconds
-_cached_entries: dict[str, list[Values]] = {}
+_cached_entries: dict[str, list[RowValues]] = {}
 
 
 def read_gym(
     task: str, parameters: dict[str, Any], size: int, seed: int
-) -> Iterator[tuple[str, Values]]:
+) -> Iterator[tuple[str, RowValues]]:
     """(place, values) of `size` problems.
 
     Values are the problem's entry (question, answer, metadata) and what rebuilds it exactly:
@@ -50,7 +50,7 @@ def read_gym(
         )
 
 
-def _ask(request: str) -> list[Values]:
+def _ask(request: str) -> list[RowValues]:
     """The entries of a request, made in a separate process. Raises UsageError where it refuses."""
     ended = subprocess.run(
         [sys.executable, "-m", "postgrad.data.gym"],
@@ -80,7 +80,7 @@ def main() -> None:
     output.write(json.dumps(answer, default=str))
 
 
-def _entries(task: str, parameters: dict[str, Any], arguments: dict[str, Any]) -> list[Values]:
+def _entries(task: str, parameters: dict[str, Any], arguments: dict[str, Any]) -> list[RowValues]:
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
@@ -101,7 +101,7 @@ def _entries(task: str, parameters: dict[str, Any], arguments: dict[str, Any]) -
         problems = reasoning_gym.create_dataset(task, **arguments)
     except (AssertionError, TypeError, ValueError) as error:
         raise UsageError(f"data.task: task {task!r} refuses its parameters: {error}") from error
-    entries: list[Values] = []
+    entries: list[RowValues] = []
     for index in range(arguments["size"]):
         try:
             entries.append(problems[index])
@@ -124,7 +124,7 @@ def is_function(path: str) -> bool:
 
 def read_function(
     path: str, task: dict[str, Any], size: int, seed: int
-) -> Iterator[tuple[str, Values]]:
+) -> Iterator[tuple[str, RowValues]]:
     """(place, values) of the rows that `path`(size, seed, **task) yields: JSON values by column.
 
     The same arguments must give the same rows. Raises UsageError where there is no such function,

@@ -9,7 +9,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Prompt
 from postgrad.data.account import Bookkeeper, Fate
-from postgrad.data.cache import Columns, TokenCache
+from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.draws import DrawnSet
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import Message, answer_of, answers_in, asked_in, prompt_of
@@ -93,7 +93,7 @@ def _tokens(
     """Token ids of each prompt, int32."""
     call = template_call(settings)
 
-    def make() -> Columns:
+    def make() -> TokenColumns:
         rendered = prompts(tokenizer, (messages for _, messages, _ in selected), variables=call)
         texts = [_text(row, text) for (row, *_), text in zip(selected, rendered, strict=False)]
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import HUB_ID
-from postgrad.data.files import SUFFIXES, Values, files_of, read_file, read_hub
+from postgrad.data.files import SUFFIXES, RowValues, files_of, read_file, read_hub
 from postgrad.data.gym import PREFIX, is_function, read_function, read_gym
 from postgrad.data.settings import RowSettings
 
@@ -20,7 +20,7 @@ class Row:
     """One row of a dataset."""
 
     index: int  # from 0, counted before any slice or filter
-    values: Values  # column -> JSON value
+    values: RowValues  # column -> JSON value
     place: str  # where it is, for messages: "train.jsonl:7", "openai/gsm8k train row 6"
 
 
@@ -102,7 +102,7 @@ def _local(path: str) -> Path | None:
         return None
 
 
-def _source(settings: RowSettings, split: str) -> Iterable[tuple[str, Values]]:
+def _source(settings: RowSettings, split: str) -> Iterable[tuple[str, RowValues]]:
     if settings.path.startswith(PREFIX):
         task = settings.path.removeprefix(PREFIX)
         return read_gym(task, settings.task, settings.size, settings.seed)
@@ -118,7 +118,7 @@ def _source(settings: RowSettings, split: str) -> Iterable[tuple[str, Values]]:
     return read_hub(settings.path, settings.name, split, settings.revision)
 
 
-def _all(files: list[Path]) -> Iterator[tuple[str, Values]]:
+def _all(files: list[Path]) -> Iterator[tuple[str, RowValues]]:
     for file in files:
         yield from read_file(file)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from postgrad.data.messages import Message
 from postgrad.data.settings import RowSettings
 from postgrad.models.named_templates import template_text
-from postgrad.models.rendering import Row, Unrenderable, rendered
+from postgrad.models.rendering import RenderRequest, Unrenderable, rendered
 
 LONGEST_SHARED = 64  # characters that a generation prompt and an answer may both begin with
 
@@ -156,7 +156,7 @@ def render_conversations(
     """
     pending: deque[tuple[Sequence[Message], Sequence[int]]] = deque()
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[RenderRequest]:
         for messages, first in conversations:
             assistant_turns = [
                 i for i, message in enumerate(messages) if message["role"] == "assistant"

@@ -20,7 +20,14 @@ from postgrad.data.draws import Draws
 from postgrad.data.prompts import PromptSet, load_prompts
 from postgrad.data.settings import DataSettings, MixSettings
 from postgrad.data.templates import template_call
-from postgrad.evaluate.results import Count, EvaluatedProblem, Result, by_dataset, left_out, rates
+from postgrad.evaluate.results import (
+    CorrectCount,
+    EvaluatedProblem,
+    Result,
+    by_dataset,
+    left_out,
+    rates,
+)
 from postgrad.fleet.learned import LearnedReward, by_component
 from postgrad.recipe.recipe import Answering
 from postgrad.recipe.settings import EvalSet, EvalSettings
@@ -161,7 +168,7 @@ class Evaluator:
             text=(greedy or group).rollouts[0].text,
         )
 
-    def _count(self, group: ScoredGroup) -> Count:
+    def _count(self, group: ScoredGroup) -> CorrectCount:
         scores = self._scores(group)
         scored = scores[~np.isnan(scores)]
         return len(scored), int((scored >= self.settings.correct_at).sum())

@@ -17,7 +17,7 @@ from postgrad.evaluate.results import Result
 from postgrad.recipe.recipe import Answering
 from postgrad.recipe.settings import EvalSet
 
-Logprobs = Callable[[Sequences], Ragged]  # of every loss token, zeros elsewhere
+LogprobsOf = Callable[[Sequences], Ragged]  # of every loss token, zeros elsewhere
 
 
 def sequences_of(conversations: Sequence[Conversation]) -> Sequences:
@@ -56,12 +56,12 @@ class LossEvaluator:
         """Where the rows of every set went."""
         return [conversations.account for _, conversations in self._sets]
 
-    def __call__(self, logprobs: Logprobs) -> list[Result]:
+    def __call__(self, logprobs: LogprobsOf) -> list[Result]:
         """The results of every set, in the recipe's order."""
         return [_result(name, held.all(), logprobs) for name, held in self._sets]
 
 
-def _result(name: str | None, held: Sequence[Conversation], logprobs: Logprobs) -> Result:
+def _result(name: str | None, held: Sequence[Conversation], logprobs: LogprobsOf) -> Result:
     began = time.perf_counter()
     sequences = sequences_of(held)
     sums, counts = logprobs(sequences).sums(), sequences.loss_mask.sums()

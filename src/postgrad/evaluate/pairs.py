@@ -17,7 +17,9 @@ from postgrad.evaluate.results import EvaluatedProblem, Result, by_dataset, rate
 from postgrad.ops.intervals import calibration_error, margin_histogram
 from postgrad.recipe.settings import PairEvalSet, PairEvalSettings
 
-Score = Callable[[Sequences], NDArray[np.float64]]  # [S] the model's score of each sequence
+ScoreSequences = Callable[
+    [Sequences], NDArray[np.float64]
+]  # [S] the model's score of each sequence
 
 
 def sequences_of(pairs: Sequence[Pair]) -> Sequences:
@@ -63,7 +65,7 @@ class PairEvaluator:
         """The pairs of every set as sequences."""
         return [sequences_of(pairs.all()) for pairs in self._sets]
 
-    def __call__(self, score: Score) -> list[Result]:
+    def __call__(self, score: ScoreSequences) -> list[Result]:
         """The results of every set, in the recipe's order."""
         return [
             self._evaluate_set(eval_set.name, eval_set.by, pairs, score)
@@ -71,7 +73,7 @@ class PairEvaluator:
         ]
 
     def _evaluate_set(
-        self, name: str | None, by: str | None, pairs: PairSet, score: Score
+        self, name: str | None, by: str | None, pairs: PairSet, score: ScoreSequences
     ) -> Result:
         began = time.perf_counter()
         rows = pairs.all()

@@ -15,9 +15,9 @@ from postgrad.ops.intervals import (
 )
 
 LEFT_OUT = "left_out@"  # before the k of pass@k
-Count = tuple[int, int]  # samples that were scored, samples that are right
+CorrectCount = tuple[int, int]  # samples that were scored, samples that are right
 
-Test = Literal["mcnemar", "sign_flip"]
+PairedTest = Literal["mcnemar", "sign_flip"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class EvaluatedProblem:
     dataset: str  # name that it is counted under in results by dataset
     row: int  # of its dataset
     question: str
-    samples: Count  # (5, 3): three of five scored samples are correct
-    greedy: Count | None  # the same of the greedy answer; None where none was sampled
+    samples: CorrectCount  # (5, 3): three of five scored samples are correct
+    greedy: CorrectCount | None  # the same of the greedy answer; None where none was sampled
     text: str  # the greedy answer, else the first sample
 
     def value(self, metric: str) -> float | None:
@@ -158,7 +158,7 @@ class Difference:
     value: float  # mean rate of the model less that of the other
     interval: Interval  # 95%, of the value
     p_value: float  # two-sided: the chance of a difference as large between equal models
-    test: Test
+    test: PairedTest
 
     def to_json(self) -> dict[str, Any]:
         """Its part of the output of `postgrad eval --json`."""
@@ -244,7 +244,7 @@ def _difference(
     both = [(ours.value(metric), theirs.value(metric)) for ours, theirs in pairs]
     values = [(a, b) for a, b in both if a is not None and b is not None]
     gaps = [a - b for a, b in values]
-    test: Test = "sign_flip"
+    test: PairedTest = "sign_flip"
     if all(gap in (-1.0, 0.0, 1.0) for gap in gaps):
         test = "mcnemar"
         p_value = mcnemar(gaps.count(1.0), gaps.count(-1.0))

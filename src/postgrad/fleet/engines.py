@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from postgrad.cluster.workers import Workers
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.hub import split_revision
+from postgrad.core.records import Logprobs
 from postgrad.fleet.choices import Choices
 from postgrad.models.files import is_adapter
 from postgrad.models.load import load_model, load_tokenizer
@@ -25,7 +26,7 @@ from postgrad.parallel import device as devices
 from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
-from postgrad.rollout.agreement import Floats, agreed
+from postgrad.rollout.agreement import agreed
 from postgrad.rollout.engine import Completion, Engine, EngineStats, Request
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.cache import bytes_per_token
@@ -194,7 +195,6 @@ class EngineWorker:
         return choices
 
     def submit(self, request: Request) -> None:
-        """Engine.submit."""
         self._engine.submit(request)
 
     def completed(self) -> tuple[list[Completion], tuple[float, ...]]:
@@ -212,11 +212,9 @@ class EngineWorker:
     def logprobs(
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
     ) -> list[NDArray[np.float32]]:
-        """Engine.logprobs."""
         return self._engine.logprobs(sequences, temperature)
 
     def rest(self) -> None:
-        """Engine.rest."""
         self._engine.rest()
 
     def _received(self) -> Iterator[tuple[str, Tensor]]:
@@ -240,13 +238,11 @@ class SharedEngine:
         self._seen: list[tuple[float, ...]] = [(0,) * len(SUMMED)] * workers.size
 
     def submit(self, request: Request) -> None:
-        """Engine.submit."""
         number = request.ticket % self._workers.size
         self._workers.ask(number, "submit", request).result()
         self._open[number] += len(request.sample_ids)
 
     def completed(self) -> list[Completion]:
-        """Engine.completed."""
         asked = {
             number: self._workers.ask(number, "completed")
             for number, samples in enumerate(self._open)
@@ -275,7 +271,9 @@ class SharedEngine:
             raise
         loading.result()
 
-    def logprobs(self, sequences: Sequence[NDArray[np.int32]], temperature: float) -> list[Floats]:
+    def logprobs(
+        self, sequences: Sequence[NDArray[np.int32]], temperature: float
+    ) -> list[Logprobs]:
         """Engine.logprobs, of every worker. Raises RunError where one has other weights."""
         handles = [
             self._workers.ask(number, "logprobs", list(sequences), temperature)
@@ -284,7 +282,6 @@ class SharedEngine:
         return agreed([handle.result() for handle in handles], self._dtype, "rollout worker")
 
     def rest(self) -> None:
-        """Engine.rest."""
         self._workers.call("rest").result()
 
     def _count(self, spent: Sequence[tuple[float, ...]]) -> None:

@@ -60,7 +60,7 @@ def learned_reward(recipe: Answering, tokenizer: Any) -> LearnedReward | None:
 
 
 def by_component(recipe: Answering, learned: LearnedReward | None) -> dict[str, LearnedReward]:
-    """What Scorer wants."""
+    """`learned` by the name of each of the recipe's reward components that ask it."""
     if learned is None:
         return {}
     names = zip(component_names(recipe.rewards), recipe.rewards, strict=True)

@@ -11,6 +11,7 @@ import torch
 
 from postgrad.core.errors import RunError
 from postgrad.core.seeds import integer
+from postgrad.core.settings import ShardingStage
 from postgrad.data.mixture import dataset_texts
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.engines import build_engine, require_trainable
@@ -30,7 +31,6 @@ from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelSettings
 from postgrad.parallel.device import compute_dtype
 from postgrad.parallel.ranks import ALONE, Ranks
-from postgrad.parallel.sharding import Stage
 from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.engine import Engine
 
@@ -67,7 +67,6 @@ class LocalFleet:
         self.roles: dict[str, Any] = {}
 
     def policy(self, path: str, temperature: float = 1.0) -> PolicyLearner:
-        """Fleet.policy."""
         recipe = self._site.recipe
         backbone = self._trained("policy", recipe.model, recipe.learner, path, _causal)
         updates = horizon(recipe.algorithm, self._site.geometry)
@@ -77,7 +76,6 @@ class LocalFleet:
         return policy
 
     def reward_model(self, path: str) -> ScoreLearner:
-        """Fleet.reward_model."""
         recipe = self._site.recipe
         backbone = self._trained("reward_model", recipe.model, recipe.learner, path, _scoring)
         model = ScoreLearner("reward_model", backbone, "at", recipe.learner, self._updates)
@@ -85,7 +83,6 @@ class LocalFleet:
         return model
 
     def critic(self, path: str) -> ScoreLearner:
-        """Fleet.critic."""
         settings = self._rl_recipe.critic
         start = settings.model.source or path
         backbone = self._trained("critic", settings.model, settings.learner, start, _scoring)
@@ -94,7 +91,6 @@ class LocalFleet:
         return critic
 
     def reference(self, path: str) -> Policy:
-        """Fleet.reference."""
         recipe, policy = self._rl_recipe, self._policy
         start = recipe.reference.model.source or path
         require_unchanged(self._site, "reference", start)
@@ -107,7 +103,6 @@ class LocalFleet:
         return reference
 
     def moving_reference(self, path: str) -> MovingReference:
-        """Fleet.moving_reference."""
         recipe, policy = self._rl_recipe, self._policy
         start = recipe.reference.model.source or path
         require_unchanged(self._site, "reference", start)
@@ -125,7 +120,6 @@ class LocalFleet:
         return reference
 
     def frozen_reward_model(self, path: str) -> ScoreRole:
-        """Fleet.frozen_reward_model."""
         recipe = self._rl_recipe
         require_unchanged(self._site, "reward_model", path)
         critic: ScoreLearner | None = self.roles.get("critic")
@@ -141,7 +135,6 @@ class LocalFleet:
         return model
 
     def frozen_policy(self, path: str) -> Policy:
-        """Fleet.frozen_policy."""
         recipe = self._site.recipe
         settings = recipe.model_tables["reference", "model"]
         require_unchanged(self._site, "reference", path)
@@ -151,7 +144,6 @@ class LocalFleet:
         return self.roles["frozen_policy"]
 
     def release(self, role: str) -> None:
-        """Fleet.release."""
         del self.roles[role]
 
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
@@ -203,7 +195,7 @@ class LocalFleet:
         self._divide(backbone, learner, "zero3" if learner.sharding == "zero3" else "none")
 
     def _divide(
-        self, backbone: Backbone, learner: LearnerSettings, stage: Stage | None = None
+        self, backbone: Backbone, learner: LearnerSettings, stage: ShardingStage | None = None
     ) -> None:
         backbone.divide(self._ranks, stage or learner.sharding, offload=learner.offload)
 

@@ -103,37 +103,29 @@ class RankedFleet:
         return cls(site, group, reservation, console, logs, folder)
 
     def policy(self, path: str, temperature: float = 1.0) -> "RankedRole":
-        """Fleet.policy."""
         lora = self._site.recipe.model.lora
         return self._load("policy", path, temperature, temperature=temperature, lora=lora)
 
     def critic(self, path: str) -> "RankedRole":
-        """Fleet.critic."""
         return self._load("critic", path)
 
     def reference(self, path: str) -> "RankedRole":
-        """Fleet.reference."""
         return self._load("reference", path, temperature=self._site.recipe.logprob_temperature)
 
     def moving_reference(self, path: str) -> "RankedRole":
-        """Fleet.moving_reference."""
         temperature = self._site.recipe.logprob_temperature
         return self._load("moving_reference", path, role="reference", temperature=temperature)
 
     def reward_model(self, path: str) -> "RankedRole":
-        """Fleet.reward_model."""
         return self._load("reward_model", path)
 
     def frozen_reward_model(self, path: str) -> "RankedRole":
-        """Fleet.frozen_reward_model."""
         return self._load("frozen_reward_model", path)
 
     def frozen_policy(self, path: str) -> "RankedRole":
-        """Fleet.frozen_policy."""
         return self._load("frozen_policy", path)
 
     def release(self, role: str) -> None:
-        """Fleet.release."""
         self._group.call("release", role).result()
 
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
@@ -225,33 +217,26 @@ class RankedRole:
 
     @property
     def name(self) -> str:
-        """Learns.name."""
         return self._role
 
     @property
     def drops(self) -> bool:
-        """PolicyRole.drops."""
         return self._lora is not None and self._lora.dropout > 0.0
 
     @property
     def updates(self) -> int:
-        """Learns.updates."""
         return self._group.call("updates", self._role).result()
 
     def logprobs(self, sequences: Sequences) -> Handle[Ragged]:
-        """Reads.logprobs."""
         return self._group.call("do", self._role, "logprobs", sequences)
 
     def scores(self, sequences: Sequences) -> Handle[Ragged]:
-        """Scores.scores."""
         return self._group.call("do", self._role, "scores", sequences)
 
     def update(self, update: Update, algorithm: Any) -> Handle[UpdateResult]:
-        """Learns.update."""
         return self._group.call("do", self._role, "update", update, algorithm)
 
     def start(self) -> "RankedRole":
-        """PolicyRole.start."""
         name = f"{self._role} at its start"
         self._group.call("start", self._role, name).result()
         return RankedRole(self._group, name, self.temperature)
@@ -261,7 +246,6 @@ class RankedRole:
         self._group.call("follow", step).result()
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Learns.weights."""
         return self.tensors()[f"{self._role}.weights"]
 
     def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -280,7 +264,6 @@ class RankedRole:
         }
 
     def state_bytes(self) -> int:
-        """Changes.state_bytes."""
         return self._group.call("state_bytes", self._role).result()
 
     def load(self, read: Read) -> None:
@@ -321,7 +304,6 @@ class _OnRanks(Divided):
 
     @property
     def size(self) -> int:
-        """Divided.size."""
         return self._size
 
     def copied(self) -> Divided:
@@ -331,7 +313,6 @@ class _OnRanks(Divided):
         return _OnRanks(self._group, self._role, self._stem, names, size, kept=True)
 
     def write(self, folder: Path, stem: str) -> None:
-        """Divided.write."""
         assert stem == self._stem
         to = str(folder.absolute())
         self._group.aside("write", self._role, to, stem, self._kept).result()

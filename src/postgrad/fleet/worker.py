@@ -72,7 +72,6 @@ class RankWorker:
         return self._site.choices.frozen
 
     def release(self, role: str) -> None:
-        """Fleet.release."""
         self._fleet.release(role)
 
     def start(self, role: str, name: str) -> None:
@@ -81,8 +80,8 @@ class RankWorker:
 
     def do(self, role: str, method: str, *arguments: Any) -> Any:
         """Calls a method of a role; its handle's value."""
-        found = getattr(self._fleet.roles[role], method)(*arguments).result()
-        return found if self._ranks.rank == 0 else None
+        answer = getattr(self._fleet.roles[role], method)(*arguments).result()
+        return answer if self._ranks.rank == 0 else None
 
     def follow(self, step: int) -> None:
         """The reference follows the policy."""
@@ -102,31 +101,31 @@ class RankWorker:
 
     def describe(self, role: str) -> dict[str, tuple[list[str], int]]:
         """By file stem: the names of a role's tensors, and their bytes on all ranks."""
-        found: dict[str, tuple[list[str], int]] = {}
+        by_stem: dict[str, tuple[list[str], int]] = {}
         for stem, named in self._fleet.roles[role].tensors().items():
-            mine = sum(t.nbytes for name, t in named.items() if self._piece(role, name).first)
-            found[stem] = list(named), int(self._ranks.sum(mine))
-        return found
+            counted = sum(t.nbytes for name, t in named.items() if self._piece(role, name).first)
+            by_stem[stem] = list(named), int(self._ranks.sum(counted))
+        return by_stem
 
     def gather(self, role: str, stem: str, name: str) -> Tensor | None:
         """One tensor, whole, on the CPU."""
         part = self._fleet.roles[role].tensors()[stem][name]
-        found = whole_tensor(part, self._piece(role, name), self._ranks)
-        return found.cpu() if self._ranks.rank == 0 else None
+        tensor = whole_tensor(part, self._piece(role, name), self._ranks)
+        return tensor.cpu() if self._ranks.rank == 0 else None
 
     def send(self, role: str, first: bool) -> list[tuple[str, Tensor]]:
         """The next of a role's whole weights by hub name, some SENT_BYTES; none: that was all."""
         if first:
             self._sending = self._fleet.roles[role].hub_weights()
-        found: list[tuple[str, Tensor]] = []
+        portion: list[tuple[str, Tensor]] = []
         held = 0
         for name, tensor in self._sending:
             if self._ranks.rank == 0:
-                found.append((name, tensor.cpu()))
+                portion.append((name, tensor.cpu()))
             held += tensor.nbytes
             if held >= SENT_BYTES:
                 break
-        return found
+        return portion
 
     def keep(self, role: str, stem: str) -> None:
         """Copies the tensors of a stem to the CPU, to be written later."""
@@ -142,12 +141,12 @@ class RankWorker:
         pieces = {name: self._piece(role, name) for name in named}
         try:
             if any(piece.divided for piece in pieces.values()):
-                mine = {
+                parts = {
                     name: Part(part.detach().cpu(), pieces[name].shape, pieces[name].offsets)
                     for name, part in named.items()
                     if pieces[name].first
                 }
-                write_part(Path(folder) / part_name(stem, ranks.rank, ranks.size), mine)
+                write_part(Path(folder) / part_name(stem, ranks.rank, ranks.size), parts)
             elif ranks.rank == 0:
                 path = Path(folder) / f"{stem}.safetensors"
                 save_file({name: t.detach().cpu().contiguous() for name, t in named.items()}, path)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
+from postgrad.core.settings import ShardingStage
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.cut import cut
 from postgrad.layout.layout import Layout, ReadPosition, empty_layout, lay_out, row_keys
@@ -26,7 +27,7 @@ from postgrad.models.adapters import Adapter
 from postgrad.models.attention import AttentionContext, hidden_states, layers_of, require_embedded
 from postgrad.models.tree import TreeAttention
 from postgrad.parallel.ranks import ALONE, Ranks
-from postgrad.parallel.sharding import Sharding, Stage
+from postgrad.parallel.sharding import Sharding
 
 Out = TypeVar("Out")
 
@@ -89,7 +90,7 @@ class Backbone:
         self._forward = PackedForward(lm)
         self._flex = attention == "flex" or (attention == "auto" and device.type == "cuda")
 
-    def divide(self, ranks: Ranks, stage: Stage, *, offload: bool = False) -> None:
+    def divide(self, ranks: Ranks, stage: ShardingStage, *, offload: bool = False) -> None:
         """From now on runs on `ranks`, with weights divided as their grid and `stage` say. offload:
         divided weights are held in the host's memory. To be called after an adapter was added and
         before an optimizer takes the weights.

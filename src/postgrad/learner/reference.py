@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.core.array_files import Arrays, read_arrays, write_arrays
 from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
+from postgrad.core.records import Logprobs, Sequences
 from postgrad.learner.backbone import Backbone
 from postgrad.learner.optimizer import MovingAverage
 from postgrad.learner.protocols import PolicyRole
@@ -23,7 +22,6 @@ from postgrad.parallel.sharding import TensorPiece, local, piece_of
 
 FIELD = "logprobs"
 PART = 4096  # sequences of one file; so many at most are lost to a kill
-Floats = NDArray[np.float32]
 
 
 class MovingReference(Policy):
@@ -94,7 +92,7 @@ class ReferenceLogprobs:
     """The reference's logprobs of every sequence that a run will read."""
 
     def __init__(self) -> None:
-        self._logprobs: dict[bytes, Floats] = {}
+        self._logprobs: dict[bytes, Logprobs] = {}
 
     def of(self, sequences: Sequences) -> Ragged:
         """Logprobs, float32 over the tokens. The sequences have to be among those prepared."""
@@ -163,7 +161,7 @@ def _digest(name: Mapping[str, Any], part: Sequences) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path, part: Sequences) -> Sequence[Floats] | None:
+def _read(path: Path, part: Sequences) -> Sequence[Logprobs] | None:
     """The logprobs of each sequence; None where there is no such file, or a damaged one."""
     try:
         values = read_arrays(path, _sha256)[FIELD]

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from postgrad.algorithms.base import Algorithm
 from postgrad.algorithms.critic import Critic
 from postgrad.core.batch import BatchGeometry
-from postgrad.core.settings import Settings
+from postgrad.core.settings import Settings, ShardingStage
 
 
 class LearnerSettings(Settings):
@@ -38,7 +38,7 @@ class LearnerSettings(Settings):
     muon_ns_steps: int = Field(default=5, ge=1, le=20)  # of Newton-Schulz
     ema_decay: float = Field(default=0.0, ge=0.0, lt=1.0)  # 0: no moving average of the weights
     # How weights, gradients and optimizer state are divided over ranks (docs/distributed.md).
-    sharding: Literal["none", "zero1", "zero2", "zero3"] = "none"
+    sharding: ShardingStage = "none"
     offload: bool = False  # hold divided state in the host's memory, copied to the GPU to compute
     # HSDP: so many groups of ranks hold a whole copy each, divided within the group; one a node.
     shard_groups: int = Field(default=1, ge=1)

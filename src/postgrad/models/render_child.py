@@ -32,7 +32,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 LONGEST_REASON = 1000  # characters
 HEAD = struct.Struct(">cQ")
-Message = Mapping[str, str]
 
 
 class _Generation(Extension):
@@ -122,7 +121,7 @@ class TemplateProgram:
         self._variables = {"tools": None, "documents": None, **variables}
         self._compiled: Any = None
 
-    def text(self, messages: list[Message], generation: bool) -> str:
+    def text(self, messages: list[Mapping[str, str]], generation: bool) -> str:
         """The rendered text. generation: with the start of an answer. Raises whatever the template
         raises.
         """
@@ -134,7 +133,9 @@ class TemplateProgram:
 
 
 def answered(
-    program: TemplateProgram, row: tuple[list[Message], list[tuple[int, bool]]], longest: int
+    program: TemplateProgram,
+    row: tuple[list[Mapping[str, str]], list[tuple[int, bool]]],
+    longest: int,
 ) -> tuple[bytes, bool]:
     """The reply to a row, and whether it has all texts. longest: characters that a text may have,
     beyond four times those of the row.

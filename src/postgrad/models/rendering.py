@@ -25,9 +25,9 @@ import psutil
 from postgrad.core.errors import RunError
 from postgrad.models import render_child
 
-Message = Mapping[str, str]
 Wanted = tuple[int, bool]  # (n, generation): the first n messages, with the start of an answer?
-Row = tuple[Sequence[Message], Sequence[Wanted]]  # messages, and the texts that are asked of them
+# Messages, and the texts that are asked of them.
+RenderRequest = tuple[Sequence[Mapping[str, str]], Sequence[Wanted]]
 BATCH_ROWS = 256
 BATCH_CHARACTERS = 2**20
 LOOK_SECONDS = 0.2  # between two looks at the child's memory, while a reply is waited for
@@ -82,7 +82,7 @@ class RenderProcess:
         self._numbers: dict[tuple[str, str], int] = {}  # of the programs that the child has
 
     def texts(
-        self, program: tuple[str, str], rows: Sequence[Row]
+        self, program: tuple[str, str], rows: Sequence[RenderRequest]
     ) -> list[list[str] | Unrenderable]:
         """The texts of each row, up to the first that has none.
 
@@ -111,7 +111,7 @@ class RenderProcess:
             child.wait()
 
     def _answers(
-        self, program: tuple[str, str], rows: Sequence[Row]
+        self, program: tuple[str, str], rows: Sequence[RenderRequest]
     ) -> list[list[str] | Unrenderable]:
         child = self._running()
         frame: dict[str, Any] = {"rows": rows}
@@ -137,7 +137,7 @@ class RenderProcess:
         return answers
 
     def _one_by_one(
-        self, program: tuple[str, str], rows: Sequence[Row], error: Exception
+        self, program: tuple[str, str], rows: Sequence[RenderRequest], error: Exception
     ) -> list[list[str] | Unrenderable]:
         """The answers to rows of which one cannot be sent: up to that row, which is refused."""
         if len(rows) < 2:
@@ -281,7 +281,7 @@ def program_of(tokenizer: Any, variables: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def rendered(
-    tokenizer: Any, rows: Iterable[Row], variables: Mapping[str, Any]
+    tokenizer: Any, rows: Iterable[RenderRequest], variables: Mapping[str, Any]
 ) -> Iterator[list[str] | Unrenderable]:
     """The texts of each row in order, as transformers' apply_chat_template gives them. Ends after
     the first row that has none. Rows are sent in batches.
@@ -298,8 +298,8 @@ def rendered(
             return
 
 
-def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    batch: list[Row] = []
+def _batches(rows: Iterable[RenderRequest]) -> Iterator[list[RenderRequest]]:
+    batch: list[RenderRequest] = []
     size = 0
     for row in rows:
         batch.append(row)

@@ -53,7 +53,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "reasoni
 SPARE_BYTES = 2**20
 _COPY = "copy it again from where the run was"
 
-Kind = TypeVar("Kind", dict[str, Any], list[Any])
+Container = TypeVar("Container", dict[str, Any], list[Any])
 
 
 @contextmanager
@@ -285,8 +285,8 @@ def _names_a_commit(entry: Any) -> bool:
 
 
 def _inside(
-    path: Path, key: str, kind: type[Kind], description: str, default: Kind | None = None
-) -> Kind:
+    path: Path, key: str, kind: type[Container], description: str, default: Container | None = None
+) -> Container:
     """The value of type `kind` under `key` in a JSON file of a run; `default` without the key.
 
     Raises UsageError where the file cannot be read, the value has another type, or it is missing

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.ragged import Ragged
+from postgrad.ops.advantages import Floats
 
-Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 

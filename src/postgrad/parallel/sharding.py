@@ -17,7 +17,7 @@ are frozen under an adapter are not divided there: a part would only add to the 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
+from postgrad.core.settings import ShardingStage
 from postgrad.parallel.ranks import Ranks
 
 BY_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
@@ -37,8 +38,6 @@ BY_INPUTS = ("o_proj", "down_proj")
 _MATRIX = re.compile(
     r"(?:^|\.)layers\.\d+\.(?:self_attn|mlp)\.(\w+_proj)\.(?:base_layer\.)?(lora_[AB])?.*(weight|bias)$"
 )
-
-Stage = Literal["none", "zero1", "zero2", "zero3"]
 
 
 def cut_dim(name: str) -> int | None:
@@ -101,13 +100,13 @@ class Sharding:
         root: nn.Module,
         layers: Iterable[nn.Module],
         alone: Iterable[nn.Module],
-        stage: Stage,
+        stage: ShardingStage,
         ranks: Ranks,
         compute: torch.dtype,
         *,
         offload: bool = False,
     ) -> None:
-        self.stage: Stage = stage
+        self.stage: ShardingStage = stage
         self._modules: list[FSDPModule] = []
         self._grouped = ranks.grid.groups > 1
         if stage == "none" or ranks.size == 1:

@@ -6,9 +6,10 @@ Every advice was planned as a recipe of its own, so that its effect is that of a
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from postgrad.core.errors import UsageError
+from postgrad.core.settings import ShardingStage
 from postgrad.plan.hardware import Hardware
 from postgrad.plan.plan import Facts, Outlook, outlook
 from postgrad.recipe.load import with_overrides
@@ -16,8 +17,7 @@ from postgrad.recipe.recipe import Recipe
 
 Overrides = tuple[str, ...]
 Change = tuple[Overrides, str]  # flags of the command line, and what they do
-Stage = Literal["none", "zero1", "zero2", "zero3"]
-STAGES: tuple[Stage, ...] = ("none", "zero1", "zero2", "zero3")
+STAGES: tuple[ShardingStage, ...] = ("none", "zero1", "zero2", "zero3")
 FEW = 16  # sequences sampled together: with fewer, decoding only reads weights
 ALL = "all devices train"
 
@@ -118,7 +118,7 @@ def _fewer_places(now: Outlook, least: int) -> Iterator[Change]:
     yield change, "fewer sequences are sampled together"
 
 
-def _sharded(now: Outlook, last: Stage) -> Iterator[Change]:
+def _sharded(now: Outlook, last: ShardingStage) -> Iterator[Change]:
     """The next stage of sharding up to `last`, and more ranks where devices are idle."""
     learner, idle = now.recipe.learner, now.hardware.count - now.recipe.learner.ranks
     stage = STAGES.index(learner.sharding)

@@ -7,7 +7,7 @@ the one that takes most of the memory at the peak.
 from dataclasses import dataclass, replace
 
 from postgrad.core.batch import MICRO_TRAIN_TOKENS
-from postgrad.plan.held import Phase
+from postgrad.plan.held import MemoryPhase
 from postgrad.plan.sizes import engine_sequences
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import MAX_SLOTS, places_for
@@ -29,7 +29,7 @@ class AutoSizes:
         asked = recipe.batch.micro_train_tokens == "auto"
         return cls(most if asked else None, _most_slots(recipe), floor)
 
-    def smaller(self, peak: Phase) -> "AutoSizes | None":
+    def smaller(self, peak: MemoryPhase) -> "AutoSizes | None":
         """With half of the size that takes most at the phase `peak`, else of the other size; None
         where neither can be halved.
         """

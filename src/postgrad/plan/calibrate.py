@@ -28,7 +28,7 @@ from postgrad.recipe.recipe import Recipe
 LEAST = 3  # steps after those that warm up: of fewer, a median says little
 WARM_UP = 1  # steps of a run in which kernels are chosen and memory is first taken
 
-Metrics = Mapping[str, Any]  # a line of metrics.jsonl
+MetricsLine = Mapping[str, Any]  # a line of metrics.jsonl
 
 
 def calibrate(run_dir: Path, console: Console) -> dict[str, Any]:
@@ -76,21 +76,21 @@ def _hardware(machine: Machine, run_dir: Path) -> Hardware:
     return with_threads(hardware, machine.threads or None)
 
 
-def warm(lines: Sequence[Metrics], recipe: Recipe) -> Sequence[Metrics]:
+def warm(lines: Sequence[MetricsLine], recipe: Recipe) -> Sequence[MetricsLine]:
     """The lines without the steps that warm up, and without those in which only a critic learns."""
     algorithm = recipe.algorithm
     alone = algorithm.critic_warmup_steps if isinstance(algorithm, Critic) else 0
     return lines[max(WARM_UP, alone) :]
 
 
-def median(lines: Sequence[Metrics], key: str) -> float | None:
+def median(lines: Sequence[MetricsLine], key: str) -> float | None:
     """The median over the lines that have the number; None where no line has it."""
     values = [line[key] for line in lines if line.get(key) is not None]
     return statistics.median(values) if values else None
 
 
 def learned(
-    planned: Outlook, lines: Sequence[Metrics], machine: Machine, run: str
+    planned: Outlook, lines: Sequence[MetricsLine], machine: Machine, run: str
 ) -> Iterator[Measured]:
     """A row for each phase that was measured. planned: without calibration."""
     shares = _shares(planned, lines)
@@ -113,7 +113,7 @@ def learned(
         )
 
 
-def _shares(planned: Outlook, lines: Sequence[Metrics]) -> dict[str, float]:
+def _shares(planned: Outlook, lines: Sequence[MetricsLine]) -> dict[str, float]:
     """By phase, measured tokens of a step over the foreseen ones, where runs count the tokens."""
     samples = Samples.of(planned.recipe, planned.geometry, planned.lengths)
     learners = sum(role.learner is not None for role in planned.roles)
@@ -127,7 +127,7 @@ def _shares(planned: Outlook, lines: Sequence[Metrics]) -> dict[str, float]:
     return {phase: share for phase, share in shares.items() if share > 0.0}
 
 
-def _sum(line: Metrics, ending: str) -> float:
+def _sum(line: MetricsLine, ending: str) -> float:
     return sum(value for key, value in line.items() if key.endswith(ending) and value is not None)
 
 
@@ -152,7 +152,7 @@ def _newest_plan(directory: RunDirectory) -> tuple[Machine, int]:
     return machine, plans[-1]["after_step"]
 
 
-def _lines(path: Path, after: int) -> list[Metrics]:
+def _lines(path: Path, after: int) -> list[MetricsLine]:
     """The metrics of the steps after step `after`, for which the plan holds."""
     try:
         return [line for line in read_steps(path) if line["step"] > after]

@@ -14,8 +14,8 @@ from postgrad.plan.activations import FLOAT32
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import Sharing
 
-Phase = Literal["load", "rollout", "score", "update", "save"]
-PHASES: tuple[Phase, ...] = get_args(Phase)
+MemoryPhase = Literal["load", "rollout", "score", "update", "save"]
+PHASES: tuple[MemoryPhase, ...] = get_args(MemoryPhase)
 
 FOUR_BITS = 4.127 / 8  # bytes a weight, NF4 with double quantization (arXiv:2305.14314)
 
@@ -26,15 +26,15 @@ class MemoryLine:
 
     role: str  # "policy", "engine", ...; "run": not of one role
     purpose: str  # "weights", "activations", "key-value cache"
-    bytes: Mapping[Phase, int]  # a phase that is missing takes none
+    bytes: Mapping[MemoryPhase, int]  # a phase that is missing takes none
 
 
-def awake(value: int) -> dict[Phase, int]:
+def awake(value: int) -> dict[MemoryPhase, int]:
     """Bytes that the engine takes while it samples, and from a publish until it rests."""
     return {"rollout": value, "save": value}
 
 
-def always(value: int) -> dict[Phase, int]:
+def always(value: int) -> dict[MemoryPhase, int]:
     """The same bytes in all phases."""
     return dict.fromkeys(PHASES, value)
 

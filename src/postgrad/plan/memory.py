@@ -15,7 +15,7 @@ from postgrad.plan.hardware import Device
 from postgrad.plan.held import (
     PHASES,
     MemoryLine,
-    Phase,
+    MemoryPhase,
     always,
     awake,
     gathered,
@@ -56,7 +56,7 @@ class Memory:
     lines: tuple[MemoryLine, ...]
     capacity: int  # bytes of the device
 
-    def at(self, phase: Phase) -> int:
+    def at(self, phase: MemoryPhase) -> int:
         """Bytes taken in a phase."""
         return sum(line.bytes.get(phase, 0) for line in self.lines)
 
@@ -69,7 +69,7 @@ class Memory:
             line for line in self.lines if line.role != VERIFIERS and line.purpose != FRAME
         )
 
-    def above_baseline(self, phase: Phase) -> int:
+    def above_baseline(self, phase: MemoryPhase) -> int:
         """Bytes of `own_lines` in a phase."""
         return sum(line.bytes.get(phase, 0) for line in self.own_lines)
 
@@ -81,7 +81,7 @@ class Memory:
         return held + self.peak_bytes - sum(framework)
 
     @property
-    def peak(self) -> Phase:
+    def peak(self) -> MemoryPhase:
         """The phase that takes most memory."""
         return max(PHASES, key=self.at)
 
@@ -97,7 +97,7 @@ class Memory:
 
     def to_json(self) -> dict[str, Any]:
         """Bytes by role, purpose and phase, and the sums."""
-        roles: dict[str, dict[str, Mapping[Phase, int]]] = {}
+        roles: dict[str, dict[str, Mapping[MemoryPhase, int]]] = {}
         for line in self.lines:
             roles.setdefault(line.role, {})[line.purpose] = dict(line.bytes)
         return {
@@ -154,8 +154,11 @@ def _passing(
         if role.learner is not None:
             summed = copies | {"gradients": gradients(role, b, sharing, cpu=passes.cpu)}
             learning[role.name] = summed | _divided(passes.learning(role), sharing)
-    phases: tuple[tuple[Phase, dict[str, Bytes]], ...] = (("score", reading), ("update", learning))
-    lines: dict[tuple[str, str], dict[Phase, int]] = {}
+    phases: tuple[tuple[MemoryPhase, dict[str, Bytes]], ...] = (
+        ("score", reading),
+        ("update", learning),
+    )
+    lines: dict[tuple[str, str], dict[MemoryPhase, int]] = {}
     for phase, by_role in phases:
         name, fullest = max(by_role.items(), key=lambda entry: sum(entry[1].values()))
         for purpose, count in fullest.items():
@@ -190,7 +193,7 @@ def _engine(
 
 def _engine_weights(
     recipe: Recipe, rollout: RolloutSettings, policy: PlannedRole, b: int, *, cpu: bool
-) -> Mapping[Phase, int]:
+) -> Mapping[MemoryPhase, int]:
     """Bytes of the engine's copy of the policy's weights. Where both are float32 in one process,
     the first publish replaces the copy by the policy's matrices (LocalEngine's `borrows`). What
     stays are matrices that products read side by side, and those that an adapter is merged into.
@@ -224,7 +227,7 @@ def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> It
     settings = recipe.checkpoint
     if settings.save_steps or settings.save_minutes or settings.best_metric:
         state = sum(state_bytes(role) for role in roles)
-        copies: dict[Phase, int] = {"rollout": state, "score": state, "save": state}
+        copies: dict[MemoryPhase, int] = {"rollout": state, "score": state, "save": state}
         if not recipe.trains_on_rollouts and passes.sizes.micro_tokens:
             copies["update"] = max(0, state - _not_yet(roles[0], passes, state / WRITTEN))
         yield MemoryLine("run", "copy of the state", copies)
@@ -241,7 +244,9 @@ def _not_yet(role: PlannedRole, passes: Passes, seconds: float) -> int:
     return FLOAT32 * role.trained + sum(learning.values()) - int(share * kept)
 
 
-def _kept_back(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> dict[Phase, int]:
+def _kept_back(
+    recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes
+) -> dict[MemoryPhase, int]:
     """Freed memory that the C library's allocator does not return to the system.
 
     It keeps blocks too small to have pages of their own, and seldom uses aligned ones again for

@@ -11,7 +11,7 @@ from postgrad.plan.held import PHASES
 from postgrad.plan.plan import Outlook, full_logits_bytes
 from postgrad.recipe.recipe import Recipe
 
-Rows = list[list[str]]
+TableRows = list[list[str]]
 LARGE = 4e9  # bytes of logits that are worth a note, though the run never holds them
 
 
@@ -39,11 +39,11 @@ class Page:
         )
         return f"{word}: {peak} at the peak ({outlook.memory.peak}) on {where}{long}"
 
-    def batch_rows(self) -> Rows:
+    def batch_rows(self) -> TableRows:
         """A row for each batch number: its name, the number, its unit and formula."""
         return batch_rows(self.outlook)
 
-    def memory_rows(self) -> Rows:
+    def memory_rows(self) -> TableRows:
         """A row for each line of memory, with gigabytes by phase, and a last row with the sums."""
         memory = self.outlook.memory
         rows = [
@@ -52,7 +52,7 @@ class Page:
         ]
         return [*rows, ["sum", "", *(_bytes(memory.at(phase)) for phase in PHASES)]]
 
-    def time_rows(self) -> Rows:
+    def time_rows(self) -> TableRows:
         """Seconds of a step by phase, with their share."""
         timing = self.outlook.timing
         step_seconds = timing.step_seconds or 1.0
@@ -123,7 +123,7 @@ class Page:
         }
 
 
-def advice_rows(advice: Sequence[Advice]) -> Rows:
+def advice_rows(advice: Sequence[Advice]) -> TableRows:
     """A row for each advice: its number, the change, the effect."""
     return [[str(n), entry.change, entry.effect] for n, entry in enumerate(advice, 1)]
 

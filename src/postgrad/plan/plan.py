@@ -10,7 +10,7 @@ from postgrad.plan.activations import FLOAT32
 from postgrad.plan.auto import AutoSizes
 from postgrad.plan.calibration import Measured, factors, machine_of
 from postgrad.plan.hardware import Efficiency, Hardware, efficiency_of
-from postgrad.plan.held import Phase
+from postgrad.plan.held import MemoryPhase
 from postgrad.plan.lengths import RowLengths, longest
 from postgrad.plan.memory import Memory, engine_width, memory
 from postgrad.plan.roles import Find, PlannedRole, planned_roles
@@ -33,7 +33,7 @@ PHASE_OF: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "reward": _SUPERVISED,
     "preference": _SUPERVISED,
 }
-MEMORY_OF: Mapping[str, tuple[Phase, ...]] = {
+MEMORY_OF: Mapping[str, tuple[MemoryPhase, ...]] = {
     "load": ("load",),
     "sample": ("rollout",),
     "train/columns": ("score",),

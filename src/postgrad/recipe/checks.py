@@ -10,21 +10,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from postgrad.algorithms.base import RolloutAlgorithm
-from postgrad.algorithms.behaviour_correction import BehaviourCorrection
-from postgrad.core.batch import RolloutBatchSettings
 from postgrad.core.geometry import derive
 from postgrad.models.settings import ModelSettings
 from postgrad.recipe.hub_sources import revision_problems
 from postgrad.recipe.lines import KeyPath, RecipeProblem
-from postgrad.recipe.placement import engine_problems, placement_problems, rank_problems
-from postgrad.recipe.scored import reward_problems
+from postgrad.recipe.placement import placement_problems, rank_problems
 from postgrad.recipe.settings import (
-    AnsweringSections,
     ComparingSections,
     ReferenceSettings,
     Sections,
 )
-from postgrad.rollout.settings import TOTAL, RolloutSettings
 
 LOWER_IS_BETTER = ("/loss", "/perplexity")  # ends of the names of such metrics
 
@@ -49,8 +44,8 @@ def common(recipe: Sections, job: str) -> Iterator[RecipeProblem]:
 
 def comparing(recipe: ComparingSections) -> Iterator[RecipeProblem]:
     """Problems of jobs on pairs."""
-    yield from _token_budget(recipe, "a pair of sequences")
-    yield from _evaluation_lengths(recipe)
+    yield from token_budget(recipe, "a pair of sequences")
+    yield from evaluation_lengths(recipe)
 
 
 def fixed_reference(reference: ReferenceSettings) -> Iterator[RecipeProblem]:
@@ -63,7 +58,7 @@ def fixed_reference(reference: ReferenceSettings) -> Iterator[RecipeProblem]:
         )
 
 
-def _token_budget(recipe: Sections, contents: str) -> Iterator[RecipeProblem]:
+def token_budget(recipe: Sections, contents: str) -> Iterator[RecipeProblem]:
     """A stated budget too small for the longest sample. contents: of one forward, in words."""
     budget, needed = recipe.batch.stated_tokens, recipe.min_micro_tokens
     if budget is not None and budget < needed:
@@ -108,58 +103,7 @@ def _evaluation(recipe: Sections) -> Iterator[RecipeProblem]:
             )
 
 
-def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
-    """Problems of jobs whose policy answers questions."""
-    yield from _token_budget(recipe, "a sequence")
-    yield from reward_problems(recipe)
-    yield from engine_problems(recipe)
-    settings = recipe.eval
-    if not settings.sets:
-        return
-    yield from _held_out(recipe)
-    if not recipe.samples_answers:
-        return
-    names = recipe.reward_components
-    new = settings.max_new_tokens or recipe.rollout.max_new_tokens
-    for number, eval_set in enumerate(settings.sets):
-        if new >= eval_set.max_len:
-            yield (
-                ("eval", "sets", number, "max_len"),
-                f"max_new_tokens = {new} leaves no room for a prompt in {eval_set.max_len} tokens",
-            )
-    if settings.component is not None and names and settings.component not in names:
-        yield (
-            ("eval", "component"),
-            f"no reward is called {settings.component!r}; known: {', '.join(names)}",
-        )
-
-
-def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
-    """An evaluation by loss where there is none, and keys of [eval] that it would not read."""
-    settings = recipe.eval
-    if settings.loss and recipe.trains_on_rollouts:
-        yield ("eval", "loss"), "is of SFT jobs: an RL job has no answers to take the loss of"
-    if recipe.measures_loss:
-        yield from _evaluation_lengths(recipe)
-    if recipe.samples_answers:
-        return
-    kind = type(settings)
-    for key in ("n_samples", "pass_at", "greedy", "component", "correct_at", "max_new_tokens"):
-        if getattr(settings, key) != kind.model_fields[key].default:
-            yield (
-                ("eval", key),
-                "is of sampled answers, and nothing says which are right: give [[rewards]] with a "
-                "type, or leave this out for the loss alone",
-            )
-    for number, eval_set in enumerate(settings.sets):
-        if eval_set.by is not None:
-            yield (
-                ("eval", "sets", number, "by"),
-                "divides the rates of sampled answers: for losses give each part a set of its own",
-            )
-
-
-def _evaluation_lengths(recipe: Sections) -> Iterator[RecipeProblem]:
+def evaluation_lengths(recipe: Sections) -> Iterator[RecipeProblem]:
     """Held-out sequences too long for the learner, which computes each of them in one forward."""
     for number, eval_set in enumerate(recipe.eval.sets):
         if eval_set.max_len > recipe.data.max_len:
@@ -168,74 +112,6 @@ def _evaluation_lengths(recipe: Sections) -> Iterator[RecipeProblem]:
                 f"{eval_set.max_len} tokens are more than data.max_len = {recipe.data.max_len}, "
                 "for which the learner is sized: raise that",
             )
-
-
-def sampling(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
-    """[rollout] and [[rewards]] of a job that learns from what it samples."""
-    if recipe.reward_components == []:
-        yield ("rewards",), "nothing scores the samples: give at least one [[rewards]] with a type"
-    rollout, data = recipe.rollout, recipe.data
-    if rollout.max_new_tokens >= data.max_len:
-        yield (
-            ("rollout", "max_new_tokens"),
-            f"{rollout.max_new_tokens} leaves no room for a prompt in data.max_len = "
-            f"{data.max_len} tokens, which count prompt and response",
-        )
-    if rollout.temperature == 0.0:
-        yield (
-            ("rollout", "temperature"),
-            "greedy samples of a prompt are all the same: there is nothing to learn from",
-        )
-    if rollout.source == "replay" and rollout.replay_path is None:
-        yield (
-            ("rollout", "replay_path"),
-            'source = "replay" needs the run directory whose samples are read',
-        )
-    if rollout.source == "live" and rollout.replay_path is not None:
-        yield ("rollout", "replay_path"), 'is read only where source = "replay"'
-    yield from _replay(rollout)
-    yield from _filter(recipe)
-
-
-def group_size(algorithm: RolloutAlgorithm, batch: RolloutBatchSettings) -> Iterator[RecipeProblem]:
-    """Fewer samples of a prompt than the algorithm's baseline compares."""
-    least, n = algorithm.min_group_size, batch.n_samples_per_prompt
-    if n < least:
-        yield (
-            ("batch", "n_samples_per_prompt"),
-            f"{n} is too few for a baseline among a prompt's samples: at least {least}",
-        )
-
-
-def _replay(rollout: RolloutSettings) -> Iterator[RecipeProblem]:
-    """Keys that choose which prompts are sampled, in a replay that samples none."""
-    if rollout.source != "replay":
-        return
-    for key in ("dynamic_sampling", "curriculum"):
-        if getattr(rollout, key) != type(rollout).model_fields[key].default:
-            yield (
-                ("rollout", key),
-                "samples nothing in a replay, which takes the groups that the recorded run kept: "
-                'leave this out, or take source = "live"',
-            )
-
-
-def _filter(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
-    """A `filter_on`, of dynamic sampling and a curriculum, that names no reward of the recipe."""
-    component, names = recipe.rollout.filter_on, recipe.reward_components
-    if component is None or not names:
-        return
-    place = ("rollout", "filter_on")
-    if component != TOTAL and component not in names:
-        yield (
-            place,
-            f"no reward is called {component!r}; known: {', '.join([*names, TOTAL])}",
-        )
-    if component == TOTAL and TOTAL in names:
-        yield (
-            place,
-            f"{TOTAL!r} is the whole reward, and one of [[rewards]] too: `name` it otherwise",
-        )
 
 
 def _following(reference: ReferenceSettings) -> KeyPath:
@@ -262,20 +138,6 @@ def moving_reference(
         yield (
             ("reference", "model", "path"),
             f"{path!r} cannot follow the policy, which is {policy.path!r}: leave it out",
-        )
-
-
-def correction(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iterator[RecipeProblem]:
-    """Importance weights of samples that were drawn from a truncated distribution."""
-    if not isinstance(algorithm, BehaviourCorrection) or algorithm.correction_with_filters:
-        return
-    filters = {"top_p": rollout.top_p < 1.0, "top_k": rollout.top_k, "min_p": rollout.min_p}
-    if algorithm.correction not in ("off", "metrics") and any(filters.values()):
-        stated = " and ".join(f"rollout.{name}" for name, on in filters.items() if on)
-        yield (
-            ("algorithm", "correction"),
-            f"with {stated} samples come from another distribution than the policy's, which biases "
-            "importance weights: sample without, or say correction_with_filters = true",
         )
 
 

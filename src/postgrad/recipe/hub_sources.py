@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from postgrad.core.hub import Kind, at_revision
+from postgrad.core.hub import RepoKind, at_revision
 from postgrad.data.rows import on_hub
 from postgrad.data.settings import RowSettings
 from postgrad.models.settings import looks_local
@@ -20,7 +20,7 @@ class RecipeSource:
     """One model or dataset that a recipe names."""
 
     place: KeyPath  # of its table in the resolved recipe: ("data", "sets", 0)
-    kind: Kind
+    kind: RepoKind
     path: str  # a hub id, a file or a directory
     revision: str | None  # branch, tag or commit on the hub
     hub: bool  # whether `path` is a hub id
@@ -85,7 +85,7 @@ def pinned(recipe: _SectionsT, commits: Mapping[KeyPath, str]) -> _SectionsT:
     return type(recipe).model_validate_json(json.dumps(tables), strict=True)
 
 
-def _tables(recipe: dict[str, Any]) -> Iterator[tuple[Kind, dict[str, Any]]]:
+def _tables(recipe: dict[str, Any]) -> Iterator[tuple[RepoKind, dict[str, Any]]]:
     """The tables of a resolved recipe that name a model or a dataset."""
     yield "model", recipe["model"]
     for role in ("reference", "critic", "reward_model"):

@@ -21,7 +21,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.settings import Settings
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
-from postgrad.recipe import checks
+from postgrad.recipe import answering, checks
 from postgrad.recipe.lines import KeyPath, RecipeProblem
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.resolve import resolve
@@ -133,7 +133,7 @@ class SFTRecipe(_Recipe, AnsweringSections):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        raise_problems("recipe", [*checks.common(self, self.job), *checks.answering(self)])
+        raise_problems("recipe", [*checks.common(self, self.job), *answering.answering(self)])
         return self
 
     @property
@@ -163,11 +163,11 @@ class RLRecipe(_Recipe, AnsweringSections):
     def _check(self) -> Self:
         problems = [
             *checks.common(self, self.job),
-            *checks.answering(self),
-            *checks.sampling(self),
-            *checks.correction(self.algorithm, self.rollout),
+            *answering.answering(self),
+            *answering.sampling(self),
+            *answering.correction(self.algorithm, self.rollout),
             *checks.moving_reference(self.reference, self.model, self.algorithm),
-            *checks.group_size(self.algorithm, self.batch),
+            *answering.group_size(self.algorithm, self.batch),
         ]
         raise_problems("recipe", problems)
         return self

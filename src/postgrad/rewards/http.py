@@ -27,7 +27,7 @@ _BUSY = (408, 409, 425, 429)  # and 5xx: worth another try
 _REQUESTS_FAULT = (400, 413, 422)  # the request is to blame, not the server
 _EXCERPT = 300  # characters of an error's body that people see
 
-Reply = TypeVar("Reply")
+Parsed = TypeVar("Parsed")
 
 
 class ServerError(Exception):
@@ -96,8 +96,8 @@ class Servers:
     final_codes: frozenset[str] = frozenset()  # {"error": {"code": ...}}: the request is to blame
 
     def ask(
-        self, path: str, body: Mapping[str, Any] | None, read: Callable[[bytes], Reply]
-    ) -> Reply:
+        self, path: str, body: Mapping[str, Any] | None, read: Callable[[bytes], Parsed]
+    ) -> Parsed:
         """The first reply that `read` accepts, as `read` returns it. body: None for a GET.
 
         read: raises ServerError for a malformed reply; then only the other servers are asked again.
@@ -147,7 +147,7 @@ class _Asking:
     tried: dict[str, int] = field(default_factory=dict[str, int])  # url -> tries so far
     asked_wait: dict[str, float] = field(default_factory=dict[str, float])  # url -> Retry-After
 
-    def reply(self, read: Callable[[bytes], Reply]) -> Reply:
+    def reply(self, read: Callable[[bytes], Parsed]) -> Parsed:
         servers = self.servers
         began = time.monotonic()
         deadline = began + servers.deadline if servers.deadline is not None else None
@@ -176,7 +176,7 @@ class _Asking:
         tries = f"{number} {'try' if number == 1 else 'tries'}"
         raise ServerError(f"{last} ({tries}{ending})", counts=last.counts)
 
-    def _once(self, url: str, deadline: float | None, read: Callable[[bytes], Reply]) -> Reply:
+    def _once(self, url: str, deadline: float | None, read: Callable[[bytes], Parsed]) -> Parsed:
         """One try, whose outcome the breaker records."""
         self.tried[url] = self.tried.get(url, 0) + 1
         timeout = self.servers.timeout

@@ -17,7 +17,7 @@ from postgrad.rewards.call import Scored, ScoringFailed, call, describe
 from postgrad.rewards.registry import build
 from postgrad.rewards.verifier import PromptView, RolloutView, Verifier
 
-Scorer = Callable[[PromptView, RolloutView | None], Scored]
+ScoreCall = Callable[[PromptView, RolloutView | None], Scored]
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
         verifiers = [build(reward) for reward in rewards]
         for verifier in verifiers:
             verifier.prepare()
-        scorers: list[Scorer] = [partial(call, verifier) for verifier in verifiers]
+        scorers: list[ScoreCall] = [partial(call, verifier) for verifier in verifiers]
         if enclosure is not None:
             scorers = sandboxed_scorers(enclosure, verifiers, rewards)
     except UsageError as error:
@@ -54,7 +54,7 @@ def main() -> None:
             write(answers, answer(key, scorers[component], prompts[prompt], view))
 
 
-def answer(key: int, score: Scorer, prompt: PromptView, rollout: RolloutView | None) -> bytes:
+def answer(key: int, score: ScoreCall, prompt: PromptView, rollout: RolloutView | None) -> bytes:
     """Scores one job. Returns the line that reports how it ended (protocol.py)."""
     try:
         value, detail = score(prompt, rollout)

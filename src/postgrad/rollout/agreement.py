@@ -3,21 +3,20 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError
+from postgrad.core.records import Logprobs
 
 # The most that engines with the same weights may differ: mean over a probe's tokens, in nats.
 AGREEMENT = {"float32": 1e-4, "bfloat16": 5e-3}
-Floats = NDArray[np.float32]
 
 
-def distance(first: Sequence[Floats], second: Sequence[Floats]) -> float:
+def distance(first: Sequence[Logprobs], second: Sequence[Logprobs]) -> float:
     """Mean absolute difference of two lists of logprobs of the same tokens, in nats."""
     return float(np.abs(np.concatenate(first) - np.concatenate(second)).mean())
 
 
-def agreed(logprobs: Sequence[list[Floats]], dtype: str, title: str) -> list[Floats]:
+def agreed(logprobs: Sequence[list[Logprobs]], dtype: str, title: str) -> list[Logprobs]:
     """The logprobs of the first engine, once all others are found to agree with them.
 
     logprobs: for each engine those of the same sequences. dtype: what they compute in. title: what

@@ -16,7 +16,7 @@ from postgrad.plan.calibrate import median, warm
 from postgrad.plan.calibration import calibration_file, chosen, machine_of, read
 from postgrad.plan.hardware import Hardware, this_cpu, this_machine, with_threads
 from postgrad.plan.lengths import row_lengths
-from postgrad.plan.page import Page
+from postgrad.plan.page import Page, TableRows
 from postgrad.plan.plan import (
     PHASE_OF,
     Facts,
@@ -28,7 +28,6 @@ from postgrad.plan.plan import (
 )
 from postgrad.recipe.recipe import Recipe
 
-Rows = list[list[str]]
 COLUMNS = ("", "foreseen s", "measured s", "foreseen GB", "measured GB")  # of `rows`
 
 
@@ -156,7 +155,7 @@ def _add(directory: RunDirectory, entry: Mapping[str, Any], after: int) -> None:
     directory.write_plans(before)
 
 
-def rows(beside: Mapping[str, Mapping[str, float]]) -> Rows:
+def rows(beside: Mapping[str, Mapping[str, float]]) -> TableRows:
     """The table of `Foreseen.beside` with the head `COLUMNS`: seconds of a step, and gigabytes."""
 
     def cell(of: Mapping[str, float], key: str) -> str:

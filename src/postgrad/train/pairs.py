@@ -229,9 +229,9 @@ def preference(
 def _evaluator(run: Run, recipe: Comparing, tokenizer: object) -> PairEvaluator | None:
     if not recipe.eval.sets:
         return None
-    found = PairEvaluator(recipe.eval, tokenizer)
-    rows.show_rows(run, found.accounts, "evaluation")
-    return found
+    evaluator = PairEvaluator(recipe.eval, tokenizer)
+    rows.show_rows(run, evaluator.accounts, "evaluation")
+    return evaluator
 
 
 def _read_by_reference(

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
+from postgrad.core.records import Logprobs, Sequences
 from postgrad.learner.protocols import PolicyRole
 from postgrad.observe.sentinels.publish import probed
-from postgrad.rollout.agreement import Floats
 from postgrad.rollout.engine import Engine
 
 PROBES = 4  # sequences that are scored twice after each publish
@@ -53,7 +52,7 @@ class Publisher:
         learner = self._policy.logprobs(_scored_everywhere(self._probe)).result()
         return probed(before, self._before, list(learner))
 
-    def _engines(self) -> list[Floats]:
+    def _engines(self) -> list[Logprobs]:
         return self._engine.logprobs(self._probe, self._policy.temperature)
 
 

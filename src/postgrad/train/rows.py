@@ -24,18 +24,18 @@ from postgrad.train.run import Run
 
 def held_out(recipe: Recipe) -> overlap.HeldOut:
     """The questions of all evaluation sets: none of them may be trained on."""
-    sets = [one.data for one in recipe.eval.sets]
+    sets = [eval_set.data for eval_set in recipe.eval.sets]
     return overlap.held_out(sets, recipe.data.decontaminate_ngram)
 
 
 def evaluator(run: Run, recipe: Answering, tokenizer: object, scorer: Scorer) -> Evaluator:
     """Of a policy that answers; its rows are shown and checked."""
-    found = Evaluator(recipe, tokenizer, scorer)
-    show_rows(run, [prompts.account for _, prompts in found.sets], "evaluation")
-    for _, prompts in found.sets:
-        check_rows(recipe, prompts)
-        check_answers(scorer, prompts.all())
-    return found
+    of_policy = Evaluator(recipe, tokenizer, scorer)
+    show_rows(run, [drawn.account for _, drawn in of_policy.sets], "evaluation")
+    for _, drawn in of_policy.sets:
+        check_rows(recipe, drawn)
+        check_answers(scorer, drawn.all())
+    return of_policy
 
 
 def restore(learner: Learns, checkpoint: Checkpoint | None) -> None:
@@ -44,20 +44,20 @@ def restore(learner: Learns, checkpoint: Checkpoint | None) -> None:
         learner.load(checkpoint.tensors)
 
 
-def show_rows(run: Run, accounts: Sequence[RowAccount], what: str = "training") -> None:
+def show_rows(run: Run, accounts: Sequence[RowAccount], purpose: str = "training") -> None:
     """One table that accounts for every row, and an event for each dataset."""
-    title = f"rows of the {what} data"
+    title = f"rows of the {purpose} data"
     print_rows(run.console, accounts, title)
-    for one in accounts:
-        run.logs.event("data", title, **one.to_json())
+    for dataset in accounts:
+        run.logs.event("data", title, **dataset.to_json())
 
 
 def print_rows(console: Console, accounts: Sequence[RowAccount], title: str) -> None:
     """The table, and below it where to look and what else to know."""
     console.table(title, *account.table(accounts))
-    for one in accounts:
-        if remarks := one.remarks():
-            console.note("\n".join([one.name, *remarks]))
+    for dataset in accounts:
+        if remarks := dataset.remarks():
+            console.note("\n".join([dataset.name, *remarks]))
 
 
 def conversations(recipe: SFTRecipe, tokenizer: Any) -> Draws[Conversation]:

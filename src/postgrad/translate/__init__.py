@@ -1,1 +1,1 @@
-""""""
+"""`postgrad translate`: recipes from the commands of other systems."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from helpers.made_run import GROUP, add_step, made_run, sample
-from postgrad.observe.report.run import Message, RunReader, expected_steps
+from postgrad.observe.report.run import PageMessage, RunReader, expected_steps
 from postgrad.observe.report.selection import Cap
 from postgrad.observe.sinks import Logs
 
@@ -16,11 +16,11 @@ def read(path: Path, **more: Any) -> RunReader:
     return RunReader(path, 0, Cap(), **more)
 
 
-def of(messages: list[Message], kind: str) -> list[Message]:
+def of(messages: list[PageMessage], kind: str) -> list[PageMessage]:
     return [message for message in messages if message["kind"] == kind]
 
 
-def rows(messages: list[Message]) -> list[dict[str, Any]]:
+def rows(messages: list[PageMessage]) -> list[dict[str, Any]]:
     groups = [group for message in of(messages, "groups") for group in message["groups"]]
     return [row for group in groups for row in group["samples"]]
 

@@ -13,7 +13,7 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.models.fresh import make_fresh
 from postgrad.models.save import directory_hash
 from postgrad.models.settings import ModelInit, TokenizerInit
-from postgrad.tools.serve.scoring import load_reward_model
+from postgrad.tools.serve.batcher import load_reward_model
 
 
 def sequences_of(lengths, vocabulary, seed=0):

@@ -16,7 +16,7 @@ from postgrad.observe.report.samples import Pieces, body, group_row, pieces_of, 
 from postgrad.observe.report.selection import Cap, Group, SampleSelection, heads
 from postgrad.observe.run_dir import PLAN, RECIPE, SUMMARY
 
-Message = dict[str, Any]
+PageMessage = dict[str, Any]
 WHOLE = (RECIPE, SUMMARY, PLAN)  # files that are replaced, not appended to
 LOGS = {"metrics": "metrics.jsonl", "evaluations": "eval.jsonl", "events": "events.jsonl"}
 SAMPLES = "samples.jsonl"
@@ -47,9 +47,9 @@ class RunReader:
         self._expected_steps = expected_steps
         self._begin()
 
-    def poll(self) -> list[Message]:
+    def poll(self) -> list[PageMessage]:
         """The messages since the last call."""
-        messages: list[Message] = []
+        messages: list[PageMessage] = []
         if any(log.rewritten() for log in (*self._logs.values(), self._samples)):
             self._begin()
             messages.append({"kind": "reset"})
@@ -87,7 +87,7 @@ class RunReader:
         self._signature: tuple[Any, ...] = ()
         self._pieces: Pieces | None = None
 
-    def _whole_files(self) -> Iterator[Message]:
+    def _whole_files(self) -> Iterator[PageMessage]:
         signature = tuple(_signature(self.path / name) for name in WHOLE)
         if signature == self._signature:
             return
@@ -108,7 +108,7 @@ class RunReader:
         if not recipe_file:
             yield _trouble(RECIPE, "there is none, or it cannot be read", [])
 
-    def _lines(self, kind: str, log: Followed) -> Iterator[Message]:
+    def _lines(self, kind: str, log: Followed) -> Iterator[PageMessage]:
         unreadable: list[int] = []
         readable: list[dict[str, Any]] = []
         for start, line in log.lines():
@@ -122,7 +122,7 @@ class RunReader:
         if unreadable:
             yield _trouble(log.path.name, "lines are no JSON objects", unreadable)
 
-    def _groups(self) -> Iterator[Message]:
+    def _groups(self) -> Iterator[PageMessage]:
         unreadable: list[int] = []
         before = self._selection.seen
         chosen = self._selection.take(heads(self._samples.lines(), unreadable))
@@ -160,12 +160,12 @@ def _newest(plan: dict[str, Any] | None) -> Any:
     return entries[-1] if isinstance(entries, list) and entries else None
 
 
-def _batched(rows: list[dict[str, Any]]) -> Iterator[Message]:
+def _batched(rows: list[dict[str, Any]]) -> Iterator[PageMessage]:
     for start in range(0, len(rows), GROUPS_A_MESSAGE):
         yield {"kind": "groups", "groups": rows[start : start + GROUPS_A_MESSAGE]}
 
 
-def _trouble(name: str, problem: str, places: list[int]) -> Message:
+def _trouble(name: str, problem: str, places: list[int]) -> PageMessage:
     at = f": {len(places)}, the first at byte {places[0]}" if places else ""
     return {"kind": "trouble", "message": f"{name}: {problem}{at}"}
 

@@ -18,7 +18,7 @@ from postgrad.observe.run_dir import TOKENIZER
 
 UNKNOWN = "�"  # what bytes that are not UTF-8 decode to
 
-Json = dict[str, Any]
+JsonObject = dict[str, Any]
 LOGPROB_UNIT = 1e-3
 DIFFERENCE_UNIT = 1e-5
 ADVANTAGE_DIGITS = 5  # significant
@@ -92,7 +92,7 @@ def tokenizer_files(model: Any) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
-def group_row(lines: Sequence[tuple[int, Json]]) -> Json:
+def group_row(lines: Sequence[tuple[int, JsonObject]]) -> JsonObject:
     """The row of a group: what its samples share, and a row for each. lines: (number, line)."""
     first = lines[0][1]
     shared = ("step", "ticket", "dataset", "row", "question", "answer", "filtered")
@@ -102,8 +102,8 @@ def group_row(lines: Sequence[tuple[int, Json]]) -> Json:
     }
 
 
-def _row(number: int, line: Json) -> Json:
-    row: Json = {
+def _row(number: int, line: JsonObject) -> JsonObject:
+    row: JsonObject = {
         "id": number,
         "sample": line.get("sample"),
         "text": line.get("text"),
@@ -123,14 +123,14 @@ def _row(number: int, line: Json) -> Json:
     return row
 
 
-def body(line: Json, pieces: Pieces | None) -> Json:
+def body(line: JsonObject, pieces: Pieces | None) -> JsonObject:
     """What a page shows of an opened sample beside its row.
 
     Token lists have one value for each response token; a list of equal values is that one value.
     pieces: None without a tokenizer; then turns have their text, not that of each token.
     """
     prompt = _list(line, "prompt_token_ids")
-    fields: Json = {
+    fields: JsonObject = {
         "prompt": prompt,
         "turns": [_turn(turn, pieces) for turn in _turns(line)],
         "advantages": _same([_short(value) for value in _list(line, "advantages")]),
@@ -144,7 +144,7 @@ def body(line: Json, pieces: Pieces | None) -> Json:
     return fields
 
 
-def vocabulary(bodies: Sequence[Json], pieces: Pieces | None) -> dict[int, str]:
+def vocabulary(bodies: Sequence[JsonObject], pieces: Pieces | None) -> dict[int, str]:
     """Token id -> text of all tokens in `bodies`; {} without a tokenizer."""
     if pieces is None:
         return {}
@@ -156,11 +156,11 @@ def vocabulary(bodies: Sequence[Json], pieces: Pieces | None) -> dict[int, str]:
     return {token: pieces.text(token) for token in sorted(used)}
 
 
-def _turn(turn: Json, pieces: Pieces | None) -> Json:
+def _turn(turn: JsonObject, pieces: Pieces | None) -> JsonObject:
     ids = _list(turn, "token_ids")
     sampled = _list(turn, "logprobs")
     learned = _list(turn, "learner_logprobs")
-    fields: Json = {"author": turn.get("author"), "ids": ids, "logprobs": _scaled(sampled)}
+    fields: JsonObject = {"author": turn.get("author"), "ids": ids, "logprobs": _scaled(sampled)}
     if len(learned) == len(sampled):
         pairs = zip(learned, sampled, strict=True)
         fields["differences"] = [_units(_minus(a, b), DIFFERENCE_UNIT) for a, b in pairs]
@@ -171,9 +171,9 @@ def _turn(turn: Json, pieces: Pieces | None) -> Json:
     return fields
 
 
-def _turns(line: Json) -> list[Json]:
+def _turns(line: JsonObject) -> list[JsonObject]:
     # The line may come from elsewhere, so any value may be in it.
-    return [cast(Json, turn) for turn in _list(line, "turns") if isinstance(turn, dict)]
+    return [cast(JsonObject, turn) for turn in _list(line, "turns") if isinstance(turn, dict)]
 
 
 def _list(line: Mapping[str, Any], key: str) -> list[Any]:

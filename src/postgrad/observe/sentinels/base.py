@@ -18,7 +18,7 @@ from postgrad.core.settings import Settings
 
 Action = Literal["off", "observe", "warn", "stop"]
 Seen = Mapping[str, float]  # metric -> value, of a step or of an evaluation
-Memory = Mapping[str, Any]  # JSON that a sentinel remembers
+SentinelMemory = Mapping[str, Any]  # JSON that a sentinel remembers
 
 
 class SentinelStop(RunError):
@@ -44,7 +44,7 @@ class Acting(Settings):
 class Look:
     """The result of a sentinel's look at the newest metrics."""
 
-    after: Memory  # what it remembers from now on
+    after: SentinelMemory  # what it remembers from now on
     value: float | None = None  # compared with its limit: metric sentinel/NAME; None: no new metric
     message: str | None = None  # what is wrong and what to do; None: nothing
 
@@ -64,7 +64,7 @@ class Sentinel(Acting):
     remembers: ClassVar[Any] = InARow
 
     @abstractmethod
-    def look(self, seen: Seen, before: Memory) -> Look | None:
+    def look(self, seen: Seen, before: SentinelMemory) -> Look | None:
         """Checks the metrics `seen`; a pure function.
 
         before: `after` of the last look, {} at first. None where `seen` lacks the sentinel's
@@ -86,7 +86,7 @@ class Level(Sentinel):
     def tell(self, value: float, seen: Seen) -> str:
         """The message: what is wrong, the numbers, what to do."""
 
-    def look(self, seen: Seen, before: Memory) -> Look | None:
+    def look(self, seen: Seen, before: SentinelMemory) -> Look | None:
         value = self.value(seen)
         if value is None:
             return None
@@ -95,7 +95,7 @@ class Level(Sentinel):
         return Look({"row": row}, message=message)
 
 
-def in_a_row(before: Memory, over: bool, most: int) -> int:
+def in_a_row(before: SentinelMemory, over: bool, most: int) -> int:
     """How many looks in a row were over the limit, counted up to `most`."""
     return min(most, before.get("row", 0) + 1) if over else 0
 

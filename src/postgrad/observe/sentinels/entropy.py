@@ -8,7 +8,7 @@ from pydantic import Field
 
 from postgrad.checkpoint.schema import Strict
 from postgrad.core.records import RolloutBatch
-from postgrad.observe.sentinels.base import Look, Memory, Seen, Sentinel, mean, measured
+from postgrad.observe.sentinels.base import Look, Seen, Sentinel, SentinelMemory, mean, measured
 
 KEY, BEST = "sampled_entropy", "best_reward_fraction"
 MOST = 0.5  # a task that so many samples solve has no entropy left to keep
@@ -30,7 +30,7 @@ class Entropy(Sentinel):
     share: float = Field(default=0.1, gt=0.0, lt=1.0)
     steps: int = Field(default=5, ge=1, le=256)
 
-    def look(self, seen: Seen, before: Memory) -> Look | None:
+    def look(self, seen: Seen, before: SentinelMemory) -> Look | None:
         if not measured(seen, KEY, BEST):
             return None
         first, last = list(before.get("first", ())), list(before.get("last", ()))

@@ -4,7 +4,7 @@ import math
 from typing import Any, ClassVar
 
 from postgrad.checkpoint.schema import Count, Strict
-from postgrad.observe.sentinels.base import Look, Memory, Seen, Sentinel, measured
+from postgrad.observe.sentinels.base import Look, Seen, Sentinel, SentinelMemory, measured
 
 LOW, HIGH = "accuracy_low", "accuracy_high"
 
@@ -33,7 +33,7 @@ class Evaluation(Sentinel):
 
     remembers: ClassVar[Any] = Evaluations
 
-    def look(self, seen: Seen, before: Memory) -> Look | None:
+    def look(self, seen: Seen, before: SentinelMemory) -> Look | None:
         best: dict[str, Any] = dict(before.get("best", {}))
         earned, steps = before.get("earned", 0.0), before.get("steps", 0)
         ends = {

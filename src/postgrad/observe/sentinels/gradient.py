@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from postgrad.checkpoint.schema import Positive
-from postgrad.observe.sentinels.base import Look, Memory, Seen, Sentinel
+from postgrad.observe.sentinels.base import Look, Seen, Sentinel, SentinelMemory
 
 SUFFIX = "/grad_norm"
 
@@ -21,7 +21,7 @@ class Gradient(Sentinel):
     window: int = Field(default=32, ge=4, le=256)
     after: int = Field(default=16, ge=2)
 
-    def look(self, seen: Seen, before: Memory) -> Look | None:
+    def look(self, seen: Seen, before: SentinelMemory) -> Look | None:
         norms = {
             name.removesuffix(SUFFIX): value
             for name, value in seen.items()

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from postgrad.observe.sentinels.base import Look, Memory, Seen, Sentinel
+from postgrad.observe.sentinels.base import Look, Seen, Sentinel, SentinelMemory
 
 RL_ONLY = "response_length"  # preferences measure a KL over answers that the policy did not write
 REFERENCE = ("kl/token_mean", "policy/kl")
@@ -18,7 +18,7 @@ class KL(Sentinel):
     step: float = Field(default=0.5, gt=0.0)
     steps: int = Field(default=3, ge=1)
 
-    def look(self, seen: Seen, before: Memory) -> Look | None:
+    def look(self, seen: Seen, before: SentinelMemory) -> Look | None:
         if RL_ONLY not in seen:
             return None
         limits = {

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from postgrad.checkpoint.schema import Strict
-from postgrad.observe.sentinels.base import Look, Memory, Seen, Sentinel, mean, measured
+from postgrad.observe.sentinels.base import Look, Seen, Sentinel, SentinelMemory, mean, measured
 
 KEY, REWARD = "response_length", "reward"
 NOISE = 5  # steps over which lengths are averaged
@@ -27,7 +27,7 @@ class Length(Sentinel):
     factor: float = Field(default=2.0, gt=1.0)
     window: int = Field(default=50, ge=2 * NOISE, le=512)
 
-    def look(self, seen: Seen, before: Memory) -> Look | None:
+    def look(self, seen: Seen, before: SentinelMemory) -> Look | None:
         if not measured(seen, KEY, REWARD):
             return None
         lengths = [*before.get("lengths", ()), seen[KEY]][-self.window :]

@@ -4,9 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from postgrad.observe.sentinels.base import Look, Memory, Seen, Sentinel
+from postgrad.core.records import Logprobs
+from postgrad.observe.sentinels.base import Look, Seen, Sentinel, SentinelMemory
 
-Floats = NDArray[np.float32]
 DIFFERENCE, RATIO = "sentinel/prob_difference", "sentinel/ratio_excess"
 
 
@@ -19,7 +19,7 @@ class Mismatch(Sentinel):
     prob_difference: float = Field(default=0.01, gt=0.0)
     ratio_excess: float = Field(default=1.05, gt=1.0)
 
-    def look(self, seen: Seen, before: Memory) -> Look | None:
+    def look(self, seen: Seen, before: SentinelMemory) -> Look | None:
         if DIFFERENCE not in seen:
             return None
         difference, ratio = seen[DIFFERENCE], seen[RATIO]
@@ -34,7 +34,7 @@ class Mismatch(Sentinel):
         )
 
 
-def differences(learner: Floats, sampled: Floats, mask: NDArray[np.bool_]) -> dict[str, float]:
+def differences(learner: Logprobs, sampled: Logprobs, mask: NDArray[np.bool_]) -> dict[str, float]:
     """Mean |p - p'| and mean exp|log p - log p'| over the tokens [N] of `mask`, in float64; {}
     where there are none.
     """

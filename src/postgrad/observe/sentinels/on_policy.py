@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from postgrad.observe.sentinels.base import Look, Memory, Seen, Sentinel
+from postgrad.observe.sentinels.base import Look, Seen, Sentinel, SentinelMemory
 
 KEY = "sentinel/on_policy"
 LIMITS = {"float32": 1e-4, "bfloat16": 0.02}  # compute dtype -> what rounding alone gives
@@ -26,7 +26,7 @@ class OnPolicy(Sentinel):
         limit = self.limit if self.limit is not None else LIMITS.get(dtype, max(LIMITS.values()))
         return self.model_copy(update={"limit": limit})
 
-    def look(self, seen: Seen, before: Memory) -> Look | None:
+    def look(self, seen: Seen, before: SentinelMemory) -> Look | None:
         if KEY not in seen:
             return None
         value, limit = seen[KEY], self.limit or LIMITS["float32"]

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from postgrad.observe.sentinels.base import Action, Look, Memory, Seen, Sentinel
-from postgrad.rollout.agreement import Floats, distance
+from postgrad.core.records import Logprobs
+from postgrad.observe.sentinels.base import Action, Look, Seen, Sentinel, SentinelMemory
+from postgrad.rollout.agreement import distance
 
 DIFFERENCE, MOVED = "sentinel/publish_difference", "sentinel/policy_moved"
 
@@ -32,7 +33,7 @@ class Publish(Sentinel):
         noise = self.noise if self.noise is not None else NOISE.get(dtype, max(NOISE.values()))
         return self.model_copy(update={"noise": noise})
 
-    def look(self, seen: Seen, before: Memory) -> Look | None:
+    def look(self, seen: Seen, before: SentinelMemory) -> Look | None:
         if DIFFERENCE not in seen:
             return None
         difference, moved = seen[DIFFERENCE], seen[MOVED]
@@ -49,7 +50,7 @@ class Publish(Sentinel):
 
 
 def probed(
-    before: Sequence[Floats], engine: Sequence[Floats], learner: Sequence[Floats]
+    before: Sequence[Logprobs], engine: Sequence[Logprobs], learner: Sequence[Logprobs]
 ) -> dict[str, float]:
     """The metrics of a publish: how far engine and learner differ, and how far the policy moved.
 

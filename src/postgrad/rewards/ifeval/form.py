@@ -3,7 +3,7 @@
 import json
 import re
 
-from postgrad.rewards.ifeval.instruction import Count, Instruction, Text
+from postgrad.rewards.ifeval.instruction import Instruction, NonNegative, Text
 
 # Expressions that also match where nothing closes: each character is then looked at once, and a
 # response of a hundred thousand brackets takes no quadratic time.
@@ -18,7 +18,7 @@ _OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 class NumberPlaceholders(Instruction):
     """At least so many placeholders: `[...]` on one line."""
 
-    num_placeholders: Count
+    num_placeholders: NonNegative
 
     def follows(self, text: str) -> bool:
         closed = sum(closing == "]" for closing in _BRACKET.findall(text))
@@ -39,7 +39,7 @@ class Postscript(Instruction):
 class NumberBulletLists(Instruction):
     """Exactly so many bullets: lines that start with `-`, or with one `*` and something more."""
 
-    num_bullets: Count
+    num_bullets: NonNegative
 
     def follows(self, text: str) -> bool:
         return sum(map(_is_bullet, text.split("\n"))) == self.num_bullets
@@ -55,7 +55,7 @@ class ConstrainedResponse(Instruction):
 class NumberHighlightedSections(Instruction):
     """At least so many highlights: `*...*` or `**...**` on one line, not blank."""
 
-    num_highlights: Count
+    num_highlights: NonNegative
 
     def follows(self, text: str) -> bool:
         highlights = _EMPHASIS.findall(text) + _STRONG.findall(text)
@@ -66,7 +66,7 @@ class MultipleSections(Instruction):
     """At least so many sections, each started by the splitter and a number."""
 
     section_spliter: Text  # spelt so in the published data
-    num_sections: Count
+    num_sections: NonNegative
 
     def follows(self, text: str) -> bool:
         heads = re.findall(rf"{re.escape(self.section_spliter)}\s?\d", text)

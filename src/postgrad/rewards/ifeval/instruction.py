@@ -15,7 +15,7 @@ def _stripped(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_stripped)]
-Count = Annotated[int, Field(ge=0)]
+NonNegative = Annotated[int, Field(ge=0)]
 Relation = Literal["at least", "less than"]
 
 

@@ -4,7 +4,7 @@ import re
 
 from pydantic import Field, field_validator
 
-from postgrad.rewards.ifeval.instruction import Count, Instruction, Relation, Text, holds
+from postgrad.rewards.ifeval.instruction import Instruction, NonNegative, Relation, Text, holds
 
 
 class Existence(Instruction):
@@ -20,7 +20,7 @@ class Frequency(Instruction):
     """The keyword occurs at least, or less than, so often, in any case, also in longer words."""
 
     keyword: Text
-    frequency: Count
+    frequency: NonNegative
     relation: Relation
 
     def follows(self, text: str) -> bool:
@@ -40,7 +40,7 @@ class LetterFrequency(Instruction):
     """The letter, or any other character, occurs at least, or less than, so often, in any case."""
 
     letter: Text
-    let_frequency: Count
+    let_frequency: NonNegative
     let_relation: Relation
 
     @field_validator("letter")

@@ -5,7 +5,7 @@ import unicodedata
 
 from pydantic import Field, field_validator, model_validator
 
-from postgrad.rewards.ifeval.instruction import Count, Instruction, Relation, Text, holds
+from postgrad.rewards.ifeval.instruction import Instruction, NonNegative, Relation, Text, holds
 
 # A stop is a run of marks with what closes after it, before white space or the end. The mark of a
 # script without spaces ends its sentence at once. No run is entered in its middle: a text of dots
@@ -106,7 +106,7 @@ def words(text: str) -> list[str]:
 class NumberSentences(Instruction):
     """At least, or less than, so many sentences."""
 
-    num_sentences: Count
+    num_sentences: NonNegative
     relation: Relation
 
     def follows(self, text: str) -> bool:
@@ -116,7 +116,7 @@ class NumberSentences(Instruction):
 class NumberWords(Instruction):
     """At least, or less than, so many words: runs of letters, digits and underscores."""
 
-    num_words: Count
+    num_words: NonNegative
     relation: Relation
 
     def follows(self, text: str) -> bool:
@@ -126,7 +126,7 @@ class NumberWords(Instruction):
 class NumberParagraphs(Instruction):
     """Exactly so many paragraphs with `***` between them; a divider may also begin or end it."""
 
-    num_paragraphs: Count
+    num_paragraphs: NonNegative
 
     def follows(self, text: str) -> bool:
         blank = [not part.strip() for part in text.split(_DIVIDER)]

@@ -10,7 +10,7 @@ from pydantic import field_validator
 from postgrad.core.names import nearest
 from postgrad.core.text import composed
 from postgrad.rewards.ifeval.commonest import COMMONEST, LETTERS
-from postgrad.rewards.ifeval.instruction import Count, Instruction, Relation, Text, holds
+from postgrad.rewards.ifeval.instruction import Instruction, NonNegative, Relation, Text, holds
 
 # The first word of a letter's Unicode name, and the languages that are written with it. Where there
 # is one language, the script decides; else the commonest words do. The first language is what a
@@ -140,7 +140,7 @@ class Quotation(Instruction):
 class CapitalWordFrequency(Instruction):
     """At least, or less than, so many words in capitals; I and A are such words too."""
 
-    capital_frequency: Count
+    capital_frequency: NonNegative
     capital_relation: Relation
 
     def follows(self, text: str) -> bool:

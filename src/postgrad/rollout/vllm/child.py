@@ -25,8 +25,8 @@ from typing import Any, BinaryIO
 from postgrad.core.process import die_with_parent, take_pipes, write
 from postgrad.rollout.vllm.protocol import SampledTokens, Start, line
 
-Message = dict[str, Any]
-Inbox = SimpleQueue[Message | None]  # None: the controller has closed the pipe
+ControlMessage = dict[str, Any]
+Inbox = SimpleQueue[ControlMessage | None]  # None: the controller has closed the pipe
 TOGETHER = 4096  # least max_num_batched_tokens where prompts are not computed in chunks
 # The program of a process that waits until this one ends, however it ends, and removes its folder.
 TIDIES = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
@@ -109,7 +109,7 @@ class EngineServer:
         """Shut down vLLM's engine and its workers."""
         self._engine.engine_core.shutdown()
 
-    def _do(self, message: Message) -> None:
+    def _do(self, message: ControlMessage) -> None:
         action = message.pop("do")
         if action == "sample":
             self._sample(**message)
@@ -131,7 +131,7 @@ class EngineServer:
         }
 
     def _sample(
-        self, keys: list[int], seeds: list[int], prompt: list[int], sampling: Message
+        self, keys: list[int], seeds: list[int], prompt: list[int], sampling: ControlMessage
     ) -> None:
         """Add a request for each sample, each with its own seed, so that its tokens do not depend
         on the rest of the batch. The prompt is computed once (vLLM's prefix cache).
@@ -284,7 +284,7 @@ def _written(states: Mapping[str, Any], name: str) -> int:
     return 0
 
 
-def _waiting(inbox: Inbox, *, wait: bool) -> Iterator[Message | None]:
+def _waiting(inbox: Inbox, *, wait: bool) -> Iterator[ControlMessage | None]:
     """The messages that have arrived; with `wait`, at least one."""
     if wait:
         yield inbox.get()

@@ -1,1 +1,1 @@
-"""`postgrad chat`."""
+"""`postgrad chat`: a model answers in the terminal."""

@@ -1,1 +1,1 @@
-"""`postgrad dry-run`."""
+"""`postgrad dry-run`: what a recipe reads and scores, shown before it trains."""

@@ -30,7 +30,7 @@ EXAMPLES = 3  # answers that are shown for each component
 WIDTH = 200  # characters of one
 COMPARING = ("judge", "remote")  # verifiers beside those of users that ought to tell answers apart
 # (prompt, answer, its score, the score of an empty answer); NaN where the verifier failed
-Scored = tuple[Prompt, str, float, float]
+ScoredAnswer = tuple[Prompt, str, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Tried:
 
     name: str  # of the component, such as "math"
     sure: bool  # the verifier itself derives the right answer from the row, so 1.0 is expected
-    scored: Sequence[Scored]
+    scored: Sequence[ScoredAnswer]
 
     @property
     def right(self) -> int:
@@ -142,7 +142,7 @@ def _rollout(prompt: Prompt, sample: int, text: str, tokenizer: Any) -> Rollout:
 
 
 def _tried(name: str, reward: RewardSettings, groups: Sequence[ScoredGroup]) -> Tried:
-    scored: list[Scored] = []
+    scored: list[ScoredAnswer] = []
     sure = False
     for group in groups:
         answer = _answer(reward, group.prompt)
@@ -174,7 +174,7 @@ def _show(tried: Sequence[Tried], console: Console) -> None:
         console.table("answers without full score", ("reward", "row", "score", "answer"), rows)
 
 
-def _wrong(component: Tried) -> list[Scored]:
+def _wrong(component: Tried) -> list[ScoredAnswer]:
     return [scored for scored in component.scored if not scored[2] >= RIGHT]
 
 

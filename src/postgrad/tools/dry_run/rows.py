@@ -16,7 +16,7 @@ from postgrad.observe.console import Console
 
 SHOWN = 10
 LONGEST = 600  # characters of one span that are shown: of a longer one, its two ends
-Kind = Literal["read", "trained", "cut"]
+TokenKind = Literal["read", "trained", "cut"]
 STYLES = {  # by kind, and whether the token is a special one
     ("read", False): "dim",
     ("read", True): "dim cyan",
@@ -34,7 +34,7 @@ class TextSpan:
     """Consecutive tokens of one kind, decoded."""
 
     text: str
-    kind: Kind
+    kind: TokenKind
     special: bool  # they are special tokens, such as <|im_end|>
 
 
@@ -47,7 +47,7 @@ class ShownRow:
     sequences: tuple[tuple[str, tuple[TextSpan, ...]], ...]
 
 
-def spans_of(tokenizer: Any, ids: Ids, kinds: Sequence[Kind]) -> tuple[TextSpan, ...]:
+def spans_of(tokenizer: Any, ids: Ids, kinds: Sequence[TokenKind]) -> tuple[TextSpan, ...]:
     """Decodes tokens to spans of one kind each; special tokens are spans of their own.
 
     The text of a span is what it adds to the text before it: decoded alone, some tokenizers would
@@ -79,18 +79,20 @@ def _decode(tokenizer: Any, ids: Ids) -> str:
     )
 
 
-def kinds_of(ids: Ids, mask: NDArray[np.bool_] | None, uncut: Ids | None) -> tuple[Ids, list[Kind]]:
+def kinds_of(
+    ids: Ids, mask: NDArray[np.bool_] | None, uncut: Ids | None
+) -> tuple[Ids, list[TokenKind]]:
     """The token ids to show and the kind of each; with `uncut` the ids that were cut off too.
 
     mask: [T] which tokens bear loss; None where none does. uncut: the row's ids before it was cut,
     at its start or at its end; None where it was not.
     """
-    kinds: list[Kind] = ["read"] * len(ids)
+    kinds: list[TokenKind] = ["read"] * len(ids)
     if mask is not None:
         kinds = ["trained" if trained else "read" for trained in mask]
     if uncut is None or len(uncut) <= len(ids):
         return ids, kinds
-    cut: list[Kind] = ["cut"] * (len(uncut) - len(ids))
+    cut: list[TokenKind] = ["cut"] * (len(uncut) - len(ids))
     at_end = np.array_equal(uncut[: len(ids)], ids)
     return uncut, [*kinds, *cut] if at_end else [*cut, *kinds]
 

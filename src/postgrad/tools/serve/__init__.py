@@ -1,1 +1,1 @@
-"""`postgrad serve-reward`."""
+"""`postgrad serve-reward`: a reward model behind HTTP."""

@@ -27,7 +27,7 @@ _PATHS = ("/score", "/info", "/metrics", _OPEN)
 _LAST_CALL = 5.0  # seconds for a call of the model whose requests have all gone
 _GONE = 499  # the client did not wait for its answer
 
-Result = TypeVar("Result")
+Awaited = TypeVar("Awaited")
 
 
 class Pages:
@@ -199,7 +199,7 @@ def _hosts_of(scope: Scope) -> list[str]:
     return [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
 
 
-async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
+async def _unless_gone(request: Request, work: Awaitable[Awaited]) -> Awaited:
     """The result of `work`. Where the client disconnects first, cancels it and raises
     ClientDisconnect.
     """

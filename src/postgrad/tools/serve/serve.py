@@ -58,8 +58,8 @@ def _serve(
     from dataclasses import replace
 
     from postgrad.tools.serve.app import Pages
+    from postgrad.tools.serve.batcher import load_reward_model
     from postgrad.tools.serve.metrics import Metrics, total
-    from postgrad.tools.serve.scoring import load_reward_model
     from postgrad.tools.serve.server import Server
 
     model = load_reward_model(path, dtype, limits.batch_tokens)

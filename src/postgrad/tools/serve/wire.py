@@ -81,7 +81,7 @@ class Refusal(Exception):
         return {"error": {"code": self.code, "message": self.message}}
 
 
-class Message(BaseModel):
+class ChatMessage(BaseModel):
     """One turn of a conversation."""
 
     model_config = _STRICT
@@ -95,7 +95,7 @@ class Input(BaseModel):
 
     model_config = _STRICT
 
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     text: Annotated[str, Field(min_length=1)] | None = None
     token_ids: Annotated[list[int], Field(min_length=1)] | None = None
 
@@ -174,7 +174,7 @@ class Encoder:
             raise Refusal(422, "unknown_token", message)
         return np.array(ids, np.int32)
 
-    def _conversation(self, messages: Sequence[Message]) -> NDArray[np.int32]:
+    def _conversation(self, messages: Sequence[ChatMessage]) -> NDArray[np.int32]:
         if messages[-1].role != "assistant":
             raise Unmarkable("the last message is not the assistant's: there is nothing to score")
         turns = [{"role": turn.role, "content": turn.content} for turn in messages]

@@ -1,0 +1,226 @@
+"""Checks of recipes whose policy answers: sampling, evaluation by answers, and what scores them
+(verifiers, a reward model, the environment). Each yields (place in the recipe, what is wrong).
+"""
+
+from collections.abc import Iterator
+
+from postgrad.algorithms.base import RolloutAlgorithm
+from postgrad.algorithms.behaviour_correction import BehaviourCorrection
+from postgrad.core.batch import RolloutBatchSettings
+from postgrad.core.errors import UsageError
+from postgrad.core.names import nearest
+from postgrad.data.rows import dataset_name
+from postgrad.recipe.checks import evaluation_lengths, token_budget
+from postgrad.recipe.lines import RecipeProblem
+from postgrad.recipe.placement import engine_problems
+from postgrad.recipe.settings import AnsweringSections
+from postgrad.rewards import registry as verifiers
+from postgrad.rewards.learned import REWARD_MODEL
+from postgrad.rewards.mixing import ENVIRONMENT
+from postgrad.rollout.environments import base as environments
+from postgrad.rollout.settings import TOTAL, RolloutSettings
+
+_ONE_TEMPLATE = "with an [environment] all sets have those of [data]: it answers through them too"
+
+
+def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Problems of jobs whose policy answers questions."""
+    yield from token_budget(recipe, "a sequence")
+    yield from _reward_problems(recipe)
+    yield from engine_problems(recipe)
+    settings = recipe.eval
+    if not settings.sets:
+        return
+    yield from _held_out(recipe)
+    if not recipe.samples_answers:
+        return
+    names = recipe.reward_components
+    new = settings.max_new_tokens or recipe.rollout.max_new_tokens
+    for number, eval_set in enumerate(settings.sets):
+        if new >= eval_set.max_len:
+            yield (
+                ("eval", "sets", number, "max_len"),
+                f"max_new_tokens = {new} leaves no room for a prompt in {eval_set.max_len} tokens",
+            )
+    if settings.component is not None and names and settings.component not in names:
+        yield (
+            ("eval", "component"),
+            f"no reward is called {settings.component!r}; known: {', '.join(names)}",
+        )
+
+
+def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """An evaluation by loss where there is none, and keys of [eval] that it would not read."""
+    settings = recipe.eval
+    if settings.loss and recipe.trains_on_rollouts:
+        yield ("eval", "loss"), "is of SFT jobs: an RL job has no answers to take the loss of"
+    if recipe.measures_loss:
+        yield from evaluation_lengths(recipe)
+    if recipe.samples_answers:
+        return
+    kind = type(settings)
+    for key in ("n_samples", "pass_at", "greedy", "component", "correct_at", "max_new_tokens"):
+        if getattr(settings, key) != kind.model_fields[key].default:
+            yield (
+                ("eval", key),
+                "is of sampled answers, and nothing says which are right: give [[rewards]] with a "
+                "type, or leave this out for the loss alone",
+            )
+    for number, eval_set in enumerate(settings.sets):
+        if eval_set.by is not None:
+            yield (
+                ("eval", "sets", number, "by"),
+                "divides the rates of sampled answers: for losses give each part a set of its own",
+            )
+
+
+def sampling(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """[rollout] and [[rewards]] of a job that learns from what it samples."""
+    if recipe.reward_components == []:
+        yield ("rewards",), "nothing scores the samples: give at least one [[rewards]] with a type"
+    rollout, data = recipe.rollout, recipe.data
+    if rollout.max_new_tokens >= data.max_len:
+        yield (
+            ("rollout", "max_new_tokens"),
+            f"{rollout.max_new_tokens} leaves no room for a prompt in data.max_len = "
+            f"{data.max_len} tokens, which count prompt and response",
+        )
+    if rollout.temperature == 0.0:
+        yield (
+            ("rollout", "temperature"),
+            "greedy samples of a prompt are all the same: there is nothing to learn from",
+        )
+    if rollout.source == "replay" and rollout.replay_path is None:
+        yield (
+            ("rollout", "replay_path"),
+            'source = "replay" needs the run directory whose samples are read',
+        )
+    if rollout.source == "live" and rollout.replay_path is not None:
+        yield ("rollout", "replay_path"), 'is read only where source = "replay"'
+    yield from _replay(rollout)
+    yield from _filter(recipe)
+
+
+def group_size(algorithm: RolloutAlgorithm, batch: RolloutBatchSettings) -> Iterator[RecipeProblem]:
+    """Fewer samples of a prompt than the algorithm's baseline compares."""
+    least, n = algorithm.min_group_size, batch.n_samples_per_prompt
+    if n < least:
+        yield (
+            ("batch", "n_samples_per_prompt"),
+            f"{n} is too few for a baseline among a prompt's samples: at least {least}",
+        )
+
+
+def _replay(rollout: RolloutSettings) -> Iterator[RecipeProblem]:
+    """Keys that choose which prompts are sampled, in a replay that samples none."""
+    if rollout.source != "replay":
+        return
+    for key in ("dynamic_sampling", "curriculum"):
+        if getattr(rollout, key) != type(rollout).model_fields[key].default:
+            yield (
+                ("rollout", key),
+                "samples nothing in a replay, which takes the groups that the recorded run kept: "
+                'leave this out, or take source = "live"',
+            )
+
+
+def _filter(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """A `filter_on`, of dynamic sampling and a curriculum, that names no reward of the recipe."""
+    component, names = recipe.rollout.filter_on, recipe.reward_components
+    if component is None or not names:
+        return
+    place = ("rollout", "filter_on")
+    if component != TOTAL and component not in names:
+        yield (
+            place,
+            f"no reward is called {component!r}; known: {', '.join([*names, TOTAL])}",
+        )
+    if component == TOTAL and TOTAL in names:
+        yield (
+            place,
+            f"{TOTAL!r} is the whole reward, and one of [[rewards]] too: `name` it otherwise",
+        )
+
+
+def correction(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iterator[RecipeProblem]:
+    """Importance weights of samples that were drawn from a truncated distribution."""
+    if not isinstance(algorithm, BehaviourCorrection) or algorithm.correction_with_filters:
+        return
+    filters = {"top_p": rollout.top_p < 1.0, "top_k": rollout.top_k, "min_p": rollout.min_p}
+    if algorithm.correction not in ("off", "metrics") and any(filters.values()):
+        stated = " and ".join(f"rollout.{name}" for name, on in filters.items() if on)
+        yield (
+            ("algorithm", "correction"),
+            f"with {stated} samples come from another distribution than the policy's, which biases "
+            "importance weights: sample without, or say correction_with_filters = true",
+        )
+
+
+def _reward_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Errors in [[rewards]] and [environment]."""
+    yield from _rewards(recipe)
+    yield from _reward_model(recipe)
+    if recipe.environment is None:
+        return
+    try:
+        environments.build(recipe.environment)
+    except UsageError as error:
+        yield ("environment",), str(error)
+        return
+    if (recipe.reward_components or []).count(ENVIRONMENT) > 1:
+        yield ("rewards",), f"{ENVIRONMENT!r} is what the environment gives: `name` it otherwise"
+    for key in ("chat_template", "chat_template_kwargs"):
+        for section, sets in (("data", recipe.data.sets), ("eval", recipe.eval.sets)):
+            for number, dataset in enumerate(sets):
+                if getattr(dataset, key) != getattr(recipe.data, key):
+                    yield (section, "sets", number, key), _ONE_TEMPLATE
+
+
+def _rewards(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    if not recipe.rewards:
+        return
+    try:
+        verifiers.component_names(recipe.rewards)
+    except UsageError as error:
+        yield ("rewards",), str(error)
+    yield from _routes(recipe)
+    filled = verifiers.for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
+    for place, reward in enumerate(filled):
+        if ":" in reward.type:
+            continue  # a user's code is imported in the workers only
+        try:
+            verifiers.build(reward)
+        except UsageError as error:
+            yield ("rewards", place), str(error)
+
+
+def _reward_model(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """[[rewards]] that ask a reward model which the recipe does not name."""
+    model = recipe.model_tables.get(("reward_model", "model"))
+    for place, reward in enumerate(recipe.rewards):
+        if reward.type != REWARD_MODEL:
+            continue
+        if model is None:
+            yield (
+                ("rewards", place, "type"),
+                f'"{REWARD_MODEL}" is the reward model of an RL job; leave it out, or serve the '
+                'model and ask it with type = "remote"',
+            )
+        elif model.path is None:
+            yield (
+                ("reward_model", "model", "path"),
+                f'[[rewards]] of type "{REWARD_MODEL}" ask this model: give its directory or hub '
+                "id",
+            )
+
+
+def _routes(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Rewards for a dataset that the recipe does not read: nothing would ever be scored by them."""
+    datasets = [*recipe.data.sources, *(eval_set.data for eval_set in recipe.eval.sets)]
+    names = sorted({dataset_name(dataset) for dataset in datasets})
+    for place, reward in enumerate(recipe.rewards):
+        for name in reward.datasets or ():
+            if name not in names:
+                close = nearest(name, names)
+                hint = f"did you mean {close!r}?" if close else f"known: {', '.join(names)}"
+                yield ("rewards", place, "datasets"), f"no dataset is called {name!r}; {hint}"
