@@ -28,17 +28,15 @@ from postgrad.evaluate.results import (
     left_out,
     rates,
 )
-from postgrad.fleet.learned import LearnedReward, by_component
 from postgrad.recipe.recipe import Answering
 from postgrad.recipe.settings import EvalSet, EvalSettings
-from postgrad.rewards.registry import for_rollout
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.environment import SingleTurn
 from postgrad.rollout.environments.base import build
 from postgrad.rollout.environments.chat import Dialogue, dialogue
 from postgrad.rollout.sampling import Drawing, mean_counts, sample_groups
-from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.settings import EnvironmentSettings, SamplingSettings
 
 AnyData = TypeVar("AnyData", DataSettings, MixSettings)
 
@@ -49,7 +47,7 @@ def read_set(recipe: Answering, eval_set: EvalSet, tokenizer: Any) -> PromptSet:
     """
     new = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
     prompts = load_prompts(
-        with_tools(recipe, eval_set.data),
+        with_tools(recipe.environment, eval_set.data),
         tokenizer,
         max_prompt_tokens=eval_set.max_len - new,
     )
@@ -72,7 +70,9 @@ class Evaluator:
         self._sampling = SamplingSettings(
             temperature=self.settings.temperature, max_new_tokens=new, stop=stop
         )
-        self._environment = environment_of(recipe, tokenizer) or SingleTurn()
+        self._environment = (
+            environment_of(recipe.environment, recipe.data, tokenizer) or SingleTurn()
+        )
         self._sets: list[tuple[str | None, PromptSet]] = [
             (eval_set.name, read_set(recipe, eval_set, tokenizer))
             for eval_set in self.settings.sets
@@ -218,33 +218,25 @@ def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     return metrics
 
 
-def environment_of(recipe: Answering, tokenizer: Any) -> Dialogue | None:
+def environment_of(
+    settings: EnvironmentSettings | None, data: DataSettings | MixSettings, tokenizer: Any
+) -> Dialogue | None:
     """The environment that answers the policy's turns; None where an episode is one answer. Raises
     the errors of `dialogue`.
     """
-    if recipe.environment is None:
+    if settings is None:
         return None
-    return dialogue(recipe.environment, tokenizer, template_call(recipe.data))
+    return dialogue(settings, tokenizer, template_call(data))
 
 
-def scorer_of(recipe: Answering, learned: LearnedReward | None = None) -> Scorer:
-    """The recipe's scorer; rewards of the environment are one of its components.
-
-    learned: the run's own reward model. Raises UsageError where the recipe's rewards are wrong.
-    """
-    rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
-    learned_scores = by_component(recipe, learned)
-    return Scorer(rewards, recipe.scoring, recipe.environment_weight, learned_scores)
-
-
-def with_tools(recipe: Answering, data: AnyData) -> AnyData:
+def with_tools(settings: EnvironmentSettings | None, data: AnyData) -> AnyData:
     """The data settings with the environment's tools among the variables of the chat template.
 
     Raises UsageError where the recipe sets one of these variables itself.
     """
-    if recipe.environment is None:
+    if settings is None:
         return data
-    more = build(recipe.environment).variables()
+    more = build(settings).variables()
     for key in more:
         if key in data.chat_template_kwargs:
             raise UsageError(f"data.chat_template_kwargs: {key!r} comes from [environment]")
@@ -254,18 +246,18 @@ def with_tools(recipe: Answering, data: AnyData) -> AnyData:
     return data.model_copy(update=update)
 
 
-def check_rows(recipe: Answering, prompts: Draws[Prompt]) -> None:
+def check_rows(settings: EnvironmentSettings | None, prompts: Draws[Prompt]) -> None:
     """Raises UsageError where the environment cannot start an episode from a row."""
-    if recipe.environment is None:
+    if settings is None:
         return
-    chat = build(recipe.environment)
+    chat = build(settings)
     rows = prompts.all()
     bad = [(row, reason) for row in rows if (reason := chat.check(row)) is not None]
     if bad:
         prompt, reason = bad[0]
         raise UsageError(
             f"{len(bad)} of {len(rows)} rows cannot be played in the environment "
-            f"{recipe.environment.type!r}; the first is row {prompt.row} of {prompt.dataset}: "
+            f"{settings.type!r}; the first is row {prompt.row} of {prompt.dataset}: "
             f"{reason}; mend the rows, or choose another environment.type"
         )
 

@@ -13,7 +13,9 @@ from postgrad.models.load import load_config, require_same_tokens
 from postgrad.models.score import scale_of
 from postgrad.recipe.recipe import Answering
 from postgrad.rewards.learned import REWARD_MODEL
-from postgrad.rewards.registry import component_names
+from postgrad.rewards.registry import component_names, for_rollout
+from postgrad.rewards.scorer import Scorer
+from postgrad.rewards.settings import RewardSettings
 
 
 class LearnedReward:
@@ -59,9 +61,21 @@ def learned_reward(recipe: Answering, tokenizer: Any) -> LearnedReward | None:
     return LearnedReward(path, tokenizer)
 
 
-def by_component(recipe: Answering, learned: LearnedReward | None) -> dict[str, LearnedReward]:
-    """`learned` by the name of each of the recipe's reward components that ask it."""
+def _by_component(
+    rewards: Sequence[RewardSettings], learned: LearnedReward | None
+) -> dict[str, LearnedReward]:
+    """`learned` by the name of each of the reward components that ask it."""
     if learned is None:
         return {}
-    names = zip(component_names(recipe.rewards), recipe.rewards, strict=True)
+    names = zip(component_names(rewards), rewards, strict=True)
     return {name: learned for name, reward in names if reward.type == REWARD_MODEL}
+
+
+def scorer_of(recipe: Answering, learned: LearnedReward | None = None) -> Scorer:
+    """The recipe's scorer; rewards of the environment are one of its components.
+
+    learned: the run's own reward model. Raises UsageError where the recipe's rewards are wrong.
+    """
+    rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
+    learned_scores = _by_component(recipe.rewards, learned)
+    return Scorer(rewards, recipe.scoring, recipe.environment_weight, learned_scores)

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
 from postgrad.core.records import Sequences
-from postgrad.evaluate import answers as environments
-from postgrad.evaluate.answers import Evaluator, check_answers
+from postgrad.evaluate.answers import Evaluator, check_answers, check_rows
 from postgrad.evaluate.losses import LossEvaluator, with_losses
 from postgrad.evaluate.pairs import PairEvaluator
 from postgrad.evaluate.results import (
@@ -27,7 +26,7 @@ from postgrad.evaluate.results import (
 from postgrad.fleet import local as roles
 from postgrad.fleet.choices import Choices, choose
 from postgrad.fleet.engines import build_engine
-from postgrad.fleet.learned import learned_reward
+from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.learner.score import last_scores
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
@@ -106,12 +105,12 @@ def _answers(recipe: Answering, path: str, choices: Choices, console: Console) -
     tokenizer = load_tokenizer(path)
     learned = learned_reward(recipe, tokenizer)
     with ExitStack() as stack:
-        scorer = stack.enter_context(environments.scorer_of(recipe, learned))
+        scorer = stack.enter_context(scorer_of(recipe, learned))
         evaluator = Evaluator(recipe, tokenizer, scorer)
         accounts = [prompts.account for _, prompts in evaluator.sets]
         print_rows(console, accounts, f"rows of the evaluation data, read by {path}")
         for _, prompts in evaluator.sets:
-            environments.check_rows(recipe, prompts)
+            check_rows(recipe.environment, prompts)
             check_answers(scorer, prompts.all())
         if learned is not None:
             model = recipe.model_tables["reward_model", "model"]

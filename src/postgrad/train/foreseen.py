@@ -15,7 +15,7 @@ from postgrad.plan.advice import advise
 from postgrad.plan.calibrate import median, warm
 from postgrad.plan.calibration import calibration_file, chosen, machine_of, read
 from postgrad.plan.hardware import Hardware, this_cpu, this_machine, with_threads
-from postgrad.plan.lengths import row_lengths
+from postgrad.plan.lengths import RowLengths, row_lengths
 from postgrad.plan.page import Page, TableRows
 from postgrad.plan.plan import (
     PHASE_OF,
@@ -93,7 +93,7 @@ def foresee(
     entry: dict[str, Any] = {}
     expected = Foreseen()
     try:
-        facts = facts_here(filled, choices)
+        facts = facts_here(choices, row_lengths(filled))
         entry["machine"] = machine_of(filled, facts.hardware.device).to_json()
         planned = outlook(filled, facts)
         entry |= Page(planned, advise(planned, facts)).to_json()
@@ -133,12 +133,12 @@ def hardware_here(choices: Choices) -> Hardware:
     return with_threads(hardware, choices.threads)
 
 
-def facts_here(recipe: Recipe, choices: Choices) -> Facts:
-    """The facts that a plan for this machine needs."""
+def facts_here(choices: Choices, lengths: RowLengths | None) -> Facts:
+    """The facts that a plan for this machine needs. lengths: of the recipe's rows."""
     return Facts(
         shape_of_model,
         hardware_here(choices),
-        lengths=row_lengths(recipe),
+        lengths=lengths,
         calibration=read(calibration_file()),
     )
 

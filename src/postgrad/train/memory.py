@@ -28,6 +28,7 @@ from postgrad.learner.role import Learner, Policy, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.plan.advice import advise
 from postgrad.plan.auto import AutoSizes, least_tokens
+from postgrad.plan.lengths import row_lengths
 from postgrad.plan.plan import outlook
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Engine, EngineStats, Request
@@ -100,7 +101,7 @@ def overrides_for_less_memory(run: Run, phase: str) -> tuple[str, ...]:
         flags = ("--rollout.slots", str(slots), "--rollout.cache_tokens", str(places))
     try:
         recipe = foreseen.as_chosen(run.recipe, run.choices)
-        facts = foreseen.facts_here(recipe, run.choices)
+        facts = foreseen.facts_here(run.choices, row_lengths(recipe))
         forecast = outlook(recipe, facts)
         room = int(min(forecast.memory.peak_bytes, forecast.memory.capacity) * LESS)
         device = facts.hardware.device.model_copy(update={"memory_bytes": max(1, room)})
@@ -160,7 +161,7 @@ def _tried_here(recipe: Recipe) -> set[str]:
 def _fitting(recipe: Recipe, choices: Choices) -> AutoSizes:
     """The sizes that the plan gives for the free memory."""
     settled = foreseen.settled(recipe, choices)
-    facts = foreseen.facts_here(settled, choices)
+    facts = foreseen.facts_here(choices, row_lengths(settled))
     device = facts.hardware.device.model_copy(update={"memory_bytes": free_bytes(choices.device)})
     hardware = facts.hardware.model_copy(update={"device": device})
     auto = outlook(settled, replace(facts, hardware=hardware)).auto

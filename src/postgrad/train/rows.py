@@ -33,7 +33,7 @@ def evaluator(run: Run, recipe: Answering, tokenizer: object, scorer: Scorer) ->
     of_policy = Evaluator(recipe, tokenizer, scorer)
     show_rows(run, [drawn.account for _, drawn in of_policy.sets], "evaluation")
     for _, drawn in of_policy.sets:
-        check_rows(recipe, drawn)
+        check_rows(recipe.environment, drawn)
         check_answers(scorer, drawn.all())
     return of_policy
 
@@ -62,14 +62,14 @@ def print_rows(console: Console, accounts: Sequence[RowAccount], title: str) -> 
 
 def conversations(recipe: SFTRecipe, tokenizer: Any) -> Draws[Conversation]:
     """Raises UsageError, as the other functions here do, for rows that cannot be read."""
-    data = with_tools(recipe, recipe.data)
+    data = with_tools(recipe.environment, recipe.data)
     return training_conversations(data, tokenizer, exclude=held_out(recipe))
 
 
 def prompts(recipe: RLRecipe, tokenizer: Any) -> Draws[Prompt]:
     """What the policy answers."""
     return training_prompts(
-        with_tools(recipe, recipe.data),
+        with_tools(recipe.environment, recipe.data),
         tokenizer,
         max_new_tokens=recipe.rollout.max_new_tokens,
         exclude=held_out(recipe),

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from postgrad.core.records import Prompt, Rollout, ScoredGroup, Turn
-from postgrad.evaluate import answers as environments
 from postgrad.evaluate.answers import check_answers
-from postgrad.fleet.learned import learned_reward
+from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Answering
 from postgrad.rewards.learned import REWARD_MODEL
@@ -91,7 +90,7 @@ def try_answers(
 
 
 def _scorer(recipe: Answering, tokenizer: Any) -> Scorer:
-    return environments.scorer_of(recipe, learned_reward(recipe, tokenizer))
+    return scorer_of(recipe, learned_reward(recipe, tokenizer))
 
 
 def _components(recipe: Answering) -> list[tuple[str, RewardSettings]]:

@@ -15,7 +15,7 @@ from postgrad.data.pairs import Labelled, Pair, load_labelled, load_pairs
 from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import read_rows
 from postgrad.data.settings import RowSettings
-from postgrad.evaluate import answers as environments
+from postgrad.evaluate.answers import check_rows, with_tools
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 from postgrad.tools.dry_run import rows as showing
 from postgrad.tools.dry_run.outcome import Check, Report
@@ -94,7 +94,7 @@ def read_sets(report: Report, recipe: Recipe, tokenizer: Any) -> Sets:
         sets.training = reading.training(readable, tokenizer)
         _report_rows(report, check, sets.training.accounts)
         if isinstance(recipe, RLRecipe):
-            environments.check_rows(recipe, sets.training)
+            check_rows(recipe.environment, sets.training)
     return sets
 
 
@@ -168,7 +168,7 @@ def _load(recipe: Recipe, settings: Any, part: DrawnSet[Any], tokenizer: Any) ->
     """Reads the dataset of `part` again, with other settings."""
     first = part.all()[0]
     if isinstance(recipe, Answering):
-        settings = environments.with_tools(recipe, settings)
+        settings = with_tools(recipe.environment, settings)
     if isinstance(first, Prompt):
         return load_prompts(settings, tokenizer, max_prompt_tokens=NO_LIMIT)
     if isinstance(first, Conversation):
