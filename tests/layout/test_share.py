@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.layout.share import deal, share
+from postgrad.layout.cut import deal, share
 from postgrad.layout.tree import grow
 
 groups = st.lists(

@@ -17,9 +17,8 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.core.settings import ShardingStage
 from postgrad.layout.blocks import plan_blocks
-from postgrad.layout.cut import cut
+from postgrad.layout.cut import cut, share
 from postgrad.layout.layout import Layout, ReadPosition, empty_layout, lay_out, row_keys
-from postgrad.layout.share import share
 from postgrad.learner.context import RankRows, SharedAttention, require_heads
 from postgrad.learner.tensor import cut_matrices, require_matrices
 from postgrad.models import head
