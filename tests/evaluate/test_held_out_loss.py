@@ -173,7 +173,7 @@ def test_nothing_is_sampled_for_a_loss(make_recipe: Any, monkeypatch: pytest.Mon
         raise AssertionError("an engine was made")
 
     monkeypatch.setattr("postgrad.train.memory.engine", refused)
-    monkeypatch.setattr("postgrad.evaluate.answers.scorer_of", refused)
+    monkeypatch.setattr("postgrad.train.sft.scorer_of", refused)
     train(of_loss(make_recipe), Console("quiet"))
 
 

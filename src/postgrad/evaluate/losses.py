@@ -12,7 +12,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.data.account import RowAccount
 from postgrad.data.conversations import Conversation, ConversationSet, load_conversations
-from postgrad.evaluate import answers as environments
+from postgrad.evaluate.answers import with_tools
 from postgrad.evaluate.results import Result
 from postgrad.recipe.recipe import Answering
 from postgrad.recipe.settings import EvalSet
@@ -33,7 +33,7 @@ def read_set(recipe: Answering, eval_set: EvalSet, tokenizer: Any) -> Conversati
     """One evaluation set, read as training data is. Raises UsageError for rows that cannot be read
     or have no answer.
     """
-    return load_conversations(environments.with_tools(recipe, eval_set.data), tokenizer)
+    return load_conversations(with_tools(recipe, eval_set.data), tokenizer)
 
 
 class LossEvaluator:

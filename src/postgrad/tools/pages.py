@@ -27,8 +27,7 @@ from urllib.parse import parse_qs, urlsplit
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.files import finite, whole_file
 from postgrad.observe.console import Console
-from postgrad.observe.report.page import live
-from postgrad.observe.report.page import report as pages
+from postgrad.observe.report import page
 from postgrad.observe.report.run import RunReader, expected_steps
 from postgrad.observe.report.selection import Cap
 from postgrad.observe.run_dir import RunDirectory
@@ -66,7 +65,7 @@ def report(
     if target.is_dir():
         raise UsageError(f"--to {target} is a directory: name a file in it")
     with whole_file(target) as written, written.open("w", encoding="utf-8") as file:
-        for part in pages(readers, contents(run_dirs)):
+        for part in page.report(readers, contents(run_dirs)):
             file.write(part)
     size = target.stat().st_size
     samples = sum(run_reader.samples for run_reader in readers)
@@ -153,7 +152,7 @@ class Feed:
 
     def page(self) -> str:
         """The page as HTML, without messages."""
-        return live(self._readers, contents(self._run_dirs))
+        return page.live(self._readers, contents(self._run_dirs))
 
     def messages(self, generation: str, start: int) -> str:
         """JSON of the messages from number `start` on; of another generation from the first."""

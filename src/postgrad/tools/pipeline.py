@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from postgrad.core.files import finite, write_json
 from postgrad.core.records import Author, Prompt
 from postgrad.data.prompts import load_prompts
-from postgrad.evaluate import answers as environments
+from postgrad.evaluate.answers import environment_of, with_tools
 from postgrad.models.load import load_tokenizer, read_plain
 from postgrad.observe.console import Console
 from postgrad.recipe.pipeline import Pipeline, Stage, with_models
@@ -62,10 +62,10 @@ def ask(model: str, recipe: Answering, count: int) -> list[Answer]:
     tokenizer = load_tokenizer(model)
     lm = read_plain(model, AutoModelForCausalLM, torch.float32)
     writer = _Writer(lm, tokenizer, recipe)
-    world = environments.environment_of(recipe, tokenizer) or SingleTurn()
+    world = environment_of(recipe, tokenizer) or SingleTurn()
     first = recipe.eval.sets[0].data
     prompts = load_prompts(
-        environments.with_tools(recipe, first).model_copy(update={"limit": count}),
+        with_tools(recipe, first).model_copy(update={"limit": count}),
         tokenizer,
         max_prompt_tokens=first.max_len - writer.most,
     )

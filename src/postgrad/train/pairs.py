@@ -17,7 +17,6 @@ from postgrad.core.records import Experience, Sequences
 from postgrad.data.cache import cache_folder
 from postgrad.data.draws import Drawn, Draws
 from postgrad.data.pairs import Labelled, Pair
-from postgrad.evaluate import pairs as paired
 from postgrad.evaluate.pairs import PairEvaluator, sequences_of
 from postgrad.evaluate.results import Result
 from postgrad.fleet.local import require_unchanged
@@ -103,7 +102,7 @@ def implicit_rewards(
 
 def of_pairs(pairs: Sequence[Pair]) -> tuple[Sequences, NDArray[np.bool_]]:
     """The sequences of pairs, chosen and rejected in turn, and the mask of the chosen ones."""
-    return paired.sequences_of(pairs), np.tile([True, False], len(pairs))
+    return sequences_of(pairs), np.tile([True, False], len(pairs))
 
 
 def of_labelled(samples: Sequence[Labelled]) -> tuple[Sequences, NDArray[np.bool_]]:

@@ -17,8 +17,13 @@ from postgrad.core.process import trim_heap
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Prompt, RolloutBatch
 from postgrad.data.draws import Draws
-from postgrad.evaluate import answers as environments
-from postgrad.evaluate.answers import Evaluator, check_answers
+from postgrad.evaluate.answers import (
+    Evaluator,
+    check_answers,
+    check_rows,
+    environment_of,
+    scorer_of,
+)
 from postgrad.evaluate.results import Result
 from postgrad.fleet.learned import learned_reward
 from postgrad.learner.protocols import (
@@ -249,12 +254,10 @@ def assemble(
     tokenizer = load_tokenizer(path)
     _check_tokens(recipe, path, tokenizer)
     learned = learned_reward(recipe, tokenizer)
-    scorer = stack.enter_context(
-        environments.scorer_of(recipe, learned)
-    )  # starts beside what follows
+    scorer = stack.enter_context(scorer_of(recipe, learned))  # starts beside what follows
     prompts = rows.prompts(recipe, tokenizer)
     rows.show_rows(run, prompts.accounts)
-    environments.check_rows(recipe, prompts)
+    check_rows(recipe, prompts)
     check_answers(scorer, prompts.all())
     evaluator = rows.evaluator(run, recipe, tokenizer, scorer) if recipe.eval.sets else None
     run.count_rows(len(prompts))
@@ -339,7 +342,7 @@ def _source(
         samples_per_prompt=recipe.batch.n_samples_per_prompt,
         sampling=recipe.rollout,
         tokenizer=tokenizer,
-        environment=environments.environment_of(recipe, tokenizer),
+        environment=environment_of(recipe, tokenizer),
         max_len=recipe.data.max_len,
         correctness=recipe.eval.component,
         on_done=run.advance,

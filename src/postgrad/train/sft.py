@@ -7,8 +7,7 @@ from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Experience
 from postgrad.data.conversations import Conversation
 from postgrad.data.draws import Draws
-from postgrad.evaluate import answers as environments
-from postgrad.evaluate.answers import Evaluator
+from postgrad.evaluate.answers import Evaluator, scorer_of
 from postgrad.evaluate.losses import LossEvaluator, sequences_of, with_losses
 from postgrad.evaluate.results import Result
 from postgrad.learner.protocols import PolicyRole
@@ -79,7 +78,7 @@ def assemble(
     rows.show_rows(run, conversations.accounts)
     evaluator = losses = None
     if recipe.samples_answers:
-        scorer = stack.enter_context(environments.scorer_of(recipe))
+        scorer = stack.enter_context(scorer_of(recipe))
         evaluator = rows.evaluator(run, recipe, tokenizer, scorer)
     if recipe.measures_loss:
         losses = LossEvaluator(recipe, tokenizer)

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from postgrad.core.records import Prompt, Rollout, ScoredGroup, Turn
-from postgrad.evaluate import answers as environments
-from postgrad.evaluate.answers import check_answers
+from postgrad.evaluate.answers import check_answers, scorer_of
 from postgrad.fleet.learned import learned_reward
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Answering
@@ -91,7 +90,7 @@ def try_answers(
 
 
 def _scorer(recipe: Answering, tokenizer: Any) -> Scorer:
-    return environments.scorer_of(recipe, learned_reward(recipe, tokenizer))
+    return scorer_of(recipe, learned_reward(recipe, tokenizer))
 
 
 def _components(recipe: Answering) -> list[tuple[str, RewardSettings]]:
