@@ -1,5 +1,6 @@
-"""A process and those under it: their CPU time in seconds, and their end: nothing of
-them stays, zombies included."""
+"""A process and those under it: their CPU time in seconds, and their end, after which none of them
+stays in the process table, not even as a zombie.
+"""
 
 import contextlib
 import ctypes

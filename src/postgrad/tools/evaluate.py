@@ -1,4 +1,6 @@
-"""`postgrad eval`: a model against the evaluation sets of a recipe, or two models side by side."""
+"""`postgrad eval`: a model against the evaluation sets of a recipe, or two models side by side; by
+sampled answers, by the loss of held-out conversations, or by preferences.
+"""
 
 import math
 from collections.abc import Callable, Sequence

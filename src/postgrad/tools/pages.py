@@ -1,7 +1,8 @@
-"""`postgrad watch`: the page of runs that are under way, live, for this machine's user alone.
+"""Pages of runs: `postgrad report` writes one to a file; `postgrad watch` serves one of runs that
+are under way, live, for this machine's user alone.
 
-It listens on 127.0.0.1. Every request needs the token of the address that is printed, and a Host
-that is this machine's: a page of the web that resolves its own name to 127.0.0.1 has neither.
+The server listens on 127.0.0.1. Every request needs the token of the address that is printed, and a
+Host that is this machine's: a page of the web that resolves its own name to 127.0.0.1 has neither.
 Nothing says that another origin may read an answer. The run's files are opened for reading; no
 lock is taken, so the run never waits for a look at it.
 

@@ -1,4 +1,6 @@
-"""What jobs on preferences are made of: a reward model, or a policy without one."""
+"""The jobs on preferences, from their assembly to their steps: `RewardJob` trains a reward model,
+`PreferenceJob` a policy without one. Both read pairs, or answers with labels one at a time.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice

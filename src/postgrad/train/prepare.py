@@ -1,4 +1,6 @@
-"""Puts a run together: data first, because wrong rows should cost seconds, then weights."""
+"""Puts a run together: choices, logs, then the job, whose data is read before its weights are
+loaded, because wrong rows should cost seconds.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack

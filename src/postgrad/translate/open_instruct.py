@@ -1,4 +1,6 @@
-"""Open-Instruct's GRPO, and the PPO that it had: rollout, batches, algorithm and rewards."""
+"""Open-Instruct (finetune, dpo, reward_modeling, grpo and the ppo that it had): its options as
+recipes.
+"""
 
 import re
 from collections.abc import Mapping
