@@ -1,7 +1,7 @@
 """Settings that a run chooses at its start because the recipe leaves them open.
 
 They are chosen once, kept in the run state and used again at resume, because another number of
-threads or slots rounds differently. On a CPU threads and dtype are measured (parallel.probe) where
+threads or slots rounds differently. On a CPU threads and dtype are measured (parallel.device) where
 neither the recipe nor a checkpoint states them.
 """
 
@@ -89,7 +89,7 @@ def choose(recipe: Recipe, recorded: Mapping[str, Any], *, measure: bool = True)
 
 def _micro_train_tokens(recipe: Recipe, recorded: int | None, device: str) -> int | None:
     """The token budget of a micro-batch; None where micro-batches are counted in samples. Where it
-    is "auto" and not recorded, `auto_sizes` still replaces it.
+    is "auto" and not recorded, `train.memory` still replaces it.
     """
     if recipe.batch.micro_train_batch_size is not None:
         return None

@@ -102,7 +102,9 @@ def fuse_norms(lm: Any, device: torch.device) -> None:
 
 
 class WordEmbedding(nn.Embedding):
-    """nn.Embedding; a large one adds its gradient in place, with the same bits (see gradients)."""
+    """nn.Embedding; a large one adds its gradient in place (`adds_in_place`), with the same
+    bits.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """input: token ids [...]; returns [..., hidden]."""

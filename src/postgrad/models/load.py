@@ -1,7 +1,7 @@
 """Loads models from Hugging Face directories or the hub, with our attention, without foreign code.
 
 Every command loads through here. Files are checked before a library reads them (models.files,
-config_check, headers), and any error that a library raises over them becomes one UsageError.
+models.config_check), and any error that a library raises over them becomes one UsageError.
 """
 
 import copy

@@ -1,8 +1,9 @@
 """A process that scores: `python -m postgrad.rewards.worker`, JSON lines in and out.
 
 It imports only what its verifiers need (neither NumPy nor torch). A verifier which prints or reads
-input cannot break the protocol (core.pipes). Time limits are enforced from outside: the pool kills
-the process. A worker of the sandboxed lane puts a sandbox around itself before its first score.
+input cannot break the protocol (core.process). Time limits are enforced from outside: the pool
+kills the process. A worker of the sandboxed lane puts a sandbox around itself before its first
+score.
 """
 
 import json
