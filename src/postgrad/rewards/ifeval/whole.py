@@ -100,7 +100,7 @@ def _hits(code: str, words: Counter[str]) -> int:
 
 _SEPARATOR = "******"
 # A word is one with its hyphens, apostrophes and inner dots: STATE-OF-THE-ART, DON'T, U.S.
-_WORD = re.compile(r"\w+(?:[-'’./&]\w+)*+")
+_HYPHENATED_WORD = re.compile(r"\w+(?:[-'’./&]\w+)*+")
 
 
 class TwoResponses(Instruction):
@@ -145,7 +145,7 @@ class CapitalWordFrequency(Instruction):
     capital_relation: Relation
 
     def follows(self, text: str) -> bool:
-        capitals = sum(word.isupper() for word in _WORD.findall(text))
+        capitals = sum(word.isupper() for word in _HYPHENATED_WORD.findall(text))
         return holds(capitals, self.capital_relation, self.capital_frequency)
 
 
