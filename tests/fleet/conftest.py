@@ -1,5 +1,5 @@
 """Whole runs that last a second: see helpers.tiny_runs."""
 
-from helpers.tiny_runs import make_recipe, models, reward_on_path, trained
+from helpers.tiny_runs import console, make_recipe, models, reward_on_path, trained
 
-__all__ = ["make_recipe", "models", "reward_on_path", "trained"]
+__all__ = ["console", "make_recipe", "models", "reward_on_path", "trained"]

@@ -22,7 +22,7 @@ class Ended(NamedTuple):
 
 def environment(mark: str) -> dict[str, str]:
     """Where tests' own algorithms and rewards can be imported."""
-    folders = [str(TESTS), str(TESTS / "jobs"), os.environ.get("PYTHONPATH")]
+    folders = [str(TESTS), str(TESTS / "helpers"), os.environ.get("PYTHONPATH")]
     return {**os.environ, MARK: mark, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 

@@ -75,4 +75,4 @@ def test_the_clock_draws_what_nobody_asked_for(rich: Rich, monkeypatch: pytest.M
 def test_the_block_is_drawn_as_often_as_the_docs_and_its_whole_seconds_say() -> None:
     assert board.PERIOD_SECONDS == 1.0
     text = " ".join((ROOT / "docs" / "loggers.md").read_text("utf-8").split())
-    assert "Both are drawn once a second" in text
+    assert "redrawn once a second" in text

@@ -33,8 +33,8 @@ def test_an_adapter_learns_at_least_ten_times_as_fast_as_the_whole_model(path: P
 @pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
 def test_a_whole_model_of_8b_says_what_it_needs_and_what_to_do_until_then(path: Path) -> None:
     text = path.read_text("utf-8")
-    assert "18 bytes a parameter" in text
-    assert "Sharding over" in text
+    assert "18 bytes per parameter" in text
+    assert "Shard over ranks" in text
     assert load_recipe(path, ["--model.path", "Qwen/Qwen3-4B"]).model.path == "Qwen/Qwen3-4B"
 
 

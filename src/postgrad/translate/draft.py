@@ -3,7 +3,7 @@
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -86,25 +86,6 @@ class Draft:
 def place_of(key: str) -> KeyPath:
     """("rewards", 0, "type") of "rewards.0.type"."""
     return tuple(int(part) if re.fullmatch(r"\d+", part) else part for part in key.split("."))
-
-
-def nested(values: Mapping[KeyPath, Any]) -> dict[str, Any]:
-    """Values by place as the tables that a TOML file would give."""
-    tree: dict[Any, Any] = {}
-    for place, value in values.items():
-        node = tree
-        for part in place[:-1]:
-            node = node.setdefault(part, {})
-        node[place[-1]] = value
-    return {str(key): _listed(value) for key, value in tree.items()}
-
-
-def _listed(node: Any) -> Any:
-    if not isinstance(node, dict):
-        return node
-    table: dict[Any, Any] = node  # pyright: ignore[reportUnknownVariableType]
-    inner = {key: _listed(value) for key, value in table.items()}
-    return [inner[key] for key in sorted(inner)] if table and 0 in table else inner
 
 
 def toml(draft: Draft) -> str:
