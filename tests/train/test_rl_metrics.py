@@ -37,7 +37,7 @@ NAN = math.nan
 
 
 def rollout(ticket: int, sample: int, tokens: int, reason: Literal["stop", "length"]) -> Rollout:
-    """So many tokens by the policy, each with logprob -1. Sample 1 has one of an environment too."""
+    """So many tokens by the policy, of logprob -1. Sample 1 also has one of an environment."""
     turns = [Turn("policy", np.full(tokens, 7, np.int32), np.full(tokens, -1.0, np.float32))]
     if sample == 1:
         turns.append(Turn("environment", np.array([9], np.int32), np.zeros(1, np.float32)))
