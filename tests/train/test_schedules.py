@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from jobs.test_ppo import PPO
 
 from helpers.runs import lines, tensors
 from postgrad.observe.console import Console
 from postgrad.train.start import resume, train
+from train.test_ppo import PPO
 
 
 def told(run_dir: str) -> list[str]:
