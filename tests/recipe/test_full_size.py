@@ -82,9 +82,9 @@ def test_the_sums_of_memory_are_those_of_the_model_s_shapes() -> None:
         assert f"{18 * whole / 1e9:.0f} GB" in said[name].replace("# ", "")
     assert f"{18 * body / 1e9:.0f} GB" in said["reward"].replace("# ", "")
     for name in ("dpo_lora", "grpo_lora", "ppo_lora"):
-        assert f"{2 * whole / 1e9:.0f} GB the frozen" in said[name]
+        assert f"{2 * whole / 1e9:.0f} GB for the frozen" in said[name]
     for name in ("reward_lora", "ppo_lora"):
-        assert f"{2 * body / 1e9:.0f} GB the" in said[name]
+        assert f"{2 * body / 1e9:.0f} GB for the" in said[name]
     for name, rank, adapters in (("reward_lora", 64, 1), ("ppo_lora", 64, 2), ("grpo_lora", 32, 1)):
         recipe = load_recipe(FOLDER / f"{name}.toml")
         assert recipe.model.lora is not None

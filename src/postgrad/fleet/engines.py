@@ -18,6 +18,7 @@ from postgrad.cluster.workers import Workers
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.hub import split_revision
 from postgrad.fleet.choices import Choices
+from postgrad.models.files import is_adapter
 from postgrad.models.load import load_model, load_tokenizer
 from postgrad.models.rope import require_length
 from postgrad.parallel import device as devices
@@ -48,6 +49,7 @@ def require_startable(recipe: Recipe) -> None:
     settings = recipe.rollout_settings
     if settings is None or settings.type != "vllm":
         return
+    _require_whole_model(recipe.model.path)
     if not recipe.cluster.engines(recipe.learner.ranks):  # else they start on other machines
         interpreter(settings.vllm.python)
 
@@ -138,6 +140,7 @@ def _vllm(
     sequences: int,
     max_len: int,
 ) -> tuple[Engine, Choices]:
+    _require_whole_model(path)
     device = torch.device(choices.device)
     assert choices.rollout_dtype is not None  # of every job that answers
     dtype = compute_dtype(choices.rollout_dtype, device)
@@ -155,6 +158,15 @@ def _vllm(
     )
     stack.callback(engine.close)
     return engine, replace(choices, slots=sizes.slots, cache_tokens=sizes.cache_tokens)
+
+
+def _require_whole_model(path: str | None) -> None:
+    """vLLM reads the files of a model by itself, and would begin with the base of an adapter."""
+    if path is not None and is_adapter(path):
+        raise UsageError(
+            f'rollout.type = "vllm" reads whole models, and {path} is an adapter: merge it first '
+            f"(postgrad export {path} --to MODEL), and name MODEL"
+        )
 
 
 class EngineWorker:

@@ -256,10 +256,6 @@ class RankedRole:
         self._group.call("start", self._role, name).result()
         return RankedRole(self._group, name, self.temperature)
 
-    def under_adapter(self) -> Any:
-        """PolicyRole.under_adapter."""
-        return None if self._lora is None else self.start()
-
     def after_step(self, step: int, policy: PolicyRole) -> None:
         """Follows.after_step: the policy is on the same ranks."""
         self._group.call("follow", step).result()

@@ -85,10 +85,6 @@ class PolicyRole(LogprobRole, Learns, Protocol):
         """True where updates use dropout: their logprobs differ from those of `logprobs`."""
         ...
 
-    def under_adapter(self) -> LogprobRole | None:
-        """The frozen weights under its adapter, as a reference; None without an adapter."""
-        ...
-
     def start(self) -> LogprobRole:
         """The model as it was before any update. Without an adapter only valid until the first."""
         ...
@@ -96,10 +92,6 @@ class PolicyRole(LogprobRole, Learns, Protocol):
 
 class ScoringRole(Scores, Learns, Protocol):
     """A critic or reward model that learns."""
-
-    def under_adapter(self) -> Scores:
-        """The frozen weights under its adapter and their head, as a reward model."""
-        ...
 
 
 class Follows(LogprobRole, Changes, Protocol):

@@ -1,0 +1,200 @@
+"""Both fleets keep the contract of `Fleet`, and a rank does what the controller asks of it."""
+
+import gc
+import inspect
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.fake_ranks import FakeGroup, FakeSite, fleet_on
+from helpers.tiny_runs import MakeRecipe
+from postgrad.core.errors import RunError
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.fleet.fleet import Fleet
+from postgrad.fleet.local import LocalFleet, frozen_hash
+from postgrad.fleet.ranked import RankedFleet, RankedRole
+from postgrad.learner import protocols
+from postgrad.learner.reference import MovingReference
+from postgrad.learner.role import Policy, PolicyLearner
+from postgrad.learner.score import ScoreLearner, ScoreRole
+from postgrad.observe.console import Console
+from postgrad.tools.export import export
+from postgrad.train.start import train
+
+LOADERS = {  # method of Fleet -> the role's name on a rank, and its class there
+    "policy": ("policy", PolicyLearner),
+    "critic": ("critic", ScoreLearner),
+    "reference": ("reference", Policy),
+    "moving_reference": ("reference", MovingReference),
+    "frozen_reward_model": ("frozen_reward_model", ScoreRole),
+    "frozen_policy": ("frozen_policy", Policy),
+}
+CLUSTER = {"type": "ray"}
+
+
+def methods_of(kind: type) -> dict[str, Any]:
+    """Public methods of a class by name, those of its bases included."""
+    found = inspect.getmembers(kind, inspect.isfunction)
+    return {name: method for name, method in found if not name.startswith("_")}
+
+
+def parameters(method: Any) -> list[tuple[str, Any, Any]]:
+    stated = inspect.signature(method).parameters.values()
+    return [(each.name, each.kind, each.default) for each in stated]
+
+
+def in_protocols() -> list[tuple[str, str, Any]]:
+    """(protocol, name, member) of everything that a protocol of the learner asks for."""
+    kinds = [
+        kind
+        for _, kind in inspect.getmembers(protocols, inspect.isclass)
+        if kind.__module__ == protocols.__name__
+    ]
+    return [
+        (kind.__name__, name, member)
+        for kind in kinds
+        for name, member in vars(kind).items()
+        if not name.startswith("_")
+    ]
+
+
+@pytest.mark.parametrize("kind", [LocalFleet, RankedFleet])
+def test_a_fleet_has_exactly_the_methods_of_the_protocol_with_the_same_parameters(
+    kind: type,
+) -> None:
+    asked, there = methods_of(Fleet), methods_of(kind)
+    assert there.keys() == asked.keys()
+    for name, method in asked.items():
+        assert parameters(there[name]) == parameters(method), name
+
+
+def test_a_role_on_ranks_has_every_member_of_the_protocols_with_the_same_parameters() -> None:
+    assert len({kind for kind, *_ in in_protocols()}) == 6
+    for kind, name, member in in_protocols():
+        label = f"{kind}.{name}"
+        if name == "temperature":  # an attribute of its own
+            assert RankedRole(None, "policy", 0.7).temperature == 0.7  # type: ignore[arg-type]
+        elif isinstance(member, property):
+            assert isinstance(vars(RankedRole)[name], property), label
+        else:
+            assert parameters(getattr(RankedRole, name)) == parameters(member), label
+
+
+@pytest.fixture
+def site(make_recipe: MakeRecipe, models: Callable[[int], str]) -> FakeSite:
+    """A PPO run in which every role of an RL job can be asked for."""
+    recipe = make_recipe(
+        "rl",
+        model={"path": models(0), "init": None},
+        algorithm={"type": "ppo", "kl_coef": 0.05},
+        reference={"ema_decay": 0.5},
+        rollout={"temperature": 0.7},
+        cluster=CLUSTER,
+    )
+    return FakeSite.of(recipe)
+
+
+@pytest.fixture
+def reward_model(make_recipe: MakeRecipe, models: Callable[[int], str], tmp_path: Path) -> str:
+    """A directory with a reward model."""
+    recipe = make_recipe("reward", "rm", model={"path": models(0), "init": None}, steps=1)
+    train(recipe, Console("quiet"))
+    return str(export(tmp_path / "rm", "latest", tmp_path / "reward-model"))
+
+
+def some_sequences() -> Sequences:
+    rows = [np.array([1, 2, 3, 4]), np.array([5, 6])]
+    masks = [np.array([False, True, True, True]), np.array([False, True])]
+    return Sequences(Ragged.of(rows, np.int32), Ragged.of(masks, np.bool_), np.arange(2))
+
+
+def test_every_role_that_a_fleet_loads_is_loaded_by_the_fleet_of_the_rank(
+    site: FakeSite, models: Callable[[int], str], reward_model: str
+) -> None:
+    fleet, group = fleet_on(site)
+    loads = methods_of(Fleet).keys() - {"release", "engine", "reward_model"}
+    assert loads == LOADERS.keys()
+    for method, (name, kind) in LOADERS.items():
+        path = reward_model if method == "frozen_reward_model" else models(0)
+        role = getattr(fleet, method)(path)
+        assert group.calls[-1] == ("load_role", method, site.geometry, (path,)) or (
+            method == "policy"
+        )
+        assert role.name == name
+        assert type(group.local.roles[name]) is kind
+    for role in ("reference", "reward_model"):  # the controller's record names what never changes
+        path = reward_model if role == "reward_model" else models(0)
+        assert site.choices.frozen[role] == frozen_hash(path)
+
+
+def test_the_reward_model_that_a_job_trains_is_loaded_by_the_fleet_of_the_rank(
+    make_recipe: MakeRecipe, models: Callable[[int], str]
+) -> None:
+    recipe = make_recipe("reward", model={"path": models(0), "init": None}, cluster=CLUSTER)
+    fleet, group = fleet_on(FakeSite.of(recipe))
+    role = fleet.reward_model(models(0))
+    assert role.name == "reward_model"
+    assert role.updates == 0
+    assert type(group.local.roles["reward_model"]) is ScoreLearner
+
+
+def test_roles_on_a_rank_compute_the_bits_of_roles_here(
+    site: FakeSite, models: Callable[[int], str]
+) -> None:
+    sequences = some_sequences()
+    ranked, here = fleet_on(site)[0], LocalFleet(FakeSite.of(site.recipe))
+    for fleets in (ranked, here):
+        fleets.policy(models(0), 0.7)
+    for method in ("critic", "moving_reference", "reference", "frozen_policy"):
+        column = "scores" if method == "critic" else "logprobs"
+        there, at_home = (getattr(fleet, method)(models(0)) for fleet in (ranked, here))
+        values = [getattr(role, column)(sequences).result().values for role in (there, at_home)]
+        assert values[0].tobytes() == values[1].tobytes(), method
+        if column == "logprobs":
+            assert there.temperature == at_home.temperature, method
+
+
+def test_the_start_of_a_policy_on_a_rank_is_a_role_of_its_own(
+    site: FakeSite, models: Callable[[int], str]
+) -> None:
+    fleet, group = fleet_on(site)
+    start = fleet.policy(models(0), 0.7).start()
+    assert start.temperature == 0.7
+    assert start.name in group.local.roles
+    assert start.logprobs(some_sequences()).result().values.dtype == np.float32
+
+
+def test_a_frozen_model_whose_files_changed_is_refused_through_the_ranks(
+    site: FakeSite, models: Callable[[int], str]
+) -> None:
+    site.choices = replace(site.choices, frozen={"reference": "another hash"})
+    fleet, _ = fleet_on(site)
+    with pytest.raises(RunError, match=r"\(reference\) is not the one"):
+        fleet.frozen_policy(models(0))
+
+
+@pytest.mark.parametrize("behind", ["this process", "ranks"])
+def test_a_role_that_was_released_is_gone(
+    behind: str, site: FakeSite, models: Callable[[int], str]
+) -> None:
+    group: FakeGroup | None = None
+    fleet: Fleet = LocalFleet(site)
+    if behind == "ranks":
+        fleet, group = fleet_on(site)
+    role: Any = fleet.frozen_policy(models(0))
+    held = group.local if group else fleet
+    assert isinstance(held, LocalFleet)
+    backbone = weakref.ref(held.roles["frozen_policy"].backbone)
+    del role
+    gc.collect()
+    assert backbone() is not None  # the fleet holds it
+    fleet.release("frozen_policy")
+    gc.collect()
+    assert "frozen_policy" not in held.roles
+    assert backbone() is None

@@ -1,0 +1,87 @@
+"""A group of ranks without Ray: one `RankWorker` in this process answers its calls.
+
+Arguments and answers are pickled on their way, as Ray would, so that nothing is shared by accident.
+"""
+
+import pickle
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postgrad.core.batch import BatchGeometry
+from postgrad.core.handles import Handle
+from postgrad.fleet.choices import Choices, choose
+from postgrad.fleet.local import LocalFleet
+from postgrad.fleet.ranked import RankedFleet
+from postgrad.fleet.worker import RankWorker
+from postgrad.recipe.recipe import Recipe
+
+
+@dataclass
+class FakeSite:
+    """What a fleet reads of a run."""
+
+    recipe: Recipe
+    geometry: BatchGeometry
+    choices: Choices
+
+    @classmethod
+    def of(cls, recipe: Recipe, rows: int = 40) -> "FakeSite":
+        """Of a recipe whose training data has so many rows."""
+        return cls(recipe, recipe.geometry(rows), choose(recipe, {}, measure=False))
+
+
+class FakeGroup:
+    """RankCalls, each answered before it returns."""
+
+    def __init__(self, recipe: Recipe, choices: Choices) -> None:
+        self.worker = RankWorker(recipe.dump(), choices)
+        self.calls: list[tuple[Any, ...]] = []  # (method, *arguments) in their order
+        self.working = False  # True while the worker answers
+
+    @property
+    def local(self) -> LocalFleet:
+        """The fleet of the only rank."""
+        return self.worker._fleet
+
+    def call(self, method: str, *arguments: Any) -> Handle[Any]:
+        handle: Handle[Any] = Handle()
+        self.calls.append((method, *arguments))
+        sent = pickle.loads(pickle.dumps(arguments))  # noqa: S301
+        self.working = True
+        try:
+            answer = getattr(self.worker, method)(*sent)
+            handle.set_result(pickle.loads(pickle.dumps(answer)))  # noqa: S301
+        except Exception as error:  # noqa: BLE001  the handle raises it
+            handle.set_exception(error)
+        finally:
+            self.working = False
+        return handle
+
+    aside = call
+
+
+def fleet_on(site: Any, *more: Any) -> tuple[RankedFleet, FakeGroup]:
+    """A RankedFleet on such a group. more: console, logs and folder, for engines."""
+    group = FakeGroup(site.recipe, site.choices)
+    console, logs, folder = more or (None, None, Path())
+    return RankedFleet(site, group, None, console, logs, folder), group  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def fake_ranks(monkeypatch: pytest.MonkeyPatch) -> list[FakeGroup]:
+    """Runs whose recipe has a cluster are on fake ranks. The groups of those that started."""
+    groups: list[FakeGroup] = []
+
+    def start(
+        site: Any, stack: ExitStack, console: Any, logs: Any, folder: Path, *, again: bool = False
+    ) -> RankedFleet:
+        fleet, group = fleet_on(site, console, logs, folder)
+        groups.append(group)
+        return fleet
+
+    monkeypatch.setattr(RankedFleet, "start", start)
+    return groups
