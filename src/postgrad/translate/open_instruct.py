@@ -1,6 +1,4 @@
-"""Open-Instruct (finetune, dpo, reward_modeling, grpo and the ppo that it had): its options as
-recipes.
-"""
+"""Open-Instruct (finetune, dpo, reward_modeling, grpo, ppo): its options as recipes."""
 
 import re
 from collections.abc import Mapping
