@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from postgrad.core.records import Prompt, Rollout, Turn
-from postgrad.rewards import descendants as cpu
+from postgrad.rewards.descendants import cpu_of_this_process
 from postgrad.rewards.sandbox.choice import describe
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
@@ -52,10 +52,10 @@ def main() -> None:
         scorer.score([group(8 * known.workers, 0)])  # until every worker is ready
         for number in range(known.rounds):
             pair = group(known.programs, (number + 1) * known.programs)
-            started, before = time.perf_counter(), cpu.of_this_process()
+            started, before = time.perf_counter(), cpu_of_this_process()
             scored = scorer.score([pair])[0]
             seconds.append(time.perf_counter() - started)
-            used.append(cpu.of_this_process() - before)
+            used.append(cpu_of_this_process() - before)
             assert not scored.failures
             assert float(scored.total.sum()) == known.programs / 2
     result = {

@@ -21,7 +21,7 @@ import numpy as np
 
 from postgrad.core.records import Prompt, Rollout, Turn
 from postgrad.data.gym import read_gym
-from postgrad.rewards import descendants as cpu
+from postgrad.rewards.descendants import cpu_of_this_process
 from postgrad.rewards.sandbox.enclosure import describe
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
@@ -56,10 +56,10 @@ def group(case: str, samples: int, first: int) -> tuple[Prompt, list[Rollout]]:
 
 def milliseconds(scorer: Scorer, case: str, samples: int, first: int) -> float:
     """CPU time of one score."""
-    batch, before = group(case, samples, first), cpu.of_this_process()
+    batch, before = group(case, samples, first), cpu_of_this_process()
     scored = scorer.score([batch])[0]
     assert not scored.failures
-    return 1e3 * (cpu.of_this_process() - before) / samples
+    return 1e3 * (cpu_of_this_process() - before) / samples
 
 
 def measure(case: str, samples: int, rounds: int) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from postgrad.checkpoint import manifest as contents
 from postgrad.checkpoint import store as module
+from postgrad.checkpoint.manifest import Entry, entry_of, manifest_of
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.state import Best
 from postgrad.checkpoint.store import CheckpointStore, parse_which, size_of
@@ -222,14 +222,14 @@ def test_a_disk_that_cannot_be_read_is_a_damaged_checkpoint(
 ) -> None:
     store.save(make_state(1), make_tensors(1))
     bad = store.save(make_state(2), make_tensors(2))
-    read = contents.entry_of
+    read = entry_of
 
-    def failing(path: Path) -> contents.Entry:
+    def failing(path: Path) -> Entry:
         if path.parent == bad:
             raise OSError(errno.EIO, "Input/output error")
         return read(path)
 
-    monkeypatch.setattr(contents, "entry_of", failing)
+    monkeypatch.setattr("postgrad.checkpoint.manifest.entry_of", failing)
     loaded = store.load()
     assert loaded.step == 1
     assert "cannot be read: [Errno 5] Input/output error" in loaded.skipped[0]
@@ -270,7 +270,7 @@ def reseal(path: Path, state: str) -> None:
     """Another state.json under a manifest that agrees with it."""
     (path / "state.json").write_text(state, "utf-8")
     (path / "manifest.json").unlink()
-    sealed = contents.manifest_of(path, 1).to_json()
+    sealed = manifest_of(path, 1).to_json()
     (path / "manifest.json").write_text(json.dumps(sealed), "utf-8")
 
 

@@ -5,10 +5,10 @@ import sys
 import psutil
 import pytest
 
-from postgrad.core import process as heap
+from postgrad.core import process
 
 glibc = pytest.mark.skipif(
-    heap._library() is None, reason="a C library that cannot be asked for its free memory"
+    process._library() is None, reason="a C library that cannot be asked for its free memory"
 )
 PIECE = 2**16  # less than what the C library maps for itself: it lies in the heap
 
@@ -28,27 +28,27 @@ def holes():
 
 @glibc
 def test_much_free_memory_is_given_back(holes, monkeypatch):
-    monkeypatch.setattr(heap, "TRIM_BYTES", 2**24)
-    assert heap.free_heap_bytes() >= 2**24
+    monkeypatch.setattr(process, "TRIM_BYTES", 2**24)
+    assert process.free_heap_bytes() >= 2**24
     before = resident()
-    heap.trim_heap()
+    process.trim_heap()
     assert before - resident() > 2**24
     assert all(piece == bytes(PIECE) for piece in holes)
 
 
 @glibc
 def test_little_free_memory_stays(holes, monkeypatch):
-    monkeypatch.setattr(heap, "TRIM_BYTES", heap.free_heap_bytes() + 2**20)
+    monkeypatch.setattr(process, "TRIM_BYTES", process.free_heap_bytes() + 2**20)
     before = resident()
-    heap.trim_heap()
+    process.trim_heap()
     assert before - resident() < 2**24
 
 
 def test_elsewhere_nothing_is_known_and_nothing_happens(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    heap._library.cache_clear()
+    process._library.cache_clear()
     try:
-        assert heap.free_heap_bytes() == 0
-        heap.trim_heap()
+        assert process.free_heap_bytes() == 0
+        process.trim_heap()
     finally:
-        heap._library.cache_clear()
+        process._library.cache_clear()

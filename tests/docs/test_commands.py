@@ -43,7 +43,7 @@ RUN = (
 )  # fmt: skip
 LONG = ("train", "verify-resume")
 SERVES = ("watch", "serve-reward", "chat")
-CASES = ROOT / "tests" / "recipe" / "translate" / "cases"
+CASES = ROOT / "tests" / "translate" / "cases"
 MODELS = ("NEW", "OLD", "OTHER", "DIR")  # a page's words for a model's directory
 ROW = {"question": "1 + 1?", "answer": "It is 2. #### 2"}
 PAIR = {

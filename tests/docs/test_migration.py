@@ -10,12 +10,12 @@ from helpers.pages import ROOT
 PAGE = (ROOT / "docs" / "migration.md").read_text("utf-8")
 TABLE = PAGE.partition("| here | OpenRLHF |")[2].partition("\n\n")[0].splitlines()[2:]
 ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TABLE]
-TRANSLATE = ROOT / "src" / "postgrad" / "recipe" / "translate"
+TRANSLATE = ROOT / "src" / "postgrad" / "translate"
 
 
 @pytest.mark.parametrize(("column", "system"), [(1, "openrlhf"), (2, "open_instruct"), (3, "trl")])
 def test_the_names_of_other_systems_are_those_that_are_read(column: int, system: str) -> None:
-    files = [*TRANSLATE.glob(f"{system}*.py"), TRANSLATE / "common.py", TRANSLATE / "rules.py"]
+    files = [*TRANSLATE.rglob(f"{system}*.py"), TRANSLATE / "common.py", TRANSLATE / "rules.py"]
     known = set(re.findall(r"\w+", "\n".join(path.read_text("utf-8") for path in files)))
     named = {name for row in ROWS for name in re.findall(r"`(\w+)`", row[column])}
     assert len(named) > 15

@@ -11,8 +11,7 @@ import pytest
 from helpers.chat import HERMES, chat_tokenizer
 from helpers.runs import assert_same_run, lines
 from postgrad.core.errors import UsageError
-from postgrad.evaluate import answers as environments
-from postgrad.evaluate.answers import Evaluator
+from postgrad.evaluate.answers import Evaluator, environment_of, with_tools
 from postgrad.fleet.choices import choose
 from postgrad.fleet.engines import build_engine
 from postgrad.fleet.exported import roles_of
@@ -148,9 +147,9 @@ def test_rows_that_cannot_be_played_are_told_before_a_weight_is_read(
 
 def test_tools_stand_in_every_prompt(make_recipe: Any) -> None:
     recipe = make_recipe("rl", environment={"type": "tools", "tools": ["calculator"]})
-    kwargs = environments.with_tools(recipe.environment, recipe.data).chat_template_kwargs
+    kwargs = with_tools(recipe.environment, recipe.data).chat_template_kwargs
     assert [tool["function"]["name"] for tool in kwargs["tools"]] == ["calculator"]
-    world = environments.environment_of(recipe.environment, recipe.data, chat_tokenizer(HERMES))
+    world = environment_of(recipe.environment, recipe.data, chat_tokenizer(HERMES))
     assert world is not None
     assert world.max_turns == 8
     taken = make_recipe(
@@ -159,7 +158,7 @@ def test_tools_stand_in_every_prompt(make_recipe: Any) -> None:
         data={"chat_template_kwargs": {"tools": []}},
     )
     with pytest.raises(UsageError, match="'tools' comes from"):
-        environments.with_tools(taken.environment, taken.data)
+        with_tools(taken.environment, taken.data)
 
 
 def test_an_environment_answers_through_the_template_of_the_data(make_recipe: Any) -> None:
@@ -169,7 +168,7 @@ def test_an_environment_answers_through_the_template_of_the_data(make_recipe: An
         environment={"type": "guess_number"},
         data={"chat_template": "chatml", "system": None},
     )
-    world = environments.environment_of(recipe.environment, recipe.data, tokenizer)
+    world = environment_of(recipe.environment, recipe.data, tokenizer)
     assert world is not None
     seen = world.template.after([{"role": "user", "content": "0"}], closed=False)
     assert tokenizer.decode(seen.tolist()) == (
@@ -180,5 +179,5 @@ def test_an_environment_answers_through_the_template_of_the_data(make_recipe: An
 
 def test_without_an_environment_nothing_changes(make_recipe: Any) -> None:
     recipe = make_recipe("rl")
-    assert environments.environment_of(recipe.environment, recipe.data, None) is None
-    assert environments.with_tools(recipe.environment, recipe.data) is recipe.data
+    assert environment_of(recipe.environment, recipe.data, None) is None
+    assert with_tools(recipe.environment, recipe.data) is recipe.data

@@ -10,7 +10,7 @@ from helpers.runs import lines
 from helpers.tiny_runs import MakeRecipe
 from postgrad.fleet.choices import choose
 from postgrad.observe.console import Console
-from postgrad.parallel import device as probe
+from postgrad.parallel import device
 from postgrad.train.start import train
 
 WIDE = {"init": {"hidden_size": 512, "intermediate_size": 1024}}
@@ -29,7 +29,7 @@ def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         asked.append((hidden, intermediate))
         return True
 
-    monkeypatch.setattr(probe, "bfloat16_pays", pays)
+    monkeypatch.setattr(device, "bfloat16_pays", pays)
     return asked
 
 
@@ -42,14 +42,14 @@ def test_the_policys_own_layer_is_measured(
     (tmp_path / "config.json").write_text(json.dumps(config))
     choose(make_recipe("rl", model={"path": str(tmp_path)}), {})
     choose(make_recipe("rl", model={"path": "nobody/a-hub-model"}), {})
-    assert fast_bfloat16 == [(512, 1024), (8, 9), (probe.WIDEST, probe.WIDEST)]
+    assert fast_bfloat16 == [(512, 1024), (8, 9), (device.WIDEST, device.WIDEST)]
 
 
 def test_a_recipe_fixes_every_choice(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "bfloat16_pays", never)
-    monkeypatch.setattr(probe, "useful_threads", never)
+    monkeypatch.setattr(device, "bfloat16_pays", never)
+    monkeypatch.setattr(device, "useful_threads", never)
     recipe = make_recipe("rl", model={**WIDE, "dtype": "float32"}, rollout={"dtype": "bfloat16"})
     chosen = choose(recipe, {"dtype": "bfloat16", "threads": 7})
     assert (chosen.dtype, chosen.rollout_dtype, chosen.threads) == ("float32", "bfloat16", 1)
@@ -58,8 +58,8 @@ def test_a_recipe_fixes_every_choice(
 def test_what_was_recorded_is_never_measured_again(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "bfloat16_pays", never)
-    monkeypatch.setattr(probe, "useful_threads", never)
+    monkeypatch.setattr(device, "bfloat16_pays", never)
+    monkeypatch.setattr(device, "useful_threads", never)
     recorded = {"dtype": "bfloat16", "rollout_dtype": "float32", "threads": 3, "device": "cpu"}
     chosen = choose(make_recipe("rl", learner={"threads": None}), recorded)
     assert {**chosen.to_json(), **recorded} == chosen.to_json()
@@ -68,8 +68,8 @@ def test_what_was_recorded_is_never_measured_again(
 def test_what_keeps_no_record_does_not_measure(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "bfloat16_pays", never)
-    monkeypatch.setattr(probe, "useful_threads", never)
+    monkeypatch.setattr(device, "bfloat16_pays", never)
+    monkeypatch.setattr(device, "useful_threads", never)
     recipe = make_recipe("rl", model=WIDE, learner={"threads": None})
     assert choose(recipe, {}, measure=False).dtype == "float32"
 
@@ -77,7 +77,7 @@ def test_what_keeps_no_record_does_not_measure(
 def test_threads_that_are_left_open_are_measured(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "useful_threads", lambda most: 1)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(device, "useful_threads", lambda most: 1)  # pyright: ignore[reportUnknownLambdaType]
     assert choose(make_recipe("rl", learner={"threads": None}), {}).threads == 1
 
 
@@ -88,7 +88,7 @@ def test_a_resumed_run_goes_on_as_it_was_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     train(make_recipe("sft", steps=1), console)
-    monkeypatch.setattr(probe, "bfloat16_pays", never)
+    monkeypatch.setattr(device, "bfloat16_pays", never)
     longer = make_recipe("sft", steps=2)
     train(longer, console)
     events = lines(Path(longer.run_dir) / "events.jsonl")

@@ -22,7 +22,7 @@ from postgrad.learner.role import Learner, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
-from postgrad.models import linear as gradients
+from postgrad.models import linear
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.linear import speed_up
@@ -34,7 +34,7 @@ from postgrad.parallel.sharding import whole_tensor
 
 VOCABULARY = 37
 UPDATES = 10
-LARGE = gradients.LARGE_WEIGHT
+LARGE = linear.LARGE_WEIGHT
 
 
 class Case(NamedTuple):
@@ -161,7 +161,7 @@ def train(ranks: Ranks, folder: Path, cases: list[Case]) -> None:
     for case in cases:
         if case.grid is not None and ranks.size > 1:
             ranks = ranks.arranged(case.grid)
-        gradients.LARGE_WEIGHT = 2**8 if case.large and ranks.size > 1 else LARGE
+        linear.LARGE_WEIGHT = 2**8 if case.large and ranks.size > 1 else LARGE
         one, how = learner(case, ranks), algorithm(case)
         beside = other(case, one, ranks) if case.beside else None
         numbers: dict[str, torch.Tensor] = {}

@@ -9,7 +9,7 @@ import pytest
 
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.learner import reference as reference_logprobs
+from postgrad.learner import reference
 from postgrad.learner.reference import ReferenceLogprobs
 
 NAME = {"model": "a hash", "versions": ["2"]}
@@ -117,7 +117,7 @@ def test_a_damaged_file_is_computed_anew_and_put_right(
 def test_a_run_that_is_killed_finds_the_parts_that_it_wrote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reference_logprobs, "PART", 2)
+    monkeypatch.setattr(reference, "PART", 2)
 
     class Killed(Exception):
         pass

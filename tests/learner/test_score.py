@@ -18,7 +18,7 @@ from postgrad.algorithms.ppo import PPO
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.layout.layout import lay_out
-from postgrad.learner import backbone as backbones
+from postgrad.learner import backbone
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.score import ScoreLearner
 from postgrad.learner.settings import LearnerSettings
@@ -153,7 +153,7 @@ def test_the_update_does_not_depend_on_micro_batches(pairs, whole, micro):
 @pytest.mark.parametrize("least", [1, 5, 10_000])
 def test_the_update_does_not_depend_on_sharing(pairs, whole, least, monkeypatch):
     algorithm = BradleyTerry()
-    monkeypatch.setattr(backbones, "lay_out", partial(lay_out, min_shared=least))
+    monkeypatch.setattr(backbone, "lay_out", partial(lay_out, min_shared=least))
     update = Update(experience_of(*pairs, algorithm), np.arange(2 * PAIRS))
     found, result = step_of(make(), update, algorithm)
     assert_close(found, whole, 1e-5)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from postgrad.models import linear as gradients
+from postgrad.models import linear
 from postgrad.models.linear import WordEmbedding, speed_up
 
 WORDS, WIDTH = 40, 6
@@ -13,7 +13,7 @@ WORDS, WIDTH = 40, 6
 
 @pytest.fixture(autouse=True)
 def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradients, "LARGE_WEIGHT", 16)
+    monkeypatch.setattr(linear, "LARGE_WEIGHT", 16)
 
 
 def pair(padding: int | None = None) -> tuple[nn.Embedding, nn.Embedding]:

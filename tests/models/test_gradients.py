@@ -1,16 +1,16 @@
 import torch
 from torch import nn
 
-from postgrad.models import linear as gradients
+from postgrad.models import linear
 from postgrad.models.linear import adds_in_place, gradient_of
 
 
 def test_only_large_weights_in_float32_that_are_trained_add_in_place() -> None:
-    large = nn.Parameter(torch.empty(gradients.LARGE_WEIGHT + 1))
+    large = nn.Parameter(torch.empty(linear.LARGE_WEIGHT + 1))
     assert adds_in_place(large)
-    assert not adds_in_place(nn.Parameter(torch.empty(gradients.LARGE_WEIGHT)))
+    assert not adds_in_place(nn.Parameter(torch.empty(linear.LARGE_WEIGHT)))
     assert not adds_in_place(
-        nn.Parameter(torch.empty(gradients.LARGE_WEIGHT + 1, dtype=torch.bfloat16))
+        nn.Parameter(torch.empty(linear.LARGE_WEIGHT + 1, dtype=torch.bfloat16))
     )
     assert not adds_in_place(large.detach())
     assert not adds_in_place(large * 1.0)  # computed: its gradient goes on to what it was made of

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from postgrad.models import linear as gradients
+from postgrad.models import linear
 from postgrad.models.linear import OneDNNLinear, speed_up
 
 pytestmark = pytest.mark.skipif(
@@ -41,8 +41,8 @@ def test_a_fast_layer_computes_what_float64_does(
         result = layer(given)
         result.backward(coming.to(dtype))
         assert given.grad is not None
-        gradients = [p.grad for p in layer.parameters() if p.grad is not None]
-        found.append([result.detach(), given.grad, *gradients])
+        linear = [p.grad for p in layer.parameters() if p.grad is not None]
+        found.append([result.detach(), given.grad, *linear])
     for wanted, got in zip(*found, strict=True):
         assert got.is_contiguous()
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
@@ -58,7 +58,7 @@ def gradient(layer: nn.Sequential) -> torch.Tensor:
 def test_gradients_of_a_large_weight_are_added_in_place_and_are_those_of_float64(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gradients, "LARGE_WEIGHT", 512)  # two rows at a time
+    monkeypatch.setattr(linear, "LARGE_WEIGHT", 512)  # two rows at a time
     exact, fast = pair(16, 41, bias=True)
     places: set[int] = set()
     for _ in range(3):  # micro-batches
@@ -73,7 +73,7 @@ def test_gradients_of_a_large_weight_are_added_in_place_and_are_those_of_float64
 def test_a_large_weight_that_was_computed_gets_its_gradient_from_autograd(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gradients, "LARGE_WEIGHT", 16)
+    monkeypatch.setattr(linear, "LARGE_WEIGHT", 16)
     exact, fast = pair(16, 8, bias=False)
     for layer, x in ((exact, torch.ones(3, 16).double()), (fast, torch.ones(3, 16))):
         weight = layer[0].weight
@@ -86,7 +86,7 @@ def test_a_large_weight_that_was_computed_gets_its_gradient_from_autograd(
 def test_a_large_weight_gets_its_gradient_where_its_layer_is_computed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gradients, "LARGE_WEIGHT", 16)
+    monkeypatch.setattr(linear, "LARGE_WEIGHT", 16)
     exact, fast = pair(16, 8, bias=True)
     for layer, x in ((exact, torch.ones(3, 16).double()), (fast, torch.ones(3, 16))):
         checkpoint(layer, x, use_reentrant=False).square().sum().backward()

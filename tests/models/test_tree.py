@@ -14,7 +14,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
-from postgrad.models import tree as flex
+from postgrad.models import tree as tree_module
 from postgrad.models.attention import ATTENTION_NAME, AttentionContext, hidden_states
 from postgrad.models.head import full_logits, target_logprobs
 from postgrad.models.tree import FlexAttention, TreeAttention
@@ -159,8 +159,8 @@ def test_flex_attentions_mask_gives_the_logprobs_of_the_padded_forward(
 
     module = "torch.nn.attention.flex_attention"
     monkeypatch.setattr(f"{module}._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)  # saves seconds
-    monkeypatch.setattr(flex, "NARROWEST", 1)
-    monkeypatch.setattr(flex, "_kernel", lambda: uncompiled)
+    monkeypatch.setattr(tree_module, "NARROWEST", 1)
+    monkeypatch.setattr(tree_module, "_kernel", lambda: uncompiled)
     with torch.no_grad():
         found = packed_logprobs(lm, sequences, 1, narrow_flex)
     torch.testing.assert_close(found, expected, atol=3e-5, rtol=1e-5)

@@ -9,7 +9,7 @@ from rich.console import Console as Rich
 from rich.text import Text
 
 from helpers.pages import ROOT
-from postgrad.observe import board as module
+from postgrad.observe import board
 from postgrad.observe.board import Board, LiveBlock
 
 
@@ -33,7 +33,7 @@ def screen(rich: Rich) -> list[str]:
 @pytest.fixture
 def never(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is drawn by the clock."""
-    monkeypatch.setattr(module, "PERIOD_SECONDS", 1e6)
+    monkeypatch.setattr(board, "PERIOD_SECONDS", 1e6)
 
 
 @pytest.mark.usefixtures("never")
@@ -63,7 +63,7 @@ def test_what_waits_when_a_run_fails_is_still_shown(rich: Rich) -> None:
 
 
 def test_the_clock_draws_what_nobody_asked_for(rich: Rich, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PERIOD_SECONDS", 0.001)
+    monkeypatch.setattr(board, "PERIOD_SECONDS", 0.001)
     with LiveBlock(Board(10, 0, 0.0), rich) as block:
         block.soon(Text("step 1"))
         until = time.monotonic() + 60
@@ -73,6 +73,6 @@ def test_the_clock_draws_what_nobody_asked_for(rich: Rich, monkeypatch: pytest.M
 
 
 def test_the_block_is_drawn_as_often_as_the_docs_and_its_whole_seconds_say() -> None:
-    assert module.PERIOD_SECONDS == 1.0
+    assert board.PERIOD_SECONDS == 1.0
     text = " ".join((ROOT / "docs" / "loggers.md").read_text("utf-8").split())
-    assert "Both are drawn once a second" in text
+    assert "redrawn once a second" in text

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postgrad.core.ragged import Ragged
-from postgrad.ops import advantages as ops
+from postgrad.ops import advantages
 
 REWARDS = np.array([1.0, 0.0, 0.0, 1.0, 2.0, 4.0])
 GROUP = np.array([7, 7, 3, 7, 3, 3])  # group 7: 1, 0, 1; group 3: 0, 2, 4
@@ -17,18 +17,18 @@ GROUP = np.array([7, 7, 3, 7, 3, 3])  # group 7: 1, 0, 1; group 3: 0, 2, 4
 
 def test_group_statistics_match_numbers_worked_by_hand():
     third = (2 * (1 / 3) ** 2 + (2 / 3) ** 2) / 2  # squares of group 7 over n - 1
-    assert ops.group_sizes(GROUP).tolist() == [3, 3, 3, 3, 3, 3]
+    assert advantages.group_sizes(GROUP).tolist() == [3, 3, 3, 3, 3, 3]
     np.testing.assert_allclose(
-        ops.group_means(REWARDS, GROUP), [2 / 3, 2 / 3, 2, 2 / 3, 2, 2], rtol=1e-15
+        advantages.group_means(REWARDS, GROUP), [2 / 3, 2 / 3, 2, 2 / 3, 2, 2], rtol=1e-15
     )
     np.testing.assert_allclose(
-        ops.group_stds(REWARDS, GROUP), np.sqrt([third, third, 4, third, 4, 4]), rtol=1e-15
+        advantages.group_stds(REWARDS, GROUP), np.sqrt([third, third, 4, third, 4, 4]), rtol=1e-15
     )
 
 
 def test_normalised_rewards_are_in_units_of_the_sample_standard_deviation_plus_eps():
     np.testing.assert_allclose(
-        ops.normalised(REWARDS, GROUP)[[2, 4, 5]],
+        advantages.normalised(REWARDS, GROUP)[[2, 4, 5]],
         [-2 / (2 + 1e-6), 0.0, 2 / (2 + 1e-6)],
         rtol=1e-15,
     )
@@ -36,19 +36,23 @@ def test_normalised_rewards_are_in_units_of_the_sample_standard_deviation_plus_e
 
 def test_the_left_out_sample_is_not_in_its_own_baseline():
     expected = [1 - 0.5, 0 - 1.0, 0 - 3.0, 1 - 0.5, 2 - 2.0, 4 - 1.0]
-    np.testing.assert_allclose(ops.left_one_out(REWARDS, GROUP), expected, rtol=1e-14, atol=1e-15)
+    np.testing.assert_allclose(
+        advantages.left_one_out(REWARDS, GROUP), expected, rtol=1e-14, atol=1e-15
+    )
 
 
 def test_leaving_one_out_of_a_group_of_one_is_an_error():
     with pytest.raises(ValueError, match=r"groups of one: \[5\]"):
-        ops.left_one_out(np.array([1.0, 0.0, 1.0]), np.array([2, 2, 5]))
+        advantages.left_one_out(np.array([1.0, 0.0, 1.0]), np.array([2, 2, 5]))
 
 
 def test_a_group_of_one_has_no_deviation():
-    assert ops.group_stds(np.array([3.0]), np.array([0])).tolist() == [0.0]
+    assert advantages.group_stds(np.array([3.0]), np.array([0])).tolist() == [0.0]
 
 
-@pytest.mark.parametrize("credit", [ops.centred, ops.normalised, ops.left_one_out])
+@pytest.mark.parametrize(
+    "credit", [advantages.centred, advantages.normalised, advantages.left_one_out]
+)
 @given(value=st.floats(-1e6, 1e6), n=st.integers(2, 40))
 def test_equal_rewards_give_exactly_zero(credit, value, n):
     assert credit(np.full(n, value), np.zeros(n, np.int64)).tolist() == [0.0] * n
@@ -57,7 +61,7 @@ def test_equal_rewards_give_exactly_zero(credit, value, n):
 def test_three_rewards_of_a_tenth_would_not_have_given_zero_by_subtraction():
     rewards = np.array([0.1, 0.1, 0.1])
     assert (rewards - rewards.sum() / 3 != 0).all()
-    assert ops.equal_groups(rewards, np.zeros(3, np.int64)).all()
+    assert advantages.equal_groups(rewards, np.zeros(3, np.int64)).all()
 
 
 grouped = st.lists(
@@ -69,7 +73,7 @@ grouped = st.lists(
 def test_every_sample_agrees_with_a_loop_over_its_group(rows):
     group = np.array([g for g, _ in rows])
     rewards = np.array([r for _, r in rows])
-    means, stds = ops.group_means(rewards, group), ops.group_stds(rewards, group)
+    means, stds = advantages.group_means(rewards, group), advantages.group_stds(rewards, group)
     for i, g in enumerate(group):
         mine = [r for h, r in rows if h == g]
         assert means[i] == pytest.approx(statistics.fmean(mine), rel=1e-12, abs=1e-12)
@@ -83,7 +87,9 @@ def test_the_order_of_samples_does_not_matter(rows, seed):
     rewards = np.array([r for _, r in rows])
     order = np.random.default_rng(seed).permutation(len(rows))
     np.testing.assert_allclose(
-        ops.centred(rewards, group)[order], ops.centred(rewards[order], group[order]), atol=1e-12
+        advantages.centred(rewards, group)[order],
+        advantages.centred(rewards[order], group[order]),
+        atol=1e-12,
     )
 
 
@@ -92,7 +98,7 @@ def test_a_constant_added_to_every_reward_changes_no_advantage(rows, shift):
     group = np.array([g for g, _ in rows])
     rewards = np.array([r for _, r in rows])
     np.testing.assert_allclose(
-        ops.centred(rewards + shift, group), ops.centred(rewards, group), atol=1e-11
+        advantages.centred(rewards + shift, group), advantages.centred(rewards, group), atol=1e-11
     )
 
 
@@ -100,7 +106,7 @@ def test_a_constant_added_to_every_reward_changes_no_advantage(rows, shift):
 def test_advantages_of_a_group_sum_to_zero(rows):
     group = np.array([g for g, _ in rows] * 2)  # twice, so that no group has one sample
     rewards = np.array([r for _, r in rows] + [r + 1 for _, r in rows])
-    for credit in (ops.centred, ops.left_one_out):
+    for credit in (advantages.centred, advantages.left_one_out):
         sums = np.bincount(group, weights=credit(rewards, group))
         np.testing.assert_allclose(sums, 0.0, atol=1e-10)
 
@@ -112,7 +118,7 @@ TOKENS = st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max
 def test_what_follows_a_token_is_a_sum_over_the_tokens_from_it_on(rows, total):
     turns = Ragged.of([[one[0] for one in row] for row in rows], np.float64)
     charges = Ragged.of([[one[1] for one in row] for row in rows], np.float64)
-    found = turns.like(ops.to_go(np.full(len(rows), total), charges, turns))
+    found = turns.like(advantages.to_go(np.full(len(rows), total), charges, turns))
     for i, row in enumerate(rows):
         earned = [turn - charge for turn, charge in row]
         earned[-1] += total - math.fsum(turn for turn, _ in row)
@@ -122,5 +128,5 @@ def test_what_follows_a_token_is_a_sum_over_the_tokens_from_it_on(rows, total):
 
 def test_rewards_without_turns_and_charges_follow_every_token_exactly():
     nothing = Ragged.of([[0.0, 0.0], [0.0]], np.float64)
-    found = ops.to_go(np.array([0.1, 0.3]), nothing, nothing)
+    found = advantages.to_go(np.array([0.1, 0.3]), nothing, nothing)
     assert found.tolist() == [0.1, 0.1, 0.3]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postgrad.core.seeds import uniform
-from postgrad.ops import intervals as paired
+from postgrad.ops import intervals
 from postgrad.ops.intervals import difference_interval, mcnemar, sign_flip
 
 
@@ -48,14 +48,14 @@ def test_drawn_signs_come_close_to_all_signs() -> None:
     """45 against 65 of 110: more words of random bits than one, and more chunks than one."""
     differences = [1.0] * 45 + [-1.0] * 65
     drawn = sign_flip(differences, 7)
-    spread = math.sqrt(0.07 * 0.93 / paired.FLIPS)
+    spread = math.sqrt(0.07 * 0.93 / intervals.FLIPS)
     assert drawn == pytest.approx(mcnemar(45, 65), abs=4 * spread)
     assert drawn == sign_flip(differences, 7)
     assert drawn != sign_flip(differences, 8)
 
 
 def test_the_smallest_p_is_that_of_the_observed_signs_alone() -> None:
-    assert sign_flip([1.0] * 80, 0) == 1 / (paired.FLIPS + 1)
+    assert sign_flip([1.0] * 80, 0) == 1 / (intervals.FLIPS + 1)
     assert sign_flip([0.5] * 4, 0) == 2 / 16
 
 

@@ -12,16 +12,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.layout import blocks as layout_blocks
+from postgrad.layout import blocks
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.models import head as models_head
+from postgrad.models import head
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.load import place
 from postgrad.models.settings import LoraSettings
 from postgrad.models.shapes import ModelShape, shape_of
-from postgrad.plan import activations as blocks
-from postgrad.plan import passes
+from postgrad.plan import activations, passes
 from postgrad.plan.activations import Blocks, kept
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.passes import CHUNK
@@ -87,6 +86,6 @@ def test_what_is_foreseen_is_what_autograd_keeps(
 
 
 def test_sizes_that_a_plan_repeats_are_those_of_the_program() -> None:
-    assert models_head.CHUNK_VALUES == CHUNK
-    assert layout_blocks.QUERY_RUN == blocks.QUERY_RUN
+    assert head.CHUNK_VALUES == CHUNK
+    assert blocks.QUERY_RUN == activations.QUERY_RUN
     assert sampler.CHUNK_VALUES == passes.SAMPLED_TOGETHER

@@ -3,7 +3,7 @@
 from typing import Any
 
 from postgrad.core.process import TRIM_BYTES
-from postgrad.models import linear as gradients
+from postgrad.models import linear
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.settings import ModelInit, ModelSettings
 from postgrad.plan.hardware import parse_hardware
@@ -138,7 +138,7 @@ def test_logits_of_few_entries_are_less_than_a_chunk() -> None:
 def test_the_gradient_of_a_large_head_is_added_in_place_on_a_cpu() -> None:
     init = {**INIT, "tokenizer": {"vocab_size": 151_936}}
     shape = shape_of_model(ModelSettings(init=ModelInit.model_validate(init)))
-    assert 151_936 * 256 > PART == gradients.LARGE_WEIGHT > 4096 * 256
+    assert 151_936 * 256 > PART == linear.LARGE_WEIGHT > 4096 * 256
     wide, narrow = (Head(shape, width, 10_000, cpu=True, trains=True) for width in (4, 2))
     assert (wide.backward()[1], wide.waiting(), wide.ending()) == (0, 0, 0)
     assert narrow.backward()[1] > 0 < narrow.waiting()

@@ -46,7 +46,7 @@ def test_an_engines_table_is_read() -> None:
         ({"type": "openai", "openai": {"base_url": "here"}}, "rollout.openai.base_url"),
         (
             {"type": "openai", "openai": {"base_url": "http://me:key@host/v1"}},
-            "variable of rollout.openai.api_key_env",
+            "variable that rollout.openai.api_key_env names",
         ),
         ({"type": "sglang"}, "rollout.type"),
     ],

@@ -33,8 +33,8 @@ def test_an_adapter_learns_at_least_ten_times_as_fast_as_the_whole_model(path: P
 @pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
 def test_a_whole_model_of_8b_says_what_it_needs_and_what_to_do_until_then(path: Path) -> None:
     text = path.read_text("utf-8")
-    assert "18 bytes a parameter" in text
-    assert "Sharding over" in text
+    assert "18 bytes per parameter" in text
+    assert "Shard over ranks" in text
     assert load_recipe(path, ["--model.path", "Qwen/Qwen3-4B"]).model.path == "Qwen/Qwen3-4B"
 
 
@@ -82,9 +82,9 @@ def test_the_sums_of_memory_are_those_of_the_model_s_shapes() -> None:
         assert f"{18 * whole / 1e9:.0f} GB" in said[name].replace("# ", "")
     assert f"{18 * body / 1e9:.0f} GB" in said["reward"].replace("# ", "")
     for name in ("dpo_lora", "grpo_lora", "ppo_lora"):
-        assert f"{2 * whole / 1e9:.0f} GB the frozen" in said[name]
+        assert f"{2 * whole / 1e9:.0f} GB for the frozen" in said[name]
     for name in ("reward_lora", "ppo_lora"):
-        assert f"{2 * body / 1e9:.0f} GB the" in said[name]
+        assert f"{2 * body / 1e9:.0f} GB for the" in said[name]
     for name, rank, adapters in (("reward_lora", 64, 1), ("ppo_lora", 64, 2), ("grpo_lora", 32, 1)):
         recipe = load_recipe(FOLDER / f"{name}.toml")
         assert recipe.model.lora is not None

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.rewards import descendants as cpu
-from postgrad.rewards import descendants as orphans
+from postgrad.rewards.descendants import descendants, end_with_descendants
 from postgrad.rewards.settings import RewardSettings
 
 
@@ -35,9 +34,9 @@ def test_a_child_is_ended_with_those_that_lose_their_parent_by_it():
         [sys.executable, "-c", outer], stdout=subprocess.PIPE, start_new_session=True
     )
     assert process.stdout.readline() == b"ready\n"
-    under = list(cpu.descendants(process.pid))
+    under = list(descendants(process.pid))
     assert len(under) == 1
-    assert orphans.end(process, group=True) == -signal.SIGKILL
+    assert end_with_descendants(process, group=True) == -signal.SIGKILL
     assert [pid for pid in under if Path(f"/proc/{pid}").exists()] == []
     process.stdout.close()
 
@@ -45,7 +44,7 @@ def test_a_child_is_ended_with_those_that_lose_their_parent_by_it():
 def test_a_worker_that_is_killed_over_a_text_leaves_no_process_of_its_sandbox(
     make_scorer, make_prompt, make_rollouts
 ):
-    others = set(cpu.descendants(os.getpid()))
+    others = set(descendants(os.getpid()))
     scorer = make_scorer(
         RewardSettings(type="code", name="code", whole_text=True),
         RewardSettings(type="regex", pattern="(a+)+b", when={"slow": "yes"}, cpu_seconds=0.2),
@@ -56,10 +55,10 @@ def test_a_worker_that_is_killed_over_a_text_leaves_no_process_of_its_sandbox(
     except UsageError as error:
         pytest.skip(str(error))
     assert group[0].total.tolist() == [1.0]
-    before = set(cpu.descendants(os.getpid())) - others
+    before = set(descendants(os.getpid())) - others
     (backtracks,) = scorer.score([(make_prompt(**sums, slow="yes"), make_rollouts(["a" * 40]))])
     assert [failure.cause for failure in backtracks.failures] == ["cpu_time"]
-    gone = before - set(cpu.descendants(os.getpid()))
+    gone = before - set(descendants(os.getpid()))
     scorer.close()
     assert len(gone) >= 3  # a worker, and its sandbox with it
     assert remaining(before) == []

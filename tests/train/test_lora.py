@@ -23,7 +23,7 @@ from postgrad.models.load import load_model
 from postgrad.observe.console import Console
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.tools.export import export
-from postgrad.train import rl as rl_job
+from postgrad.train import rl
 from postgrad.train.pairs import PreferenceJob
 from postgrad.train.rl import RLJob
 from postgrad.train.sft import SFTJob
@@ -47,7 +47,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(parts)
         whole(self, run, parts)
 
-    monkeypatch.setattr(rl_job.RLJob, "__init__", keep)
+    monkeypatch.setattr(rl.RLJob, "__init__", keep)
     return found
 
 

@@ -16,7 +16,7 @@ from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.role import Learner
 from postgrad.observe.console import Console
 from postgrad.rollout.source import LiveSource
-from postgrad.train import memory as out_of_memory
+from postgrad.train import memory
 from postgrad.train.memory import OutOfMemory, ran_out
 from postgrad.train.rl import RLJob
 from postgrad.train.start import train
@@ -132,7 +132,7 @@ def test_without_a_plan_the_ways_out_are_named_in_general(
     def unknown(*_: Any) -> Any:
         raise OSError("no network")
 
-    monkeypatch.setattr(out_of_memory.foreseen, "facts_here", unknown)
+    monkeypatch.setattr(memory.foreseen, "facts_here", unknown)
     fail_at(monkeypatch, Learner, "update", 1)
     with pytest.raises(OutOfMemory, match=r"smaller batch\.micro_train_tokens"):
         train(make_recipe("sft"), console)

@@ -16,7 +16,9 @@ from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.store import CheckpointStore
 from postgrad.cluster import connection
 from postgrad.cluster.settings import ClusterSettings
+from postgrad.cluster.workers import RankGroup
 from postgrad.core.errors import UsageError
+from postgrad.fleet import local, ranked
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Recipe
 from postgrad.tools.checkpoints import verify
@@ -109,6 +111,45 @@ def test_a_held_out_loss_on_ranks_is_that_of_one_process(
     for a, b in zip(one, two, strict=True):
         assert (b["loss_tokens"], b["loss_rows"]) == (a["loss_tokens"], 9)
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)
+
+
+def test_a_reference_with_a_model_of_its_own_lies_on_the_ranks_and_leaves_them(
+    make_recipe: Any, console: Console, models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller loads no model; the reference is gone once its logprobs are there."""
+    own = {
+        "model": {"path": models(1), "init": None},
+        "reference": {"model": {"path": models(2)}},
+        "data": {"max_len": 64, "cache": False},
+    }
+    alone = make_recipe("preference", "alone", steps=STEPS, learner=LEARNER, **own)
+    train(alone, console)
+    several = make_recipe("preference", "several", **on_ranks(2, "zero3"), **own)
+    held: list[Any] = []
+    call = RankGroup.call
+
+    def watched(group: RankGroup, method: str, *arguments: Any) -> Any:
+        handle = call(group, method, *arguments)
+        if method == "release":
+            handle.result()
+            held.extend(group.ask(rank, "held").result() for rank in range(group.size))
+        return handle
+
+    def refuse(path: str, **_: Any) -> Any:
+        raise AssertionError(f"the controller loads {path}")
+
+    monkeypatch.setattr(RankGroup, "call", watched)
+    monkeypatch.setattr(ranked, "RANK", "telling_rank:Telling")
+    monkeypatch.setattr(local, "load_model", refuse)
+    train(several, console)
+    assert held == [(["policy"], 1)] * 2
+    assert apart(weights(alone), weights(several)) < 1e-4
+    one, two = (
+        [json.loads(line) for line in (Path(each.run_dir) / "metrics.jsonl").open()]
+        for each in (alone, several)
+    )
+    for a, b in zip(one, two, strict=True):
+        assert b["policy/loss"] == pytest.approx(a["policy/loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize(("ranks", "sharding"), [(2, "none"), (4, "zero2")])

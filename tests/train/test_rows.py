@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from helpers.runs import assert_same_run, lines
-from postgrad.data import cache as caching
+from postgrad.data import cache
 from postgrad.observe.console import Console
 from postgrad.train.start import train
 
@@ -16,7 +16,7 @@ from postgrad.train.start import train
 def test_a_run_has_the_same_bits_with_the_cache_and_without(
     job: str, make_recipe: Any, console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caching, "SMALLEST", 2)
+    monkeypatch.setattr(cache, "SMALLEST", 2)
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "cache"))
     plain = make_recipe(job, "plain", data={"cache": False}, steps=2)
     first, again = (make_recipe(job, name, steps=2) for name in ("first", "again"))

@@ -18,8 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from postgrad.checkpoint import manifest as contents
-from postgrad.checkpoint.manifest import Damaged
+from postgrad.checkpoint.manifest import MANIFEST, Damaged, manifest_of, read_manifest
 from postgrad.checkpoint.parts import Divided
 from postgrad.checkpoint.state import RunState
 from postgrad.core.array_files import disk_error
@@ -59,7 +58,7 @@ def write(folder: Path, state: RunState, tensors: Mapping[str, Mapping[str, Tens
         write_json(folder / STATE, state.to_json())
     except (TypeError, ValueError) as error:
         raise RunError(f"the state of step {state.step} cannot be saved: {error}") from error
-    write_json(folder / contents.FILE, contents.manifest_of(folder, state.step).to_json())
+    write_json(folder / MANIFEST, manifest_of(folder, state.step).to_json())
 
 
 def commit(written: Path, step: int) -> Path:
@@ -139,7 +138,7 @@ def named(path: Path) -> int | None:
 def is_ours(path: Path, step: int) -> bool:
     """True where a manifest of ours says that this is the checkpoint of `step`."""
     try:
-        return contents.read_manifest(path).step == step
+        return read_manifest(path).step == step
     except Damaged:
         return False
 

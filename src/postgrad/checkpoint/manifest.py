@@ -11,7 +11,7 @@ from postgrad.checkpoint.schema import ManifestSchema, require
 from postgrad.core.files import versions
 from postgrad.core.untrusted import open_file, read_json, shown
 
-FILE = "manifest.json"
+MANIFEST = "manifest.json"
 FORMAT = 1
 WRITER = "postgrad"
 PACKAGES = ("torch", "transformers", "numpy", "safetensors")
@@ -69,7 +69,7 @@ def read_manifest(directory: Path) -> Manifest:
 
     File names are untrusted: whatever could lead out of the directory is refused.
     """
-    path = directory / FILE
+    path = directory / MANIFEST
     try:
         data = read_json(path, pairs=_unique)
     except FileNotFoundError as error:
@@ -121,7 +121,7 @@ def _plain(name: str, path: Path) -> str:
     """`name` where it is the name of a file beside the manifest `path`; raises Damaged."""
     if (
         not name
-        or name in (".", "..", FILE)
+        or name in (".", "..", MANIFEST)
         or "/" in name
         or "\\" in name
         or "\0" in name

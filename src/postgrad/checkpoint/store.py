@@ -17,9 +17,8 @@ from pathlib import Path
 from torch import Tensor
 
 from postgrad.checkpoint import files
-from postgrad.checkpoint import manifest as contents
 from postgrad.checkpoint.files import STATE
-from postgrad.checkpoint.manifest import Damaged
+from postgrad.checkpoint.manifest import MANIFEST, Damaged, read_manifest, verify
 from postgrad.checkpoint.parts import WITH_RANK, Divided, Reader
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.state import RunState
@@ -310,10 +309,10 @@ def _read_state(path: Path) -> RunState:
 
 
 def _read(path: Path, step: int) -> Checkpoint:
-    manifest = contents.read_manifest(path)
-    contents.verify(path, manifest)
+    manifest = read_manifest(path)
+    verify(path, manifest)
     if manifest.step != step or STATE not in manifest.files:
-        raise Damaged(f"{path / contents.FILE} is of step {manifest.step}, or has no {STATE}")
+        raise Damaged(f"{path / MANIFEST} is of step {manifest.step}, or has no {STATE}")
     state = _read_state(path)
     if state.step != step:
         raise Damaged(f"{path / STATE} is of step {state.step}")

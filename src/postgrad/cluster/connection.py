@@ -1,4 +1,5 @@
-"""The Ray cluster of a run: one that runs already, or one of this machine."""
+"""The Ray cluster of a run, one that runs already or one of this machine; and the places in it that
+the run reserves for its roles."""
 
 import os
 import re

@@ -1,4 +1,5 @@
-"""Processes behind Ray: started where they belong, called, watched and ended.
+"""Processes behind Ray: started where they belong, called, watched and ended. They work
+alone (`Workers`) or as the ranks of one process group (`RankGroup`).
 
 Each process holds an object of a class that is given by name, so that this room knows no roles.
 """

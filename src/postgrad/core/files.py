@@ -1,4 +1,6 @@
-"""Writes files and directories atomically: they are complete or absent."""
+"""Files of ours: written atomically, so that they are complete or absent; synced to the disk; found
+in the user's folders. And the versions of packages, which such files record.
+"""
 
 import errno
 import importlib.metadata

@@ -1,5 +1,6 @@
-"""What a process does for itself and its children: garbage collection, the C library's heap, pipes,
-the environment that children inherit. Light imports."""
+"""What a process does for itself and its children: garbage collection and the C library's heap, the
+environment that children inherit, its pipes, its end with its parent. Imports no heavy package.
+"""
 
 import ctypes
 import gc

@@ -1,4 +1,6 @@
-"""Draws: a job asks a dataset or a mixture for the record of a ticket."""
+"""Draws: a job asks a dataset or a mixture for the record of a ticket. `Order` permutes the rows
+anew in every epoch.
+"""
 
 import dataclasses
 from collections.abc import Sequence

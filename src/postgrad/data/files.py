@@ -1,4 +1,6 @@
-"""Rows of JSON-lines and Parquet files, each with the place that messages name."""
+"""Rows of datasets: JSON-lines and Parquet files, and the hub, whose files are read from its cache.
+Each row has the place that messages name.
+"""
 
 import gzip
 import json

@@ -1,8 +1,9 @@
-"""Rows made by reasoning-gym: procedural problems with answers and their own scorers.
+"""Rows that a program makes: reasoning-gym's procedural problems with answers and their own
+scorers, or what a function of the user's returns.
 
-Some tasks iterate over sets, so the order of hashes decides their problems (word_ladder,
-ransom_note, polynomial_multiplication and others). All are made in a process with a fixed hash
-seed, `python -m postgrad.data.gym`; the workers that score them have the same seed.
+Some tasks of reasoning-gym iterate over sets, so the order of hashes decides their problems
+(word_ladder, ransom_note, polynomial_multiplication and others). All are made in a process with a
+fixed hash seed, `python -m postgrad.data.gym`; the workers that score them have the same seed.
 """
 
 import dataclasses

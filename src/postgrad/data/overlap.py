@@ -1,4 +1,6 @@
-"""Overlap with held-out sets: questions that are equal, and rows that share a run of words."""
+"""Overlap with held-out sets: questions that are equal, and rows that share a run of words. A
+`Selection` leaves out such rows, and duplicates, as training data is read.
+"""
 
 import hashlib
 import json

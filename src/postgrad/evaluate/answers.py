@@ -1,4 +1,5 @@
-"""Evaluation: held-out prompts, answers sampled with another seed than training's, scored.
+"""Evaluation by answers: held-out prompts, answers sampled with another seed than training's,
+scored; and what answering needs in training too: the environment, the scorer, checks of rows.
 
 The same prompts and the same random numbers every time, so that two evaluations of a run differ by
 the weights alone.

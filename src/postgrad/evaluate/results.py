@@ -1,4 +1,6 @@
-"""Results of evaluations: correct answers of each problem, and rates with intervals over them."""
+"""Results of evaluations: correct answers of each problem, rates with intervals over them, and the
+paired comparison of two models.
+"""
 
 import math
 from collections.abc import Mapping, Sequence

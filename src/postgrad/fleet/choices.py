@@ -1,7 +1,7 @@
 """Settings that a run chooses at its start because the recipe leaves them open.
 
 They are chosen once, kept in the run state and used again at resume, because another number of
-threads or slots rounds differently. On a CPU threads and dtype are measured (parallel.probe) where
+threads or slots rounds differently. On a CPU threads and dtype are measured (parallel.device) where
 neither the recipe nor a checkpoint states them.
 """
 
@@ -18,8 +18,7 @@ from postgrad.core.errors import UsageError
 from postgrad.models.config_check import require_config
 from postgrad.models.files import CONFIG, read_object, weights_source
 from postgrad.models.linear import project
-from postgrad.parallel import device as placing
-from postgrad.parallel import device as probe
+from postgrad.parallel import device as devices
 from postgrad.parallel.device import Placement
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import EngineSizes
@@ -67,7 +66,7 @@ def choose(recipe: Recipe, recorded: Mapping[str, Any], *, measure: bool = True)
     choices may measure, so that two evaluations of a model give the same numbers.
     """
     recorded_value = recorded.get
-    probed = placing.choose(recipe.learner.threads, recipe.learner.deterministic)
+    probed = devices.choose(recipe.learner.threads, recipe.learner.deterministic)
     device = recorded_value("device") or probed.device
     dtype = _dtype(recipe, recorded_value("dtype"), device, measure)
     threads = recipe.learner.threads or recorded_value("threads")
@@ -90,7 +89,7 @@ def choose(recipe: Recipe, recorded: Mapping[str, Any], *, measure: bool = True)
 
 def _micro_train_tokens(recipe: Recipe, recorded: int | None, device: str) -> int | None:
     """The token budget of a micro-batch; None where micro-batches are counted in samples. Where it
-    is "auto" and not recorded, `auto_sizes` still replaces it.
+    is "auto" and not recorded, `train.memory` still replaces it.
     """
     if recipe.batch.micro_train_batch_size is not None:
         return None
@@ -105,7 +104,7 @@ def _micro_train_tokens(recipe: Recipe, recorded: int | None, device: str) -> in
 
 
 def _threads(device: str, most: int, measure: bool) -> int:
-    return probe.useful_threads(most) if device == "cpu" and measure else most
+    return devices.useful_threads(most) if device == "cpu" and measure else most
 
 
 def _dtype(recipe: Recipe, recorded: str | None, device: str, measure: bool) -> str:
@@ -117,9 +116,9 @@ def _dtype(recipe: Recipe, recorded: str | None, device: str, measure: bool) -> 
     if recorded is not None:
         return recorded
     multiply = partial(project, bias=None)
-    if device == "cpu" and measure and probe.bfloat16_pays(*_layer(recipe), multiply):
+    if device == "cpu" and measure and devices.bfloat16_pays(*_layer(recipe), multiply):
         return "bfloat16"
-    return str(placing.compute_dtype("auto", torch.device(device))).removeprefix("torch.")
+    return str(devices.compute_dtype("auto", torch.device(device))).removeprefix("torch.")
 
 
 def _rollout_dtype(stated: str, recorded: str | None, learner: str) -> str:
@@ -138,6 +137,6 @@ def _layer(recipe: Recipe) -> tuple[int, int]:
         config = read_object(path)
         require_config(config, path)
         sizes = config["hidden_size"], config.get("intermediate_size") or config["hidden_size"]
-        return min(int(sizes[0]), probe.WIDEST), min(int(sizes[1]), probe.WIDEST)
+        return min(int(sizes[0]), devices.WIDEST), min(int(sizes[1]), devices.WIDEST)
     except (UsageError, KeyError, TypeError):
-        return probe.WIDEST, probe.WIDEST
+        return devices.WIDEST, devices.WIDEST

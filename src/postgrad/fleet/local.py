@@ -1,5 +1,6 @@
 """The models of a run in this process: loaded, given an adapter or a head, divided over ranks."""
 
+import gc
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -145,6 +146,7 @@ class LocalFleet:
 
     def release(self, role: str) -> None:
         del self.roles[role]
+        gc.collect()  # FSDP2's hooks and modules refer to each other: nothing else frees them
 
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
         """Fleet.engine: it borrows the weights of the policy, which is in this process too."""

@@ -22,7 +22,7 @@ from postgrad.core.files import sync_file
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.local import LocalFleet
 from postgrad.learner.optimizer import UPDATES
-from postgrad.parallel import device as placing
+from postgrad.parallel import device as devices
 from postgrad.parallel.grid import Grid
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import WHOLE, TensorPiece, whole_tensor
@@ -44,7 +44,7 @@ class RankWorker:
 
     def __init__(self, recipe: Mapping[str, Any], choices: Choices) -> None:
         loaded = recipe_from_json(dict(recipe))
-        placing.apply(choices.placement)
+        devices.apply(choices.placement)
         self._site = _Site(loaded, loaded.geometry(), choices)
         self._ranks = ALONE
         self._fleet = LocalFleet(self._site)

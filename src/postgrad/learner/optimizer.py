@@ -1,4 +1,6 @@
-"""Master weights and their optimizers; all state is named tensors."""
+"""Master weights and their optimizers, AdamW and Muon, and the moving average of weights. All state
+is named tensors.
+"""
 
 import math
 import re

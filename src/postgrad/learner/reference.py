@@ -1,4 +1,6 @@
-"""A reference that follows the policy: refreshed every n steps, or its moving average."""
+"""The reference that KL is measured from: one that follows the policy (`MovingReference`), and the
+logprobs of one that never changes, computed once before the run (`ReferenceLogprobs`).
+"""
 
 import hashlib
 import json

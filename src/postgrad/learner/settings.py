@@ -1,4 +1,4 @@
-"""The recipe's settings for training a role."""
+"""The recipe's settings for training a role, and the learning rates that follow from them."""
 
 import math
 from typing import Literal, Self

@@ -1,4 +1,6 @@
-"""An update: the samples of one optimizer step, over which its denominators count."""
+"""An update: the samples of one optimizer step, over which its denominators count; how a step's
+experience is cut into updates; and the columns of an update on the device, by token.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -159,7 +159,7 @@ def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
     for key, names in named.items():
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UsageError(
-                f"{folder}/{ADAPTER_CONFIG}: {key} is {names!r}; wanted is a list of names"
+                f"{folder}/{ADAPTER_CONFIG}: {key} is {names!r}; it has to be a list of names"
             )
     foreign = [key for key, value in config.items() if value and key not in READ | HARMLESS]
     wrong = {

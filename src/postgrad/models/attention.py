@@ -1,4 +1,4 @@
-"""How transformers' models call our attention.
+"""How transformers' models call our attention, and how hidden states come out of them.
 
 transformers calls one registered function for every layer and passes on keyword arguments of the
 model's forward. So the forward is given an `AttentionContext`, and the registered function passes

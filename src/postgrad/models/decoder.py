@@ -31,7 +31,7 @@ class Decoder(Protocol):
         self, input_ids: Tensor, positions: Tensor, context: AttentionContext
     ) -> Tensor:
         """The last hidden states [T, hidden] of input_ids [T] at positions [T], as the function
-        models.packed.hidden_states gives them.
+        models.attention.hidden_states gives them.
         """
         ...
 

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.models.files import require_room
+from postgrad.models.headers import require_room
 from postgrad.models.load import (
     load_config,
     load_generation_config,

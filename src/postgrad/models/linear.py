@@ -1,8 +1,9 @@
-"""Matrix products in float32 by oneDNN, on CPUs with AVX-512.
+"""Modules that take the place of a model's own where they are faster or take less memory: linear
+layers in oneDNN, fused norms, and embeddings that add a large gradient in place.
 
 torch calls MKL for float32 products. One core of an AMD EPYC (Zen 5) reaches 85 GFLOP/s with MKL
 and 200 with oneDNN, which ships with torch too and already does the bfloat16 products. Most of the
-time of an update, and of a decoding step, goes into such products.
+time of an update, and of a decoding step, goes into such products. It needs AVX-512.
 """
 
 import functools
@@ -101,7 +102,9 @@ def fuse_norms(lm: Any, device: torch.device) -> None:
 
 
 class WordEmbedding(nn.Embedding):
-    """nn.Embedding; a large one adds its gradient in place, with the same bits (see gradients)."""
+    """nn.Embedding; a large one adds its gradient in place (`adds_in_place`), with the same
+    bits.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """input: token ids [...]; returns [..., hidden]."""

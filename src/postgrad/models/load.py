@@ -1,7 +1,7 @@
 """Loads models from Hugging Face directories or the hub, with our attention, without foreign code.
 
 Every command loads through here. Files are checked before a library reads them (models.files,
-config_check, headers), and any error that a library raises over them becomes one UsageError.
+models.config_check), and any error that a library raises over them becomes one UsageError.
 """
 
 import copy
@@ -30,7 +30,7 @@ from postgrad.models import files
 from postgrad.models.adapter_reader import HEAD, merge_adapter, read_adapter
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.config_check import require_config
-from postgrad.models.files import read_headers, require_fit
+from postgrad.models.headers import read_headers, require_fit
 from postgrad.models.linear import fuse_norms, speed_up
 from postgrad.models.probe import require_same_outputs
 from postgrad.models.rope import hold_frequencies

@@ -1,4 +1,6 @@
-"""Writes a Hugging Face directory atomically: it is complete or absent."""
+"""Writes a model as a Hugging Face directory, which is complete or absent; and hashes of such
+directories.
+"""
 
 import hashlib
 from collections.abc import Callable, Sequence

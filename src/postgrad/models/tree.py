@@ -1,4 +1,6 @@
-"""Attention over a tree of segments, for training and scoring: the learner's attention context."""
+"""Attention over a tree of segments, for training and scoring: the learner's attention context,
+block by block (`TreeAttention`) or in one kernel on a GPU (`FlexAttention`).
+"""
 
 from functools import cache, cached_property
 from typing import Any

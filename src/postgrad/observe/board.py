@@ -1,7 +1,7 @@
 """The contents of a terminal's live block: a run's progress and health in a few lines.
 
 `lines` renders the block for a width and a time, and reads nothing but the board's fields. It does
-not use a table of rich, which costs ten times as much: block.py draws it while the run trains.
+not use a table of rich, which costs ten times as much: `LiveBlock` draws it while the run trains.
 """
 
 import math

@@ -1,4 +1,6 @@
-"""Follows a file of lines that another process writes: returns the new lines at each call."""
+"""Reads a run's files of JSON: lines as they are written (`Followed`), all complete lines, or one
+object. Lines of another version, or of a torn write, are checked here.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The lines of samples.jsonl: every sample of a step, trained on or not."""
+"""Samples as people read them: the lines of samples.jsonl, with every sample of a step, trained on
+or not; and answers on the terminal while they are written.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO

@@ -1,7 +1,9 @@
-"""95% confidence intervals of rates: how far they would move with other problems of the same kind.
+"""Statistics of evaluations: 95% confidence intervals of rates, pass@k, calibration of a reward
+model's margins, and tests of the difference of two models on the same problems.
 
-Samples of one problem are not independent, so a problem counts once, by the mean of its samples
-(Miller 2024, arXiv:2411.00640, where a problem is a cluster). NumPy, float64.
+Intervals tell how far rates would move with other problems of the same kind. Samples of one problem
+are not independent, so a problem counts once, by the mean of its samples (Miller 2024,
+arXiv:2411.00640, where a problem is a cluster). NumPy, float64.
 """
 
 import math

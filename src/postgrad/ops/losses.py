@@ -1,4 +1,6 @@
-"""Policy losses by token, before any aggregation. Tensors are [E], one value per loss entry."""
+"""Losses by token, before any aggregation: of the policy, its corrections for samples that another
+engine or older weights drew, and of the critic. Tensors are [E], one value per loss entry.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Device, threads and determinism of a process: chosen once, recorded, used again at a resume."""
+"""Device, threads and determinism of a process: chosen once, recorded, used again at a resume.
+Dtype and number of threads of a CPU may be measured.
+"""
 
 import os
 import statistics

@@ -1,4 +1,5 @@
-"""Devices as data: memory, speeds and links from a table that users add their own rows to."""
+"""Devices as data: memory, speeds and links from a table that users add their own rows to, and the
+share of these speeds that a run reaches."""
 
 import json
 import os

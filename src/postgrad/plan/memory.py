@@ -252,7 +252,7 @@ def _kept_back(
     It keeps blocks too small to have pages of their own, and seldom uses aligned ones again for
     another block of their size (glibc before 2.38). So the activations that each layer computes
     anew under checkpointing leave holes too. What the learning roles leave stays in all phases of
-    the following steps; before an engine samples, core.heap limits it to WORTH_IT.
+    the following steps; before an engine samples, core.process limits it to TRIM_BYTES.
     """
     after_update = 0
     for role in roles:

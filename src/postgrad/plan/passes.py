@@ -14,11 +14,11 @@ from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import Sizes, width
 from postgrad.recipe.recipe import Recipe, RLRecipe
-from postgrad.rollout.local.attention import LANES
 from postgrad.rollout.local.budget import align
+from postgrad.rollout.local.shared import LANES
 
 CHUNK = 2**24  # models.head.CHUNK_VALUES, which a test holds it to
-PART = 2**24  # models.gradients.LARGE_WEIGHT, the same
+PART = 2**24  # models.linear.LARGE_WEIGHT, the same
 
 SAMPLED = 4  # bytes a logit while a token is drawn: its weight
 FILTERED = 41  # and with top_k, top_p or min_p: it is sorted, ranked and summed up
@@ -95,7 +95,7 @@ class Head:
 
     @property
     def _adds_in_place(self) -> bool:
-        """Whether the matrix is so large that its gradient is added in place (models.gradients)."""
+        """Whether the matrix is so large that its gradient is added in place (models.linear)."""
         return self.cpu and self.width == FLOAT32 and self.shape.embedding_parameters > PART
 
     @property

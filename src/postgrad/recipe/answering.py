@@ -14,10 +14,11 @@ from postgrad.recipe.checks import evaluation_lengths, token_budget
 from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.placement import engine_problems
 from postgrad.recipe.settings import AnsweringSections
-from postgrad.rewards import registry as verifiers
 from postgrad.rewards.learned import REWARD_MODEL
 from postgrad.rewards.mixing import ENVIRONMENT
-from postgrad.rollout.environments import base as environments
+from postgrad.rewards.registry import build as build_verifier
+from postgrad.rewards.registry import component_names, for_rollout
+from postgrad.rollout.environments.base import build as build_environment
 from postgrad.rollout.settings import TOTAL, RolloutSettings
 
 _ONE_TEMPLATE = "with an [environment] all sets have those of [data]: it answers through them too"
@@ -163,7 +164,7 @@ def _reward_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     if recipe.environment is None:
         return
     try:
-        environments.build(recipe.environment)
+        build_environment(recipe.environment)
     except UsageError as error:
         yield ("environment",), str(error)
         return
@@ -180,16 +181,16 @@ def _rewards(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     if not recipe.rewards:
         return
     try:
-        verifiers.component_names(recipe.rewards)
+        component_names(recipe.rewards)
     except UsageError as error:
         yield ("rewards",), str(error)
     yield from _routes(recipe)
-    filled = verifiers.for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
+    filled = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
     for place, reward in enumerate(filled):
         if ":" in reward.type:
             continue  # a user's code is imported in the workers only
         try:
-            verifiers.build(reward)
+            build_verifier(reward)
         except UsageError as error:
             yield ("rewards", place), str(error)
 

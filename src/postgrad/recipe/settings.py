@@ -19,11 +19,11 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
 from postgrad.observe.settings import ObserveSettings, SentinelSettings
 from postgrad.recipe.lines import KeyPath
-from postgrad.rewards import registry as verifiers
 from postgrad.rewards.learned import REWARD_MODEL
 from postgrad.rewards.mixing import ENVIRONMENT
+from postgrad.rewards.registry import component_names
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
-from postgrad.rollout.environments import base as environments
+from postgrad.rollout.environments.base import build as build_environment
 from postgrad.rollout.settings import EnvironmentSettings, RolloutSettings
 
 # What a row of the training data becomes: the records of data/.
@@ -323,7 +323,7 @@ class AnsweringSections(CommonSections):
         """The weight of the environment's rewards; None where it gives none. Raises UsageError
         where the environment cannot be built.
         """
-        if self.environment is None or not environments.build(self.environment).gives_rewards:
+        if self.environment is None or not build_environment(self.environment).gives_rewards:
             return None
         return self.environment.weight
 
@@ -333,7 +333,7 @@ class AnsweringSections(CommonSections):
         [environment] have an error, which the checks report.
         """
         try:
-            names = verifiers.component_names(self.rewards) if self.rewards else []
+            names = component_names(self.rewards) if self.rewards else []
             weight = self.environment_weight
         except UsageError:
             return None

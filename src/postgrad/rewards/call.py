@@ -1,4 +1,6 @@
-"""One call of a verifier: its return value as a score, its exception as one line of text."""
+"""One call of a verifier: its return value as a score, its exception as one line of text; in a
+sandbox where the verifier may run a sample's text as code.
+"""
 
 import json
 import math

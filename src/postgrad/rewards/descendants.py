@@ -1,5 +1,6 @@
-"""A process and those under it: their CPU time in seconds, and their end: nothing of
-them stays, zombies included."""
+"""A process and those under it: their CPU time in seconds, and their end, after which none of them
+stays in the process table, not even as a zombie.
+"""
 
 import contextlib
 import ctypes
@@ -16,7 +17,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SECONDS = 1.0  # longest wait for killed processes to be gone
 
 
-def of_this_process() -> float:
+def cpu_of_this_process() -> float:
     """CPU seconds of this process, of the children it has waited for, and of living descendants."""
     waited = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = time.process_time() + waited.ru_utime + waited.ru_stime
@@ -29,7 +30,7 @@ def of_this_process() -> float:
     return used + _living_descendants(os.getpid())
 
 
-def of(pid: int) -> float:
+def cpu_of(pid: int) -> float:
     """CPU seconds of another process as above, to the clock tick (10 ms); 0 where it is gone."""
     return _with_waited(pid) + _living_descendants(pid)
 
@@ -69,7 +70,7 @@ def _with_waited(pid: int) -> float:
     return times.user + times.system + waited
 
 
-def end(process: subprocess.Popen[bytes], group: bool = False) -> int:
+def end_with_descendants(process: subprocess.Popen[bytes], group: bool = False) -> int:
     """Kill a child, or its whole group, and wait for it and for what the kernel kills with it.
 
     Returns its exit status, or minus the signal that ended it.

@@ -1,4 +1,6 @@
-"""Whether a sample has the structure that was asked for."""
+"""Verifiers of a response's format: <think> and <answer> tags, or a regular expression that
+matches.
+"""
 
 import re
 from typing import Annotated

@@ -13,9 +13,8 @@ from typing import Any
 import psutil
 
 from postgrad.core.process import inherited
-from postgrad.rewards import descendants as cpu
-from postgrad.rewards import descendants as orphans
 from postgrad.rewards import protocol
+from postgrad.rewards.descendants import cpu_of, end_with_descendants
 from postgrad.rewards.protocol import ScoreJob
 from postgrad.rewards.settings import RewardSettings
 
@@ -147,7 +146,7 @@ class WorkerProcess:
         self.checks = checks
         self._cpu_before = used
         # CPU time of the processes that only hold a namespace for the worker: not the worker's.
-        self._cpu_beside = cpu.of(self.pid) - used
+        self._cpu_beside = cpu_of(self.pid) - used
         self._start_clock()
 
     def finished(self, key: int, used: float) -> tuple[ScoreJob, float]:
@@ -163,7 +162,7 @@ class WorkerProcess:
 
     def cpu_of_running(self) -> float:
         """CPU seconds of the running job, its children's included."""
-        return cpu.of(self.pid) - self._cpu_beside - self._cpu_before
+        return cpu_of(self.pid) - self._cpu_beside - self._cpu_before
 
     def is_dead(self) -> bool:
         """Whether the process has ended, even while a child of it still holds its pipes."""
@@ -180,7 +179,7 @@ class WorkerProcess:
         deadline = time.monotonic() + grace
         while not (dead := self.is_dead()) and time.monotonic() < deadline:
             time.sleep(0.001)
-        code = orphans.end(self._process, group=True)
+        code = end_with_descendants(self._process, group=True)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe:
                 pipe.close()

@@ -1,8 +1,9 @@
 """A process that scores: `python -m postgrad.rewards.worker`, JSON lines in and out.
 
 It imports only what its verifiers need (neither NumPy nor torch). A verifier which prints or reads
-input cannot break the protocol (core.pipes). Time limits are enforced from outside: the pool kills
-the process. A worker of the sandboxed lane puts a sandbox around itself before its first score.
+input cannot break the protocol (core.process). Time limits are enforced from outside: the pool
+kills the process. A worker of the sandboxed lane puts a sandbox around itself before its first
+score.
 """
 
 import json
@@ -11,9 +12,9 @@ from functools import partial
 
 from postgrad.core.errors import UsageError
 from postgrad.core.process import die_with_parent, take_pipes, write
-from postgrad.rewards import descendants as cpu
 from postgrad.rewards import protocol
 from postgrad.rewards.call import Scored, ScoringFailed, call, describe
+from postgrad.rewards.descendants import cpu_of_this_process
 from postgrad.rewards.registry import build
 from postgrad.rewards.verifier import PromptView, RolloutView, Verifier
 
@@ -45,7 +46,7 @@ def main() -> None:
         write(answers, protocol.refused(f"a verifier cannot be prepared: {describe(error)}"))
         return
     checks = [type(v).check is not Verifier.check for v in verifiers]
-    write(answers, protocol.ready(checks, cpu.of_this_process()))
+    write(answers, protocol.ready(checks, cpu_of_this_process()))
     for line in requests:
         message = json.loads(line)
         prompts = [PromptView(**prompt) for prompt in message["prompts"]]
@@ -59,14 +60,14 @@ def answer(key: int, score: ScoreCall, prompt: PromptView, rollout: RolloutView 
     try:
         value, detail = score(prompt, rollout)
     except ScoringFailed as ending:
-        return protocol.error(key, cpu.of_this_process(), ending.message, ending.cause)
+        return protocol.error(key, cpu_of_this_process(), ending.message, ending.cause)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # recorded with its cause by the pool
-        return protocol.error(key, cpu.of_this_process(), describe(error))
+        return protocol.error(key, cpu_of_this_process(), describe(error))
     try:
-        return protocol.result(key, cpu.of_this_process(), value, detail)
+        return protocol.result(key, cpu_of_this_process(), value, detail)
     except (TypeError, ValueError, RecursionError) as error:
         return protocol.error(
-            key, cpu.of_this_process(), f"the detail of the score is no JSON value: {error}"
+            key, cpu_of_this_process(), f"the detail of the score is no JSON value: {error}"
         )
 
 

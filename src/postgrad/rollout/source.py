@@ -1,4 +1,6 @@
-"""Sources: where a step's scored groups come from, sampled live or replayed."""
+"""Sources: where a step's scored groups come from, sampled live or replayed; which draws are
+skipped (the curriculum); and which groups are sampled but not trained on (filters).
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

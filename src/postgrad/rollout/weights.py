@@ -1,4 +1,4 @@
-"""Weights for an engine, by their Hugging Face names: checked, and cut into portions."""
+"""Weights for an engine, by their Hugging Face names: checked, cut into portions, put in place."""
 
 from collections.abc import Iterable, Iterator
 

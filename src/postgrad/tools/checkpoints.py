@@ -1,4 +1,6 @@
-"""`postgrad verify`: hashes and loads every checkpoint, and checks it against model and logs."""
+"""`postgrad checkpoints` lists a run's checkpoints; `postgrad verify` hashes and loads each one,
+and checks it against model and logs.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path

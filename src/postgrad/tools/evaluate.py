@@ -1,4 +1,6 @@
-"""`postgrad eval`: a model against the evaluation sets of a recipe, or two models side by side."""
+"""`postgrad eval`: a model against the evaluation sets of a recipe, or two models side by side; by
+sampled answers, by the loss of held-out conversations, or by preferences.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,14 +25,14 @@ from postgrad.evaluate.results import (
     ends,
     plus_minus,
 )
-from postgrad.fleet import local as roles
 from postgrad.fleet.choices import Choices, choose
 from postgrad.fleet.engines import build_engine
 from postgrad.fleet.learned import learned_reward, scorer_of
+from postgrad.fleet.local import frozen_policy, frozen_reward_model
 from postgrad.learner.score import last_scores
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
-from postgrad.parallel import device as placing
+from postgrad.parallel import device as devices
 from postgrad.recipe.recipe import (
     Answering,
     Comparing,
@@ -91,7 +93,7 @@ def evaluate(
 
 def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
     choices = choose(recipe, {}, measure=False)
-    placing.apply(choices.placement)
+    devices.apply(choices.placement)
     if not isinstance(recipe, Answering):
         return evaluate_pairs(recipe, path, choices, console)
     answered = _answers(recipe, path, choices, console) if recipe.samples_answers else []
@@ -114,7 +116,7 @@ def _answers(recipe: Answering, path: str, choices: Choices, console: Console) -
             check_answers(scorer, prompts.all())
         if learned is not None:
             model = recipe.model_tables["reward_model", "model"]
-            learned.role = roles.frozen_reward_model(recipe, model, learned.path, choices)
+            learned.role = frozen_reward_model(recipe, model, learned.path, choices)
         engine, _ = build_engine(
             recipe.rollout,
             path,
@@ -235,7 +237,7 @@ def evaluate_pairs(
     print_rows(console, evaluator.accounts, f"rows of the evaluation data, read by {path}")
     with console.phase(f"evaluate {path}"):
         if isinstance(recipe, RewardRecipe):
-            model = roles.frozen_reward_model(recipe, recipe.model, path, choices)
+            model = frozen_reward_model(recipe, recipe.model, path, choices)
             return evaluator(lambda sequences: last_scores(model, sequences))
         return evaluator(_scores_of_policy(recipe, path, choices))
 
@@ -243,7 +245,7 @@ def evaluate_pairs(
 def _scores_of_policy(
     recipe: PreferenceRecipe, path: str, choices: Choices
 ) -> Callable[[Sequences], NDArray[np.float64]]:
-    policy = roles.frozen_policy(recipe, recipe.model, path, choices)
+    policy = frozen_policy(recipe, recipe.model, path, choices)
     reference = None
     if recipe.algorithm.needs().reference:
         start = recipe.reference.model.source or recipe.model.source
@@ -252,7 +254,7 @@ def _scores_of_policy(
                 "the recipe's loss needs a reference, and the run's reference was a fresh model: "
                 "name it with --reference.model.path RUN_DIR/init"
             )
-        reference = roles.frozen_policy(recipe, recipe.reference.model, start, choices)
+        reference = frozen_policy(recipe, recipe.reference.model, start, choices)
 
     def score(sequences: Sequences) -> NDArray[np.float64]:
         logprobs = policy.logprobs(sequences).result()
@@ -267,5 +269,5 @@ def evaluate_loss(recipe: Answering, path: str, choices: Choices, console: Conso
     evaluator = LossEvaluator(recipe, load_tokenizer(path))
     print_rows(console, evaluator.accounts, f"held-out conversations, read by {path}")
     with console.phase(f"evaluate {path}"):
-        policy = roles.frozen_policy(recipe, recipe.model, path, choices)
+        policy = frozen_policy(recipe, recipe.model, path, choices)
         return evaluator(lambda sequences: policy.logprobs(sequences).result())

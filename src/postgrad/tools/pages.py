@@ -1,7 +1,8 @@
-"""`postgrad watch`: the page of runs that are under way, live, for this machine's user alone.
+"""Pages of runs: `postgrad report` writes one to a file; `postgrad watch` serves one of runs that
+are under way, live, for this machine's user alone.
 
-It listens on 127.0.0.1. Every request needs the token of the address that is printed, and a Host
-that is this machine's: a page of the web that resolves its own name to 127.0.0.1 has neither.
+The server listens on 127.0.0.1. Every request needs the token of the address that is printed, and a
+Host that is this machine's: a page of the web that resolves its own name to 127.0.0.1 has neither.
 Nothing says that another origin may read an answer. The run's files are opened for reading; no
 lock is taken, so the run never waits for a look at it.
 
@@ -27,8 +28,7 @@ from urllib.parse import parse_qs, urlsplit
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.files import finite, whole_file
 from postgrad.observe.console import Console
-from postgrad.observe.report.page import live
-from postgrad.observe.report.page import report as pages
+from postgrad.observe.report import page
 from postgrad.observe.report.run import RunReader, expected_steps
 from postgrad.observe.report.selection import Cap
 from postgrad.observe.run_dir import RunDirectory
@@ -66,7 +66,7 @@ def report(
     if target.is_dir():
         raise UsageError(f"--to {target} is a directory: name a file in it")
     with whole_file(target) as written, written.open("w", encoding="utf-8") as file:
-        for part in pages(readers, contents(run_dirs)):
+        for part in page.report(readers, contents(run_dirs)):
             file.write(part)
     size = target.stat().st_size
     samples = sum(run_reader.samples for run_reader in readers)
@@ -153,7 +153,7 @@ class Feed:
 
     def page(self) -> str:
         """The page as HTML, without messages."""
-        return live(self._readers, contents(self._run_dirs))
+        return page.live(self._readers, contents(self._run_dirs))
 
     def messages(self, generation: str, start: int) -> str:
         """JSON of the messages from number `start` on; of another generation from the first."""

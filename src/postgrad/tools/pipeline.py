@@ -1,4 +1,6 @@
-"""`postgrad train DIR`: the recipes of DIR/pipeline.toml in order, one summary above them."""
+"""`postgrad train DIR`: the recipes of DIR/pipeline.toml in order, then answers of the last model
+to a few questions, and one summary above all stages.
+"""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,6 @@
-"""README.md of an exported model: a model card for the hub, from what the run has recorded."""
+"""README.md of an exported model, a model card from what the run has recorded; and the upload of
+the model's folder to the hub.
+"""
 
 import math
 import os

@@ -14,7 +14,7 @@ from postgrad.evaluate.results import Result
 from postgrad.observe.loggers.all import of_evaluation
 from postgrad.observe.sentinels.base import SentinelStop
 from postgrad.recipe.settings import EvalTimes
-from postgrad.train import memory as out_of_memory
+from postgrad.train.memory import explain, phase_of, ran_out
 from postgrad.train.run import Run, Stop, Stopped
 from postgrad.train.saving import Saver
 
@@ -63,11 +63,11 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
         except SentinelStop as spoken:
             raise SentinelStop(f"{spoken}; {_standing(saver, state)}") from None
         except Exception as error:
-            if not out_of_memory.ran_out(error):
+            if not ran_out(error):
                 raise
             clear_frames(error.__traceback__)  # they hold what was being computed
-            phase, standing = out_of_memory.phase_of(run), saver.rescue(state)
-            raise out_of_memory.explain(run, state.step, phase, error, standing) from error
+            phase, standing = phase_of(run), saver.rescue(state)
+            raise explain(run, state.step, phase, error, standing) from error
         finally:
             saver.close()
     return state

@@ -1,6 +1,7 @@
-"""Sizes that the recipe leaves "auto": planned for the free memory, then tried on the device.
+"""Memory of a run: sizes that fit are tried before it, and what to change is said where it ran out.
 
-A trial does the most that a step will do: two forward and backward passes over a full micro-batch
+Sizes that the recipe leaves "auto" are planned for the free memory, then tried on the device. A
+trial does the most that a step will do: two forward and backward passes over a full micro-batch
 beside the optimizer's moments, or two tokens for as many sequences as there are slots. It changes
 no weight, optimizer state or random number: a recipe that states the same sizes gives the same
 bits.

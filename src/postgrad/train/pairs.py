@@ -1,4 +1,6 @@
-"""What jobs on preferences are made of: a reward model, or a policy without one."""
+"""The jobs on preferences, from their assembly to their steps: `RewardJob` trains a reward model,
+`PreferenceJob` a policy without one. Both read pairs, or answers with labels one at a time.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -17,7 +19,6 @@ from postgrad.core.records import Experience, Sequences
 from postgrad.data.cache import cache_folder
 from postgrad.data.draws import Drawn, Draws
 from postgrad.data.pairs import Labelled, Pair
-from postgrad.evaluate import pairs as paired
 from postgrad.evaluate.pairs import PairEvaluator, sequences_of
 from postgrad.evaluate.results import Result
 from postgrad.fleet.local import require_unchanged
@@ -103,7 +104,7 @@ def implicit_rewards(
 
 def of_pairs(pairs: Sequence[Pair]) -> tuple[Sequences, NDArray[np.bool_]]:
     """The sequences of pairs, chosen and rejected in turn, and the mask of the chosen ones."""
-    return paired.sequences_of(pairs), np.tile([True, False], len(pairs))
+    return sequences_of(pairs), np.tile([True, False], len(pairs))
 
 
 def of_labelled(samples: Sequence[Labelled]) -> tuple[Sequences, NDArray[np.bool_]]:

@@ -1,4 +1,6 @@
-"""Puts a run together: data first, because wrong rows should cost seconds, then weights."""
+"""Puts a run together: choices, logs, then the job, whose data is read before its weights are
+loaded, because wrong rows should cost seconds.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -23,11 +25,9 @@ from postgrad.observe.run_dir import RunDirectory
 from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
-from postgrad.parallel import device as placing
+from postgrad.parallel import device as devices
 from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RewardRecipe, RLRecipe, SFTRecipe
-from postgrad.train import foreseen, pairs, rl, sft
-from postgrad.train import memory as auto_sizes
-from postgrad.train import memory as out_of_memory
+from postgrad.train import foreseen, memory, pairs, rl, sft
 from postgrad.train.loop import Job
 from postgrad.train.peaks import Peaks, gauge_for
 from postgrad.train.pinned import require_unchanged
@@ -97,8 +97,8 @@ def prepare(
     recorded = {name: old for name, old in recorded.items() if name not in allow_change}
     read = require_unchanged(recipe, recorded.get("sources") or {}, allow_change)
     choices = replace(choose(recipe, recorded), sources=read)
-    placing.apply(choices.placement)
-    choices, untried = auto_sizes.planned(recipe, choices, recorded)
+    devices.apply(choices.placement)
+    choices, untried = memory.planned(recipe, choices, recorded)
     logs.rewind(checkpoint.state.log_offsets if checkpoint else {})
     suited = recipe.sentinels.for_dtypes(choices.dtype, choices.rollout_dtype)
     sentinels = Sentinels(suited, logs, console)
@@ -139,12 +139,12 @@ def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tup
     try:
         return assemble(run, stack, checkpoint)
     except Exception as error:
-        if not out_of_memory.ran_out(error):
+        if not memory.ran_out(error):
             raise
         standing = f"the checkpoint of step {checkpoint.step} stands" if checkpoint else NOTHING
         step = checkpoint.step if checkpoint else 0
-        phase = out_of_memory.phase_of(run)
-        raise out_of_memory.explain(run, step, phase, error, standing) from error
+        phase = memory.phase_of(run)
+        raise memory.explain(run, step, phase, error, standing) from error
 
 
 def _foresee(run: Run, state: RunState) -> None:

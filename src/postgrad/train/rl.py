@@ -17,7 +17,12 @@ from postgrad.core.process import trim_heap
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Prompt, RolloutBatch
 from postgrad.data.draws import Draws
-from postgrad.evaluate.answers import Evaluator, check_answers, check_rows, environment_of
+from postgrad.evaluate.answers import (
+    Evaluator,
+    check_answers,
+    check_rows,
+    environment_of,
+)
 from postgrad.evaluate.results import Result
 from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.learner.protocols import (

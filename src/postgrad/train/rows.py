@@ -1,4 +1,6 @@
-"""The rows of a run: training data by what the job learns from, evaluation sets, their tables."""
+"""The rows of a run: training data by what the job learns from, evaluation sets, and the tables
+that account for them.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,6 @@
-"""When a run saves, and what becomes of a save that fails."""
+"""Checkpoints of a run: where they are, when one is saved, what becomes of a save that fails, and
+the exported copies of the model beside them (`checkpoint.save_hf = "each"`).
+"""
 
 import time
 from collections.abc import Mapping

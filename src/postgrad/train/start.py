@@ -1,4 +1,6 @@
-"""One run from its start, or from its newest checkpoint, to its end."""
+"""One run from its start, or from its newest checkpoint, to its end: restarts after a lost process,
+the exported model, the summary.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Open-Instruct's GRPO, and the PPO that it had: rollout, batches, algorithm and rewards."""
+"""Open-Instruct (finetune, dpo, reward_modeling, grpo, ppo): its options as recipes."""
 
 import re
 from collections.abc import Mapping

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.rewards import descendants as cpu
+from postgrad.rewards.descendants import cpu_of, cpu_of_this_process, descendants
 from postgrad.rewards.sandbox import choice, client, layers
 from postgrad.rewards.sandbox.client import Limits, Program, Sandbox, SandboxError
 
@@ -108,7 +108,7 @@ def test_computing_is_not_idle_and_sleeping_is(run):
 def test_what_passed_before_a_program_was_started_is_not_its_idle_time(run, sandbox):
     """As on a host that is too busy to start it at once."""
     run("")
-    (*_, starter) = cpu.descendants(sandbox._process.pid)
+    (*_, starter) = descendants(sandbox._process.pid)
     os.kill(starter, signal.SIGSTOP)
     threading.Timer(0.6, os.kill, (starter, signal.SIGCONT)).start()
     end = run("import time\nwhile time.process_time() < 0.3: pass", idle_seconds=0.5)
@@ -159,12 +159,12 @@ def test_children_that_come_and_go_do_not_make_a_sleeping_program_younger(run):
 
 
 def test_cpu_time_of_programs_that_have_ended_is_counted_once(run):
-    before = cpu.of_this_process()
+    before = cpu_of_this_process()
     for _ in range(2):
         run("import time\nwhile time.process_time() < 0.15: pass")
-    used = cpu.of_this_process() - before
+    used = cpu_of_this_process() - before
     assert 0.25 < used < 2.0
-    assert cpu.of(os.getpid()) >= used
+    assert cpu_of(os.getpid()) >= used
 
 
 def lives(pid):
@@ -178,8 +178,8 @@ def test_a_sandbox_that_was_killed_is_started_again(sandbox):
     program = {"mode": "script", "sources": ["print(1)"]}
     with Sandbox(sandbox.layer) as own:
         assert own.run([Program(program)], Limits()).output == b"1\n"
-        before = set(cpu.descendants(os.getpid()))
-        inside = set(cpu.descendants(own._process.pid))
+        before = set(descendants(os.getpid()))
+        inside = set(descendants(own._process.pid))
         os.kill(own._process.pid, signal.SIGKILL)
         own._process.wait()
         while any(map(lives, inside)):  # the kernel kills them
@@ -187,7 +187,7 @@ def test_a_sandbox_that_was_killed_is_started_again(sandbox):
         with pytest.raises(SandboxError, match=r"the sandbox \(\w+\)"):
             own.run([Program(program)], Limits())
         assert own.run([Program(program)], Limits()).output == b"1\n"
-        assert len(before & set(cpu.descendants(os.getpid()))) < len(before)
+        assert len(before & set(descendants(os.getpid()))) < len(before)
 
 
 def test_nothing_stays_when_the_process_with_the_sandbox_is_killed(sandbox):
@@ -203,7 +203,7 @@ def test_nothing_stays_when_the_process_with_the_sandbox_is_killed(sandbox):
     with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"ready\n"
         late = time.monotonic() + 30
-        while len(started := list(cpu.descendants(process.pid))) < 3 and time.monotonic() < late:
+        while len(started := list(descendants(process.pid))) < 3 and time.monotonic() < late:
             time.sleep(0.01)
         assert len(started) >= 3
         process.kill()
@@ -219,14 +219,14 @@ def test_without_a_layer_programs_are_refused_unless_the_recipe_says_unsafe(monk
     assert choice.describe().startswith("none: there is no sandbox")
     with choice.choose(unsafe=True) as sandbox:
         assert sandbox.layer.name == "none"
-        before = set(cpu.descendants(os.getpid()))
+        before = set(descendants(os.getpid()))
         task = {"mode": "script", "sources": ["open('x', 'w')\nimport os\nprint(os.getcwd())"]}
         end = sandbox.run([Program(task)], Limits())
         assert end.cause is None
         assert not Path(end.output.decode().strip()).exists()
         task["sources"] = ["while True: pass"]
         assert sandbox.run([Program(task)], Limits(cpu_seconds=0.1)).cause == "cpu_time"
-        assert len(set(cpu.descendants(os.getpid())) - before) == 1
+        assert len(set(descendants(os.getpid())) - before) == 1
 
 
 def test_a_layer_that_does_not_hold_is_not_taken():

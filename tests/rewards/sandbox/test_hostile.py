@@ -9,8 +9,8 @@ import pytest
 from helpers.forged import FORGED, QUICK
 from helpers.hostile import MORE, PROGRAMS
 from postgrad.rewards import code
-from postgrad.rewards import descendants as cpu
 from postgrad.rewards.code import Code
+from postgrad.rewards.descendants import descendants
 from postgrad.rewards.sandbox.layers import BUBBLEWRAP
 from postgrad.rewards.verifier import PromptView, RolloutView
 
@@ -31,7 +31,7 @@ PLACES = ("/written", "/shared", "/tmp/written", "/tmp/link", "/tmp/zero", "/dev
 def remains():
     files = [place for place in PLACES if Path(place).exists()]
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    return sorted(cpu.descendants(os.getpid())), descriptors, files
+    return sorted(descendants(os.getpid())), descriptors, files
 
 
 @pytest.mark.parametrize("name", SET)

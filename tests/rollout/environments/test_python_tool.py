@@ -6,7 +6,7 @@ import pytest
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.rewards.sandbox.client import SandboxError
-from postgrad.rollout.environments import tools as python_tool
+from postgrad.rollout.environments import tools
 from postgrad.rollout.environments.tools import Tools, load_tool, python, ready
 
 
@@ -67,13 +67,13 @@ def test_a_sandbox_that_fails_stops_the_run_and_none_at_all_is_told_at_the_start
         def run(self, *args: object) -> None:
             raise SandboxError("gone")
 
-    monkeypatch.setattr(python_tool, "shared", Broken)
+    monkeypatch.setattr(tools, "shared", Broken)
     with pytest.raises(RunError, match="the sandbox of the tool `python` failed: gone"):
         python("print(1)")
 
     def none() -> None:
         raise UsageError("no sandbox here")
 
-    monkeypatch.setattr(python_tool, "shared", none)
+    monkeypatch.setattr(tools, "shared", none)
     with pytest.raises(UsageError, match="no sandbox here"):
         Tools(tools=("python",)).for_template("<tool_call>")

@@ -15,7 +15,7 @@ from postgrad.models.linear import SHAPES_KEPT
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.vllm import engine as engine_module
-from postgrad.rollout.vllm import process as still
+from postgrad.rollout.vllm import process as process_module
 
 
 def request(ticket=0, samples=2, turn=0, seed=0, length=3, **sampling):
@@ -144,14 +144,14 @@ def test_a_process_that_does_not_start_says_why(start_engine, behaviour, message
 
 def test_a_process_that_hangs_at_its_start_is_not_waited_for(start_engine, monkeypatch):
     monkeypatch.setattr(engine_module, "STILL_SECONDS", 0.2)
-    monkeypatch.setattr(still, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(process_module, "LOOK_SECONDS", 0.0)
     with pytest.raises(RunError, match=r"hangs at its start: .* has used a processor"):
         start_engine("never_ready")
 
 
 def test_a_process_that_computes_for_long_at_its_start_is_waited_for(start_engine, monkeypatch):
     monkeypatch.setattr(engine_module, "STILL_SECONDS", 0.2)
-    monkeypatch.setattr(still, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(process_module, "LOOK_SECONDS", 0.0)
     generate(start_engine("computes_long"), [request()])
 
 

@@ -12,8 +12,8 @@ from postgrad.data.account import RowAccount
 from postgrad.data.draws import DrawnSet
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
-from postgrad.tools.dry_run import models as looking
 from postgrad.tools.dry_run.data import Sets
+from postgrad.tools.dry_run.models import check_models, check_tokens
 from postgrad.tools.dry_run.outcome import RECIPE, Report
 
 TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content + end }}{% endfor %}"
@@ -34,7 +34,7 @@ def test_a_model_that_cannot_be_reached_is_a_problem_of_the_recipe(
     report: Report, make_recipe: Any, tmp_path: Path
 ) -> None:
     recipe = make_recipe("sft", model={"path": str(tmp_path / "nowhere")})
-    assert looking.check_models(report, recipe, tmp_path / "init") is None
+    assert check_models(report, recipe, tmp_path / "init") is None
     (one,) = report.problems
     assert one.exit_code == RECIPE
     assert "no model at" in one.message
@@ -49,7 +49,7 @@ def test_models_of_other_roles_are_looked_at_too(
         algorithm={"type": "grpo", "kl_coef": 0.1},
         reference={"model": {"path": str(tmp_path / "nowhere")}},
     )
-    assert looking.check_models(report, recipe, tmp_path / "init") is not None
+    assert check_models(report, recipe, tmp_path / "init") is not None
     assert [one.check for one in report.problems] == ["model of reference"]
 
 
@@ -57,7 +57,7 @@ def test_rows_longer_than_the_models_positions_are_found(
     report: Report, make_recipe: Any, models: Any, tmp_path: Path
 ) -> None:
     recipe = make_recipe("sft", model={"path": models(0), "init": None}, data={"max_len": 100})
-    looking.check_models(report, recipe, tmp_path / "init")
+    check_models(report, recipe, tmp_path / "init")
     assert "has 64 positions" in report.problems[0].message
 
 
@@ -67,9 +67,9 @@ def test_token_ids_without_an_embedding_are_found(
     path = models(0)
     size = json.loads((Path(path) / "config.json").read_text("utf-8"))["vocab_size"]
     recipe, tokenizer = make_recipe("reward"), load_tokenizer(path)
-    looking.check_tokens(report, recipe, path, tokenizer, sets_with(size - 1))
+    check_tokens(report, recipe, path, tokenizer, sets_with(size - 1))
     assert report.problems == []
-    looking.check_tokens(report, recipe, path, tokenizer, sets_with(size))
+    check_tokens(report, recipe, path, tokenizer, sets_with(size))
     assert f"token id {size}" in report.problems[0].message
 
 
@@ -78,7 +78,7 @@ def ends(report: Report, recipe: Any, path: str, end: str) -> None:
         update={"chat_template": WITH_PROMPT, "chat_template_kwargs": {"end": end}}
     )
     with_template = recipe.model_copy(update={"data": data})
-    looking.check_tokens(report, with_template, path, load_tokenizer(path), sets_with(1))
+    check_tokens(report, with_template, path, load_tokenizer(path), sets_with(1))
 
 
 def test_a_template_whose_turns_end_with_no_token_is_found(

@@ -46,7 +46,7 @@ _WORD = re.compile(
 
 _SEPARATOR = "******"
 # A word is one with its hyphens, apostrophes and inner dots: STATE-OF-THE-ART, DON'T, U.S.
-_JOINED_WORD = re.compile(r"\w+(?:[-'’./&]\w+)*+")
+_HYPHENATED_WORD = re.compile(r"\w+(?:[-'’./&]\w+)*+")
 
 
 def base_code(code: str) -> str:
@@ -144,7 +144,7 @@ class CapitalWordFrequency(Instruction):
     capital_relation: Relation
 
     def follows(self, text: str) -> bool:
-        capitals = sum(word.isupper() for word in _JOINED_WORD.findall(text))
+        capitals = sum(word.isupper() for word in _HYPHENATED_WORD.findall(text))
         return holds(capitals, self.capital_relation, self.capital_frequency)
 
 

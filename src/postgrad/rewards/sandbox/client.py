@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from postgrad.rewards import descendants as cpu
-from postgrad.rewards import descendants as orphans
+from postgrad.rewards.descendants import descendants, end_with_descendants
 from postgrad.rewards.sandbox.layers import ENVIRONMENT, Layer
 
 START_SECONDS = 60.0
@@ -142,7 +141,7 @@ class Sandbox:
             try:
                 self._process.wait(1.0)
             except subprocess.TimeoutExpired:
-                orphans.end(self._process)
+                end_with_descendants(self._process)
             self._process = None
         if self._printed is not None:
             self._printed.close()
@@ -203,7 +202,7 @@ class Sandbox:
         0 while one of them runs or waits, since the kernel counts a wait only when it is over.
         """
         assert self._process is not None
-        pids = list(cpu.descendants(self._process.pid))
+        pids = list(descendants(self._process.pid))
         with contextlib.suppress(OSError):  # what ends meanwhile is no longer idle
             # From when the first of them was started, which may be late on a busy host. Who starts
             # them is older than that.
@@ -217,7 +216,7 @@ class Sandbox:
         printed = ""
         process, self._process = self._process, None
         if process is not None:
-            orphans.end(process)
+            end_with_descendants(process)
         if self._printed is not None:
             self._printed.seek(0)
             printed = self._printed.read().decode(errors="replace").strip()[-300:]
@@ -279,7 +278,7 @@ def _stolen() -> float:
 
 
 def _has_children(pid: int) -> bool:
-    return next(cpu.descendants(pid), None) is not None
+    return next(descendants(pid), None) is not None
 
 
 def _age(pid: int) -> float:

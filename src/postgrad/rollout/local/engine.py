@@ -30,7 +30,7 @@ from postgrad.models.decoder import decoder_of
 from postgrad.models.head import target_logprobs
 from postgrad.models.supported import is_tested
 from postgrad.rollout.engine import EngineStats
-from postgrad.rollout.local.attention import Decoding, SharedPrompts
+from postgrad.rollout.local.attention import Decoding
 from postgrad.rollout.local.budget import PREFILL_TOKENS, align
 from postgrad.rollout.local.cache import KeyValueCache
 from postgrad.rollout.local.prompts import (
@@ -42,6 +42,7 @@ from postgrad.rollout.local.prompts import (
 )
 from postgrad.rollout.local.rows import Rows
 from postgrad.rollout.local.sampler import sample
+from postgrad.rollout.local.shared import SharedPrompts
 from postgrad.rollout.local.stops import Stopper, eos_token_ids
 from postgrad.rollout.weights import take_over
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from postgrad.core import seeds
 from postgrad.rollout.engine import Request
-from postgrad.rollout.local.attention import close_gaps
 from postgrad.rollout.local.budget import align
 from postgrad.rollout.local.sampler import Knobs
+from postgrad.rollout.local.shared import close_gaps
 
 
 class Rows:

@@ -18,7 +18,7 @@ from postgrad.models.files import CONFIG, is_adapter
 from postgrad.models.load import load_model
 from postgrad.models.rope import max_positions
 from postgrad.observe.run_dir import RunDirectory
-from postgrad.parallel import device as placing
+from postgrad.parallel import device as devices
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import places_for
@@ -114,8 +114,8 @@ def _dtype(checkpoint: Checkpoint) -> str:
 
 
 def _engine(path: str, dtype: str, max_len: int) -> tuple[TalkingEngine, Any]:
-    device = placing.apply(placing.choose(None, False))
-    model = load_model(path, dtype=placing.compute_dtype(dtype, device), device=device)
+    device = devices.apply(devices.choose(None, False))
+    model = load_model(path, dtype=devices.compute_dtype(dtype, device), device=device)
     longest = min(max_len, max_positions(model.config) or max_len)
     places = places_for(longest)
     engine = TalkingEngine(model.lm, model.tokenizer, cache_tokens=places, max_len=longest)

@@ -17,10 +17,9 @@ from postgrad.data.rows import read_rows
 from postgrad.data.settings import RowSettings
 from postgrad.evaluate.answers import check_rows, with_tools
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
-from postgrad.tools.dry_run import rows as showing
 from postgrad.tools.dry_run.outcome import Check, Report
-from postgrad.train import rows as common
-from postgrad.train import rows as reading
+from postgrad.tools.dry_run.rows import SHOWN, show, shown_row, spread
+from postgrad.train.rows import evaluated, print_rows, training
 
 NO_LIMIT = 2**30  # tokens
 MANY = 0.1  # of the rows lost: less than data.max_lost_fraction allows, more than a person expects
@@ -84,14 +83,14 @@ def read_sets(report: Report, recipe: Recipe, tokenizer: Any) -> Sets:
     sets = Sets()
     for place, eval_set in enumerate(recipe.eval.sets):
         with report.check(f"rows of eval {eval_set.name or ''}".rstrip()) as check:
-            sets.evaluation[place] = reading.evaluated(recipe, place, tokenizer)
+            sets.evaluation[place] = evaluated(recipe, place, tokenizer)
             _report_rows(report, check, [sets.evaluation[place].account])
     readable = recipe
     if len(sets.evaluation) < len(recipe.eval.sets):  # reported above: not once more by training
         without_eval_sets = recipe.eval.model_copy(update={"sets": ()})
         readable = recipe.model_copy(update={"eval": without_eval_sets})
     with report.check("rows") as check:
-        sets.training = reading.training(readable, tokenizer)
+        sets.training = training(readable, tokenizer)
         _report_rows(report, check, sets.training.accounts)
         if isinstance(recipe, RLRecipe):
             check_rows(recipe.environment, sets.training)
@@ -100,7 +99,7 @@ def read_sets(report: Report, recipe: Recipe, tokenizer: Any) -> Sets:
 
 def _report_rows(report: Report, check: Check, accounts: Sequence[RowAccount]) -> None:
     """Shows where the rows went; warns where more than MANY of a dataset were lost."""
-    common.print_rows(report.console, accounts, check.name)
+    print_rows(report.console, accounts, check.name)
     rows, kept = (
         sum(account.rows for account in accounts),
         sum(account.kept for account in accounts),
@@ -121,18 +120,16 @@ def show_rows(report: Report, recipe: Recipe, sets: Sets, tokenizer: Any) -> Non
         return
     with report.check("rows shown") as check:
         parts = sets.training.parts
-        each = -(-showing.SHOWN // len(parts))
+        each = -(-SHOWN // len(parts))
         count = 0
         for settings, part in zip(recipe.data.sources, parts, strict=True):
             uncut = _uncut(recipe, settings, part, tokenizer)
             first = [place for place, record in enumerate(part.all()) if key_of(record) in uncut][
                 :2
             ]
-            for record in showing.spread(part, min(each, showing.SHOWN - count), first):
-                shown = showing.shown_row(
-                    tokenizer, part.account.name, record, uncut.get(key_of(record))
-                )
-                showing.show(shown, report.console)
+            for record in spread(part, min(each, SHOWN - count), first):
+                shown = shown_row(tokenizer, part.account.name, record, uncut.get(key_of(record)))
+                show(shown, report.console)
                 count += 1
         check.detail = f"{count} of them, what is learned from is marked"
 

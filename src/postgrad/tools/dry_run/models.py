@@ -14,7 +14,7 @@ from postgrad.data.templates import (
     tokenise,
     turn_ends,
 )
-from postgrad.fleet import local as roles
+from postgrad.fleet.local import base_model
 from postgrad.models.attention import no_embedding
 from postgrad.models.files import adapter_base, is_adapter
 from postgrad.models.load import load_config, load_generation_config, load_tokenizer
@@ -37,7 +37,7 @@ def check_models(report: Report, recipe: Recipe, init: Path) -> tuple[str, Any] 
     """
     start = None
     with report.check("model") as check:
-        path = roles.base_model(recipe, init)
+        path = base_model(recipe, init)
         config = load_config(path)
         start = path, load_tokenizer(path)
         check.detail = _about(config, path)

@@ -25,7 +25,7 @@ from postgrad.models.load import load_config
 from postgrad.models.rope import max_positions
 from postgrad.models.save import model_hash
 from postgrad.models.score import load_score_model, scale_of
-from postgrad.parallel import device as placing
+from postgrad.parallel import device as devices
 from postgrad.tools.serve.metrics import Metrics
 from postgrad.tools.serve.wire import Refusal, ServerLimits
 
@@ -55,10 +55,10 @@ def load_reward_model(path: Path, dtype: str, batch_tokens: int) -> ServedModel:
     if not path.is_dir():  # a hub id has no files to hash
         raise UsageError(f"no reward model at {path}: there is no such directory")
     scale = scale_of(load_config(str(path)))
-    device = placing.apply(placing.choose(None, False))
+    device = devices.apply(devices.choose(None, False))
     loaded = load_score_model(
         str(path),
-        dtype=placing.compute_dtype(dtype, device),
+        dtype=devices.compute_dtype(dtype, device),
         device=device,
         fresh_head=False,
     )
