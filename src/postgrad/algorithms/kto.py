@@ -9,14 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from postgrad.algorithms import preference
 from postgrad.algorithms.base import LossInputs, LossLevel, LossOutput, Needs, PreferenceAlgorithm
-from postgrad.algorithms.preference import (
-    answers_of,
-    distance,
-    mean_of,
-    with_reference,
-    without_absent,
-)
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.ops.preferences import AnswerSums, kto
@@ -58,7 +52,7 @@ class KTO(PreferenceAlgorithm):
         if mismatched is None or len(mismatched) != n or not np.isfinite(mismatched).all():
             raise ValueError("KTO needs a finite sum(logp - logp_ref) of each mismatched pair")
         z = max(0.0, float(mismatched.sum()) / max(1, n))
-        columns = with_reference(sequences, ref) | {"z": spread(np.full(n, z))}
+        columns = preference.with_reference(sequences, ref) | {"z": spread(np.full(n, z))}
         for name, labelled in zip(LABELS, (preferred & full, ~preferred & full), strict=True):
             columns[name] = spread(labelled / max(1, labelled.sum()))
         return Experience(sequences, columns, full)
@@ -68,11 +62,11 @@ class KTO(PreferenceAlgorithm):
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
         """Metrics are means over the answers of a label, "policy/kl" over tokens."""
-        sums, weight = answers_of(inputs)
-        z, good, bad = (mean_of(inputs, name) for name in ("z", *LABELS))
+        sums, weight = preference.answers_of(inputs)
+        z, good, bad = (preference.mean_of(inputs, name) for name in ("z", *LABELS))
         reward, costs = self.reward(sums), (self.desirable_weight, self.undesirable_weight)
         loss = kto(reward - self.beta * z, good > 0, costs)
-        metrics = distance(inputs) | {"policy/z": (weight * z).sum()}
+        metrics = preference.distance(inputs) | {"policy/z": (weight * z).sum()}
         metrics["policy/reward_margin"] = ((good - bad) * reward.detach()).sum()
         for name, share in zip(LABELS, (good, bad), strict=True):
             metrics[f"policy/{name}"] = (weight * (share > 0)).sum()
@@ -82,4 +76,4 @@ class KTO(PreferenceAlgorithm):
 
     def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Leaves out the metrics of a label that no answer of the update has."""
-        return without_absent(metrics, LABELS)
+        return preference.without_absent(metrics, LABELS)
