@@ -107,7 +107,7 @@ def watch_calls() -> Spent:
     from postgrad.observe.loggers.all import Loggers
     from postgrad.observe.sentinels.watch import Sentinels
     from postgrad.observe.sinks import Logs
-    from postgrad.train import rl
+    from postgrad.training import rl
 
     spent = Spent()
     for owner, name in (
@@ -133,8 +133,8 @@ def run(
     from postgrad.observe.console import Console
     from postgrad.observe.settings import SentinelSettings
     from postgrad.recipe.load import load_recipe
-    from postgrad.train.rl import RLJob
-    from postgrad.train.start import train
+    from postgrad.training.rl import RLJob
+    from postgrad.training.start import train
 
     path = folder / "recipe.toml"
     sizes = {"hidden": arguments.hidden, "intermediate": 2 * arguments.hidden}

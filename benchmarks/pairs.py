@@ -34,7 +34,7 @@ from postgrad.core.records import Experience, Sequences
 from postgrad.data.mixture import dataset_texts
 from postgrad.data.pairs import Pair, load_pairs
 from postgrad.data.settings import PairSettings
-from postgrad.evaluate.pairs import sequences_of
+from postgrad.evaluation.pairs import sequences_of
 from postgrad.fleet.choices import choose
 from postgrad.fleet.local import LocalFleet
 from postgrad.layout.cut import cut
@@ -48,7 +48,7 @@ from postgrad.models.load import load_tokenizer
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelInit, TokenizerInit
 from postgrad.recipe.load import parse_recipe
-from postgrad.train.run import Clock
+from postgrad.training.run import Clock
 
 PAIRS, ROUNDS = 32, 5
 NEVER = 2**31  # tokens that two conversations must have in common to share them

@@ -57,7 +57,7 @@ def run(value: Any) -> None:
     """Trains, and prints its peak less what it held before, by phase."""
     from postgrad.observe.console import Console
     from postgrad.recipe.load import parse_recipe
-    from postgrad.train.start import train
+    from postgrad.training.start import train
 
     train(parse_recipe(value["warm"]), Console("quiet"))
     gc.collect()
@@ -90,7 +90,7 @@ def trim() -> None:
 @contextmanager
 def watching(peaks: dict[str, int]) -> Generator[None]:
     """The peak resident size in each phase of a run, and between them."""
-    from postgrad.train.run import Run
+    from postgrad.training.run import Run
 
     whole = Run.phase
 
@@ -113,7 +113,7 @@ def watching(peaks: dict[str, int]) -> Generator[None]:
 
 def forget() -> None:
     """The kernel's peak begins anew, and what a run keeps of it: its phases begin it anew too."""
-    from postgrad.train.peaks import Resident
+    from postgrad.training.peaks import Resident
 
     Path("/proc/self/clear_refs").write_text("5")
     Resident.most = 0
@@ -121,7 +121,7 @@ def forget() -> None:
 
 def peak_bytes() -> int:
     """Since then."""
-    from postgrad.train.peaks import Resident
+    from postgrad.training.peaks import Resident
 
     status = Path("/proc/self/status").read_text("utf-8")
     line = next(line for line in status.splitlines() if line.startswith("VmHWM"))

@@ -126,8 +126,8 @@ def child(value: Any) -> None:
     from postgrad.observe.console import Console
     from postgrad.plan.calibrate import calibrate
     from postgrad.recipe.load import parse_recipe
-    from postgrad.train import run as runs
-    from postgrad.train.start import train
+    from postgrad.training import run as runs
+    from postgrad.training.start import train
 
     recipe = parse_recipe(value["recipe"])
     clock = time.perf_counter if value["wall"] else time.process_time

@@ -43,9 +43,9 @@ from postgrad.models.score import RewardScale, load_score_model
 from postgrad.observe.console import Console
 from postgrad.recipe.load import load_recipe
 from postgrad.recipe.recipe import RewardRecipe
-from postgrad.train.peaks import Resident
-from postgrad.train.rows import held_out
-from postgrad.train.start import train
+from postgrad.training.peaks import Resident
+from postgrad.training.rows import held_out
+from postgrad.training.start import train
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "hh_reward.toml"
 SIDES = ("postgrad", "trl")

@@ -26,7 +26,7 @@ from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.store import CheckpointStore
 from postgrad.observe.console import Console
 from postgrad.recipe.load import load_recipe
-from postgrad.train.start import train
+from postgrad.training.start import train
 
 RECIPE = """
 job = "sft"

@@ -9,7 +9,7 @@ from benchmarks.speed.rounds import Counts, Ended, Rounds
 from benchmarks.speed.side import Options, Round
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
-from postgrad.train.start import train
+from postgrad.training.start import train
 
 Count = Callable[[int, Mapping[str, float]], Counts]
 

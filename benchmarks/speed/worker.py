@@ -78,7 +78,7 @@ def peak_bytes() -> int:
 
 def resident() -> Any:
     """What postgrad keeps of this process's peak, where it has been imported."""
-    peaks = sys.modules.get("postgrad.train.peaks")
+    peaks = sys.modules.get("postgrad.training.peaks")
     return peaks and peaks.Resident
 
 

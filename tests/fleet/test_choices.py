@@ -11,7 +11,7 @@ from helpers.tiny_runs import MakeRecipe
 from postgrad.fleet.choices import choose
 from postgrad.observe.console import Console
 from postgrad.parallel import device
-from postgrad.train.start import train
+from postgrad.training.start import train
 
 WIDE = {"init": {"hidden_size": 512, "intermediate_size": 1024}}
 

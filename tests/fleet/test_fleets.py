@@ -25,7 +25,7 @@ from postgrad.learner.role import Policy, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.observe.console import Console
 from postgrad.tools.export import export
-from postgrad.train.start import train
+from postgrad.training.start import train
 
 LOADERS = {  # method of Fleet -> the role's name on a rank, and its class there
     "policy": ("policy", PolicyLearner),

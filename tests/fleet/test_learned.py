@@ -19,8 +19,8 @@ from postgrad.fleet.learned import LearnedReward
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.tools.export import export
-from postgrad.train.rl import RLJob
-from postgrad.train.start import resume, train
+from postgrad.training.rl import RLJob
+from postgrad.training.start import resume, train
 
 LETTERS = {"type": "tiny_rewards:vowels"}
 

@@ -17,7 +17,7 @@ from postgrad.models.tree import FlexAttention
 from postgrad.observe.console import Console
 from postgrad.recipe.load import load_recipe
 from postgrad.rollout.local import sampler
-from postgrad.train.start import train
+from postgrad.training.start import train
 
 FILTERS = ["--rollout.top_k", "8", "--rollout.top_p", "0.9", "--rollout.min_p", "0.01"]
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from postgrad.checkpoint.state import RunState
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Recipe
-from postgrad.train.start import train
+from postgrad.training.start import train
 
 ENDINGS = ("_seconds", "_bytes", "_per_second")
 

@@ -15,7 +15,7 @@ from postgrad.models.settings import ModelInit
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.recipe import Recipe
-from postgrad.train.start import train
+from postgrad.training.start import train
 
 TASK = {"min_word_len": 3, "max_word_len": 4}
 MODEL = {

@@ -136,7 +136,7 @@ def test_a_tested_type_that_looks_ahead_is_refused(key: str, make: Make) -> None
 
 
 def test_a_mixture_of_experts_is_told_of_its_missing_auxiliary_loss(make: Make) -> None:
-    from postgrad.train.prepare import tell_of_experts
+    from postgrad.training.prepare import tell_of_experts
 
     events: list[tuple[str, str, dict[str, Any]]] = []
     warnings: list[str] = []

@@ -20,9 +20,9 @@ from postgrad.tools.chat.loaded import load
 from postgrad.tools.evaluate import evaluate
 from postgrad.tools.export import export
 from postgrad.tools.serve.batcher import load_reward_model
-from postgrad.train.pairs import PreferenceJob
-from postgrad.train.sft import SFTJob
-from postgrad.train.start import resume, train
+from postgrad.training.pairs import PreferenceJob
+from postgrad.training.sft import SFTJob
+from postgrad.training.start import resume, train
 
 LORA = {"rank": 2, "alpha": 4}
 SAVING = {"save_steps": 1, "max_ckpt_num": 5}

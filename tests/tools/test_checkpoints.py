@@ -9,7 +9,7 @@ import pytest
 from helpers.runs import lines
 from postgrad.observe.console import Console
 from postgrad.tools.checkpoints import checkpoints
-from postgrad.train.start import train
+from postgrad.training.start import train
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,12 @@ from helpers.jobs import write_pairs
 from helpers.runs import lines
 from postgrad.core.errors import UsageError
 from postgrad.data.pairs import load_pairs
-from postgrad.evaluate.pairs import sequences_of
+from postgrad.evaluation.pairs import sequences_of
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.tools.evaluate import evaluate
 from postgrad.tools.export import export
-from postgrad.train.start import train
+from postgrad.training.start import train
 
 
 @pytest.fixture

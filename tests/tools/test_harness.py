@@ -20,7 +20,7 @@ from postgrad.data.settings import DataSettings
 from postgrad.observe.console import Console
 from postgrad.tools.evaluate import evaluate
 from postgrad.tools.pipeline import ask
-from postgrad.train.start import train
+from postgrad.training.start import train
 
 ROWS = 24
 NEW = 6  # tokens of an answer

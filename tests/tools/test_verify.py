@@ -13,7 +13,7 @@ from postgrad.checkpoint.manifest import entry_of
 from postgrad.core.errors import RunError
 from postgrad.observe.console import Console
 from postgrad.tools.checkpoints import verify
-from postgrad.train.start import train
+from postgrad.training.start import train
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def train(
     """
     resolved = load_recipe(recipe) if isinstance(recipe, str | Path) else recipe
     with heavy_imports():
-        from postgrad.train import start as job
+        from postgrad.training import start as job
 
     job.train(resolved, _console(quiet), overwrite=overwrite, allow_change=allow_change)
     return Run(resolved.run_dir)
@@ -45,7 +45,7 @@ def resume(
     or a key changed that may not, RunError where it cannot go on.
     """
     with heavy_imports():
-        from postgrad.train import start as job
+        from postgrad.training import start as job
 
     job.resume(Path(run_dir), overrides, allow_change, _console(quiet))
     return Run(run_dir)

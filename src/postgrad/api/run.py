@@ -69,7 +69,7 @@ class Run:
         """Every checkpoint by step: `step`, `path`, `bytes`, `latest`, `best`, `complete`. All are
         hashed.
         """
-        from postgrad.train.saving import open_store
+        from postgrad.training.saving import open_store
 
         return open_store(self.path).infos()
 

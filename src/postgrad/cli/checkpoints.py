@@ -34,7 +34,7 @@ def _export(args: argparse.Namespace, rest: list[str]) -> Any:
         raise UsageError("--private needs --push-to-hub ORG/NAME: it makes that repository private")
     with heavy_imports():
         from postgrad.tools.export import export
-        from postgrad.train.card import push, require_repository
+        from postgrad.training.card import push, require_repository
 
     if args.push_to_hub is not None:
         require_repository(args.push_to_hub, "--push-to-hub")

@@ -57,7 +57,7 @@ def _train(args: argparse.Namespace, rest: list[str]) -> Any:
         )
     recipe = load_recipe(args.recipe, rest)
     with heavy_imports():
-        from postgrad.train.start import train
+        from postgrad.training.start import train
 
     return train(
         recipe,
@@ -89,7 +89,7 @@ def _dry_run(args: argparse.Namespace, rest: list[str]) -> CommandOutcome:
 
 def _resume(args: argparse.Namespace, rest: list[str]) -> Any:
     with heavy_imports():
-        from postgrad.train.start import resume
+        from postgrad.training.start import resume
 
     return resume(args.run_dir, rest, args.allow_change, console_of(args))
 

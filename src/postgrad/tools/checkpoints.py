@@ -19,7 +19,7 @@ from postgrad.observe.console import Console
 from postgrad.observe.follow import read_steps
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.recipe.load import recipe_from_json
-from postgrad.train.saving import open_store, store_of
+from postgrad.training.saving import open_store, store_of
 
 Shapes = Mapping[str, Size]
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
 from postgrad.core.records import Sequences
-from postgrad.evaluate.answers import Evaluator, check_answers, check_rows
-from postgrad.evaluate.losses import LossEvaluator, with_losses
-from postgrad.evaluate.pairs import PairEvaluator
-from postgrad.evaluate.results import (
+from postgrad.evaluation.answers import Evaluator, check_answers, check_rows
+from postgrad.evaluation.losses import LossEvaluator, with_losses
+from postgrad.evaluation.pairs import PairEvaluator
+from postgrad.evaluation.results import (
     LEFT_OUT,
     Comparison,
     EvaluatedProblem,
@@ -41,9 +41,9 @@ from postgrad.recipe.recipe import (
     RewardRecipe,
     RLRecipe,
 )
-from postgrad.train.pairs import implicit_rewards
-from postgrad.train.pinned import pin, pin_model
-from postgrad.train.rows import print_rows
+from postgrad.training.pairs import implicit_rewards
+from postgrad.training.pinned import pin, pin_model
+from postgrad.training.rows import print_rows
 
 LOSSES = ("loss", "perplexity")
 SHOWN = 5  # rows where two models differ

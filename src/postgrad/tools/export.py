@@ -9,8 +9,8 @@ from postgrad.models.adapter_files import export_merged
 from postgrad.models.files import is_adapter
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.recipe.load import recipe_from_json
-from postgrad.train.card import card_of
-from postgrad.train.saving import open_store
+from postgrad.training.card import card_of
+from postgrad.training.saving import open_store
 
 
 def export(

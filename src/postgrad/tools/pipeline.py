@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from postgrad.core.files import finite, write_json
 from postgrad.core.records import Author, Prompt
 from postgrad.data.prompts import load_prompts
-from postgrad.evaluate.answers import environment_of, with_tools
+from postgrad.evaluation.answers import environment_of, with_tools
 from postgrad.models.load import load_tokenizer, read_plain
 from postgrad.observe.console import Console
 from postgrad.recipe.pipeline import Pipeline, Stage, with_models
@@ -22,8 +22,8 @@ from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Environment, SingleTurn
 from postgrad.rollout.local.stops import eos_token_ids
-from postgrad.train.start import train
-from postgrad.train.summary import PHASES, change, whole_seconds
+from postgrad.training.start import train
+from postgrad.training.summary import PHASES, change, whole_seconds
 
 
 @dataclass(frozen=True, slots=True)

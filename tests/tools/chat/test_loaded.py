@@ -13,7 +13,7 @@ from postgrad.rollout.settings import SamplingSettings
 from postgrad.tools.chat.loaded import ChatModel, load
 from postgrad.tools.chat.talker import Talker
 from postgrad.tools.export import export
-from postgrad.train.start import train
+from postgrad.training.start import train
 
 
 def logprobs(one: ChatModel) -> torch.Tensor:

@@ -23,8 +23,8 @@ from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import places_for
 from postgrad.tools.chat.talker import TalkingEngine
-from postgrad.train.pinned import pin_model
-from postgrad.train.saving import store_of
+from postgrad.training.pinned import pin_model
+from postgrad.training.saving import store_of
 
 
 @dataclass(frozen=True, slots=True)

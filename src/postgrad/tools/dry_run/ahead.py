@@ -20,7 +20,7 @@ from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.tools.dry_run.data import Sets
 from postgrad.tools.dry_run.outcome import FAILURE, Report
-from postgrad.train.saving import store_of
+from postgrad.training.saving import store_of
 
 LONG_HOURS = 0.5  # of a run that should not be lost as a whole
 CUT = 0.05  # of the reference answers longer than what may be sampled

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from postgrad.core.records import Prompt, Rollout, ScoredGroup, Turn
-from postgrad.evaluate.answers import check_answers
+from postgrad.evaluation.answers import check_answers
 from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Answering

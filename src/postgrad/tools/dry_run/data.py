@@ -15,11 +15,11 @@ from postgrad.data.pairs import Labelled, Pair, load_labelled, load_pairs
 from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import read_rows
 from postgrad.data.settings import RowSettings
-from postgrad.evaluate.answers import check_rows, with_tools
+from postgrad.evaluation.answers import check_rows, with_tools
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 from postgrad.tools.dry_run.outcome import Check, Report
 from postgrad.tools.dry_run.rows import SHOWN, show, shown_row, spread
-from postgrad.train.rows import evaluated, print_rows, training
+from postgrad.training.rows import evaluated, print_rows, training
 
 NO_LIMIT = 2**30  # tokens
 MANY = 0.1  # of the rows lost: less than data.max_lost_fraction allows, more than a person expects

@@ -9,7 +9,7 @@ from typing import Any
 
 from postgrad.core.errors import PostgradError, RunError, UsageError
 from postgrad.observe.console import Console
-from postgrad.train.run import Stopped
+from postgrad.training.run import Stopped
 
 RECIPE, FAILURE = UsageError.exit_code, RunError.exit_code
 

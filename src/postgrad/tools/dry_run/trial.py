@@ -22,9 +22,9 @@ from postgrad.observe.run_dir import RunDirectory
 from postgrad.recipe.recipe import Recipe
 from postgrad.tools.dry_run.outcome import FAILURE, Check, Report
 from postgrad.tools.export import export
-from postgrad.train.loop import Job, loop
-from postgrad.train.prepare import prepare
-from postgrad.train.run import Run
+from postgrad.training.loop import Job, loop
+from postgrad.training.prepare import prepare
+from postgrad.training.run import Run
 
 EXPECTED = ("started", "resumed", "saved", "data", "size_chosen", "size_lowered", "no_plan")
 FATAL = ("save_failed", "copy_failed")

@@ -1,0 +1,277 @@
+"""Evaluation by answers: held-out prompts, answers sampled with another seed than training's,
+scored; and what answering needs in training too: the environment, the scorer, checks of rows.
+
+The same prompts and the same random numbers every time, so that two evaluations of a run differ by
+the weights alone.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.core.errors import UsageError
+from postgrad.core.records import Prompt, ScoredGroup
+from postgrad.core.seeds import integer
+from postgrad.data.draws import Draws
+from postgrad.data.prompts import PromptSet, load_prompts
+from postgrad.data.settings import DataSettings, MixSettings
+from postgrad.data.templates import template_call
+from postgrad.evaluation.results import (
+    CorrectCount,
+    EvaluatedProblem,
+    Result,
+    by_dataset,
+    left_out,
+    rates,
+)
+from postgrad.recipe.recipe import Answering
+from postgrad.recipe.settings import EvalSet, EvalSettings
+from postgrad.rewards.scorer import Scorer
+from postgrad.rollout.engine import Engine
+from postgrad.rollout.environment import SingleTurn
+from postgrad.rollout.environments.base import build
+from postgrad.rollout.environments.chat import Dialogue, dialogue
+from postgrad.rollout.sampling import Drawing, mean_counts, sample_groups
+from postgrad.rollout.settings import EnvironmentSettings, SamplingSettings
+
+AnyData = TypeVar("AnyData", DataSettings, MixSettings)
+
+
+def read_set(recipe: Answering, eval_set: EvalSet, tokenizer: Any) -> PromptSet:
+    """One evaluation set. Raises UsageError for data that cannot be read, see data.prompts, and for
+    a row without the column that `by` names.
+    """
+    new = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
+    prompts = load_prompts(
+        with_tools(recipe.environment, eval_set.data),
+        tokenizer,
+        max_prompt_tokens=eval_set.max_len - new,
+    )
+    for prompt in prompts.all():
+        _dataset(prompt, eval_set.by)
+    return prompts
+
+
+class Evaluator:
+    """The evaluation sets of a recipe, read once."""
+
+    def __init__(self, recipe: Answering, tokenizer: Any, scorer: Scorer) -> None:
+        """Raises UsageError as read_set does."""
+        self.settings: EvalSettings = recipe.eval
+        self._seed = integer(recipe.seed, "evaluation")
+        self._tokenizer = tokenizer
+        self._scorer = scorer
+        new = self.settings.max_new_tokens or recipe.rollout.max_new_tokens
+        stop = recipe.rollout.stop
+        self._sampling = SamplingSettings(
+            temperature=self.settings.temperature, max_new_tokens=new, stop=stop
+        )
+        self._environment = (
+            environment_of(recipe.environment, recipe.data, tokenizer) or SingleTurn()
+        )
+        self._sets: list[tuple[str | None, PromptSet]] = [
+            (eval_set.name, read_set(recipe, eval_set, tokenizer))
+            for eval_set in self.settings.sets
+        ]
+
+    @property
+    def sets(self) -> Sequence[tuple[str | None, PromptSet]]:
+        """Name and prompts of each set."""
+        return self._sets
+
+    def probe(self, count: int) -> list[NDArray[np.int32]]:
+        """Token ids of the first `count` prompts of all sets, fewer where there are fewer."""
+        every = (prompt.token_ids for _, prompts in self._sets for prompt in prompts.all())
+        return list(islice(every, count))
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that the largest set samples: the engine is sized for them."""
+        return max(len(prompts) for _, prompts in self._sets) * self.settings.n_samples
+
+    @property
+    def max_len(self) -> int:
+        """Tokens of the longest prompt and answer that any set allows."""
+        return max(eval_set.max_len for eval_set in self.settings.sets)
+
+    @property
+    def total(self) -> int:
+        """Samples that one evaluation draws."""
+        each = self.settings.n_samples + self.settings.greedy
+        return sum(len(prompts) for _, prompts in self._sets) * each
+
+    def __call__(self, engine: Engine, on_done: Callable[[int], None]) -> list[Result]:
+        """The results of every set, in the recipe's order, with the engine's newest weights.
+
+        on_done is called with the number of samples that have just ended. Raises RunError where too
+        many verifiers failed.
+        """
+        return [
+            self._evaluate_set(name, prompts.all(), eval_set.by, engine, on_done)
+            for eval_set, (name, prompts) in zip(self.settings.sets, self._sets, strict=True)
+        ]
+
+    def _evaluate_set(
+        self,
+        name: str | None,
+        prompts: Sequence[Prompt],
+        by: str | None,
+        engine: Engine,
+        on_done: Callable[[int], None],
+    ) -> Result:
+        began = time.perf_counter()
+        groups = self._sample(prompts, self.settings.n_samples, self._sampling, engine, on_done)
+        greedy: Sequence[ScoredGroup | None] = [None] * len(groups)
+        if self.settings.greedy:
+            coldest = self._sampling.model_copy(update={"temperature": 0.0})
+            greedy = self._sample(prompts, 1, coldest, engine, on_done)
+        problems = [self._problem(*pair, by) for pair in zip(groups, greedy, strict=True)]
+        overall = rates(problems, self.settings.pass_at)
+        parts = by_dataset(problems, self.settings.pass_at)
+        metrics = {metric: rate for metric, (rate, _) in overall.items()}
+        metrics |= left_out(problems, self.settings.pass_at) | sample_metrics(groups)
+        return Result(
+            name=name,
+            rows=len(prompts),
+            failed=sum(self._failed(group) for group in (*groups, *greedy) if group is not None),
+            metrics=metrics | {metric: rate for metric, (rate, _) in parts.items()},
+            seconds=time.perf_counter() - began,
+            intervals={metric: ends for metric, (_, ends) in (overall | parts).items() if ends},
+            problems=problems,
+        )
+
+    def _sample(
+        self,
+        prompts: Sequence[Prompt],
+        n: int,
+        sampling: SamplingSettings,
+        engine: Engine,
+        on_done: Callable[[int], None],
+    ) -> list[ScoredGroup]:
+        drawing = Drawing(n, sampling, self._seed, self._environment, self.max_len)
+        with self._scorer.step():
+            return sample_groups(engine, self._scorer, prompts, drawing, self._tokenizer, on_done)
+
+    def _problem(
+        self, group: ScoredGroup, greedy: ScoredGroup | None, by: str | None
+    ) -> EvaluatedProblem:
+        return EvaluatedProblem(
+            dataset=_dataset(group.prompt, by),
+            row=group.prompt.row,
+            question=group.prompt.question,
+            samples=self._count(group),
+            greedy=self._count(greedy) if greedy else None,
+            text=(greedy or group).rollouts[0].text,
+        )
+
+    def _count(self, group: ScoredGroup) -> CorrectCount:
+        scores = self._scores(group)
+        scored = scores[~np.isnan(scores)]
+        return len(scored), int((scored >= self.settings.correct_at).sum())
+
+    def _failed(self, group: ScoredGroup) -> int:
+        return int(np.isnan(self._scores(group)).sum())
+
+    def _scores(self, group: ScoredGroup) -> NDArray[np.float64]:
+        """[samples] scores of the component that judges correctness (eval.component); [0] where it
+        does not apply to the prompt.
+        """
+        component = self.settings.component or next(iter(group.rewards))
+        return group.rewards.get(component, np.zeros(0))
+
+
+def _dataset(prompt: Prompt, by: str | None) -> str:
+    """The dataset name that a prompt is counted under: its value in the column `by`, or its own."""
+    if by is None:
+        return prompt.dataset
+    value = prompt.metadata.get(by)
+    if not isinstance(value, str | int | float):
+        raise UsageError(
+            f"eval.by = {by!r}: row {prompt.row} of {prompt.dataset} has no name there, beside "
+            f"question and answer it has {', '.join(prompt.metadata) or 'no column'}"
+        )
+    return str(value)
+
+
+def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Mean reward of kept samples, mean response length in tokens, the share of truncated samples,
+    and the mean score of each component over the samples that it scored; NaN where it scored none.
+    """
+    totals = np.concatenate([group.total[group.kept] for group in groups])
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    lengths = [sum(len(turn.token_ids) for turn in rollout.turns) for rollout in rollouts]
+    truncated = [rollout.finish_reason == "length" for rollout in rollouts]
+    metrics = {
+        **{f"environment/{name}": value for name, value in mean_counts(rollouts).items()},
+        "reward": float(totals.mean()) if len(totals) else math.nan,
+        "response_length": float(np.mean(lengths)),
+        "truncated_fraction": float(np.mean(truncated)),
+    }
+    for name in dict.fromkeys(name for group in groups for name in group.rewards):
+        scores = np.concatenate([group.rewards[name] for group in groups if name in group.rewards])
+        scored = scores[~np.isnan(scores)]
+        metrics[f"reward/{name}"] = float(scored.mean()) if len(scored) else math.nan
+    return metrics
+
+
+def environment_of(
+    settings: EnvironmentSettings | None, data: DataSettings | MixSettings, tokenizer: Any
+) -> Dialogue | None:
+    """The environment that answers the policy's turns; None where an episode is one answer. Raises
+    the errors of `dialogue`.
+    """
+    if settings is None:
+        return None
+    return dialogue(settings, tokenizer, template_call(data))
+
+
+def with_tools(settings: EnvironmentSettings | None, data: AnyData) -> AnyData:
+    """The data settings with the environment's tools among the variables of the chat template.
+
+    Raises UsageError where the recipe sets one of these variables itself.
+    """
+    if settings is None:
+        return data
+    more = build(settings).variables()
+    for key in more:
+        if key in data.chat_template_kwargs:
+            raise UsageError(f"data.chat_template_kwargs: {key!r} comes from [environment]")
+    update: dict[str, Any] = {"chat_template_kwargs": {**data.chat_template_kwargs, **more}}
+    if isinstance(data, MixSettings):
+        update["sets"] = tuple(dataset.model_copy(update=update) for dataset in data.sets)
+    return data.model_copy(update=update)
+
+
+def check_rows(settings: EnvironmentSettings | None, prompts: Draws[Prompt]) -> None:
+    """Raises UsageError where the environment cannot start an episode from a row."""
+    if settings is None:
+        return
+    chat = build(settings)
+    rows = prompts.all()
+    bad = [(row, reason) for row in rows if (reason := chat.check(row)) is not None]
+    if bad:
+        prompt, reason = bad[0]
+        raise UsageError(
+            f"{len(bad)} of {len(rows)} rows cannot be played in the environment "
+            f"{settings.type!r}; the first is row {prompt.row} of {prompt.dataset}: "
+            f"{reason}; mend the rows, or choose another environment.type"
+        )
+
+
+def check_answers(scorer: Scorer, rows: Sequence[Prompt]) -> None:
+    """Raises UsageError where a verifier cannot read a row's reference answer, or no reward applies
+    to a row: it would score every sample of that row wrong, in silence.
+    """
+    unreadable = scorer.check(rows)
+    if unreadable:
+        prompt, reason = unreadable[0]
+        raise UsageError(
+            f"{len(unreadable)} of {len(rows)} rows have a reference answer that a verifier "
+            f"cannot read; the first is row {prompt.row} of {prompt.dataset}: {reason}; mend the "
+            "rows, or choose another [[rewards]] type"
+        )

@@ -1,0 +1,94 @@
+"""The loss of held-out conversations: what an SFT job measures where no answer is scored."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.data.account import RowAccount
+from postgrad.data.conversations import Conversation, ConversationSet, load_conversations
+from postgrad.evaluation.answers import with_tools
+from postgrad.evaluation.results import Result
+from postgrad.recipe.recipe import Answering
+from postgrad.recipe.settings import EvalSet
+
+LogprobsOf = Callable[[Sequences], Ragged]  # of every loss token, zeros elsewhere
+
+
+def sequences_of(conversations: Sequence[Conversation]) -> Sequences:
+    """Conversations as a learner reads them, each a group of its own."""
+    return Sequences(
+        tokens=Ragged.of([conversation.token_ids for conversation in conversations], np.int32),
+        loss_mask=Ragged.of([conversation.loss_mask for conversation in conversations], np.bool_),
+        group=np.arange(len(conversations), dtype=np.int64),
+    )
+
+
+def read_set(recipe: Answering, eval_set: EvalSet, tokenizer: Any) -> ConversationSet:
+    """One evaluation set, read as training data is. Raises UsageError for rows that cannot be read
+    or have no answer.
+    """
+    return load_conversations(with_tools(recipe.environment, eval_set.data), tokenizer)
+
+
+class LossEvaluator:
+    """The evaluation sets of a recipe, read once.
+
+    The loss of a set is -sum(logp) / tokens over its loss tokens, in nats, summed in float64 from
+    float32 logprobs at temperature 1: every token counts the same, whatever is packed with it and
+    whatever `algorithm.aggregation` says. A conversation with a logprob that is not finite has
+    failed: it is in no mean.
+    """
+
+    def __init__(self, recipe: Answering, tokenizer: Any) -> None:
+        """Raises UsageError as read_set does."""
+        self._sets = [
+            (eval_set.name, read_set(recipe, eval_set, tokenizer)) for eval_set in recipe.eval.sets
+        ]
+
+    @property
+    def accounts(self) -> list[RowAccount]:
+        """Where the rows of every set went."""
+        return [conversations.account for _, conversations in self._sets]
+
+    def __call__(self, logprobs: LogprobsOf) -> list[Result]:
+        """The results of every set, in the recipe's order."""
+        return [_result(name, held.all(), logprobs) for name, held in self._sets]
+
+
+def _result(name: str | None, held: Sequence[Conversation], logprobs: LogprobsOf) -> Result:
+    began = time.perf_counter()
+    sequences = sequences_of(held)
+    sums, counts = logprobs(sequences).sums(), sequences.loss_mask.sums()
+    finite = np.isfinite(sums)
+    tokens = int(counts[finite].sum())
+    loss = -float(sums[finite].sum()) / tokens if tokens else math.nan
+    with np.errstate(over="ignore"):  # infinity is what the perplexity of 800 nats is
+        perplexity = float(np.exp(loss))
+    return Result(
+        name=name,
+        rows=len(held),
+        failed=int((~finite).sum()),
+        metrics={"loss": loss, "perplexity": perplexity},
+        seconds=time.perf_counter() - began,
+        more={"loss_rows": int(finite.sum()), "loss_tokens": tokens},
+    )
+
+
+def with_losses(answered: Sequence[Result], losses: Sequence[Result]) -> list[Result]:
+    """The results of sampled answers with the losses of the same sets added."""
+    return [
+        replace(
+            result,
+            failed=result.failed + loss.failed,
+            metrics={**result.metrics, **loss.metrics},
+            seconds=result.seconds + loss.seconds,
+            more={**result.more, **loss.more},
+        )
+        for result, loss in zip(answered, losses, strict=True)
+    ]

@@ -1,0 +1,172 @@
+"""The training loop of all jobs: its length, its evaluations, logs and checkpoints."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from traceback import clear_frames
+from typing import Protocol
+
+from torch import Tensor
+
+from postgrad.checkpoint.state import Best, RunState
+from postgrad.core.errors import RunError, UsageError
+from postgrad.evaluation.results import Result
+from postgrad.observe.loggers.all import of_evaluation
+from postgrad.observe.sentinels.base import SentinelStop
+from postgrad.recipe.settings import EvalTimes
+from postgrad.training.memory import explain, phase_of, ran_out
+from postgrad.training.run import Run, Stop, Stopped
+from postgrad.training.saving import Saver
+
+
+class Job(Protocol):
+    """What each kind of job defines itself: one step, its evaluation, its state."""
+
+    def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
+        """Sample, score, train: the state after the step, and what to log of it."""
+        ...
+
+    def evaluate(self) -> list[Result]:
+        """The results of every evaluation set with the weights of now."""
+        ...
+
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
+        """The state of every role that changes, by file stem: "policy.weights"."""
+        ...
+
+
+def loop(run: Run, job: Job, state: RunState) -> RunState:
+    """Runs the job from `state` to its last step, or until early stopping.
+
+    Raises Stopped where a signal asked for it, SentinelStop where a sentinel did; both save first.
+    """
+    run.clock.take_step()  # loading is no part of the first step
+    saver = Saver(run, job, state)
+    with run.stop, run.console.run(run.steps, state.step):
+        try:
+            if state.step == 0 and run.recipe.eval.sets and run.recipe.eval.at_start:
+                state, _, evaluation = _evaluate(run, job, state)
+                run.loggers.log(state.step, evaluation)
+            while state.step < run.steps and not _early(run, state):
+                following, metrics = job.step(state)
+                run.stop.hold()  # a step without any update too is whole or not at all
+                state = _finish(run, job, saver, following, metrics)
+                run.stop.release()
+                run.sentinels.stop()
+                if run.stop.asked and state.step < run.steps:
+                    raise Stop
+            saver.wait()
+        except Stop:
+            limit = f"checkpoint.grace_seconds = {run.recipe.checkpoint.grace_seconds:g}"
+            why = f", which was not foreseen to end within {limit}"
+            raise Stopped(saver.stop(state, why)) from None
+        except SentinelStop as spoken:
+            raise SentinelStop(f"{spoken}; {_standing(saver, state)}") from None
+        except Exception as error:
+            if not ran_out(error):
+                raise
+            clear_frames(error.__traceback__)  # they hold what was being computed
+            phase, standing = phase_of(run), saver.rescue(state)
+            raise explain(run, state.step, phase, error, standing) from error
+        finally:
+            saver.close()
+    return state
+
+
+def _standing(saver: Saver, state: RunState) -> str:
+    """Saves if possible; a sentence that says where the run stands, or why nothing could be saved:
+    a full disk must not hide why the run stopped.
+    """
+    try:
+        return saver.stop(state)
+    except RunError as error:
+        return str(error)
+
+
+def _finish(
+    run: Run, job: Job, saver: Saver, state: RunState, metrics: Mapping[str, float]
+) -> RunState:
+    """Logs, evaluates and saves after a job's step, where they are due."""
+    settings = run.recipe.eval
+    state, line = _log(run, state, metrics)
+    improved = False
+    if settings.sets and _due(settings, state.step, run.steps):
+        state, improved, evaluation = _evaluate(run, job, state)
+        line |= evaluation
+    run.loggers.log(state.step, line)
+    last = state.step == run.steps or _early(run, state)
+    if last or improved or saver.due(state):
+        saver.save(state, best=improved, must=last)
+        run.clock.take_step()  # saves carry their own times, in events
+    return state
+
+
+def _early(run: Run, state: RunState) -> bool:
+    """True where early stopping ends the run: checkpoint.early_stop evaluations in a row did not
+    beat the best one.
+    """
+    patience = run.recipe.checkpoint.early_stop
+    return bool(patience) and state.best is not None and state.best.waited >= patience
+
+
+def _due(settings: EvalTimes, step: int, steps: int) -> bool:
+    if step == steps:
+        return settings.at_end or bool(settings.every and step % settings.every == 0)
+    return bool(settings.every and step % settings.every == 0)
+
+
+def _log(
+    run: Run, state: RunState, metrics: Mapping[str, float]
+) -> tuple[RunState, dict[str, float]]:
+    """Logs a step; returns the state with the sentinels' memory, and the line of metrics.jsonl."""
+    memory = run.measure_memory()
+    counters = {"step": state.step, "update": state.update, "episodes": state.episodes}
+    times = run.clock.take_step()
+    foreseen = run.foreseen.columns
+    line = {**counters, **metrics, **times, "peak_memory_bytes": memory, **foreseen}
+    run.console.step(state.step, run.steps, line)
+    remembered, values = run.sentinels.look(state.step, metrics, state.sentinels)
+    run.logs.metric(line | values)
+    return replace(state, sentinels=remembered), line | values
+
+
+def _evaluate(run: Run, job: Job, state: RunState) -> tuple[RunState, bool, dict[str, float]]:
+    """Evaluates; returns the state with the results, whether the best metric improved, and all
+    numbers for the loggers.
+    """
+    results = job.evaluate()
+    run.clock.take_step()  # evaluations carry their own times
+    metrics, seen = dict[str, float](), dict[str, float]()
+    for result in results:
+        line = {"step": state.step, "update": state.update, **result.to_json()}
+        run.logs.evaluation(line)
+        metrics |= result.by_metric()
+        seen |= of_evaluation(line)
+    text = ", ".join(part for result in results for part in result.texts())
+    run.console.note(f"evaluation after step {state.step}: {text}")
+    run.console.evaluated(state.step, metrics)
+    remembered, _ = run.sentinels.look(state.step, seen, state.sentinels)
+    best, improved = _better(run, state, metrics)
+    evaluations = {**state.evaluations, **metrics}
+    state = replace(state, evaluations=evaluations, best=best, sentinels=remembered)
+    return state, improved, seen
+
+
+def _better(run: Run, state: RunState, metrics: Mapping[str, float]) -> tuple[Best | None, bool]:
+    metric, mode = run.recipe.checkpoint.best_metric, run.recipe.checkpoint.best_mode
+    if metric is None:
+        return state.best, False
+    if metric not in metrics:
+        raise UsageError(
+            f"checkpoint.best_metric = {metric!r} is not among this run's evaluation metrics: "
+            f"{', '.join(metrics)}"
+        )
+    value = metrics[metric]
+    if math.isnan(value):
+        return state.best, False
+    before = state.best
+    improved = before is None or (value > before.value if mode == "max" else value < before.value)
+    if improved:
+        return Best(metric, value, state.step), True
+    assert before is not None
+    return replace(before, waited=before.waited + 1), False

@@ -1,0 +1,375 @@
+"""Memory of a run: sizes that fit are tried before it, and what to change is said where it ran out.
+
+Sizes that the recipe leaves "auto" are planned for the free memory, then tried on the device. A
+trial does the most that a step will do: two forward and backward passes over a full micro-batch
+beside the optimizer's moments, or two tokens for as many sequences as there are slots. It changes
+no weight, optimizer state or random number: a recipe that states the same sizes gives the same
+bits.
+"""
+
+import shlex
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from postgrad.core.errors import PostgradError, RunError
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.fleet.choices import Choices
+from postgrad.layout.layout import Layout
+from postgrad.learner.backbone import MicroBatch
+from postgrad.learner.protocols import Learns
+from postgrad.learner.role import Learner, Policy, PolicyLearner
+from postgrad.learner.score import ScoreLearner, ScoreRole
+from postgrad.plan.advice import advise
+from postgrad.plan.auto import AutoSizes, least_tokens
+from postgrad.plan.lengths import row_lengths
+from postgrad.plan.plan import outlook
+from postgrad.recipe.recipe import Recipe
+from postgrad.rollout.engine import Engine, EngineStats, Request
+from postgrad.rollout.local.budget import PREFILL_TOKENS, places_for
+from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.settings import SamplingSettings
+from postgrad.training import foreseen
+from postgrad.training.run import Run
+
+# What torch's allocator for a CPU says in a plain RuntimeError.
+REFUSALS = ("can't allocate memory", "not enough memory", "DefaultCPUAllocator")
+LESS = 0.8  # of the peak that was foreseen has to do: it was too much
+# What a run that has begun can change: neither its data nor what is in its checkpoints.
+CHANGEABLE = ("--batch.micro_", "--model.gradient_checkpointing", "--rollout.slots")
+SAMPLING = ("sample", "publish", "evaluate")  # phases in which the engine works
+GENERAL = "a smaller batch.micro_train_tokens, model.gradient_checkpointing = true"
+
+TOKENS, SLOTS = "micro_train_tokens", "slots"  # names of choices
+NEW_TOKENS = 2  # that each slot decodes when slots are tried
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+Fits = Callable[[int], bool]
+
+
+class OutOfMemory(RunError):
+    """Memory ran out; the message says where the run stands and what to change."""
+
+
+def ran_out(error: BaseException) -> bool:
+    """True where `error` means that memory ran out, on a device, a CPU or a rank."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if type(error) is RunError and error.__cause__ is not None:  # what a rank raised
+        return ran_out(error.__cause__)
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in REFUSALS)
+
+
+def phase_of(run: Run) -> str:
+    """The phase, or part of one, that was under way when the run failed."""
+    return run.clock.open[-1] if run.clock.open else "start"
+
+
+def explain(run: Run, step: int, phase: str, error: BaseException, standing: str) -> OutOfMemory:
+    """The error to raise in place of `error`, with advice. standing: a sentence that names what the
+    run can go on from.
+    """
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    where = f"{phase} of step {step + 1}" if "plan" in run.clock.total else f"phase {phase}"
+    changes = overrides_for_less_memory(run, phase)
+    if changes:
+        keys = dict.fromkeys(flag[2:] for flag in changes if flag.startswith("--"))
+        words = [*changes, *(word for key in keys for word in ("--allow-change", key))]
+        command = shlex.join(["postgrad", "resume", str(run.directory.path), *words])
+        advice = f"with less it goes on as: {command}"
+    else:
+        advice = f"what takes less: {GENERAL}; see postgrad plan"
+    run.logs.event("out_of_memory", reason, step=step, phase=phase)
+    return OutOfMemory(f"out of memory in {where}: {reason}; {standing}; {advice}")
+
+
+def overrides_for_less_memory(run: Run, phase: str) -> tuple[str, ...]:
+    """Command-line overrides that make the run take less memory: fewer slots where the engine was
+    at work, and the plan's advice for less memory, as far as a run that has begun can follow it.
+    """
+    sizes = run.choices.sizes
+    flags: tuple[str, ...] = ()
+    if phase.startswith(SAMPLING) and sizes is not None and sizes.slots > 1:
+        slots = sizes.slots // 2
+        places = sizes.cache_tokens // sizes.slots * slots
+        flags = ("--rollout.slots", str(slots), "--rollout.cache_tokens", str(places))
+    try:
+        recipe = foreseen.as_chosen(run.recipe, run.choices)
+        facts = foreseen.facts_here(run.choices, row_lengths(recipe))
+        forecast = outlook(recipe, facts)
+        room = int(min(forecast.memory.peak_bytes, forecast.memory.capacity) * LESS)
+        device = facts.hardware.device.model_copy(update={"memory_bytes": max(1, room)})
+        hardware = facts.hardware.model_copy(update={"device": device})
+        facts = replace(facts, hardware=hardware)
+        advised = advise(outlook(recipe, facts), facts)
+    except Exception:  # noqa: BLE001  # plan.json says why; what failed is told first
+        return flags
+    for change in advised:
+        key = change.overrides[0]
+        if key.startswith(CHANGEABLE) and key not in flags:
+            flags += change.overrides
+    return flags
+
+
+def planned(
+    recipe: Recipe, choices: Choices, recorded: Mapping[str, Any]
+) -> tuple[Choices, frozenset[str]]:
+    """The choices with the plan's sizes for the memory that is free now, and the names of the
+    choices that have to be tried. Recorded sizes are used as they are. With several ranks, whose
+    trials would have to agree, the plan alone decides.
+    """
+    rollout = recipe.rollout_settings
+    asked = {
+        TOKENS: recipe.batch.micro_train_tokens == "auto",
+        SLOTS: rollout is not None and rollout.slots == "auto",
+    }
+    untried = frozenset(name for name, auto in asked.items() if auto and not recorded.get(name))
+    if not untried:
+        return choices, untried
+    sizes = AutoSizes.largest(recipe, cpu=choices.device == "cpu")
+    with suppress(PostgradError):  # without a plan the trials start from the largest sizes
+        sizes = _fitting(recipe, choices)
+    updated = choices
+    if TOKENS in untried:
+        updated = replace(updated, micro_train_tokens=sizes.tokens)
+    if SLOTS in untried and sizes.slots is not None:
+        applied = sizes.applied(recipe).rollout_settings
+        assert applied is not None  # what has slots has [rollout]
+        updated = replace(updated, slots=sizes.slots, cache_tokens=applied.cache_tokens)
+    return updated, untried & _tried_here(recipe)
+
+
+def _tried_here(recipe: Recipe) -> set[str]:
+    """The choices that this process can try. On several ranks trials would have to agree."""
+    cluster, rollout, here = recipe.cluster, recipe.rollout_settings, set[str]()
+    if recipe.learner.ranks > 1:
+        return here
+    if cluster.type == "local":
+        here.add(TOKENS)
+    if rollout is not None and rollout.type == "local":
+        workers = cluster.engines(1) if cluster.type != "local" else 0
+        here |= set() if workers else {SLOTS}
+    return here
+
+
+def _fitting(recipe: Recipe, choices: Choices) -> AutoSizes:
+    """The sizes that the plan gives for the free memory."""
+    settled = foreseen.settled(recipe, choices)
+    facts = foreseen.facts_here(choices, row_lengths(settled))
+    device = facts.hardware.device.model_copy(update={"memory_bytes": free_bytes(choices.device)})
+    hardware = facts.hardware.model_copy(update={"device": device})
+    auto = outlook(settled, replace(facts, hardware=hardware)).auto
+    return AutoSizes(
+        auto.get("batch.micro_train_tokens"), auto.get("rollout.slots"), least_tokens(recipe)
+    )
+
+
+def free_bytes(device: str) -> int:
+    """Bytes of memory that this process may still take, within its container's limit."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    free = psutil.virtual_memory().available
+    for limit, used in (
+        ("memory.max", "memory.current"),  # control groups, version 2 and 1
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            most, now = ((CONTROL_GROUP / name).read_text("ascii") for name in (limit, used))
+            free = min(free, max(0, int(most) - int(now)))
+        except (OSError, ValueError):  # no container, or "max"
+            continue
+    return max(1, free)
+
+
+def largest(start: int, floor: int, fits: Fits) -> int | None:
+    """The first of start, start / 2, ..., floor that fits; None where not even `floor` does."""
+    size = start
+    while not fits(size):
+        if size <= floor:
+            return None
+        size = max(floor, size // 2)
+    return size
+
+
+def try_tokens(run: Run, learners: Sequence[Learns], readers: Sequence[object] = ()) -> None:
+    """Finds the largest token budget with which all learners can learn, where it is untried, and
+    sets it for them and for readers, roles that only compute forward.
+
+    Raises OutOfMemory where not even the longest row has room.
+    """
+    start = run.choices.micro_train_tokens
+    if TOKENS not in run.untried or start is None:
+        return
+    floor, longest = least_tokens(run.recipe), run.recipe.data.max_len
+    here: list[Learner[Any]] = [role for role in learners if isinstance(role, Learner)]
+
+    def fits(tokens: int) -> bool:
+        with _trial(run, "batch.micro_train_tokens", tokens) as result:
+            for learner in here:
+                _try_learning(learner, tokens, longest, run)
+            result.append(True)
+        return bool(result)
+
+    budget = largest(start, floor, fits)
+    if budget is None:
+        raise _out_of_memory(
+            run, f"one forward and backward pass over {floor} tokens, the longest row"
+        )
+    run.choices = replace(run.choices, micro_train_tokens=budget)
+    for role in (*here, *(role for role in readers if isinstance(role, Policy | ScoreRole))):
+        role.backbone.micro = MicroBatch(budget)
+    _report_size(run, "batch.micro_train_tokens", budget)
+
+
+def engine(run: Run, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
+    """Fleet.engine, with as many slots as can decode where that was open. Sets the run's choices.
+
+    Raises OutOfMemory where not even one slot has room.
+    """
+
+    def build() -> Engine:
+        return run.fleet.engine(path, stack, sequences=sequences, max_len=max_len)
+
+    before, start = run.choices, run.choices.slots
+    if SLOTS not in run.untried or start is None:
+        return build()
+    settings, fitting = run.recipe.rollout_settings, list[Engine]()
+    assert settings is not None  # what has slots has [rollout]
+
+    def fits(slots: int) -> bool:
+        places = settings.cache_tokens or slots * places_for(max_len)
+        with _trial(run, "rollout.slots", slots) as result:
+            run.choices = replace(before, slots=slots, cache_tokens=places)
+            _try_decoding(build(), slots, max_len, PREFILL_TOKENS[before.device], fitting)
+            result.append(True)
+        return bool(result)
+
+    slots = largest(min(start, sequences), 1, fits)
+    if slots is None:
+        raise _out_of_memory(run, f"an engine for one sequence of {max_len} tokens")
+    _report_size(run, "rollout.slots", slots)
+    return fitting[0]
+
+
+@contextmanager
+def _trial(run: Run, key: str, size: int) -> Generator[list[bool]]:
+    """A trial: an error that means out of memory is logged and swallowed, and the list stays empty.
+    The block appends True where the size fits. Random generators are put back.
+    """
+    result: list[bool] = []
+    why = ""
+    state, states = torch.get_rng_state(), torch.cuda.get_rng_state_all()
+    try:
+        yield result
+    except Exception as error:
+        if not ran_out(error):
+            raise
+        why = str(error).strip().partition("\n")[0] or type(error).__name__
+    finally:
+        torch.set_rng_state(state)
+        torch.cuda.set_rng_state_all(states)
+    if why:
+        if run.choices.device == "cuda":
+            torch.cuda.empty_cache()
+        run.logs.event("size_lowered", f"{key} = {size} does not fit: {why}", key=key, size=size)
+
+
+def _try_learning(learner: Learner[Any], tokens: int, longest: int, run: Run) -> None:
+    """Runs two passes, the second beside the gradients of the first. Raises MemoryError where a
+    CPU's free memory could not hold both these passes and the optimizer's moments.
+    """
+    backbone = learner.backbone
+    before = backbone.micro
+    moments = _moments_to_come(learner)
+    device = run.choices.device
+    gauge = run.clock.peaks.restarted() if device == "cpu" else None
+    free, held = free_bytes(device), gauge.held() if gauge else 0
+    reserved = torch.empty(0 if device == "cpu" else moments, dtype=torch.uint8, device=device)
+    try:
+        backbone.micro = MicroBatch(tokens)
+        sequences = _rows(tokens, longest)
+        for _ in range(2):
+            for layout in backbone.micro_batches(
+                sequences, np.arange(len(sequences)), reads=learner.reads
+            ):
+                torch.autograd.backward(_output(learner, layout).sum())
+    finally:
+        del reserved
+        backbone.micro = before
+        for weight in (*backbone.lm.parameters(), *learner.optimizer.master.values()):
+            weight.grad = None
+    if gauge is not None and (needed := gauge.peak() - held + moments) > free:
+        raise MemoryError(f"{needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free")
+
+
+def _output(learner: Learner[Any], layout: Layout) -> torch.Tensor:
+    """[tokens] outputs that the learner's loss is computed from."""
+    if isinstance(learner, PolicyLearner):
+        logprobs, entropy = learner.backbone.logprobs(layout, learner.temperature, True)
+        assert entropy is not None
+        return logprobs + entropy
+    assert isinstance(learner, ScoreLearner)
+    return learner.backbone.scores(layout)
+
+
+def _moments_to_come(learner: Learner[Any]) -> int:
+    """Bytes that the optimizer will allocate at its first step; 0 after it."""
+    if learner.optimizer.updates:
+        return 0
+    masters = sum(master.nbytes for master in learner.optimizer.master.values())
+    return learner.optimizer.state_bytes() - masters
+
+
+def _rows(tokens: int, longest: int) -> Sequences:
+    """`tokens` zeros in rows of `longest` tokens and one shorter rest; every token but the first
+    bears loss.
+    """
+    lengths = [longest] * (tokens // longest)
+    lengths += [tokens % longest] if tokens % longest > 1 else []
+    rows = [np.zeros(length, np.int32) for length in lengths]
+    masks = [np.arange(length) > 0 for length in lengths]
+    return Sequences(
+        Ragged.of(rows, np.int32),
+        Ragged.of(masks, np.bool_),
+        np.arange(len(rows), dtype=np.int64),
+    )
+
+
+def _try_decoding(
+    engine: Engine, slots: int, max_len: int, prefill: int, fitting: list[Engine]
+) -> None:
+    """Prompts of one prefill of so many tokens, and two tokens in every slot. An engine that can do
+    that is put into `fitting`.
+    """
+    assert isinstance(engine, LocalEngine)  # others bring their sizes
+    length = max(1, max_len - NEW_TOKENS)
+    prompts = min(slots, max(1, prefill // length))
+    sampling = SamplingSettings(max_new_tokens=NEW_TOKENS)
+    for number, samples in enumerate(np.array_split(np.arange(slots), prompts)):
+        prompt = np.zeros(length, np.int32)
+        engine.submit(Request(number, tuple(samples.tolist()), prompt, sampling))
+    while engine.completed():
+        pass
+    engine.stats = EngineStats()
+    fitting.append(engine)
+
+
+def _report_size(run: Run, key: str, size: int) -> None:
+    run.console.note(f"{key} = {size}: planned, and tried on this machine")
+    run.logs.event("size_chosen", f"{key} = {size}", key=key, size=size)
+
+
+def _out_of_memory(run: Run, purpose: str) -> OutOfMemory:
+    room = free_bytes(run.choices.device) / 1e9
+    return OutOfMemory(
+        f"there is no memory for {purpose}; {room:.1f} GB are free beside what the run holds: see "
+        "`postgrad plan` for what to change (a shorter data.max_len, "
+        "model.gradient_checkpointing = true, an adapter)"
+    )

@@ -1,0 +1,293 @@
+"""The jobs on preferences, from their assembly to their steps: `RewardJob` trains a reward model,
+`PreferenceJob` a policy without one. Both read pairs, or answers with labels one at a time.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Generic
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from postgrad.algorithms.base import PreferenceAlgorithm, RewardAlgorithm
+from postgrad.checkpoint.store import Checkpoint
+from postgrad.core.batch import BatchGeometry
+from postgrad.core.cursor import Cursor
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Experience, Sequences
+from postgrad.data.cache import cache_folder
+from postgrad.data.draws import Drawn, Draws
+from postgrad.data.pairs import Labelled, Pair
+from postgrad.evaluation.pairs import PairEvaluator, sequences_of
+from postgrad.evaluation.results import Result
+from postgrad.fleet.local import require_unchanged
+from postgrad.learner.protocols import PolicyRole, ScoringRole
+from postgrad.learner.reference import ReferenceLogprobs
+from postgrad.learner.role import UpdateResult
+from postgrad.learner.score import last_scores
+from postgrad.models.load import load_tokenizer, require_same_tokens
+from postgrad.models.score import require_padding, scale_of_state
+from postgrad.ops.preferences import AnswerSums
+from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
+from postgrad.training import memory, rows
+from postgrad.training.run import Run
+from postgrad.training.saving import foresee_disk
+from postgrad.training.supervised import SupervisedJob
+
+KEPT = 0.9  # of the running mean and mean square, at each step
+
+
+class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
+    """Trains a policy on preferences. reference: None where the loss needs none."""
+
+    def __init__(
+        self,
+        run: Run,
+        algorithm: PreferenceAlgorithm,
+        policy: PolicyRole,
+        draws: Draws[Drawn],
+        read: Callable[[Sequence[Drawn]], tuple[Sequences, NDArray[np.bool_]]],
+        reference: ReferenceLogprobs | None,
+        evaluator: PairEvaluator | None,
+    ) -> None:
+        """read: turns drawn samples into sequences and a mask [S] of the preferred ones."""
+        super().__init__(run, policy, algorithm, draws)
+        self._preference = algorithm
+        self._policy = policy
+        self._read = read
+        self._reference = reference
+        self._evaluator = evaluator
+
+    def experience(self, drawn: list[Drawn]) -> Experience:
+        sequences, preferred = self._read(drawn)
+        return self._preference.experience(
+            sequences, preferred, self._of_reference(sequences), self._mismatched(sequences)
+        )
+
+    def evaluate(self) -> list[Result]:
+        """Evaluates pairs: the score of a sequence is its implicit reward."""
+        assert self._evaluator is not None
+        with self._run.phase("evaluate"):
+            return self._evaluator(self._score)
+
+    def _score(self, sequences: Sequences) -> NDArray[np.float64]:
+        logprobs = self._policy.logprobs(sequences).result()
+        return implicit_rewards(
+            self._preference, sequences, logprobs, self._of_reference(sequences)
+        )
+
+    def _of_reference(self, sequences: Sequences) -> Ragged | None:
+        return None if self._reference is None else self._reference.of(sequences)
+
+    def _mismatched(self, sequences: Sequences) -> NDArray[np.float64] | None:
+        if not self._preference.needs().mismatched:
+            return None
+        crossed = mismatched(sequences)
+        ref = self._of_reference(crossed)
+        assert ref is not None  # what needs a reference point needs a reference
+        return self._policy.logprobs(crossed).result().sums() - ref.sums()
+
+
+def implicit_rewards(
+    algorithm: PreferenceAlgorithm, sequences: Sequences, logprobs: Ragged, ref: Ragged | None
+) -> NDArray[np.float64]:
+    """[S] the implicit reward of each answer, as the loss defines it.
+
+    logprobs, ref: of each token, by policy and reference; ref: None where the loss needs none.
+    """
+    ratio = logprobs.like(logprobs.values - (logprobs if ref is None else ref).values)
+    tokens = np.maximum(sequences.loss_mask.sums(), 1)
+    sums = [torch.as_tensor(column) for column in (logprobs.sums(), ratio.sums(), tokens)]
+    return algorithm.reward(AnswerSums(*sums)).numpy()
+
+
+def of_pairs(pairs: Sequence[Pair]) -> tuple[Sequences, NDArray[np.bool_]]:
+    """The sequences of pairs, chosen and rejected in turn, and the mask of the chosen ones."""
+    return sequences_of(pairs), np.tile([True, False], len(pairs))
+
+
+def of_labelled(samples: Sequence[Labelled]) -> tuple[Sequences, NDArray[np.bool_]]:
+    """Sequences of labelled answers, each a group of its own, and the mask of desirable ones."""
+    sequences = Sequences(
+        tokens=Ragged.of([sample.token_ids for sample in samples], np.int32),
+        loss_mask=Ragged.of([sample.loss_mask for sample in samples], np.bool_),
+        group=np.arange(len(samples), dtype=np.int64),
+    )
+    return sequences, np.array([sample.desirable for sample in samples], np.bool_)
+
+
+def mismatched(sequences: Sequences) -> Sequences:
+    """Each prompt with the answer of the next sample, the last with the first's (KTO,
+    arXiv:2402.01306). An answer begins at its first loss token. What is over the token limit in
+    its new place is no longer than the longest prompt and answer together.
+    """
+    tokens = list(sequences.tokens)
+    masks = list(sequences.loss_mask)
+    starts = [int(np.argmax(mask)) for mask in masks]
+    following = np.roll(np.arange(len(tokens)), -1).tolist()
+    crossed = [
+        (
+            np.concatenate([tokens[i][: starts[i]], tokens[j][starts[j] :]]),
+            np.concatenate([masks[i][: starts[i]], masks[j][starts[j] :]]),
+        )
+        for i, j in enumerate(following)
+    ]
+    return Sequences(
+        tokens=Ragged.of([ids for ids, _ in crossed], np.int32),
+        loss_mask=Ragged.of([mask for _, mask in crossed], np.bool_),
+        group=np.arange(len(tokens), dtype=np.int64),
+    )
+
+
+class RewardJob(SupervisedJob[Pair]):
+    """Trains a reward model on pairs; evaluates it on held-out ones.
+
+    The algorithm state in checkpoints is the scale of the scores: running means over the last
+    steps, so that any checkpoint can be exported with it.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        algorithm: RewardAlgorithm,
+        model: ScoringRole,
+        pairs: Draws[Pair],
+        evaluator: PairEvaluator | None,
+    ) -> None:
+        super().__init__(run, model, algorithm, pairs)
+        self._reward = algorithm
+        self._model = model
+        self._evaluator = evaluator
+
+    def experience(self, drawn: list[Pair]) -> Experience:
+        margins = np.array([pair.margin for pair in drawn], np.float64)
+        return self._reward.experience(sequences_of(drawn), margins)
+
+    def learned(
+        self, state: Mapping[str, Any], experience: Experience, result: UpdateResult
+    ) -> tuple[Mapping[str, Any], Mapping[str, float]]:
+        scores = result.outputs[experience.sequences.loss_mask.values].astype(np.float64)
+        following = {
+            "weight": KEPT * state.get("weight", 0.0) + 1.0,
+            "sum": KEPT * state.get("sum", 0.0) + float(scores.mean()),
+            "squares": KEPT * state.get("squares", 0.0) + float(np.square(scores).mean()),
+        }
+        scale = scale_of_state(following)
+        metrics = {"reward_model/scale_mean": scale.mean, "reward_model/scale_std": scale.std}
+        return following, metrics
+
+    def evaluate(self) -> list[Result]:
+        assert self._evaluator is not None
+        with self._run.phase("evaluate"):
+            return self._evaluator(lambda sequences: last_scores(self._model, sequences))
+
+
+def reward(run: Run, recipe: RewardRecipe, path: str, checkpoint: Checkpoint | None) -> RewardJob:
+    """The job, from a checkpoint where there is one. See train.prepare.assemble."""
+    tokenizer = load_tokenizer(path)
+    require_padding(tokenizer, path)
+    pairs = rows.pairs(recipe, tokenizer)
+    rows.show_rows(run, pairs.accounts)
+    evaluator = _evaluator(run, recipe, tokenizer)
+    run.count_rows(len(pairs))
+    model = run.fleet.reward_model(path)
+    foresee_disk(run, model.state_bytes())
+    memory.try_tokens(run, [model])
+    rows.restore(model, checkpoint)
+    return RewardJob(run, recipe.algorithm, model, pairs, evaluator)
+
+
+def preference(
+    run: Run, recipe: PreferenceRecipe, path: str, checkpoint: Checkpoint | None
+) -> PreferenceJob[Pair] | PreferenceJob[Labelled]:
+    """The job, from a checkpoint where there is one. See train.prepare.assemble."""
+    tokenizer, algorithm = load_tokenizer(path), recipe.algorithm
+    one_by_one = algorithm.level != "pair"
+    if one_by_one:
+        draws: Any = rows.labelled(recipe, tokenizer)
+        read: Any = of_labelled
+    else:
+        draws = rows.pairs(recipe, tokenizer)
+        read = of_pairs
+    rows.show_rows(run, draws.accounts)
+    evaluator = _evaluator(run, recipe, tokenizer)
+    other = recipe.reference.model.source
+    if algorithm.needs().reference and other is not None and other != path:
+        require_same_tokens(other, "reference.model.path", tokenizer)
+    run.count_rows(len(draws))
+    policy = run.fleet.policy(path)
+    foresee_disk(run, policy.state_bytes())
+    memory.try_tokens(run, [policy])
+    reference = None
+    if algorithm.needs().reference:
+        wanted = _read_by_reference(recipe, draws, read, run.geometry, evaluator)
+        reference = _reference(run, recipe, path, policy, list(wanted))
+    rows.restore(policy, checkpoint)
+    return PreferenceJob(run, algorithm, policy, draws, read, reference, evaluator)
+
+
+def _evaluator(run: Run, recipe: Comparing, tokenizer: object) -> PairEvaluator | None:
+    if not recipe.eval.sets:
+        return None
+    evaluator = PairEvaluator(recipe.eval, tokenizer)
+    rows.show_rows(run, evaluator.accounts, "evaluation")
+    return evaluator
+
+
+def _read_by_reference(
+    recipe: PreferenceRecipe,
+    draws: Any,
+    read: Any,
+    geometry: BatchGeometry,
+    evaluator: PairEvaluator | None,
+) -> Iterator[Sequences]:
+    """Everything that the reference is asked for in the whole run."""
+    yield read(draws.all())[0]
+    yield from evaluator.sequences() if evaluator else ()
+    if not recipe.algorithm.needs().mismatched:
+        return
+    cursor = Cursor()
+    for _ in range(geometry.steps or 0):
+        tickets = list(islice(cursor.open_tickets(), geometry.train_batch_size))
+        cursor = cursor.settle(tickets)
+        drawn = [draws.draw(ticket, recipe.seed) for ticket in tickets]
+        yield mismatched(read(drawn)[0])
+
+
+def _reference(
+    run: Run, recipe: PreferenceRecipe, path: str, policy: PolicyRole, wanted: list[Sequences]
+) -> ReferenceLogprobs:
+    """The reference's logprobs. Where it is the policy's own start, the policy computes them before
+    it is restored: there never is a second model.
+    """
+    start = recipe.reference.model.source or path
+    if start == path:
+        require_unchanged(run, "reference", start)
+        reference, quantize = policy.start(), recipe.model.quantize
+    else:
+        reference, quantize = run.fleet.frozen_policy(start), recipe.reference.model.quantize
+    choices, learner = run.choices, recipe.learner
+    name = {
+        "model": run.choices.frozen["reference"],
+        "versions": [torch.__version__],
+        "choices": [choices.device, choices.threads, choices.dtype, choices.micro_train_tokens],
+        "micro_train_batch_size": recipe.batch.micro_train_batch_size,
+        "attention": recipe.model.attention,
+        "quantize": quantize,
+    }
+    if learner.ranks > 1:  # parts of a matrix round otherwise than the whole
+        name["ranks"] = [learner.ranks, learner.context_parallel, learner.tensor_parallel]
+    cache = cache_folder() if recipe.data.cache else None
+    folder = cache and cache.parent / "reference"
+    logprobs = ReferenceLogprobs()
+    computed, cached = logprobs.prepare(
+        wanted, lambda part: reference.logprobs(part).result(), folder, name
+    )
+    if start != path:
+        run.fleet.release("frozen_policy")  # its logprobs are all that is needed
+    run.console.note(
+        f"reference logprobs: {computed} sequences computed with {start}, {cached} from the cache "
+        f"({folder or 'not kept: data.cache is off'})"
+    )
+    return logprobs

@@ -1,0 +1,214 @@
+"""Puts a run together: choices, logs, then the job, whose data is read before its weights are
+loaded, because wrong rows should cost seconds.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from postgrad.checkpoint.state import RunState
+from postgrad.checkpoint.store import Checkpoint, CheckpointStore, Untidy
+from postgrad.core.cursor import Cursor
+from postgrad.core.hub import split_revision
+from postgrad.fleet.choices import choose
+from postgrad.fleet.engines import require_startable
+from postgrad.fleet.fleet import Fleet
+from postgrad.fleet.local import LocalFleet, base_model
+from postgrad.fleet.ranked import RankedFleet
+from postgrad.models.load import load_config
+from postgrad.models.supported import experts_of
+from postgrad.observe.console import Console
+from postgrad.observe.run_dir import RunDirectory
+from postgrad.observe.sentinels.watch import Sentinels
+from postgrad.observe.sinks import Logs
+from postgrad.observe.watchdog import Watchdog
+from postgrad.parallel import device as devices
+from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RewardRecipe, RLRecipe, SFTRecipe
+from postgrad.training import foreseen, memory, pairs, rl, sft
+from postgrad.training.loop import Job
+from postgrad.training.peaks import Peaks, gauge_for
+from postgrad.training.pinned import require_unchanged
+from postgrad.training.run import Clock, Run, StopSignals
+from postgrad.training.saving import store_of
+
+NOTHING = "nothing was trained yet"
+
+
+def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple[Job, str]:
+    """The job of a run, from a checkpoint where there is one, and its base model's path.
+
+    What has to be closed is put on `stack`. Raises UsageError for data, models or rewards that are
+    wrong: row, file or key.
+    """
+    recipe = run.recipe
+    require_startable(recipe)
+    with run.phase("load"):
+        path = base_model(recipe, run.directory.init)
+        tell_of_experts(run, path)
+        match recipe:
+            case SFTRecipe():
+                job = sft.assemble(run, recipe, path, stack, checkpoint)
+            case RewardRecipe():
+                job = pairs.reward(run, recipe, path, checkpoint)
+            case PreferenceRecipe():
+                job = pairs.preference(run, recipe, path, checkpoint)
+            case RLRecipe():
+                job = rl.assemble(run, recipe, path, stack, checkpoint)
+    return job, path
+
+
+def tell_of_experts(run: Run, path: str) -> None:
+    """A mixture of experts trains, and nothing keeps its router balanced."""
+    config = load_config(path)
+    if not (experts := experts_of(config)):
+        return
+    text = (
+        f"{path} is a {config.model_type} model with {experts} experts a layer: it is trained "
+        "without an auxiliary loss, so that nothing keeps its router from using few of them, and "
+        "without replaying the engine's routing; watch it, keep learner.lr low, or train a dense "
+        "model"
+    )
+    run.logs.event("no_auxiliary_loss", text, experts=experts)
+    run.console.warn(text)
+
+
+def prepare(
+    recipe: Recipe,
+    directory: RunDirectory,
+    console: Console,
+    stack: ExitStack,
+    allow_change: Sequence[str] = (),
+    *,
+    again: bool = False,
+) -> tuple[Run, Job, str, RunState]:
+    """The run, its job, its base model's path, and the state to start from: that of a new run, or
+    of the newest checkpoint in its directory.
+
+    stack: closes what has to be closed. again: the run is restarted after it lost a process.
+    """
+    logs = Logs(directory.path, console.warn)
+    stack.callback(logs.close)
+    store = store_of(recipe, directory)
+    checkpoint = _newest(store, console)
+    recorded: Mapping[str, Any] = checkpoint.state.choices if checkpoint else {}
+    recorded = {name: old for name, old in recorded.items() if name not in allow_change}
+    read = require_unchanged(recipe, recorded.get("sources") or {}, allow_change)
+    choices = replace(choose(recipe, recorded), sources=read)
+    devices.apply(choices.placement)
+    choices, untried = memory.planned(recipe, choices, recorded)
+    logs.rewind(checkpoint.state.log_offsets if checkpoint else {})
+    suited = recipe.sentinels.for_dtypes(choices.dtype, choices.rollout_dtype)
+    sentinels = Sentinels(suited, logs, console)
+    sentinels.require(checkpoint.state.sentinels if checkpoint else {})
+    watchdog = stack.enter_context(Watchdog(recipe.sentinels.stall, logs, console, directory.path))
+    run = Run(
+        recipe,
+        directory,
+        recipe.geometry(),
+        choices,
+        console,
+        logs,
+        store,
+        sentinels,
+        watchdog,
+        StopSignals(recipe.checkpoint.grace_seconds),
+        Clock(peaks=Peaks(gauge_for(choices.device))),
+        untried=untried,
+    )
+    _tell_start(run, checkpoint)
+    run.fleet = _fleet(run, stack, again=again)
+    job, base = _assembled(run, stack, checkpoint)
+    state = checkpoint.state if checkpoint else _beginning()
+    _tell_chosen(run, state, resumed=checkpoint is not None)
+    return run, job, base, state
+
+
+def _fleet(run: Run, stack: ExitStack, *, again: bool) -> Fleet:
+    """Where the run's models live: decided here, and nowhere else."""
+    folder = run.directory.path
+    if run.recipe.cluster.type == "local":
+        return LocalFleet(run, logs=folder)
+    return RankedFleet.start(run, stack, run.console, run.logs, folder, again=again)
+
+
+def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple[Job, str]:
+    """The job and its base model's path. Raises OutOfMemory where memory ran out meanwhile."""
+    try:
+        return assemble(run, stack, checkpoint)
+    except Exception as error:
+        if not memory.ran_out(error):
+            raise
+        standing = f"the checkpoint of step {checkpoint.step} stands" if checkpoint else NOTHING
+        step = checkpoint.step if checkpoint else 0
+        phase = memory.phase_of(run)
+        raise memory.explain(run, step, phase, error, standing) from error
+
+
+def _foresee(run: Run, state: RunState) -> None:
+    """Writes the forecast of the run after `state` to plan.json and keeps it in the run."""
+    with run.phase("plan"):
+        run.foreseen = foreseen.foresee(
+            run.directory,
+            run.recipe,
+            run.choices,
+            run.logs,
+            after=state.step,
+            steps=run.steps,
+            held=run.clock.peaks.baseline,
+        )
+
+
+def _newest(store: CheckpointStore, console: Console) -> Checkpoint | None:
+    """The checkpoint to go on from, or None. Tidies up after a save that was killed."""
+    if not store.steps():
+        return None
+    checkpoint = store.load()
+    try:
+        store.tidy(checkpoint.state)
+    except Untidy as error:
+        console.warn(str(error))
+    return checkpoint
+
+
+def _tell_start(run: Run, checkpoint: Checkpoint | None) -> None:
+    recipe = run.recipe
+    how = f"continues after step {checkpoint.step}" if checkpoint else "starts"
+    run.console.note(
+        f"{recipe.job} run in {run.directory.path} {how}: {run.choices.device}, "
+        f"{run.choices.threads} threads, {run.choices.dtype}, torch {torch.__version__}"
+    )
+    for key, name in run.choices.sources.items():
+        if split_revision(name)[1] is not None:
+            run.console.note(f"{key} is {name}")
+    for problem in checkpoint.skipped if checkpoint else ():
+        run.console.warn(problem)
+        run.logs.event("damaged_checkpoint", problem)
+
+
+def _tell_chosen(run: Run, state: RunState, *, resumed: bool) -> None:
+    """Prints and logs batch numbers, forecast and choices: all are known once the job is built."""
+    chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
+    for line in chosen.lines():
+        run.console.note(line)
+    if state.step >= run.steps:
+        run.console.note(f"all {run.steps} steps are done: a longer run is one with more of them")
+    _foresee(run, state)
+    event = "resumed" if resumed else "started"
+    run.logs.event(event, f"step {state.step}", step=state.step, **run.choices.to_json())
+
+
+def _beginning() -> RunState:
+    return RunState(
+        step=0,
+        update=0,
+        episodes=0,
+        cursor=Cursor(),
+        algorithm={},
+        evaluations={},
+        best=None,
+        choices={},
+        log_offsets={},
+    )

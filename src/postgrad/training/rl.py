@@ -1,0 +1,343 @@
+"""Reinforcement learning from verifiable rewards: sample, score, train, publish."""
+
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from postgrad.algorithms.base import RolloutAlgorithm
+from postgrad.algorithms.critic import Critic
+from postgrad.checkpoint.state import RunState
+from postgrad.checkpoint.store import Checkpoint
+from postgrad.core.handles import Handle
+from postgrad.core.process import trim_heap
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Experience, Prompt, RolloutBatch
+from postgrad.data.draws import Draws
+from postgrad.evaluation.answers import Evaluator, check_answers, check_rows, environment_of
+from postgrad.evaluation.results import Result
+from postgrad.fleet.learned import learned_reward, scorer_of
+from postgrad.learner.protocols import (
+    Changes,
+    Follows,
+    Learns,
+    LogprobRole,
+    PolicyRole,
+    ScoringRole,
+)
+from postgrad.learner.role import UpdateResult
+from postgrad.learner.update import Update, updates
+from postgrad.models.load import load_tokenizer, require_same_tokens
+from postgrad.observe.samples import step_samples
+from postgrad.recipe.recipe import RLRecipe
+from postgrad.rewards.scorer import Scorer
+from postgrad.rollout.engine import Engine
+from postgrad.rollout.replay import ReplaySource
+from postgrad.rollout.settings import RolloutSettings
+from postgrad.rollout.source import LiveSource, Sampled, Source
+from postgrad.training import memory, rows
+from postgrad.training.publish import PROBES, Publisher
+from postgrad.training.rl_metrics import compared_logprobs, learner_logprobs, sizes_of, step_metrics
+from postgrad.training.run import Run
+from postgrad.training.saving import foresee_disk
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The roles of an RL job."""
+
+    policy: PolicyRole
+    critic: ScoringRole | None  # None where the algorithm needs none
+    reference: LogprobRole | None  # None where the algorithm needs none
+    follows: Follows | None  # the reference, where it follows the policy
+
+    @property
+    def learners(self) -> list[Learns]:
+        """The roles that are trained."""
+        return [role for role in (self.policy, self.critic) if role is not None]
+
+    @property
+    def changing(self) -> list[Changes]:
+        """The roles whose state a checkpoint holds."""
+        return [role for role in (self.policy, self.critic, self.follows) if role is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The components of an RL job that its step calls."""
+
+    roles: Roles
+    algorithm: RolloutAlgorithm
+    engine: Engine  # samples, for training and evaluation
+    publish: Publisher  # sends the policy's weights to the engine
+    source: Source  # draws prompts and returns the scored groups of a step
+    scorer: Scorer
+    evaluator: Evaluator | None  # None where nothing is evaluated
+    tokenizer: Any
+    sampling: RolloutSettings
+
+
+class RLJob:
+    """Reinforcement learning; `step` reads like the algorithm on paper."""
+
+    def __init__(self, run: Run, parts: Parts) -> None:
+        self._run = run
+        self._parts = parts
+
+    def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
+        """Samples, scores, computes credit, updates and publishes once."""
+        run, parts = self._run, self._parts
+        sampled = self._sample(state)
+        batch = RolloutBatch.of(sampled.groups)
+        with run.phase("publish"):
+            parts.publish.show(batch.sequences)
+        parts.engine.rest()
+        with run.phase("train", run.geometry.updates_per_step):
+            with run.clock.timed("train/columns"):
+                old, ref, values = self._columns(batch)
+            with run.clock.timed("train/credit"):
+                credit = parts.algorithm.credit(batch, old, ref, values, state.algorithm)
+            with run.clock.timed("train/update"):
+                cut = self._cut(credit.experience, state.step)
+                results = self._update(cut, state)
+            trim_heap()  # what the update took, before the engine takes its own
+        learned = learner_logprobs(credit, old, results["policy"])
+        compared = compared_logprobs(
+            batch, credit, old, learned, results["policy"], parts.sampling,
+            dropout=parts.roles.policy.drops,
+        )  # fmt: skip
+        with run.phase("publish"):
+            published = parts.publish()
+        number = state.step + 1
+        if parts.roles.follows is not None:
+            parts.roles.follows.after_step(number, parts.roles.policy)
+        with run.phase("log"):
+            decode = parts.tokenizer.decode
+            run.logs.samples(
+                step_samples(sampled.all, sampled.reasons, number, decode, batch, credit, learned)
+            )
+        following = replace(
+            state,
+            step=number,
+            update=state.update + len(results["policy"]),
+            episodes=state.episodes + sum(len(group.rollouts) for group in sampled.all),
+            cursor=sampled.cursor,
+            algorithm=credit.state,
+            source=sampled.state,
+        )
+        metrics = step_metrics(sampled, batch, credit, results, run.clock.step) | sizes_of(cut)
+        return following, metrics | compared | published
+
+    def evaluate(self) -> list[Result]:
+        """Evaluates with the engine, which has the newest weights already."""
+        assert self._parts.evaluator is not None
+        with self._run.phase("evaluate", self._parts.evaluator.total):
+            return self._parts.evaluator(self._parts.engine, self._run.advance)
+
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
+        return dict(ChainMap(*(role.tensors() for role in self._parts.roles.changing)))
+
+    def _sample(self, state: RunState) -> Sampled:
+        """Samples and scores the groups of a step; records failed verifiers with their causes."""
+        run, parts = self._run, self._parts
+        with run.phase("sample", run.geometry.samples_per_step), parts.scorer.step():
+            stats, waited = replace(parts.engine.stats), parts.scorer.seconds
+            sampled = parts.source.next(state.step + 1, state.cursor, state.source)
+            run.clock.add("sample/score", parts.scorer.seconds - waited)
+            for part in ("prefill", "decode"):
+                name = f"{part}_seconds"
+                spent = getattr(parts.engine.stats, name) - getattr(stats, name)
+                run.clock.add(f"sample/{part}", spent)
+        missing = sampled.metrics.get("sampling/missing_groups", 0.0)
+        if missing:
+            run.logs.event(
+                "groups_missing",
+                f"{missing:.0f} groups of the step could not be replaced within rollout.max_rounds",
+                step=state.step + 1,
+            )
+        for group in sampled.all:
+            for failure in group.failures:
+                run.logs.event(
+                    "verifier_failed",
+                    failure.message,
+                    step=state.step + 1,
+                    ticket=group.prompt.ticket,
+                    sample=failure.sample,
+                    component=failure.component,
+                    cause=failure.cause,
+                )
+        return sampled
+
+    def _columns(self, batch: RolloutBatch) -> tuple[Ragged | None, Ragged | None, Ragged | None]:
+        """Logprobs of the policy before the step, logprobs of the reference, and the critic's
+        values; None for what the algorithm does not need.
+
+        A step of one update is exactly on-policy: its old logprobs are the current ones.
+        """
+        roles, needs = self._parts.roles, self._parts.algorithm.needs()
+        several = self._run.geometry.updates_per_step > 1
+        old = ref = values = None  # all are asked before any is waited for
+        if needs.old_logprobs or several:
+            old = roles.policy.logprobs(batch.sequences)
+        if needs.reference:
+            assert roles.reference is not None
+            ref = roles.reference.logprobs(batch.sequences)
+        if needs.critic:
+            assert roles.critic is not None
+            values = roles.critic.scores(batch.sequences)
+        return old and old.result(), ref and ref.result(), values and values.result()
+
+    def _cut(self, experience: Experience, step: int) -> list[Update]:
+        """Cuts the experience into the step's updates. Where samples were dropped, an event says
+        how the others are spread over the updates.
+        """
+        run, geometry = self._run, self._run.geometry
+        per_pass = geometry.updates_per_step // geometry.epochs_per_rollout
+        cut = list(
+            updates(
+                experience,
+                geometry.train_batch_size,
+                per_pass,
+                geometry.epochs_per_rollout,
+                run.recipe.seed,
+                step,
+                whole_groups=self._parts.algorithm.level in ("group", "pair"),
+            )
+        )
+        n, planned, sizes = len(experience), geometry.samples_per_step, sizes_of(cut)
+        if per_pass > 1 and n != planned:
+            made_per_pass = len(cut) // geometry.epochs_per_rollout
+            least, most = sizes["updates/smallest"], sizes["updates/largest"]
+            run.logs.event(
+                "samples_spread",
+                f"{n} of {planned} samples are trained on: a pass is {made_per_pass} of {per_pass} "
+                f"updates, with {least:.0f} to {most:.0f} samples in place of "
+                f"{geometry.train_batch_size}",
+                step=step + 1,
+            )
+        return cut
+
+    def _update(self, cut: Sequence[Update], state: RunState) -> dict[str, list[UpdateResult]]:
+        """Trains the critic on each update, and the policy too once the critic is warm. Returns the
+        results by role.
+        """
+        run, roles, algorithm = self._run, self._parts.roles, self._parts.algorithm
+        results: dict[str, list[UpdateResult]] = {"policy": [], "critic": []}
+        warm = not isinstance(algorithm, Critic) or state.step >= algorithm.critic_warmup_steps
+        run.stop.hold()  # from here on the weights are no longer those of the last boundary
+        for update in cut:
+            asked: dict[str, Handle[UpdateResult]] = {}  # both, before either is waited for
+            if roles.critic is not None:
+                assert isinstance(algorithm, Critic)
+                asked["critic"] = roles.critic.update(update, algorithm)
+            if warm:
+                asked["policy"] = roles.policy.update(update, algorithm)
+            for role, handle in asked.items():
+                results[role].append(handle.result())
+            run.advance()
+        return results
+
+
+def assemble(
+    run: Run, recipe: RLRecipe, path: str, stack: ExitStack, checkpoint: Checkpoint | None
+) -> RLJob:
+    """The job, from a checkpoint where there is one. See train.prepare.assemble."""
+    tokenizer = load_tokenizer(path)
+    _check_tokens(recipe, path, tokenizer)
+    learned = learned_reward(recipe, tokenizer)
+    scorer = stack.enter_context(scorer_of(recipe, learned))  # starts beside what follows
+    prompts = rows.prompts(recipe, tokenizer)
+    rows.show_rows(run, prompts.accounts)
+    check_rows(recipe.environment, prompts)
+    check_answers(scorer, prompts.all())
+    evaluator = rows.evaluator(run, recipe, tokenizer, scorer) if recipe.eval.sets else None
+    run.count_rows(len(prompts))
+    roles = _roles(run, recipe, path, checkpoint)
+    if learned is not None:
+        learned.role = run.fleet.frozen_reward_model(learned.path)
+    engine = memory.engine(
+        run,
+        path,
+        stack,
+        sequences=max(run.geometry.samples_per_step, evaluator.sequences if evaluator else 0),
+        max_len=max(recipe.data.max_len, evaluator.max_len if evaluator else 0),
+    )
+    readers = [roles.reference, learned and learned.role]
+    memory.try_tokens(run, roles.learners, readers)
+    first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
+    publish = Publisher(roles.policy, engine, first)
+    run.sentinels.at_once(0, publish())  # proves the weights of a resumed run too
+    source = _source(run, recipe, prompts, engine, scorer, tokenizer)
+    return RLJob(
+        run,
+        Parts(
+            roles=roles,
+            algorithm=recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens),
+            engine=engine,
+            publish=publish,
+            source=source,
+            scorer=scorer,
+            evaluator=evaluator,
+            tokenizer=tokenizer,
+            sampling=recipe.rollout,
+        ),
+    )
+
+
+def _check_tokens(recipe: RLRecipe, path: str, tokenizer: object) -> None:
+    """Whoever reads the policy's tokens has its tokenizer."""
+    needs = recipe.algorithm.needs()
+    others = {
+        "critic": recipe.critic.model.source if needs.critic else None,
+        "reference": recipe.reference.model.source if needs.reference else None,
+    }
+    for role, other in others.items():
+        if other is not None and other != path:
+            require_same_tokens(other, f"{role}.model.path", tokenizer)
+
+
+def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None) -> Roles:
+    """What learns and what is measured from, from a checkpoint where there is one."""
+    policy = run.fleet.policy(path, recipe.rollout.temperature)
+    needs, follows = recipe.algorithm.needs(), None
+    critic = run.fleet.critic(path) if needs.critic else None
+    if needs.reference and recipe.reference.moves:
+        reference = follows = run.fleet.moving_reference(path)
+    else:
+        reference = run.fleet.reference(path) if needs.reference else None
+    roles = Roles(policy, critic, reference, follows)
+    foresee_disk(run, sum(role.state_bytes() for role in roles.changing))
+    if checkpoint is not None:
+        for role in roles.changing:
+            role.load(checkpoint.tensors)
+    return roles
+
+
+def _source(
+    run: Run,
+    recipe: RLRecipe,
+    prompts: Draws[Prompt],
+    engine: Engine,
+    scorer: Scorer,
+    tokenizer: object,
+) -> Source:
+    if recipe.rollout.source == "replay":
+        assert recipe.rollout.replay_path is not None  # a recipe without it is refused
+        return ReplaySource(recipe.rollout.replay_path)
+    return LiveSource(
+        engine,
+        prompts,
+        scorer,
+        seed=recipe.seed,
+        prompts_per_step=recipe.batch.rollout_batch_size,
+        samples_per_prompt=recipe.batch.n_samples_per_prompt,
+        sampling=recipe.rollout,
+        tokenizer=tokenizer,
+        environment=environment_of(recipe.environment, recipe.data, tokenizer),
+        max_len=recipe.data.max_len,
+        correctness=recipe.eval.component,
+        on_done=run.advance,
+    )

@@ -1,0 +1,119 @@
+"""What is logged of a step of reinforcement learning."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.algorithms.base import Credit
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import RolloutBatch
+from postgrad.evaluation.answers import sample_metrics
+from postgrad.learner.role import UpdateResult
+from postgrad.learner.update import Update
+from postgrad.observe.sentinels.mismatch import differences
+from postgrad.observe.sentinels.on_policy import ratio_distance
+from postgrad.observe.sentinels.watch import of_samples
+from postgrad.rollout.settings import RolloutSettings
+from postgrad.rollout.source import Sampled
+
+SUMMED = ("computed_tokens", "skipped_samples", "bounded_exponents")
+
+
+def step_metrics(
+    sampled: Sampled,
+    batch: RolloutBatch,
+    credit: Credit,
+    results: Mapping[str, Sequence[UpdateResult]],
+    seconds: Mapping[str, float],
+) -> dict[str, float]:
+    """Rewards, lengths, dropped samples and the updates of a step. results: of each update, by
+    role. seconds: of the phases "sample" and "train".
+    """
+    groups = sampled.all
+    totals = sample_metrics(groups)
+    update: dict[str, float] = {}
+    for of_role in results.values():
+        update |= _over_updates([result.metrics for result in of_role])
+    samples = sum(len(group.rollouts) for group in groups)
+    tokens = float(sum(r.policy_mask.sum() for g in groups for r in g.rollouts))
+    trained = sum(update.get(f"{role}/computed_tokens", 0.0) for role in results)
+    return {
+        "loss": update.get("policy/loss", math.nan),
+        "reward": totals.pop("reward"),
+        **totals,
+        "samples": samples,
+        "dropped_samples": samples - len(batch),
+        "failures": sum(len(group.failures) for group in groups),
+        **of_samples(groups, batch),
+        "response_tokens": tokens,
+        **sampled.metrics,
+        **credit.metrics,
+        **update,
+        "response_tokens_per_second": tokens / seconds["sample"],
+        "train_tokens_per_second": trained / seconds["train"],
+    }
+
+
+def compared_logprobs(
+    batch: RolloutBatch,
+    credit: Credit,
+    old: Ragged | None,
+    learned: NDArray[np.float32],
+    results: Sequence[UpdateResult],
+    sampling: RolloutSettings,
+    *,
+    dropout: bool,
+) -> dict[str, float]:
+    """For sentinels: the policy's first update against old logprobs that were computed apart, and
+    the learner against the sampler, on the tokens that the learner computed.
+
+    With top-p, top-k or min-p the sampler drew from another distribution, and `dropout` makes each
+    update's policy another one: nothing to compare.
+    """
+    mask = credit.experience.sequences.loss_mask.values
+    metrics: dict[str, float] = {}
+    if old is not None and results and not dropout:
+        metrics |= ratio_distance(learned, results[0].outputs, mask)
+    if sampling.top_p < 1.0 or sampling.top_k or sampling.min_p:
+        return metrics
+    sampled = batch.sampled_logprobs.take(credit.rows).values
+    return metrics | differences(learned, sampled, mask & ~np.isnan(learned))
+
+
+def sizes_of(cut: Sequence[Update]) -> dict[str, float]:
+    """How many updates a step makes, and their samples; zeros where nothing is left to train on."""
+    sizes = [len(update.rows) for update in cut]
+    return {
+        "updates/made": float(len(cut)),
+        "updates/smallest": float(min(sizes, default=0)),
+        "updates/largest": float(max(sizes, default=0)),
+    }
+
+
+def learner_logprobs(
+    credit: Credit, old: Ragged | None, results: Sequence[UpdateResult]
+) -> NDArray[np.float32]:
+    """The learner's logprobs from before the step over the experience's tokens, NaN if unknown."""
+    if old is not None:
+        return old.take(credit.rows).values
+    if results:  # without `old` the step is one update, computed before its weights moved
+        return results[0].outputs
+    return np.full(len(credit.experience.sequences.tokens.values), np.nan, np.float32)
+
+
+def _over_updates(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean over a step's updates; counts are summed, and the rate is the last one.
+
+    An update without any gradient computes nothing and reports less than the others.
+    """
+    means: dict[str, float] = {}
+    for name in dict.fromkeys(name for update in metrics for name in update):
+        values = [update[name] for update in metrics if name in update]
+        _, _, metric = name.partition("/")
+        if metric == "lr":
+            means[name] = values[-1]
+        else:
+            means[name] = sum(values) / (1 if metric in SUMMED else len(values))
+    return means

@@ -1,0 +1,109 @@
+"""The rows of a run: training data by what the job learns from, evaluation sets, and the tables
+that account for them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from postgrad.checkpoint.store import Checkpoint
+from postgrad.core.records import Prompt
+from postgrad.data import account, overlap
+from postgrad.data.account import RowAccount
+from postgrad.data.conversations import Conversation
+from postgrad.data.draws import DrawnSet, Draws
+from postgrad.data.mixture import training_conversations, training_prompts
+from postgrad.data.pairs import Labelled, Pair, training_labelled, training_pairs
+from postgrad.evaluation import answers, losses
+from postgrad.evaluation import pairs as pair_sets
+from postgrad.evaluation.answers import Evaluator, check_answers, check_rows, with_tools
+from postgrad.learner.protocols import Learns
+from postgrad.observe.console import Console
+from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe, SFTRecipe
+from postgrad.recipe.settings import RowKind
+from postgrad.rewards.scorer import Scorer
+from postgrad.training.run import Run
+
+
+def held_out(recipe: Recipe) -> overlap.HeldOut:
+    """The questions of all evaluation sets: none of them may be trained on."""
+    sets = [eval_set.data for eval_set in recipe.eval.sets]
+    return overlap.held_out(sets, recipe.data.decontaminate_ngram)
+
+
+def evaluator(run: Run, recipe: Answering, tokenizer: object, scorer: Scorer) -> Evaluator:
+    """Of a policy that answers; its rows are shown and checked."""
+    of_policy = Evaluator(recipe, tokenizer, scorer)
+    show_rows(run, [drawn.account for _, drawn in of_policy.sets], "evaluation")
+    for _, drawn in of_policy.sets:
+        check_rows(recipe.environment, drawn)
+        check_answers(scorer, drawn.all())
+    return of_policy
+
+
+def restore(learner: Learns, checkpoint: Checkpoint | None) -> None:
+    """Goes on from a checkpoint where there is one."""
+    if checkpoint is not None:
+        learner.load(checkpoint.tensors)
+
+
+def show_rows(run: Run, accounts: Sequence[RowAccount], purpose: str = "training") -> None:
+    """One table that accounts for every row, and an event for each dataset."""
+    title = f"rows of the {purpose} data"
+    print_rows(run.console, accounts, title)
+    for dataset in accounts:
+        run.logs.event("data", title, **dataset.to_json())
+
+
+def print_rows(console: Console, accounts: Sequence[RowAccount], title: str) -> None:
+    """The table, and below it where to look and what else to know."""
+    console.table(title, *account.table(accounts))
+    for dataset in accounts:
+        if remarks := dataset.remarks():
+            console.note("\n".join([dataset.name, *remarks]))
+
+
+def conversations(recipe: SFTRecipe, tokenizer: Any) -> Draws[Conversation]:
+    """Raises UsageError, as the other functions here do, for rows that cannot be read."""
+    data = with_tools(recipe.environment, recipe.data)
+    return training_conversations(data, tokenizer, exclude=held_out(recipe))
+
+
+def prompts(recipe: RLRecipe, tokenizer: Any) -> Draws[Prompt]:
+    """What the policy answers."""
+    return training_prompts(
+        with_tools(recipe.environment, recipe.data),
+        tokenizer,
+        max_new_tokens=recipe.rollout.max_new_tokens,
+        exclude=held_out(recipe),
+    )
+
+
+def pairs(recipe: Comparing, tokenizer: Any) -> Draws[Pair]:
+    """What a reward model, or a loss on pairs, learns from."""
+    return training_pairs(recipe.data, tokenizer, exclude=held_out(recipe))
+
+
+def labelled(recipe: Comparing, tokenizer: Any) -> Draws[Labelled]:
+    """What a loss on one answer at a time learns from."""
+    return training_labelled(recipe.data, tokenizer, exclude=held_out(recipe))
+
+
+READERS: Mapping[RowKind, Callable[[Any, Any], Draws[Any]]] = {
+    "conversation": conversations,
+    "prompt": prompts,
+    "pair": pairs,
+    "labelled": labelled,
+}
+
+
+def training(recipe: Recipe, tokenizer: Any) -> Draws[Any]:
+    """What the recipe's job learns from."""
+    return READERS[recipe.row_kind](recipe, tokenizer)
+
+
+def evaluated(recipe: Recipe, place: int, tokenizer: Any) -> DrawnSet[Any]:
+    """The evaluation set number `place`."""
+    if not isinstance(recipe, Answering):
+        return pair_sets.read_set(recipe.eval.sets[place], tokenizer)
+    read_set = answers.read_set if recipe.samples_answers else losses.read_set
+    return read_set(recipe, recipe.eval.sets[place], tokenizer)

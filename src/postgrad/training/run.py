@@ -1,0 +1,213 @@
+"""The context of a run, for all jobs: recipe, directory, logs, console, checkpoints, phases."""
+
+import signal
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+import psutil
+from torch.profiler import record_function
+
+from postgrad.checkpoint.store import CheckpointStore
+from postgrad.core.batch import BatchGeometry
+from postgrad.core.errors import RunError
+from postgrad.fleet.choices import Choices
+from postgrad.fleet.fleet import Fleet
+from postgrad.observe.console import Console, Phase
+from postgrad.observe.loggers.all import Loggers
+from postgrad.observe.run_dir import RunDirectory
+from postgrad.observe.sentinels.watch import Sentinels
+from postgrad.observe.sinks import Logs
+from postgrad.observe.watchdog import Watchdog
+from postgrad.recipe.recipe import Recipe
+from postgrad.training.foreseen import Foreseen
+from postgrad.training.peaks import Peaks, Resident
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Stop(BaseException):
+    """Raised in the main thread where the run can stop at once. No Exception, so that no library
+    swallows it.
+    """
+
+
+class Stopped(RunError):
+    """A signal stopped the run; the message says where it stands."""
+
+
+class StopSignals:
+    """Handles the signals within a `with` block. Outside the main thread it leaves them alone."""
+
+    def __init__(self, grace_seconds: float) -> None:
+        self.asked = False
+        self._grace = grace_seconds
+        self._held: float | None = None  # since when weights have been moving
+        self._lasted: float | None = None  # how long that took the last time
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():
+            under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            heard = [number for number in SIGNALS if number != signal.SIGHUP or not under_nohup]
+            self._before = {number: signal.signal(number, self._on_signal) for number in heard}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def held(self) -> bool:
+        """True where weights have moved since the last boundary."""
+        return self._held is not None
+
+    def hold(self) -> None:
+        """To be called before the first update of a step moves the weights."""
+        if self._held is None:
+            self._held = time.monotonic()
+
+    def release(self) -> None:
+        """To be called at a boundary: the step has ended, with evaluation and checkpoint."""
+        if self._held is not None:
+            self._lasted = time.monotonic() - self._held
+        self._held = None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            if number == signal.SIGHUP:  # kernel and shell both say that a terminal was closed
+                return
+            raise KeyboardInterrupt
+        self.asked = True
+        if self._held is None or self._left() > self._grace:
+            raise Stop
+
+    def _left(self) -> float:
+        """Seconds until the next boundary, as the last step took; infinity before the first."""
+        if self._held is None or self._lasted is None:
+            return float("inf")
+        return max(0.0, self._lasted - (time.monotonic() - self._held))
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds and peak memory by phase ("sample") and by part of a phase ("sample/decode")."""
+
+    step: dict[str, float] = field(default_factory=dict[str, float])  # of the current step
+    total: dict[str, float] = field(default_factory=dict[str, float])  # of the whole process
+    # CPU seconds of all threads, where they were measured
+    total_cpu: dict[str, float] = field(default_factory=dict[str, float])
+    started: float = field(default_factory=time.perf_counter)
+    peaks: Peaks = field(default_factory=Peaks)
+    # phases and parts under way, outermost first; after an error those that it ended remain
+    open: list[str] = field(default_factory=list[str])
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count `seconds` of a phase or part."""
+        self.step[name] = self.step.get(name, 0.0) + seconds
+        self.total[name] = self.total.get(name, 0.0) + seconds
+
+    @contextmanager
+    def timed(self, name: str) -> Generator[None]:
+        """Times the block as a phase or part, unless it raises. A profiler's trace shows it too."""
+        began, cpu = time.perf_counter(), time.process_time()
+        self.open.append(name)
+        with record_function(name), self.peaks.within(name):
+            yield
+        self.open.pop()
+        self.add(name, time.perf_counter() - began)
+        self.total_cpu[name] = self.total_cpu.get(name, 0.0) + time.process_time() - cpu
+
+    def take_step(self) -> dict[str, float]:
+        """PHASE_seconds and PHASE/PART_seconds of the step that ends now, and their _memory_bytes
+        where those are known. The next step starts from zero.
+        """
+        columns = {f"{phase}_seconds": seconds for phase, seconds in self.step.items()}
+        self.step = {}
+        return columns | self.peaks.take_step()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since this process began with the run."""
+        return time.perf_counter() - self.started
+
+
+@dataclass(slots=True)
+class Run:
+    """One execution of a recipe in its directory."""
+
+    recipe: Recipe
+    directory: RunDirectory
+    geometry: BatchGeometry
+    choices: Choices  # replaced once the engine's sizes are known
+    console: Console
+    logs: Logs
+    store: CheckpointStore
+    sentinels: Sentinels
+    watchdog: Watchdog
+    stop: StopSignals
+    clock: Clock = field(default_factory=Clock)
+    foreseen: Foreseen = field(default_factory=Foreseen)
+    untried: frozenset[str] = frozenset()  # choices that are planned and not tried, train.memory
+    loggers: Loggers = field(default_factory=Loggers)  # none but in a run that trains
+    peak_bytes: int = 0
+    shown: Phase | None = None  # the phase under way
+    fleet: Fleet = field(init=False)  # where its models live: set once its logs are open
+    rows: int | None = None  # of the training data, once it is read
+
+    @property
+    def steps(self) -> int:
+        """How many steps the run has."""
+        assert self.geometry.steps is not None  # known once the data is read
+        return self.geometry.steps
+
+    def count_rows(self, rows: int) -> None:
+        """Sets the number of training rows, so that epochs can be counted in steps."""
+        self.rows, self.geometry = rows, self.recipe.geometry(rows)
+        self.clock.peaks.set_baseline()  # data is read, and no weight is
+
+    @contextmanager
+    def phase(self, name: str, total: int | None = None) -> Generator[None]:
+        """Times a phase, shows its progress (`advance`) and watches that it does not hang."""
+        with (
+            self.clock.timed(name),
+            self.watchdog.phase(name),
+            self.console.phase(name, total) as self.shown,
+        ):
+            yield
+        self.shown = None
+
+    def advance(self, n: int = 1) -> None:
+        """Advances the progress of the phase under way by `n`."""
+        self.watchdog.beat()
+        if self.shown is not None:
+            self.shown.advance(n)
+
+    def measure_memory(self) -> int:
+        """The peak of resident bytes of this process and its verifiers so far."""
+        self.peak_bytes = max(self.peak_bytes, resident_bytes())
+        return self.peak_bytes
+
+
+def resident_bytes() -> int:
+    """The peak resident bytes of this process plus what its children hold now.
+
+    The kernel keeps the peak of a process, so nothing between two readings is missed; workers that
+    run verifiers keep their size.
+    """
+    import resource
+
+    me = psutil.Process()
+    own_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # the kernel's peak since it was reset, and the one before
+    own_peak = max(own_peak * (1 if psutil.MACOS else 1024), Resident.most)
+    children = 0
+    for child in me.children(recursive=True):
+        try:
+            children += int(child.memory_info().rss)
+        except psutil.NoSuchProcess:  # it ended while we looked
+            continue
+    return own_peak + children

@@ -1,0 +1,277 @@
+"""Checkpoints of a run: where they are, when one is saved, what becomes of a save that fails, and
+the exported copies of the model beside them (`checkpoint.save_hf = "each"`).
+"""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+import torch
+from torch import Tensor
+
+from postgrad.checkpoint.parts import Divided
+from postgrad.checkpoint.state import RunState
+from postgrad.checkpoint.store import CheckpointStore, SaveFailed, Untidy, size_of
+from postgrad.core.errors import DiskFull, PostgradError, RunError
+from postgrad.core.files import remove
+from postgrad.fleet.exported import own_role, role_of
+from postgrad.observe.run_dir import RunDirectory
+from postgrad.recipe.load import recipe_from_json
+from postgrad.recipe.recipe import Recipe
+from postgrad.training.card import card_of
+from postgrad.training.run import Run
+
+Tensors = Mapping[str, Mapping[str, Tensor]]  # by file stem, then by name
+
+
+def foresee_disk(run: Run, size: int) -> None:
+    """Prints before the run how much disk its checkpoints of `size` bytes take. Raises SaveFailed
+    where not even one has room.
+    """
+    settings = run.recipe.checkpoint
+    free = run.store.require_space(size)
+    most = settings.max_ckpt_num + (settings.best_metric is not None) + 1
+    if free < size * (most - len(run.store.steps())):
+        run.console.warn(
+            f"disk: there is no room for {most} checkpoints of {_size_text(size)}: lower "
+            "checkpoint.max_ckpt_num, or saves will fail (older checkpoints would stand)"
+        )
+    run.console.note(
+        f"disk: a checkpoint takes {_size_text(size)}, all that lie in {run.store.root} at one "
+        f"time up to {_size_text(most * size)} (checkpoint.max_ckpt_num, the best, one being "
+        f"written); {_size_text(free)} are free"
+    )
+
+
+def _size_text(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"
+
+
+class Stateful(Protocol):
+    """The part of a job that a checkpoint holds."""
+
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
+        """The state of every role that changes, by file stem."""
+        ...
+
+
+@dataclass(slots=True)
+class _Writing:
+    """A save under way."""
+
+    step: int
+    size: int  # bytes
+    behind: bool  # written in a thread while the next steps run
+    future: Future[float]  # seconds that writing took
+    began: float  # time.perf_counter()
+    pause: float | None = None  # seconds that training stood still; None while it still does
+
+    def to_json(self, seconds: float) -> dict[str, Any]:
+        """The fields of its event. seconds: that writing took."""
+        pause = time.perf_counter() - self.began if self.pause is None else self.pause
+        return {
+            "step": self.step,
+            "behind": self.behind,
+            "pause_seconds": round(pause, 4),
+            "write_seconds": round(seconds, 4),
+            "size_bytes": self.size,
+        }
+
+
+def _write(store: CheckpointStore, state: RunState, tensors: Tensors, best: bool) -> float:
+    began = time.perf_counter()
+    store.save(state, tensors, best=best)
+    return time.perf_counter() - began
+
+
+def _copied(tensors: Tensors) -> Tensors:
+    return {
+        stem: named.copied()
+        if isinstance(named, Divided)
+        else {name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}
+        for stem, named in tensors.items()
+    }
+
+
+class Saver:
+    """Saves a run's state. state: that the run starts from; it counts as saved unless it is new."""
+
+    def __init__(self, run: Run, job: Stateful, state: RunState) -> None:
+        self._run = run
+        self._job = job
+        self._saved: int | None = state.step or None
+        self._at = time.monotonic()
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: _Writing | None = None
+        self._warned = False
+        self._copies = HFCopies(run) if run.recipe.checkpoint.save_hf == "each" else None
+
+    def due(self, state: RunState) -> bool:
+        """True where save_steps or save_minutes ask for a save now."""
+        settings = self._run.recipe.checkpoint
+        by_steps = bool(settings.save_steps) and state.step % settings.save_steps == 0
+        seconds = time.monotonic() - self._at
+        return by_steps or bool(settings.save_minutes and seconds >= 60 * settings.save_minutes)
+
+    def save(self, state: RunState, *, best: bool = False, must: bool = False) -> None:
+        """Copies the state and writes it behind the next steps, one save at a time.
+
+        Where there is no room for a copy, or there `must` be a checkpoint, it is written before
+        this returns. A failure is warned of and recorded, and the run goes on with its older
+        checkpoints, unless there must be one: then it is raised.
+        """
+        run = self._run
+        began = time.perf_counter()
+        with run.phase("save"):
+            self.wait()
+            self._at = time.monotonic()
+            tensors = self._job.tensors()
+            behind = not must and self._has_room(tensors)
+            try:
+                kept = self._with_logs(state)
+            except DiskFull as error:
+                if must:
+                    raise
+                self._tell("save_failed", error, state.step)
+                return
+            held = _copied(tensors) if behind else tensors
+            future = self._writer.submit(_write, run.store, kept, held, best)
+            self._writing = _Writing(state.step, size_of(held), behind, future, began)
+            if not behind:
+                self.wait(must)
+            else:
+                self._writing.pause = time.perf_counter() - began
+            if self._copies is not None:
+                self._copies.write(state, tensors)
+
+    def wait(self, must: bool = False) -> None:
+        """Waits for the save under way, if any. Its failure is recorded, or raised with `must`."""
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        try:
+            seconds = writing.future.result()
+        except (DiskFull, SaveFailed) as error:
+            if must:
+                raise
+            self._tell("save_failed", error, writing.step)
+            return
+        except Untidy as error:
+            self._tell("save_untidy", error, writing.step)
+        else:
+            self._run.logs.event("saved", f"step {writing.step}", **writing.to_json(seconds))
+        self._saved = writing.step
+
+    def close(self) -> None:
+        """Waits for the save under way and ends the writing thread."""
+        self._writer.shutdown(wait=True)
+
+    def _with_logs(self, state: RunState) -> RunState:
+        """Syncs the logs to disk; returns the state with their lengths and the run's choices."""
+        offsets = self._run.logs.sync()
+        return replace(state, log_offsets=offsets, choices=self._run.choices.to_json())
+
+    def _tell(self, kind: str, error: RunError, step: int) -> None:
+        self._run.logs.event(kind, str(error), step=step)
+        self._run.console.warn(str(error))
+
+    def _has_room(self, tensors: Tensors) -> bool:
+        """True where the free memory is more than twice the state's size."""
+        if psutil.virtual_memory().available > 2 * size_of(tensors):
+            return True
+        if not self._warned:
+            self._run.console.note(
+                "no memory for a copy of the state: saves stop the run meanwhile"
+            )
+            self._warned = True
+        return False
+
+    def stop(self, state: RunState, why: str = "") -> str:
+        """Saves `state` where no update has moved the weights since; returns a sentence that says
+        where the run stopped. why: added where the step did not end.
+        """
+        run = self._run
+        self.wait()
+        if run.stop.held:
+            return f"stopped in the middle of step {state.step + 1}{why}: {self._standing()}"
+        if state.step == 0:
+            return "stopped before the first step ended: nothing was trained, nothing is lost"
+        if self._saved != state.step:
+            self.save(state, must=True)
+        return f"stopped after step {state.step}: {self._standing()}"
+
+    def rescue(self, state: RunState) -> str:
+        """Saves `state` after memory ran out, where no update has moved the weights since; a save
+        that fails is recorded. Returns a sentence that names the last checkpoint.
+        """
+        run = self._run
+        self.wait()
+        if run.stop.held or self._saved == state.step or not state.step:
+            return self._last()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        try:
+            self.save(state, must=True)
+        except (RunError, MemoryError, RuntimeError) as error:
+            self._run.logs.event("save_failed", str(error), step=state.step)
+        return self._last()
+
+    def _standing(self) -> str:
+        if self._saved is None:
+            return self._last()
+        return f"{self._last()}; continue with postgrad resume {self._run.directory.path}"
+
+    def _last(self) -> str:
+        if self._saved is None:
+            return "no checkpoint was saved yet, the run begins anew"
+        return f"the checkpoint of step {self._saved} stands"
+
+
+class HFCopies:
+    """Writes `step-000010` when that step is saved, and removes it when the checkpoint is removed.
+
+    Training waits meanwhile: building a model sets torch's default dtype for all threads. A copy
+    that cannot be written is warned of and recorded; `postgrad export` makes it later from the
+    checkpoint.
+    """
+
+    def __init__(self, run: Run) -> None:
+        base = run.recipe.model.source or str(run.directory.init)
+        self._run = run
+        self._role = role_of(run.recipe, own_role(run.recipe), base)
+        self._folder = run.directory.copies
+
+    def write(self, state: RunState, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Writes the copy of one step and removes copies whose checkpoints are gone."""
+        to = self._folder / f"step-{state.step:06d}"
+        weights: Mapping[str, Any] = tensors[self._role.stem]
+        try:
+            run, role = self._run, self._role
+            now = replace(state, choices=run.choices.to_json())
+            role_name = own_role(run.recipe)
+            card = card_of(run.directory, run.recipe, now, role.base, role=role_name, adapter=False)
+            role.export(weights, state.algorithm, to, run.choices, overwrite=True, card=card)
+            kept = {f"step-{step:06d}" for step in (*self._run.store.steps(), state.step)}
+            for old in self._folder.glob("step-*"):
+                if old.name not in kept:
+                    remove(old)
+        except (OSError, PostgradError) as error:
+            text = f"no Hugging Face copy of step {state.step}: {error} (checkpoint.save_hf)"
+            self._run.logs.event("copy_failed", text, step=state.step)
+            self._run.console.warn(text)
+
+
+def open_store(run_dir: Path) -> CheckpointStore:
+    """The checkpoints of a run directory. Raises UsageError where there is no run."""
+    directory = RunDirectory.open(run_dir)
+    return store_of(recipe_from_json(directory.recipe()), directory)
+
+
+def store_of(recipe: Recipe, directory: RunDirectory) -> CheckpointStore:
+    """The checkpoints of a recipe: in checkpoint.ckpt_path, else in its run directory."""
+    root = recipe.checkpoint.ckpt_path
+    return CheckpointStore(Path(root) if root else directory.checkpoints, recipe.checkpoint)

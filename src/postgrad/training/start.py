@@ -1,0 +1,291 @@
+"""One run from its start, or from its newest checkpoint, to its end: restarts after a lost process,
+the exported model, the summary.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from postgrad.checkpoint.state import RunState
+from postgrad.core.errors import RunError, UsageError, WorkerLost
+from postgrad.fleet.exported import own_role, role_of
+from postgrad.learner.optimizer import UPDATES
+from postgrad.learner.settings import LearnerSettings, horizon, learning_rate
+from postgrad.observe.console import Console
+from postgrad.observe.loggers.all import Loggers, new_id, require_installed
+from postgrad.observe.loggers.base import RunIdentity
+from postgrad.observe.report.samples import tokenizer_files
+from postgrad.observe.run_dir import RunDirectory, claimed, require_unclaimed
+from postgrad.observe.sinks import Logs
+from postgrad.recipe.compare import compare
+from postgrad.recipe.load import recipe_from_json, require_runnable, with_overrides
+from postgrad.recipe.recipe import Recipe
+from postgrad.training import foreseen
+from postgrad.training.card import card_of, push
+from postgrad.training.loop import Job, loop
+from postgrad.training.pinned import pin
+from postgrad.training.prepare import prepare
+from postgrad.training.profile import Profiled
+from postgrad.training.run import Run
+from postgrad.training.saving import store_of
+from postgrad.training.summary import summarise, table
+
+T = TypeVar("T")
+
+
+def train(
+    recipe: Recipe,
+    console: Console,
+    *,
+    overwrite: bool = False,
+    allow_change: Sequence[str] = (),
+    profile: bool = False,
+) -> dict[str, Any]:
+    """Runs a recipe and returns its summary; continues where run_dir already holds this run.
+
+    Raises UsageError where run_dir holds another run, or the recipe, data or model is wrong, and
+    RunError where the run cannot go on.
+    """
+    require_runnable(recipe)
+    require_installed(recipe.observe.loggers)
+    path, before = Path(recipe.run_dir), None
+    require_unclaimed(path)
+    if RunDirectory.holds_results(path) and not overwrite:
+        if not recipe.checkpoint.load_checkpoint:
+            raise UsageError(
+                f"{path} already holds a run and checkpoint.load_checkpoint is false: choose "
+                "another --run_dir, or replace it with --overwrite true"
+            )
+        directory = RunDirectory.open(path)
+        before = recipe_from_json(directory.recipe())
+        recipe, hub_sources = pin(recipe, directory.sources(), allow_change)
+        compare(before, recipe, allow_change, path)
+        directory.write_recipe(recipe.dump(), [source.to_json() for source in hub_sources])
+    else:
+        recipe, hub_sources = pin(recipe)
+        resolved = [source.to_json() for source in hub_sources]
+        directory = RunDirectory.create(path, recipe.dump(), overwrite=overwrite, sources=resolved)
+        if store_of(recipe, directory).steps():
+            raise UsageError(
+                f"checkpoint.ckpt_path {recipe.checkpoint.ckpt_path} holds checkpoints of another "
+                "run: choose another directory, or remove them"
+            )
+    return _execute(recipe, directory, console, allow_change, before, profile=profile)
+
+
+def resume(
+    run_dir: Path, overrides: Sequence[str], allow_change: Sequence[str], console: Console
+) -> dict[str, Any]:
+    """Continues the run in `run_dir` with its own recipe, changed by `overrides`."""
+    directory = RunDirectory.open(run_dir)
+    require_unclaimed(run_dir)
+    before = recipe_from_json(directory.recipe())
+    recipe = with_overrides(before, overrides)
+    recipe, hub_sources = pin(recipe, directory.sources(), allow_change)
+    compare(before, recipe, allow_change, run_dir, ways_out="")
+    require_installed(recipe.observe.loggers)
+    directory.write_recipe(recipe.dump(), [source.to_json() for source in hub_sources])
+    return _execute(recipe, directory, console, allow_change, before)
+
+
+def _execute(
+    recipe: Recipe,
+    directory: RunDirectory,
+    console: Console,
+    allow_change: Sequence[str],
+    before: Recipe | None,
+    *,
+    profile: bool = False,
+) -> dict[str, Any]:
+    """Runs to the end, restarts included, and shows the summary. before: the recipe of the run so
+    far, None for a new run.
+    """
+
+    def once(restarts: int, saved: int) -> dict[str, Any]:
+        allowed = () if saved else allow_change  # what is chosen anew is chosen once
+        old = None if restarts else before
+        again = restarts > 0
+        return _once(recipe, directory, console, allowed, old, profile=profile, again=again)
+
+    with claimed(directory.path):
+        summary = with_restarts(once, recipe, directory, console)
+    console.table(f"{recipe.job} run in {directory.path}", ("", ""), table(summary))
+    beside = foreseen.rows(summary["phases"])
+    console.table("foreseen and measured, of a step", foreseen.COLUMNS, beside)
+    return summary
+
+
+def _once(
+    recipe: Recipe,
+    directory: RunDirectory,
+    console: Console,
+    allow_change: Sequence[str],
+    before: Recipe | None,
+    *,
+    profile: bool,
+    again: bool,
+) -> dict[str, Any]:
+    """Runs from the newest checkpoint, if any, to the end. again: after a process was lost."""
+    with ExitStack() as stack:
+        prepared = prepare(recipe, directory, console, stack, allow_change, again=again)
+        run, job, base, state = prepared
+        if before is not None and state.step:
+            _tell_rates(run, job, before)
+        if recipe.trains_on_rollouts:  # whose samples are shown token by token
+            for file in tokenizer_files(run.recipe.model.model_dump())[:1]:
+                directory.keep_tokenizer(file)
+        state = _open_loggers(run, state, stack)
+        if profile:
+            job = Profiled(job, run, state)
+        state = loop(run, job, state)
+        model = None
+        if recipe.checkpoint.save_hf:
+            with run.phase("export"):
+                role = role_of(recipe, own_role(recipe), base)
+                weights = job.tensors()[role.stem]
+                role_name = own_role(run.recipe)
+                now = replace(state, choices=run.choices.to_json())
+                card = card_of(directory, run.recipe, now, role.base, role=role_name, adapter=False)
+                role.export(
+                    weights,
+                    state.algorithm,
+                    directory.model,
+                    run.choices,
+                    overwrite=True,
+                    card=card,
+                )
+            model = str(directory.model)
+            _push(run, state)
+        summary = summarise(run, state, model)
+        directory.write_summary(summary)
+    return summary
+
+
+def _push(run: Run, state: RunState) -> None:
+    """Pushes the exported model where the recipe asks for it. A failure is logged and warned of,
+    and ends neither the run nor its model.
+    """
+    settings, folder = run.recipe.checkpoint, run.directory.model
+    if not settings.push_to_hub:
+        return
+    with run.phase("push"):
+        message = f"step {state.step} of {run.directory.path.resolve().name}"
+        try:
+            done = push(
+                folder, settings.push_to_hub, private=settings.push_private, message=message
+            )
+        except RunError as error:
+            run.logs.event("push_failed", str(error))
+            run.console.warn(str(error))
+            return
+    run.logs.event("pushed", done["url"], **done)
+    run.console.note(f"pushed {folder} to {done['url']}")
+
+
+def _open_loggers(run: Run, state: RunState, stack: ExitStack) -> RunState:
+    """Opens the recipe's loggers, which log from now on; the state with the run's id at them."""
+    recipe = run.recipe
+    if not recipe.observe.loggers:
+        return state
+
+    def tell(text: str) -> None:
+        run.logs.event("logger_failed", text)
+        run.console.warn(text)
+
+    identifiers = state.loggers or {"id": new_id()}
+    name = recipe.observe.name or run.directory.path.resolve().name
+    identity = RunIdentity(
+        run.directory.path,
+        recipe.observe.project,
+        name,
+        identifiers["id"],
+        state.step,
+        recipe.dump(),
+    )
+    run.loggers = Loggers(tell)
+    stack.callback(run.loggers.close)
+    run.loggers.open(recipe.observe.loggers, identity)
+    return replace(state, loggers=identifiers)
+
+
+def _tell_rates(run: Run, job: Job, before: Recipe) -> None:
+    """Prints and logs jumps of learning rates where the schedule differs from that of `before`."""
+    for line in jumps(before, run.recipe, run.rows, job.tensors()):
+        run.console.note(line)
+        run.logs.event("learning_rate", line)
+
+
+def with_restarts(
+    once: Callable[[int, int], T], recipe: Recipe, directory: RunDirectory, console: Console
+) -> T:
+    """Calls `once(restarts, steps)` until it returns, and returns its result. restarts: how often
+    the run was restarted; steps: how many steps were saved since this call.
+
+    Raises RunError where cluster.max_restarts restarts in a row brought no newer checkpoint.
+    """
+    store = store_of(recipe, directory)
+    first = before = max(store.steps(), default=0)
+    restarts = in_a_row = 0
+    while True:
+        try:
+            return once(restarts, before - first)
+        except WorkerLost as error:
+            step, cause = max(store.steps(), default=0), str(error)
+        in_a_row = in_a_row + 1 if step == before else 1
+        before = step
+        standing = f"the checkpoint of step {step} stands" if step else "nothing was saved yet"
+        most = recipe.cluster.max_restarts
+        if in_a_row > most:
+            raise RunError(
+                f"{cause}; {standing}; cluster.max_restarts = {most}: it is not restarted; "
+                f"continue with postgrad resume {directory.path}"
+            )
+        restarts += 1
+        text = f"{cause}; {standing}; restart {in_a_row} of {most} (cluster.max_restarts)"
+        console.warn(text)
+        logs = Logs(directory.path, console.warn)
+        logs.event("restarted", text, step=step, restarts=restarts)
+        logs.close()
+
+
+def jumps(
+    before: Recipe, after: Recipe, rows: int | None, tensors: Mapping[str, Mapping[str, Tensor]]
+) -> Iterator[str]:
+    """A message for each role whose next update has another learning rate than by `before`.
+
+    rows: number of training rows. tensors: the state of all roles by file stem (`Job.tensors`).
+    """
+    was = _schedules(before, rows)
+    for role, (settings, updates) in _schedules(after, rows).items():
+        stem = f"{role}.optimizer"
+        if was.get(role) in (None, (settings, updates)) or stem not in tensors:  # no critic, say
+            continue
+        done = int(tensors[stem][UPDATES])
+        old_settings, old_updates = was[role]
+        old, new = (
+            learning_rate(old_settings, done, old_updates),
+            learning_rate(settings, done, updates),
+        )
+        if old != new:
+            yield (
+                f"{role}: the learning rate jumps at update {done + 1}, from {old:.4g} by the "
+                f"schedule of {old_updates} updates to {new:.4g} by that of {updates}"
+            )
+
+
+def _schedules(recipe: Recipe, rows: int | None) -> dict[str, tuple[LearnerSettings, int]]:
+    """Learner settings and number of updates of the schedule, by role that may learn."""
+    geometry = recipe.geometry(rows)
+    updates = horizon(recipe.algorithm, geometry)
+    assert updates is not None  # rows are known
+    assert geometry.total_updates is not None
+    by_role: dict[str, tuple[LearnerSettings, int]] = {
+        recipe.trained_role: (recipe.learner, updates)
+    }
+    if (critic := recipe.learner_tables.get(("critic", "learner"))) is not None:
+        by_role["critic"] = (critic, geometry.total_updates)
+    return by_role

@@ -1,0 +1,183 @@
+"""Whole runs in an environment: evaluation plays, rewards reach the update, resumes are exact."""
+
+import string
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.chat import HERMES, chat_tokenizer
+from helpers.runs import assert_same_run, lines
+from postgrad.core.errors import UsageError
+from postgrad.evaluation.answers import Evaluator, environment_of, with_tools
+from postgrad.fleet.choices import choose
+from postgrad.fleet.engines import build_engine
+from postgrad.fleet.exported import roles_of
+from postgrad.fleet.learned import scorer_of
+from postgrad.models.load import load_tokenizer
+from postgrad.observe.console import Console
+from postgrad.tools.evaluate import evaluate
+from postgrad.tools.export import export
+from postgrad.tools.pipeline import ask
+from postgrad.training.start import train
+
+ROWS = "postgrad.rollout.environments.guess_number:rows"
+TASK = {"lowest": 1, "highest": 9, "least": 4, "most": 6}
+GAME: dict[str, Any] = {
+    "model": {
+        "init": {
+            "type": "qwen3",
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "max_position_embeddings": 160,
+            "tokenizer": {"kind": "characters", "phrases": ["Find my number from ", "invalid"]},
+        }
+    },
+    "data": {"path": ROWS, "task": TASK, "size": 40, "max_len": 120},
+    "eval": {"path": ROWS, "task": TASK, "size": 3, "seed": 2, "max_len": 120, "max_new_tokens": 2},
+    "environment": {"type": "guess_number", "max_turns": 3, "miss_reward": -0.25},
+    "rewards": [],
+    "rollout": {"max_new_tokens": 2, "stop": ["1", "2", "3", "4"]},
+}
+
+
+@pytest.fixture
+def game(make_recipe: Any) -> Any:
+    """game(run_dir, **changes): an RL recipe of guess_number."""
+
+    def make(run_dir: str = "run", job: str = "rl", **changes: Any) -> Any:
+        merged = dict(GAME)
+        for name, value in changes.items():
+            merged[name] = {**GAME.get(name, {}), **value} if isinstance(value, dict) else value
+        return make_recipe(job, run_dir, **merged)
+
+    return make
+
+
+def test_a_run_trains_on_what_the_environment_gave(game: Any, console: Console) -> None:
+    recipe = game()
+    summary = train(recipe, console)
+    assert "accuracy_after" in summary
+    samples = lines(Path(recipe.run_dir) / "samples.jsonl")
+    several = [line for line in samples if len(line["turns"]) > 1]
+    assert several
+    for line in samples:
+        authors = [turn["author"] for turn in line["turns"]]
+        assert authors == (["policy", "environment"] * 3)[: len(authors)]
+        earned = np.array(line["columns"]["turn_rewards"]) if "columns" in line else np.zeros(1)
+        assert line["rewards"] == {"environment": pytest.approx(earned.sum())}
+        assert line["total"] == pytest.approx(earned.sum())
+        mask = np.concatenate(
+            [[t["author"] == "policy"] * len(t["token_ids"]) for t in line["turns"]]
+        )
+        assert line["mask"] == mask.astype(int).tolist()
+        assert "columns" not in line or not earned[~mask].any()
+    metrics = lines(Path(recipe.run_dir) / "metrics.jsonl")[-1]
+    assert metrics["environment/turns"] > 1.0
+    assert {"environment/hits", "environment/malformed", "reward/environment"} <= set(metrics)
+
+
+def test_two_runs_of_a_game_give_the_same_bits(game: Any, console: Console) -> None:
+    one, two = game("one"), game("two")
+    train(one, console)
+    train(two, console)
+    assert_same_run(one, two, 3)
+
+
+def test_sft_learns_from_a_games_conversations_and_is_evaluated_by_playing(
+    game: Any, console: Console
+) -> None:
+    data = {"messages": "messages", "on_too_long": "truncate"}
+    evaluation = {"prompt": "question", "at_start": False}
+    recipe = game(job="sft", data=data, eval=evaluation)
+    train(recipe, console)
+    run = Path(recipe.run_dir)
+    report = evaluate(recipe, str(export(run, "latest", run / "exported")), console)
+    assert report["rows"] == 3
+    assert report["sets"][0]["environment/turns"] >= 1.0
+
+
+def test_plain_transformers_is_asked_in_the_game_and_plays_as_our_engine_does(
+    game: Any, console: Console
+) -> None:
+    recipe = game(
+        eval={"greedy": True, "size": 6, "at_start": False},
+        rollout={"stop": list(string.printable.strip())},  # else this model would never stop
+        steps=1,
+    )
+    train(recipe, console)
+    run = Path(recipe.run_dir)
+    model = str(export(run, "latest", run / "exported"))
+    answers = ask(model, recipe, 6)
+    tokenizer = load_tokenizer(model)
+    with scorer_of(recipe) as scorer, ExitStack() as stack:
+        evaluator = Evaluator(recipe, tokenizer, scorer)
+        engine, _ = build_engine(
+            recipe.rollout, model, choose(recipe, {}), stack, sequences=6, max_len=evaluator.max_len
+        )
+        (result,) = evaluator(engine, lambda _: None)
+    assert [one.question for one in answers] == [one.question for one in result.problems]
+    for answer, problem in zip(answers, result.problems, strict=True):
+        assert [author for author, _ in answer.turns] == (["policy", "environment"] * 3)[
+            : len(answer.turns)
+        ]
+        said = "".join(text for _, text in answer.turns)
+        assert "".join(said.split()) == "".join(problem.text.split())
+        assert problem.greedy == (1, int(answer.answer == answer.reference))
+    several = [answer for answer in answers if len(answer.turns) > 1]
+    assert several
+    shown = several[0].to_json()
+    assert shown["answer"] == shown["turns"][-1]["text"] == several[0].written[-1]
+    assert shown["turns"][1]["author"] == "environment"
+
+
+def test_rows_that_cannot_be_played_are_told_before_a_weight_is_read(
+    game: Any, console: Console, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "Find 7.", "answer": "7"}', "utf-8")
+    with pytest.raises(UsageError, match=r"1 of 1 rows cannot be played.*column 'low'"):
+        train(game(data={"path": str(path), "task": {}}), console)
+
+
+def test_tools_stand_in_every_prompt(make_recipe: Any) -> None:
+    recipe = make_recipe("rl", environment={"type": "tools", "tools": ["calculator"]})
+    kwargs = with_tools(recipe.environment, recipe.data).chat_template_kwargs
+    assert [tool["function"]["name"] for tool in kwargs["tools"]] == ["calculator"]
+    world = environment_of(recipe.environment, recipe.data, chat_tokenizer(HERMES))
+    assert world is not None
+    assert world.max_turns == 8
+    taken = make_recipe(
+        "rl",
+        environment={"type": "tools", "tools": ["calculator"]},
+        data={"chat_template_kwargs": {"tools": []}},
+    )
+    with pytest.raises(UsageError, match="'tools' comes from"):
+        with_tools(taken.environment, taken.data)
+
+
+def test_an_environment_answers_through_the_template_of_the_data(make_recipe: Any) -> None:
+    tokenizer = chat_tokenizer(HERMES)
+    recipe = make_recipe(
+        "rl",
+        environment={"type": "guess_number"},
+        data={"chat_template": "chatml", "system": None},
+    )
+    world = environment_of(recipe.environment, recipe.data, tokenizer)
+    assert world is not None
+    seen = world.template.after([{"role": "user", "content": "0"}], closed=False)
+    assert tokenizer.decode(seen.tolist()) == (
+        "<|im_end|>\n<|im_start|>user\n0<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert roles_of(recipe, "base")["policy"].template == "chatml"
+
+
+def test_without_an_environment_nothing_changes(make_recipe: Any) -> None:
+    recipe = make_recipe("rl")
+    assert environment_of(recipe.environment, recipe.data, None) is None
+    assert with_tools(recipe.environment, recipe.data) is recipe.data

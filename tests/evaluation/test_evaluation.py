@@ -1,0 +1,165 @@
+"""Evaluation: right answers counted without bias, failures in no mean, the same every time."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from postgrad.core.errors import UsageError
+from postgrad.core.records import Prompt, Rollout, ScoredGroup, Turn
+from postgrad.evaluation import answers as evaluation
+from postgrad.evaluation.answers import Evaluator, sample_metrics
+from postgrad.models.fresh import make_fresh
+from postgrad.models.load import load_tokenizer
+from postgrad.observe.console import Console
+from postgrad.ops.intervals import mean_interval
+from postgrad.training.start import train
+
+
+class Scores:
+    """A scorer that is only asked for its names and its bracket."""
+
+    names = ("first", "second")
+
+    def step(self) -> Any:
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+
+def group(ticket: int, *scores: float, level: str = "") -> ScoredGroup:
+    turn = Turn("policy", np.zeros(2 + ticket, np.int32), np.zeros(2 + ticket, np.float32))
+    n = len(scores)
+    rollouts = tuple(Rollout(ticket, i, (turn,), "stop", ((0, 2),), "") for i in range(n))
+    metadata = {"level": level}
+    prompt = Prompt(ticket, np.zeros(3, np.int32), "q", "a", "set", ticket, metadata)
+    values = np.array(scores)
+    kept = ~np.isnan(values)
+    return ScoredGroup(prompt, rollouts, {"first": values, "second": -values}, values, kept)
+
+
+@pytest.fixture
+def evaluator(make_recipe: Any, tmp_path: Path) -> Evaluator:
+    recipe = make_recipe(
+        "rl",
+        eval={"n_samples": 4, "pass_at": [1, 2, 4], "correct_at": 0.75, "greedy": True},
+    )
+    make_fresh(recipe.model.init, [], 0, tmp_path / "model")
+    return Evaluator(recipe, load_tokenizer(str(tmp_path / "model")), Scores())  # pyright: ignore[reportArgumentType]
+
+
+def test_accuracy_and_pass_at_k_count_scores_that_reach_the_mark(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two problems: 2 of 4 right; 1 of 3, where the fourth could not be scored."""
+    groups = [group(0, 1.0, 0.8, 0.7, 0.0), group(1, math.nan, 0.75, 0.0, 0.0)]
+    greedy = [group(0, 1.0), group(1, math.nan)]
+    answers = iter([groups, greedy])
+    monkeypatch.setattr(evaluation, "sample_groups", lambda *args: next(answers))
+    engine: Any = None
+    result = evaluator(engine, lambda n: None)[0]
+    assert result.metrics["accuracy"] == pytest.approx((2 / 4 + 1 / 3) / 2)
+    assert result.metrics["pass@2"] == pytest.approx(((1 - 1 / 6) + (1 - 1 / 3)) / 2)
+    assert result.metrics["pass@4"] == 1.0  # only the first problem has four scored samples
+    assert {k: result.metrics[f"left_out@{k}"] for k in (1, 2, 4)} == {1: 0, 2: 0, 4: 1}
+    assert "pass@4 1.000" in next(one for one in result.texts() if "(1 of 8 problems" in one)
+    assert result.metrics["greedy_accuracy"] == 1.0
+    assert result.failed == 2
+    assert result.rows == 8
+
+
+def test_each_row_is_judged_by_the_first_component_that_applies_to_it(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A component that does not apply is no failure, and the row is in no mean of it."""
+    one, two = group(0, 1.0, 1.0), group(1, 0.0, math.nan)
+    two = dataclasses.replace(two, rewards={"second": np.array([1.0, math.nan])})
+    monkeypatch.setattr(evaluation, "sample_groups", lambda *args: [one, two])
+    engine: Any = None
+    result = evaluator(engine, lambda n: None)[0]
+    assert result.metrics["accuracy"] == (2 / 2 + 1 / 1) / 2
+    assert result.failed == 2  # one among the samples, and again where it is asked greedily
+
+    evaluator.settings = evaluator.settings.model_copy(update={"component": "first"})
+    result = evaluator(engine, lambda n: None)[0]
+    assert result.metrics["accuracy"] == 1.0
+    assert result.failed == 0
+
+
+def test_every_rate_has_an_interval_over_problems_and_every_component_a_mean(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = [group(0, 1.0, 0.8, 0.7, 0.0), group(1, math.nan, 0.75, 0.0, 0.0)]
+    greedy = [group(0, 1.0), group(1, 0.0)]
+    answers = iter([groups, greedy])
+    monkeypatch.setattr(evaluation, "sample_groups", lambda *args: next(answers))
+    engine: Any = None
+    line = evaluator(engine, lambda n: None)[0].to_json()
+    low, high = mean_interval([2 / 4, 1 / 3])
+    assert (line["accuracy_low"], line["accuracy_high"]) == (low, high)
+    assert (line["pass@2_low"], line["pass@2_high"]) == mean_interval([1 - 1 / 6, 1 - 1 / 3])
+    assert (line["greedy_accuracy_low"], line["greedy_accuracy_high"]) == mean_interval([1.0, 0.0])
+    assert line["reward/first"] == pytest.approx((2.5 + 0.75) / 7)
+    assert line["reward/second"] == pytest.approx(-(2.5 + 0.75) / 7)
+
+
+def test_rows_are_also_counted_by_the_values_of_a_column(
+    make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [("1 + 1?", "easy"), ("12 * 7?", "hard"), ("2 + 2?", "easy"), ("9 * 8?", "hard")]
+    path = tmp_path / "held_out.jsonl"
+    lines = (json.dumps({"question": q, "answer": "0", "level": level}) for q, level in rows)
+    path.write_text("\n".join(lines), "utf-8")
+    settings = {"path": str(path), "by": "level", "n_samples": 2, "greedy": False}
+    recipe = make_recipe("rl", eval=settings)
+    make_fresh(recipe.model.init, [], 0, tmp_path / "model")
+    tokenizer = load_tokenizer(str(tmp_path / "model"))
+    evaluator = Evaluator(recipe, tokenizer, Scores())  # pyright: ignore[reportArgumentType]
+    groups = [
+        group(0, 1.0, 1.0, level="easy"),
+        group(1, 0.0, 0.0, level="hard"),
+        group(2, 1.0, 0.0, level="easy"),
+        group(3, 1.0, math.nan, level="hard"),
+    ]
+    monkeypatch.setattr(evaluation, "sample_groups", lambda *args: groups)
+    engine: Any = None
+    result = evaluator(engine, lambda n: None)[0]
+    line = result.to_json()
+    assert line["accuracy"] == (1 + 0 + 0.5 + 1) / 4
+    assert (line["rows/easy"], line["accuracy/easy"], line["pass@2/easy"]) == (2, 0.75, 1.0)
+    assert (line["rows/hard"], line["accuracy/hard"], line["pass@2/hard"]) == (2, 0.5, 0.0)
+    assert (line["accuracy_low/easy"], line["accuracy_high/easy"]) == mean_interval([1.0, 0.5])
+    assert result.by_metric()["eval/accuracy/hard"] == 0.5
+    with pytest.raises(UsageError, match=r"eval.by = 'lvl': row 0 of held_out.jsonl .* has level"):
+        Evaluator(
+            make_recipe("rl", eval=settings | {"by": "lvl"}),
+            tokenizer,
+            Scores(),  # pyright: ignore[reportArgumentType]
+        )
+
+
+def test_means_are_over_kept_samples_and_lengths_over_all() -> None:
+    found = sample_metrics([group(0, 1.0, math.nan), group(1, 0.5, 0.0)])
+    assert found == {
+        "reward": pytest.approx(0.5),
+        "response_length": 2.5,
+        "truncated_fraction": 0.0,
+        "reward/first": pytest.approx(0.5),
+        "reward/second": pytest.approx(-0.5),
+    }
+
+
+def test_evaluations_of_the_same_weights_agree_whenever_they_are_made(
+    make_recipe: Any, console: Console, tmp_path: Path
+) -> None:
+    """The end of one run and the start of the next, from its exported model."""
+    first = make_recipe("sft", "first", checkpoint={"save_hf": True})
+    ended = train(first, console)
+    second = make_recipe("rl", "second", model={"path": ended["model"]}, steps=1)
+    began = train(second, console)
+    assert began["accuracy_before"] == ended["accuracy_after"]
+    assert began["greedy_accuracy_before"] == ended["greedy_accuracy_after"]

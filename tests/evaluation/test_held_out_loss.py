@@ -1,0 +1,212 @@
+"""The loss of held-out conversations: of SFT runs without rewards, against plain transformers."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from helpers.runs import assert_same_run, lines, train_until_killed
+from postgrad.core.errors import UsageError
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.evaluation.losses import LossEvaluator, read_set
+from postgrad.models.load import load_tokenizer
+from postgrad.observe.console import Console
+from postgrad.tools.checkpoints import checkpoints
+from postgrad.tools.evaluate import evaluate
+from postgrad.training.sft import SFTJob
+from postgrad.training.start import resume, train
+
+TASK = {"min_word_len": 3, "max_word_len": 4}
+SETS = [
+    {"name": name, "path": "reasoning-gym:spell_backward", "size": size, "seed": seed, "task": TASK}
+    for name, size, seed in (("near", 6, 2), ("far", 9, 3))
+]
+LOSS = {  # of the room's recipe: nothing that scores, nothing that samples
+    "rewards": [],
+    "eval": {"n_samples": 1, "pass_at": [1], "greedy": False, "max_new_tokens": None},
+}
+
+
+def of_loss(make_recipe: Any, run_dir: str = "run", **changes: Any) -> Any:
+    evaluated = {**LOSS["eval"], **changes.pop("eval", {})}
+    return make_recipe("sft", run_dir, rewards=[], eval=evaluated, **changes)
+
+
+def in_float64(path: str, recipe: Any, place: int = 0) -> tuple[float, int]:
+    """Nats a loss token of one set by plain transformers, each conversation alone; its tokens."""
+    lm: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64).eval()
+    held = read_set(recipe, recipe.eval.sets[place], load_tokenizer(path)).all()
+    total, tokens = 0.0, 0
+    for one in held:
+        ids = torch.tensor(one.token_ids.astype(np.int64))
+        with torch.no_grad():
+            logprobs = torch.log_softmax(lm(ids[None]).logits[0], -1)
+        each = logprobs[:-1].gather(-1, ids[1:, None])[:, 0].numpy()
+        total -= float(each[one.loss_mask[1:]].sum())
+        tokens += int(one.loss_mask.sum())
+    return total / tokens, tokens
+
+
+@pytest.mark.parametrize("micro", [{"micro_train_tokens": 48}, {"micro_train_batch_size": 8}])
+def test_the_loss_is_the_token_mean_of_plain_transformers_whatever_the_packing(
+    micro: dict[str, int], make_recipe: Any, console: Console, models: Any
+) -> None:
+    recipe = of_loss(
+        make_recipe,
+        model={"path": models(0), "init": None},
+        batch=micro,
+        eval={"sets": SETS},
+        checkpoint={"save_hf": True},
+    )
+    train(recipe, console)
+    found = lines(Path(recipe.run_dir) / "eval.jsonl")
+    assert [(one["step"], one["set"], one["rows"]) for one in found] == [
+        (0, "near", 6), (0, "far", 9), (3, "near", 6), (3, "far", 9),
+    ]  # fmt: skip
+    trained = str(Path(recipe.run_dir) / "model")
+    for line, (path, place) in zip(
+        found, [(models(0), 0), (models(0), 1), (trained, 0), (trained, 1)], strict=True
+    ):
+        wanted, tokens = in_float64(path, recipe, place)
+        assert line["loss"] == pytest.approx(wanted, rel=2e-6)
+        assert line["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-5)
+        assert (line["loss_tokens"], line["failed"]) == (tokens, 0)
+        assert "accuracy" not in line
+    assert found[2]["loss"] < found[0]["loss"]
+    again = evaluate(recipe, trained, console)
+    assert again["loss"] == found[2]["loss"]
+    assert [one["loss"] for one in again["sets"]] == [found[2]["loss"], found[3]["loss"]]
+    assert (again["rows"], again["failed"]) == (6, 0)
+    against = evaluate(recipe, trained, console, models(0))
+    assert against["against"]["loss"] == found[0]["loss"]
+
+
+def test_the_mean_is_over_tokens_and_a_row_without_a_finite_logprob_has_failed(
+    make_recipe: Any, models: Any
+) -> None:
+    """By hand: row i costs i nats a token, and row 2 overflows."""
+    recipe = of_loss(make_recipe, model={"path": models(0), "init": None}, eval={"size": 4})
+    evaluator = LossEvaluator(recipe, load_tokenizer(models(0)))
+    counts: list[float] = []
+
+    def logprobs(sequences: Sequences) -> Ragged:
+        counts[:] = sequences.loss_mask.sums().tolist()
+        nats = sequences.loss_mask.spread(np.array([0.0, 1.0, np.inf, 3.0], np.float32)).values
+        return sequences.tokens.like(np.where(sequences.loss_mask.values, -nats, 0.0))
+
+    (found,) = evaluator(logprobs)
+    wanted = (counts[1] + 3 * counts[3]) / (counts[0] + counts[1] + counts[3])
+    assert found.metrics["loss"] == pytest.approx(wanted, rel=1e-12)
+    assert found.metrics["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-12)
+    assert (found.rows, found.failed) == (4, 1)
+    assert found.more == {"loss_rows": 3, "loss_tokens": counts[0] + counts[1] + counts[3]}
+
+    (none,) = evaluator(lambda one: one.tokens.like(np.full(len(one.tokens.values), -np.inf)))
+    assert math.isnan(none.metrics["loss"])
+    assert none.failed == 4
+
+
+def test_the_best_checkpoint_is_the_one_of_least_loss_and_survives_a_kill(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {
+        "steps": 4,
+        "eval": {"every": 1, "at_start": False},
+        "checkpoint": {"save_steps": 1, "best_metric": "eval/loss", "best_mode": "min"},
+    }
+    whole, killed = (of_loss(make_recipe, name, **changes) for name in ("whole", "killed"))
+    train(whole, console)
+    train_until_killed(monkeypatch, SFTJob, 2, killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(whole, killed, 4)
+    losses = [line["loss"] for line in lines(Path(whole.run_dir) / "eval.jsonl")]
+    best = [one["step"] for one in checkpoints(Path(whole.run_dir), console) if one["best"]]
+    assert best == [1 + losses.index(min(losses))]
+    written = json.loads((Path(whole.run_dir) / "summary.json").read_text("utf-8"))
+    assert written["loss_after"] == losses[-1]
+    assert written["best"]["metric"] == "eval/loss"
+
+
+def test_with_rewards_both_are_measured_where_the_recipe_asks_for_it(
+    make_recipe: Any, console: Console
+) -> None:
+    recipe = make_recipe("sft", eval={"loss": True, "at_start": False})
+    train(recipe, console)
+    (line,) = lines(Path(recipe.run_dir) / "eval.jsonl")
+    alone = of_loss(make_recipe, "alone", eval={"at_start": False})
+    train(alone, console)
+    (other,) = lines(Path(alone.run_dir) / "eval.jsonl")
+    assert line["loss"] == other["loss"]  # nobody samples there, and the weights are the same
+    assert {"accuracy", "greedy_accuracy", "pass@2", "perplexity"} <= set(line)
+    without = make_recipe("sft", "without", eval={"at_start": False})
+    train(without, console)
+    assert "loss" not in lines(Path(without.run_dir) / "eval.jsonl")[0]
+
+
+def test_held_out_conversations_bear_loss_where_those_of_training_do(
+    make_recipe: Any, models: Any, tmp_path: Path
+) -> None:
+    turns = [("user", "ab"), ("assistant", "cd"), ("user", "ef"), ("assistant", "ghi")]
+    said = [{"role": role, "content": text} for role, text in turns]
+    rows = tmp_path / "chats.jsonl"
+    rows.write_text(json.dumps({"messages": said}) + "\n", "utf-8")
+    columns = {"path": str(rows), "messages": "messages", "max_len": 64}
+    tokens: dict[str, int] = {}
+    for marked in ("all", "last"):
+        recipe = of_loss(make_recipe, data={**columns, "loss_turns": marked}, eval=columns)
+        tokenizer = load_tokenizer(models(0))
+        (one,) = read_set(recipe, recipe.eval.sets[0], tokenizer).all()
+        text = tokenizer.decode(one.token_ids[one.loss_mask])
+        assert ("cd" in text, "ghi" in text) == (marked == "all", True)
+        tokens[marked] = int(one.loss_mask.sum())
+    assert tokens["last"] < tokens["all"]
+
+
+def test_nothing_is_sampled_for_a_loss(make_recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*given: Any, **more: Any) -> None:
+        raise AssertionError("an engine was made")
+
+    monkeypatch.setattr("postgrad.training.memory.engine", refused)
+    monkeypatch.setattr("postgrad.training.sft.scorer_of", refused)
+    train(of_loss(make_recipe), Console("quiet"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"eval": {"greedy": True}}, "eval.greedy: is of sampled answers"),
+        ({"eval": {"component": "gsm8k"}}, "eval.component: is of sampled answers"),
+        ({"eval": {"by": "level"}}, "for losses give each part a set of its own"),
+        ({"eval": {"max_len": 60}}, "60 tokens are more than data.max_len = 48"),
+        ({"checkpoint": {"best_metric": "eval/loss"}}, 'say best_mode = "min"'),
+    ],
+)
+def test_what_a_loss_cannot_do_is_told_before_anything_runs(
+    changes: dict[str, Any], told: str, make_recipe: Any
+) -> None:
+    with pytest.raises(UsageError) as error:
+        of_loss(make_recipe, **changes)
+    assert told in str(error.value)
+
+
+def test_a_run_that_learns_from_rewards_has_no_answers_to_take_the_loss_of(
+    make_recipe: Any,
+) -> None:
+    with pytest.raises(UsageError, match=r"eval\.loss: is of SFT jobs"):
+        make_recipe("rl", eval={"loss": True})
+
+
+def test_rows_without_an_answer_are_an_error_that_names_the_row(
+    make_recipe: Any, console: Console, tmp_path: Path
+) -> None:
+    rows = tmp_path / "asked.jsonl"
+    rows.write_text('{"question": "sun"}\n', "utf-8")
+    recipe = of_loss(make_recipe, eval={"path": str(rows), "prompt": "question"})
+    with pytest.raises(UsageError, match=r"asked\.jsonl"):
+        train(recipe, console)

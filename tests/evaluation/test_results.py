@@ -1,0 +1,79 @@
+"""Rates over problems, and how they are written and told."""
+
+import math
+
+import pytest
+
+from postgrad.evaluation.results import EvaluatedProblem, Result, by_dataset, left_out, rates
+from postgrad.ops.intervals import Interval, mean_interval
+
+
+def problem(
+    right: int, n: int, dataset: str = "a", greedy: tuple[int, int] | None = None
+) -> EvaluatedProblem:
+    return EvaluatedProblem(dataset, 0, "q", (n, right), greedy, "text")
+
+
+def test_problems_with_too_few_scored_samples_are_left_out_of_the_mean() -> None:
+    problems = [problem(2, 4), problem(1, 1), problem(0, 0)]
+    found = rates(problems, (1, 2))
+    assert found["accuracy"] == (0.75, mean_interval([0.5, 1.0]))
+    assert found["pass@2"] == (pytest.approx(5 / 6), mean_interval([1 - 1 / 6]))
+    assert list(found) == ["accuracy", "pass@2"]
+
+
+def test_how_many_problems_each_k_leaves_out_is_counted_and_told() -> None:
+    problems = [problem(2, 4), problem(1, 1), problem(0, 0)]
+    counts = left_out(problems, (1, 2, 4))
+    assert counts == {"left_out@1": 1.0, "left_out@2": 2.0, "left_out@4": 2.0}
+    assert left_out(problems, (4,)) == {"left_out@1": 1.0, "left_out@4": 2.0}  # accuracy's too
+    metrics = {"accuracy": 0.75, "pass@2": 0.5, **counts}
+    assert Result(None, 3, 5, metrics, 0.1).texts() == [
+        "accuracy 0.750 (1 of 3 problems left out)",
+        "pass@2 0.500 (2 of 3 problems left out)",
+    ]
+    whole = {"accuracy": 0.75, **left_out([problem(1, 1)], (1,))}
+    assert Result(None, 1, 0, whole, 0.1).texts() == ["accuracy 0.750"]
+
+
+def test_a_rate_that_nothing_was_scored_for_is_not_a_number() -> None:
+    mean, interval = rates([problem(0, 0, greedy=(0, 0))], (1,))["greedy_accuracy"]
+    assert math.isnan(mean)
+    assert math.isnan(interval.low)
+
+
+def test_one_dataset_is_not_told_twice() -> None:
+    assert by_dataset([problem(1, 1), problem(0, 1)], (1,)) == {}
+    found = by_dataset([problem(1, 1, "b"), problem(0, 1, "a"), problem(0, 1, "b")], (1,))
+    assert list(found) == ["rows/a", "accuracy/a", "rows/b", "accuracy/b"]
+    assert found["accuracy/b"][0] == 0.5
+    assert found["rows/b"] == (2, None)
+
+
+def test_a_set_without_a_name_is_eval_itself() -> None:
+    one = Result(None, 1, 0, {"accuracy": 0.5}, 0.1)
+    two = Result("hard", 1, 0, {"accuracy": 0.25}, 0.1)
+    assert one.by_metric() | two.by_metric() == {
+        "eval/accuracy": 0.5,
+        "eval/hard/accuracy": 0.25,
+    }
+
+
+def test_a_line_of_eval_jsonl_has_the_ends_behind_their_rate() -> None:
+    metrics = {"accuracy": 0.5, "reward": 1.0, "accuracy/x/y": 0.25}
+    intervals = {"accuracy": Interval(0.4, 0.7), "accuracy/x/y": Interval(0.1, 0.5)}
+    result = Result("hard", 8, 1, metrics, 0.1, intervals)
+    assert list(result.to_json().items()) == [
+        ("set", "hard"),
+        ("rows", 8),
+        ("failed", 1),
+        ("accuracy", 0.5),
+        ("accuracy_low", 0.4),
+        ("accuracy_high", 0.7),
+        ("reward", 1.0),
+        ("accuracy/x/y", 0.25),
+        ("accuracy_low/x/y", 0.1),
+        ("accuracy_high/x/y", 0.5),
+        ("evaluate_seconds", 0.1),
+    ]
+    assert result.texts() == ["hard/accuracy 0.500 ± 0.200", "hard/reward 1.000"]

@@ -1,0 +1,217 @@
+"""Adapters in every job: one base held once, what trains and what is published, and resume."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers.jobs import write_pairs
+from helpers.runs import assert_same_run, lines, tensors, train_until_killed
+from postgrad.core.errors import RunError
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.fleet.choices import choose
+from postgrad.fleet.local import LocalFleet, frozen_reward_model
+from postgrad.learner.backbone import Backbone
+from postgrad.learner.role import Policy
+from postgrad.learner.score import ScoreRole
+from postgrad.models.load import load_model
+from postgrad.observe.console import Console
+from postgrad.rollout.local.engine import LocalEngine
+from postgrad.tools.export import export
+from postgrad.training import rl
+from postgrad.training.pairs import PreferenceJob
+from postgrad.training.rl import RLJob
+from postgrad.training.sft import SFTJob
+from postgrad.training.start import resume, train
+
+LORA = {"rank": 4, "alpha": 8, "dropout": 0.2}
+GRPO = {"type": "grpo", "kl_coef": 0.05}
+
+
+def adapted(models: Any, seed: int = 0, **lora: Any) -> dict[str, Any]:
+    return {"path": models(seed), "init": None, "lora": {**LORA, **lora}}
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The parts of every RL job that was made."""
+    found: list[Any] = []
+    whole = RLJob.__init__
+
+    def keep(self: RLJob, run: Any, parts: Any) -> None:
+        found.append(parts)
+        whole(self, run, parts)
+
+    monkeypatch.setattr(rl.RLJob, "__init__", keep)
+    return found
+
+
+def some_sequences() -> Sequences:
+    rows = [[5, 6, 7, 8, 9], [5, 6, 10, 11]]
+    mask = [[False, True, True, True, True], [False, True, True, True]]
+    return Sequences(Ragged.of(rows, np.int32), Ragged.of(mask, np.bool_), np.zeros(2, np.int64))
+
+
+def pointers(lm: Any) -> set[int]:
+    return {parameter.data_ptr() for parameter in lm.parameters()}
+
+
+def test_policy_and_reference_hold_one_copy_of_the_base(
+    make_recipe: Any, console: Console, models: Any, seen: list[Any]
+) -> None:
+    recipe = make_recipe("rl", model=adapted(models), algorithm=GRPO, learner={"lr": 0.1})
+    train(recipe, console)
+    policy, reference = seen[0].roles.policy, seen[0].roles.reference
+    assert type(reference) is Policy
+    assert pointers(reference.backbone.lm) == pointers(policy.backbone.lm)
+    sequences = some_sequences()
+    found = reference.logprobs(sequences).result()
+    lm: Any = load_model(models(0), dtype=torch.float32).lm
+    plain = Policy(Backbone(lm, torch.device("cpu"), policy.backbone.micro))
+    wanted = plain.logprobs(sequences).result()
+    assert found.values.tobytes() == wanted.values.tobytes()  # the base, bit for bit
+    moved = policy.logprobs(sequences).result()
+    assert np.abs(moved.values - wanted.values).max() > 1e-3
+
+
+def test_training_changes_the_adapter_alone(
+    make_recipe: Any, console: Console, models: Any, seen: list[Any]
+) -> None:
+    recipe = make_recipe("rl", model=adapted(models), algorithm=GRPO)
+    train(recipe, console)
+    policy = seen[0].roles.policy
+    base = dict(load_model(models(0), dtype=torch.float32).lm.named_parameters())
+    frozen = dict(policy.backbone.adapter.frozen())
+    assert frozen.keys() == base.keys()
+    assert all(torch.equal(frozen[name], base[name]) for name in base)
+    names = [name for name in tensors(recipe.run_dir, 3) if name.startswith("policy.weights/")]
+    assert names
+    assert all("lora_" in name for name in names)  # no base in a checkpoint
+    b = [t for n, t in policy.weights().items() if "lora_B" in n]
+    assert all(tensor.abs().max() > 0 for tensor in b)
+
+
+def test_the_engine_samples_with_the_merged_weights(
+    make_recipe: Any, console: Console, models: Any, seen: list[Any]
+) -> None:
+    """After each publish engine and learner agree, and the policy has moved."""
+    recipe = make_recipe("rl", model=adapted(models), algorithm=GRPO, learner={"lr": 0.05})
+    train(recipe, console)
+    engine, policy = seen[0].engine, seen[0].roles.policy
+    assert isinstance(engine, LocalEngine)
+    merged = dict(policy.hub_weights())
+    base = dict(load_model(models(0), dtype=torch.float32).lm.named_parameters())
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert not torch.equal(merged[name], base[name])
+    tokens = list(some_sequences().tokens)
+    got = np.concatenate([one[1:] for one in engine.logprobs(tokens, 1.0)])
+    policy.temperature = 1.0
+    wanted = policy.logprobs(some_sequences()).result()
+    np.testing.assert_allclose(got, wanted.values[some_sequences().loss_mask.values], atol=1e-4)
+    found = lines(Path(recipe.run_dir) / "metrics.jsonl")
+    assert all(line["sentinel/publish_difference"] < 1e-4 for line in found)
+    assert any(line["sentinel/policy_moved"] > 1e-3 for line in found)
+
+
+@pytest.mark.parametrize(
+    ("job", "kind", "changes"),
+    [
+        ("sft", SFTJob, {}),
+        ("rl", RLJob, {"algorithm": GRPO}),
+        ("rl", RLJob, {"algorithm": {"type": "ppo", "kl_coef": 0.05}}),
+        ("preference", PreferenceJob, {"algorithm": {"type": "dpo"}}),
+        ("preference", PreferenceJob, {"algorithm": {"type": "kto"}}),
+    ],
+    ids=["sft", "grpo", "ppo", "dpo", "kto"],
+)
+def test_a_killed_run_with_dropout_ends_with_the_same_bits(
+    job: str,
+    kind: type,
+    changes: dict[str, Any],
+    make_recipe: Any,
+    console: Console,
+    models: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = adapted(models)
+    whole = make_recipe(job, "whole", model=model, **changes, checkpoint={"save_steps": 1})
+    killed = make_recipe(job, "killed", model=model, **changes, checkpoint={"save_steps": 1})
+    train(whole, console)
+    train_until_killed(monkeypatch, kind, 2, killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(whole, killed, 3)
+
+
+def test_reference_logprobs_of_a_preference_are_those_of_the_base(
+    make_recipe: Any, console: Console, models: Any
+) -> None:
+    """With an adapter and without, the first step has one loss and no distance."""
+    found: list[dict[str, Any]] = []
+    for run, model in (("whole", {"path": models(1), "init": None}), ("lora", adapted(models, 1))):
+        recipe = make_recipe("preference", run, model=model, data={"max_len": 64, "cache": False})
+        write_pairs(Path(recipe.data.path))
+        train(recipe, console)
+        found.append(lines(Path(recipe.run_dir) / "metrics.jsonl")[0])
+    for line in found:
+        assert line["policy/loss"] == pytest.approx(np.log(2), rel=1e-6)
+        assert line["policy/kl"] == 0.0
+    logprobs = [line["policy/logprob_chosen"] for line in found]
+    assert logprobs[0] == pytest.approx(logprobs[1], rel=1e-6)
+
+
+def test_critic_and_reward_model_share_one_backbone_where_their_base_is_the_same(
+    make_recipe: Any,
+    console: Console,
+    models: Any,
+    seen: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reward = make_recipe("reward", "rm", model={"path": models(0), "init": None})
+    train(reward, console)
+    path = str(export(Path(reward.run_dir), "latest", tmp_path / "reward-model"))
+    scorers: list[ScoreRole] = []
+    load = LocalFleet.frozen_reward_model
+
+    def keep(fleet: LocalFleet, path: str) -> ScoreRole:
+        scorers.append(load(fleet, path))
+        return scorers[-1]
+
+    monkeypatch.setattr(LocalFleet, "frozen_reward_model", keep)
+    recipe = make_recipe(
+        "rl",
+        model=adapted(models),
+        algorithm={"type": "ppo", "kl_coef": 0.05},
+        rewards=[{"type": "reward_model"}],
+        reward_model={"model": {"path": path}},
+        eval={"correct_at": 0.0, "greedy": False},
+        learner={"lr": 0.05},
+    )
+    train(recipe, console)
+    critic, (scorer,) = seen[0].roles.critic, scorers
+    assert scorer.backbone is critic.backbone
+    last = some_sequences()
+    mask = np.zeros(len(last.tokens.values), bool)
+    mask[last.tokens.offsets[1:] - 1] = True
+    marked = Sequences(last.tokens, last.tokens.like(mask), last.group)
+    before = scorer.scores(marked).result()
+    alone = frozen_reward_model(recipe, recipe.reward_model.model, path, choose(recipe, {}))
+    assert alone.scores(marked).result().values.tobytes() == before.values.tobytes()
+    assert "critic.weights/base_model.model.score.weight" in tensors(recipe.run_dir, 3)
+
+
+def test_a_base_that_changed_under_its_adapter_stops_the_resume(
+    make_recipe: Any, console: Console, models: Any, tmp_path: Path
+) -> None:
+    base = shutil.copytree(models(0), tmp_path / "base")
+    recipe = make_recipe("sft", model={**adapted(models), "path": str(base)})
+    train(recipe, console)
+    weights = load_file(base / "model.safetensors")
+    save_file({name: one + 1 for name, one in weights.items()}, base / "model.safetensors")
+    with pytest.raises(RunError, match=r"\(policy\) is not the one"):
+        resume(Path(recipe.run_dir), ["--steps", "4"], [], console)

@@ -1,0 +1,78 @@
+"""Ranks and rollout workers that are killed: the run goes on by itself, to the same bits."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.runs import lines, timeless
+from postgrad.checkpoint.settings import CheckpointSettings
+from postgrad.checkpoint.store import CheckpointStore
+from postgrad.observe.console import Console
+from postgrad.recipe.recipe import Recipe
+from postgrad.training.rl import RLJob
+from postgrad.training.start import train
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+
+STEPS = 6
+CHANGES: dict[str, Any] = {
+    "steps": STEPS,
+    "learner": {"ranks": 2, "sharding": "zero3"},
+    "checkpoint": {"save_steps": 2, "max_ckpt_num": 9},
+    "cluster": {"type": "ray", "start_seconds": 600.0, "rollout": {"workers": 2}},
+}
+
+
+def kill_at(patch: pytest.MonkeyPatch, victims: dict[int, tuple[str, int]]) -> None:
+    """Before the step after each of these, for the first time, that process of a role is killed."""
+    whole, left = RLJob.step, dict(victims)
+
+    def step(self: Any, state: Any) -> Any:
+        if state.step in left:
+            role, number = left.pop(state.step)
+            events = lines(self._run.directory.path / "events.jsonl")
+            placed = [one for one in events if one["event"] == "placed" and one["role"] == role]
+            os.kill(placed[-1]["places"][number][1], signal.SIGKILL)
+        return whole(self, state)
+
+    patch.setattr(RLJob, "step", step)
+
+
+def checkpoint(recipe: Recipe) -> Any:
+    return CheckpointStore(Path(recipe.run_dir) / "checkpoints", CheckpointSettings()).load(STEPS)
+
+
+def test_a_killed_rank_and_a_killed_engine_change_no_bit_and_lose_no_ticket(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, lost = (make_recipe("rl", name, **CHANGES) for name in ("whole", "lost"))
+    train(whole, console)
+    with monkeypatch.context() as patch:
+        kill_at(patch, {3: ("policy", 1), 5: ("rollout", 0)})
+        train(lost, console)
+
+    events = lines(Path(lost.run_dir) / "events.jsonl")
+    told = [one for one in events if one["event"] == "restarted"]
+    assert [one["step"] for one in told] == [2, 4]
+    assert told[0]["message"].startswith("rank 1 died: ")
+    assert told[1]["message"].startswith("rollout worker 0 died: ")
+
+    one, two = checkpoint(whole), checkpoint(lost)
+    assert one.stems == two.stems
+    for stem in one.stems:
+        a, b = one.tensors(stem), two.tensors(stem)
+        assert all(torch.equal(a[name], b[name]) for name in a)
+    assert one.state.cursor == two.state.cursor
+    for file in ("metrics.jsonl", "eval.jsonl", "samples.jsonl"):
+        assert timeless(Path(whole.run_dir) / file) == timeless(Path(lost.run_dir) / file)
+    drawn = [
+        (line["ticket"], line["sample"]) for line in lines(Path(lost.run_dir) / "samples.jsonl")
+    ]
+    assert sorted(drawn) == [(ticket, sample) for ticket in range(4 * STEPS) for sample in range(4)]
+    assert json.loads((Path(lost.run_dir) / "summary.json").read_text())["steps"] == STEPS

@@ -1,0 +1,36 @@
+"""Pairs whose score is no finite number: counted as failed, in no mean."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from postgrad.core.records import Sequences
+from postgrad.evaluation.pairs import PairEvaluator
+from postgrad.models.fresh import make_fresh
+from postgrad.models.load import load_tokenizer
+from postgrad.models.settings import ModelInit, TokenizerInit
+from postgrad.recipe.settings import PairEvalSet, PairEvalSettings
+
+
+def test_pairs_without_a_finite_score_are_counted_and_in_no_mean(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}?", "chosen": "yes", "rejected": "no"} for n in range(4)]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    init = ModelInit(hidden_size=8, tokenizer=TokenizerInit(kind="characters"))
+    make_fresh(init, [], 0, tmp_path / "model")
+    settings = PairEvalSettings(sets=(PairEvalSet(path=str(file)),))
+    evaluator = PairEvaluator(settings, load_tokenizer(str(tmp_path / "model")))
+
+    def score(sequences: Sequences) -> NDArray[np.float64]:
+        assert len(sequences) == 8
+        return np.array([3.0, 1.0, np.nan, 1.0, 1.0, 2.0, 5.0, -np.inf])
+
+    (result,) = evaluator(score)
+    assert (result.rows, result.failed) == (4, 2)
+    assert result.metrics["accuracy"] == 0.5
+    assert result.metrics["margin"] == pytest.approx((2.0 - 1.0) / 2)
+    assert result.metrics["reward_mean"] == pytest.approx((3.0 + 1.0 + 1.0 + 2.0) / 4)
+    assert sum(result.more["margin_histogram"]["counts"]) == 2

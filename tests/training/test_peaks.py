@@ -1,0 +1,122 @@
+"""The most memory of a phase, and nothing where that cannot be known."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postgrad.training import peaks
+from postgrad.training.peaks import Peaks, Resident, gauge_for
+
+
+class Tank:
+    """A gauge whose level the test sets."""
+
+    def __init__(self) -> None:
+        self.level = self.most = 0
+
+    def fill(self, level: int) -> None:
+        self.level = level
+        self.most = max(self.most, level)
+
+    def held(self) -> int:
+        return self.level
+
+    def peak(self) -> int:
+        return self.most
+
+    def restart(self) -> None:
+        self.most = self.level
+
+
+@given(st.lists(st.integers(0, 100), min_size=4, max_size=4))
+def test_a_span_has_the_most_within_it_and_not_of_its_neighbours(
+    levels: list[int],
+) -> None:
+    before, first, between, second = (level + 10 for level in levels)
+    tank = Tank()
+    found = Peaks(tank)
+    tank.fill(10)
+    found.set_baseline()
+    tank.fill(before)
+    tank.fill(10)
+    with found.within("whole"):
+        with found.within("whole/first"):
+            tank.fill(first)
+            tank.fill(10)
+        tank.fill(between)
+        tank.fill(10)
+        with found.within("whole/second"):
+            tank.fill(second)
+            tank.fill(10)
+    assert found.take_step() == {
+        "whole/first_memory_bytes": first - 10,
+        "whole/second_memory_bytes": second - 10,
+        "whole_memory_bytes": max(first, between, second) - 10,
+    }
+    assert found.take_step() == {}
+    assert found.total["whole"] == max(first, between, second) - 10
+
+
+def test_what_was_held_before_the_baseline_is_not_the_runs() -> None:
+    tank = Tank()
+    found = Peaks(tank)
+    with found.within("load"):
+        tank.fill(1000)
+        tank.fill(300)
+        found.set_baseline()
+        tank.fill(350)
+        found.set_baseline()  # the first one counts
+    assert found.take_step() == {"load_memory_bytes": 50}
+
+
+def test_a_span_that_is_raised_leaves_the_others_right() -> None:
+    tank = Tank()
+    found = Peaks(tank)
+    found.set_baseline()
+
+    def fail() -> None:
+        with found.within("whole/part"):
+            tank.fill(70)
+            raise KeyError
+
+    with found.within("whole"):
+        with pytest.raises(KeyError):
+            fail()
+        tank.fill(20)
+    assert found.take_step() == {"whole_memory_bytes": 70}
+
+
+def test_resident_memory_of_this_process_is_measured_phase_by_phase() -> None:
+    gauge = gauge_for("cpu")
+    if gauge is None:
+        pytest.skip("this system does not say what a process holds at most")
+    found = Peaks(gauge)
+    found.set_baseline()
+    with found.within("large"):
+        np.ones(60_000_000, np.uint8)
+    with found.within("small"):
+        np.ones(1_000_000, np.uint8)
+    measured = found.take_step()
+    assert 50_000_000 < measured["large_memory_bytes"] < 120_000_000
+    assert measured["small_memory_bytes"] < 40_000_000
+    assert Resident.most >= measured["large_memory_bytes"]
+
+
+@pytest.mark.parametrize("text", [None, "Name: python\n"])
+def test_where_the_system_does_not_tell_nothing_is_said(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = tmp_path / "status"
+    if text is not None:
+        status.write_text(text)
+    monkeypatch.setattr(peaks, "STATUS", status)
+    monkeypatch.setattr(peaks, "FORGET", tmp_path / "none" / "clear_refs")
+    assert gauge_for("cpu") is None
+    silent = Peaks(gauge_for("cpu"))
+    silent.set_baseline()
+    with silent.within("load"):
+        pass
+    assert silent.take_step() == silent.total == {}

@@ -1,0 +1,287 @@
+"""Whole runs on ranks behind Ray: the weights of one process, saves on 4, resumes on 1, 2 and 4."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers.jobs import write_pairs
+from postgrad.checkpoint.settings import CheckpointSettings
+from postgrad.checkpoint.store import CheckpointStore
+from postgrad.cluster import connection
+from postgrad.cluster.settings import ClusterSettings
+from postgrad.cluster.workers import RankGroup
+from postgrad.core.errors import UsageError
+from postgrad.fleet import local, ranked
+from postgrad.observe.console import Console
+from postgrad.recipe.recipe import Recipe
+from postgrad.tools.checkpoints import verify
+from postgrad.tools.export import export
+from postgrad.training.start import resume, train
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+
+STEPS = 10
+CLUSTER = {"type": "ray", "start_seconds": 600.0}
+LEARNER = {"eps": 1e-6}  # moments of nothing but rounding do not decide a step
+PPO = {
+    "algorithm": {"type": "ppo", "kl_coef": 0.05},
+    "critic": {"learner": {"lr": 5e-3, "eps": 1e-6}},  # at 2e-2 rounding grows past 1e-4
+}
+
+
+def on_ranks(ranks: int, sharding: str, **learner: Any) -> dict[str, Any]:
+    chosen = {"ranks": ranks, "sharding": sharding, **LEARNER, **learner}
+    return {"learner": chosen, "cluster": CLUSTER, "steps": STEPS}
+
+
+def weights(recipe: Recipe, step: int = STEPS) -> dict[str, torch.Tensor]:
+    """All float tensors of a checkpoint, of whatever parts."""
+    return weights_in(Path(recipe.run_dir), step)
+
+
+def weights_in(run: Path, step: int) -> dict[str, torch.Tensor]:
+    """Of the run in a directory."""
+    store = CheckpointStore(run / "checkpoints", CheckpointSettings())
+    found = store.load(step)
+    return {
+        f"{stem}/{name}": tensor
+        for stem in found.stems
+        if stem.endswith(".weights")
+        for name, tensor in found.tensors(stem).items()
+    }
+
+
+def apart(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == two.keys()
+    difference = sum(float((one[n] - two[n]).square().sum()) for n in one)
+    return (difference / sum(float(t.square().sum()) for t in one.values())) ** 0.5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    """One for all runs: a start of Ray takes longer than any of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        paths = [str(Path(__file__).parents[1] / "helpers"), os.environ.get("PYTHONPATH")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        connection.start(ClusterSettings(**CLUSTER))
+        yield
+        connection.stop()
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_pairs(tmp_path_factory.mktemp("pairs") / "pairs.jsonl"))
+
+
+@pytest.mark.parametrize(("ranks", "sharding"), [(2, "zero3"), (4, "zero1")])
+@pytest.mark.parametrize("job", ["sft", "reward"])
+def test_a_run_on_ranks_gives_the_weights_of_one_process(
+    make_recipe: Any, console: Console, job: str, ranks: int, sharding: str
+) -> None:
+    alone = make_recipe(job, "alone", steps=STEPS, learner=LEARNER)
+    several = make_recipe(job, "several", **on_ranks(ranks, sharding))
+    train(alone, console)
+    train(several, console)
+    assert apart(weights(alone), weights(several)) < 1e-4
+
+
+def test_a_held_out_loss_on_ranks_is_that_of_one_process(
+    make_recipe: Any, console: Console
+) -> None:
+    """Nine conversations on two ranks: shares are unequal, and every token counts once."""
+    held = {"size": 9, "n_samples": 1, "pass_at": [1], "greedy": False, "max_new_tokens": None}
+    changes = {"rewards": [], "eval": held}
+    alone = make_recipe("sft", "alone", steps=STEPS, learner=LEARNER, **changes)
+    several = make_recipe("sft", "several", **on_ranks(2, "zero3"), **changes)
+    train(alone, console)
+    train(several, console)
+    one, two = (
+        [json.loads(line) for line in (Path(each.run_dir) / "eval.jsonl").open()]
+        for each in (alone, several)
+    )
+    assert [line["step"] for line in two] == [0, STEPS]
+    for a, b in zip(one, two, strict=True):
+        assert (b["loss_tokens"], b["loss_rows"]) == (a["loss_tokens"], 9)
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)
+
+
+def test_a_reference_with_a_model_of_its_own_lies_on_the_ranks_and_leaves_them(
+    make_recipe: Any, console: Console, models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller loads no model; the reference is gone once its logprobs are there."""
+    own = {
+        "model": {"path": models(1), "init": None},
+        "reference": {"model": {"path": models(2)}},
+        "data": {"max_len": 64, "cache": False},
+    }
+    alone = make_recipe("preference", "alone", steps=STEPS, learner=LEARNER, **own)
+    train(alone, console)
+    several = make_recipe("preference", "several", **on_ranks(2, "zero3"), **own)
+    held: list[Any] = []
+    call = RankGroup.call
+
+    def watched(group: RankGroup, method: str, *arguments: Any) -> Any:
+        handle = call(group, method, *arguments)
+        if method == "release":
+            handle.result()
+            held.extend(group.ask(rank, "held").result() for rank in range(group.size))
+        return handle
+
+    def refuse(path: str, **_: Any) -> Any:
+        raise AssertionError(f"the controller loads {path}")
+
+    monkeypatch.setattr(RankGroup, "call", watched)
+    monkeypatch.setattr(ranked, "RANK", "telling_rank:Telling")
+    monkeypatch.setattr(local, "load_model", refuse)
+    train(several, console)
+    assert held == [(["policy"], 1)] * 2
+    assert apart(weights(alone), weights(several)) < 1e-4
+    one, two = (
+        [json.loads(line) for line in (Path(each.run_dir) / "metrics.jsonl").open()]
+        for each in (alone, several)
+    )
+    for a, b in zip(one, two, strict=True):
+        assert b["policy/loss"] == pytest.approx(a["policy/loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(("ranks", "sharding"), [(2, "none"), (4, "zero2")])
+@pytest.mark.parametrize("changes", [{"algorithm": {"type": "grpo", "kl_coef": 0.05}}, PPO])
+def test_replayed_rollouts_on_ranks_give_the_weights_of_one_process(
+    make_recipe: Any, console: Console, changes: dict[str, Any], ranks: int, sharding: str
+) -> None:
+    train(make_recipe("rl", "live", steps=STEPS, **changes), console)
+    replay = {"source": "replay", "replay_path": make_recipe("rl", "live").run_dir}
+    changes = {**changes, "rollout": replay}
+    alone = make_recipe("rl", "alone", steps=STEPS, learner=LEARNER, **changes)
+    several = make_recipe("rl", "several", **on_ranks(ranks, sharding), **changes)
+    train(alone, console)
+    train(several, console)
+    assert apart(weights(alone), weights(several)) < 1e-4
+
+
+def test_what_four_ranks_saved_goes_on_with_another_number(
+    make_recipe: Any, console: Console, tmp_path: Path
+) -> None:
+    checkpoint = {"save_steps": 4, "max_ckpt_num": 9}
+    alone = make_recipe("sft", "alone", steps=8, learner=LEARNER, checkpoint=checkpoint)
+    saved = make_recipe(
+        "sft", "saved", **{**on_ranks(4, "zero3"), "steps": 4}, checkpoint=checkpoint
+    )
+    train(alone, console)
+    train(saved, console)
+    folder = Path(saved.run_dir)
+    assert all(one["good"] for one in verify(folder, console))
+    export(folder, "4", tmp_path / "exported")
+    assert (tmp_path / "exported" / "config.json").exists()
+    for ranks, sharding, cluster in (
+        ("1", "none", "local"),
+        ("2", "zero1", "ray"),
+        ("4", "zero3", "ray"),
+    ):
+        copy = shutil.copytree(folder, tmp_path / f"goes on with {ranks}")
+        flags = [
+            "--steps", "8", "--learner.ranks", ranks, "--learner.sharding", sharding,
+            "--cluster.type", cluster,
+        ]  # fmt: skip
+        resume(copy, flags, [], console)
+        assert apart(weights(alone, 8), weights_in(copy, 8)) < 1e-4
+
+
+TENSOR = {  # two key heads, so that two ranks can have one each
+    "init": {
+        "type": "qwen3",
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "tokenizer": {
+            "kind": "characters",
+            "phrases": ["Spell this word backward (example: sun -> nus): "],
+        },
+    },
+}
+GRPO = {"algorithm": {"type": "grpo", "kl_coef": 0.05}}
+
+
+@pytest.mark.parametrize(
+    ("job", "changes"),
+    [("sft", {}), ("reward", {}), ("rl", GRPO), ("rl", PPO)],
+    ids=["sft", "reward", "grpo", "ppo"],
+)
+def test_ranks_that_share_matrices_give_the_weights_of_one_process(
+    make_recipe: Any, console: Console, job: str, changes: dict[str, Any]
+) -> None:
+    changes = {**changes, "model": TENSOR}
+    if job == "rl":
+        train(make_recipe("rl", "live", steps=STEPS, **changes), console)
+        replay = {"source": "replay", "replay_path": make_recipe("rl", "live").run_dir}
+        changes["rollout"] = replay
+    alone = make_recipe(job, "alone", steps=STEPS, learner=LEARNER, **changes)
+    train(alone, console)
+    for ranks, sharding in ((2, "none"), (4, "zero2")):
+        on = on_ranks(ranks, sharding, tensor_parallel=2)
+        several = make_recipe(job, f"on {ranks}", **on, **changes)
+        train(several, console)
+        assert apart(weights(alone), weights(several)) < 1e-4
+
+
+def test_a_run_goes_on_with_other_ranks_sharing_its_matrices(
+    make_recipe: Any, console: Console, tmp_path: Path
+) -> None:
+    """On 4 ranks, two to a matrix; on 2 that share none; on 4 in two groups; in one process."""
+    same: dict[str, Any] = {"checkpoint": {"save_steps": 2, "max_ckpt_num": 9}, "model": TENSOR}
+    alone = make_recipe("sft", "alone", steps=8, learner=LEARNER, **same)
+    train(alone, console)
+    first = {**on_ranks(4, "zero3", tensor_parallel=2), "steps": 2}
+    saved = make_recipe("sft", "saved", **first, **same)
+    train(saved, console)
+    folder = Path(saved.run_dir)
+    for steps, ranks, sharding, tensor, groups, offload in (
+        ("4", "2", "zero1", "1", "1", "true"),
+        ("6", "4", "zero2", "2", "2", "false"),
+        ("8", "1", "none", "1", "1", "false"),
+    ):
+        flags = [
+            "--steps", steps, "--learner.ranks", ranks, "--learner.sharding", sharding,
+            "--learner.tensor_parallel", tensor, "--learner.shard_groups", groups,
+            "--learner.offload", offload, "--cluster.type", "local" if ranks == "1" else "ray",
+        ]  # fmt: skip
+        export(folder, "latest", tmp_path / f"before {steps}")
+        resume(folder, flags, [], console)
+    assert apart(weights(alone, 8), weights(saved, 8)) < 1e-4
+    assert all(one["good"] for one in verify(folder, console))
+    assert apart(exported(tmp_path / "before 4"), exported(tmp_path / "before 6")) > 0.0
+
+
+def exported(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_model_that_cannot_be_cut_is_refused_before_its_weights_are_read(
+    make_recipe: Any, console: Console
+) -> None:
+    recipe = make_recipe("sft", "refused", **on_ranks(2, "none", tensor_parallel=2))
+    with pytest.raises(UsageError, match=r"tensor_parallel = 2: 1 key heads .* what works: 1"):
+        train(recipe, console)
+
+
+def test_the_same_layout_gives_the_same_bits(make_recipe: Any, console: Console) -> None:
+    changes = {**on_ranks(2, "zero3"), "steps": 3}
+    one, two = (make_recipe("rl", name, **changes) for name in ("one", "two"))
+    train(one, console)
+    train(two, console)
+    first, second = weights(one, 3), weights(two, 3)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    samples = [(Path(one.run_dir) / "samples.jsonl"), (Path(two.run_dir) / "samples.jsonl")]
+    told = [[json.loads(line)["turns"] for line in path.open()] for path in samples]
+    assert told[0] == told[1]

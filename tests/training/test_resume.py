@@ -1,0 +1,265 @@
+"""Resume: the same bits after any number of kills, and what may change on the way."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.runs import assert_same_run, lines, tensors, train_until_killed
+from helpers.tiny_runs import MakeRecipe
+from postgrad.core.errors import RunError, UsageError
+from postgrad.observe.console import Console
+from postgrad.recipe.load import with_overrides
+from postgrad.training.rl import RLJob
+from postgrad.training.sft import SFTJob
+from postgrad.training.start import resume, train
+
+
+@pytest.mark.parametrize("learner", [{"ema_decay": 0.9}, {"optimizer": "muon"}])
+@pytest.mark.parametrize(("job", "kind"), [("sft", SFTJob), ("rl", RLJob)])
+def test_a_killed_and_resumed_run_gives_the_same_bits(
+    job: str,
+    kind: type,
+    learner: dict[str, object],
+    make_recipe: Any,
+    console: Console,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changes = {
+        "checkpoint": {"save_steps": 1},
+        "eval": {"every": 1},
+        "learner": learner,
+    }
+    never = make_recipe(job, "never", **changes)
+    killed = make_recipe(job, "killed", **changes)
+    train(never, console)
+    train_until_killed(monkeypatch, kind, 2, killed, console)
+    assert len(lines(Path(killed.run_dir) / "metrics.jsonl")) == 2
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(never, killed, 3)
+
+
+def test_rewards_of_the_run_so_far_survive_a_kill_without_a_critic_too(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = {"type": "rloo", "reward_scaling": "running", "reward_clip": [-2.0, 1.5]}
+    never = make_recipe("rl", "never", algorithm=algorithm)
+    killed = make_recipe("rl", "killed", algorithm=algorithm)
+    train(never, console)
+    train_until_killed(monkeypatch, RLJob, 2, killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(never, killed, 3)
+    means = {line["reward_scaling/mean"] for line in lines(Path(never.run_dir) / "metrics.jsonl")}
+    assert len(means) == 3  # state: a run that forgot it would not give the same bits
+
+
+def test_a_longer_run_continues_a_shorter_one(
+    make_recipe: Any, trained: MakeRecipe, console: Console
+) -> None:
+    """A constant rate: the horizon changes nothing that was done before."""
+    long, short = trained("rl", steps=4), make_recipe("rl", "short")
+    train(short, console)
+    resume(Path(short.run_dir), ["--steps", "4"], [], console)
+    a, b = tensors(long.run_dir, 4), tensors(short.run_dir, 4)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    steps = [line["step"] for line in lines(Path(short.run_dir) / "metrics.jsonl")]
+    assert steps == [1, 2, 3, 4]
+
+
+def test_a_run_that_has_ended_is_not_run_again(make_recipe: Any, console: Console) -> None:
+    recipe = make_recipe("rl")
+    first = train(recipe, console)
+    metrics = (Path(recipe.run_dir) / "metrics.jsonl").read_bytes()
+    again = train(recipe, console)
+    assert again["steps"] == first["steps"] == 3
+    assert (Path(recipe.run_dir) / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_the_bits_stay(
+    make_recipe: Any, trained: MakeRecipe, console: Console
+) -> None:
+    whole, damaged = trained("rl"), make_recipe("rl", "damaged")
+    train(damaged, console)
+    newest = Path(damaged.run_dir) / "checkpoints" / "step-000003" / "policy.weights.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    resume(Path(damaged.run_dir), [], [], console)
+    assert_same_run(whole, damaged, 3)
+    events = [line["event"] for line in lines(Path(damaged.run_dir) / "events.jsonl")]
+    assert "damaged_checkpoint" in events
+
+
+def test_a_changed_frozen_reference_stops_the_resume(make_recipe: Any, console: Console) -> None:
+    recipe = make_recipe("rl", algorithm={"type": "grpo", "kl_coef": 0.1})
+    train(recipe, console)
+    config = Path(recipe.run_dir) / "init" / "config.json"
+    config.write_text(config.read_text("utf-8") + "\n", "utf-8")
+    with pytest.raises(RunError, match="its files have changed"):
+        resume(Path(recipe.run_dir), ["--steps", "4"], [], console)
+
+
+def test_a_changed_recipe_is_another_run(make_recipe: Any, console: Console) -> None:
+    recipe = make_recipe("sft")
+    train(recipe, console)
+    other = with_overrides(recipe, ["--learner.lr", "0.5"])
+    with pytest.raises(UsageError) as refused:
+        train(other, console)
+    assert "learner.lr: 0.01 there, 0.5 here" in str(refused.value)
+    assert "--overwrite true" in str(refused.value)
+    assert "--allow-change learner.lr" in str(refused.value)
+    assert train(other, console, allow_change=["learner.lr"])["steps"] == 3
+    assert train(other, console, overwrite=True)["steps"] == 3
+
+
+def test_checkpoints_of_another_run_are_never_taken_for_ones_own(
+    make_recipe: Any, console: Console, tmp_path: Path
+) -> None:
+    elsewhere = {"ckpt_path": str(tmp_path / "elsewhere")}
+    train(make_recipe("sft", "one", checkpoint=elsewhere), console)
+    with pytest.raises(UsageError, match="holds checkpoints of another run"):
+        train(make_recipe("sft", "two", checkpoint=elsewhere), console)
+
+
+def test_recorded_choices_are_used_again_unless_they_may_change(
+    make_recipe: Any, console: Console
+) -> None:
+    recipe = make_recipe("rl", learner={"threads": None}, rollout={"slots": 5})
+    train(recipe, console)
+    found = Path(recipe.run_dir)
+    resume(found, ["--steps", "4", "--rollout.slots", "3"], ["rollout.slots"], console)
+    resume(found, ["--steps", "5"], ["threads", "micro_train_tokens"], console)
+    choices = [
+        line for line in lines(found / "events.jsonl") if line["event"] in ("started", "resumed")
+    ]
+    assert [line["event"] for line in choices] == ["started", "resumed", "resumed"]
+    assert [line["slots"] for line in choices] == [5, 3, 3]
+    assert choices[0]["threads"] == choices[1]["threads"]  # the third may have chosen another
+
+
+def test_an_adaptive_kl_in_the_reward_survives_a_kill(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coefficient is run state: a run that forgot it would not give the same bits."""
+    knobs = {"type": "rloo", "kl_in": "reward", "kl_coef": 0.2, "kl_target": 0.01}
+    changes = {"algorithm": {**knobs, "kl_estimator": "k1", "kl_horizon": 16}}
+    whole, killed = make_recipe("rl", "whole", **changes), make_recipe("rl", "killed", **changes)
+    train(whole, console)
+    train_until_killed(monkeypatch, RLJob, 2, killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(whole, killed, 3)
+    used = [line["kl/coefficient"] for line in lines(Path(whole.run_dir) / "metrics.jsonl")]
+    assert used[0] == 0.2
+    assert used[2] != used[1] != used[0]
+
+
+@pytest.mark.parametrize(("job", "kind"), [("sft", SFTJob), ("rl", RLJob)])
+def test_a_resume_after_a_resume_gives_the_same_bits(
+    job: str, kind: type, make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"checkpoint": {"save_steps": 1}, "eval": {"every": 1}, "steps": 5}
+    never, killed = make_recipe(job, "never", **changes), make_recipe(job, "killed", **changes)
+    train(never, console)
+    for step in (1, 1, 3):  # twice in the same step too
+        train_until_killed(monkeypatch, kind, step, killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(never, killed, 5)
+    for name in ("metrics.jsonl", "eval.jsonl"):
+        steps = [line["step"] for line in lines(Path(killed.run_dir) / name)]
+        assert steps == sorted(set(steps))
+
+
+@pytest.mark.parametrize(
+    ("job", "key", "value"),
+    [("sft", "micro_train_batch_size", "2"), ("rl", "micro_train_tokens", "64")],
+)
+def test_another_cut_into_micro_batches_goes_on_with_the_same_numbers_to_rounding(
+    job: str, key: str, value: str, make_recipe: Any, console: Console
+) -> None:
+    """The update does not depend on it beyond rounding, so it needs leave but breaks nothing."""
+    changes = {"checkpoint": {"save_steps": 1}, "learner": {"eps": 1e-3}}
+    whole = make_recipe(job, "whole", **changes, steps=3)
+    train(whole, console)
+    cut = make_recipe(job, "cut", **changes, steps=1)
+    train(cut, console)
+    words = ["--steps", "3", f"--batch.{key}", value]
+    with pytest.raises(UsageError, match=rf"--allow-change batch\.{key}") as refused:
+        resume(Path(cut.run_dir), words, [], console)
+    assert "--overwrite" not in str(refused.value)  # resume has none
+    resume(Path(cut.run_dir), words, ["batch"], console)
+    one, two = tensors(whole.run_dir, 3), tensors(cut.run_dir, 3)
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-6)
+    metrics = [lines(Path(run.run_dir) / "metrics.jsonl") for run in (whole, cut)]
+    losses = [[line["loss"] for line in each] for each in metrics]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("follow", [{"refresh_steps": 2}, {"ema_decay": 0.5}])
+def test_filters_curriculum_and_a_reference_that_follows_survive_a_kill(
+    follow: dict[str, float], make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {
+        "steps": 5,
+        "algorithm": {"type": "dapo", "kl_coef": 0.1},
+        "reference": follow,
+        "rollout": {
+            "dynamic_sampling": True,
+            "max_rounds": 2,
+            "keep_below": 0.9,
+            "curriculum": {"retire_at": 0.6},
+        },
+    }
+    whole, killed = make_recipe("rl", "whole", **changes), make_recipe("rl", "killed", **changes)
+    train(whole, console)
+    train_until_killed(monkeypatch, RLJob, 3, killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(whole, killed, 5)
+    assert any(name.startswith("reference.weights/") for name in tensors(whole.run_dir, 5))
+    metrics = lines(Path(whole.run_dir) / "metrics.jsonl")
+    assert sum(line["sampling/filtered_groups"] for line in metrics) > 0
+    kls = [line["policy/kl"] for line in metrics]
+    assert kls[0] == pytest.approx(0.0, abs=1e-6)
+    assert max(kls) > 1e-6
+    samples = lines(Path(whole.run_dir) / "samples.jsonl")
+    trained = {line["ticket"] for line in samples if "filtered" not in line}
+    filtered = {line["ticket"] for line in samples if "filtered" in line}
+    assert filtered
+    assert not trained & filtered
+
+
+def test_what_failures_left_of_a_step_is_spread_and_a_kill_changes_nothing_of_it(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {
+        "rewards": [{"type": "tiny_rewards:seldom_broken"}],
+        "scoring": {"max_failed_fraction": 1.0},
+        "batch": {"n_samples_per_prompt": 8, "num_mini_batches": 8},
+        "eval": {"at_start": False, "at_end": False},
+    }
+    whole, killed = make_recipe("rl", "whole", **changes), make_recipe("rl", "killed", **changes)
+    train(whole, console)
+    train_until_killed(monkeypatch, RLJob, 2, killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(whole, killed, 3)
+    folder = Path(whole.run_dir)
+    samples, metrics = lines(folder / "samples.jsonl"), lines(folder / "metrics.jsonl")
+    left = [sum(one["step"] == n and "advantages" in one for one in samples) for n in (1, 2, 3)]
+    assert all(4 < n < 32 for n in left)
+    for n, line in zip(left, metrics, strict=True):  # 32 were planned as eight updates of 4
+        assert line["updates/made"] == min(8, n // 2)
+        assert line["updates/smallest"] == n // line["updates/made"] >= 2
+        assert line["updates/largest"] - line["updates/smallest"] <= 1
+    told = [one for one in lines(folder / "events.jsonl") if one["event"] == "samples_spread"]
+    assert [one["step"] for one in told] == [1, 2, 3]
+    assert told[0]["message"].startswith(f"{left[0]} of 32 samples are trained on")
+
+
+def test_a_replay_filters_what_the_run_filtered(make_recipe: Any, console: Console) -> None:
+    rollout = {"dynamic_sampling": True, "max_rounds": 2}
+    live = make_recipe("rl", "live", rollout=rollout)
+    train(live, console)
+    replay = make_recipe("rl", "replay", rollout={"source": "replay", "replay_path": live.run_dir})
+    train(replay, console)
+    one, two = tensors(live.run_dir, 3), tensors(replay.run_dir, 3)
+    assert all(torch.equal(one[name], two[name]) for name in one)

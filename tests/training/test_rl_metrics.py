@@ -1,0 +1,240 @@
+"""What is logged of a step of RL, against numbers worked by hand."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from postgrad.algorithms.base import Credit
+from postgrad.core.cursor import Cursor
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import (
+    Experience,
+    Failure,
+    Prompt,
+    Rollout,
+    RolloutBatch,
+    ScoredGroup,
+    Sequences,
+    Turn,
+)
+from postgrad.learner.role import UpdateResult
+from postgrad.learner.update import Update
+from postgrad.rollout.settings import RolloutSettings
+from postgrad.rollout.source import Sampled
+from postgrad.training.rl_metrics import compared_logprobs, learner_logprobs, sizes_of, step_metrics
+
+SECONDS = {"sample": 2.0, "train": 5.0}
+NOTHING = np.zeros(0, np.float32)
+NAN = math.nan
+
+
+def rollout(ticket: int, sample: int, tokens: int, reason: Literal["stop", "length"]) -> Rollout:
+    """So many tokens by the policy, of logprob -1. Sample 1 also has one of an environment."""
+    turns = [Turn("policy", np.full(tokens, 7, np.int32), np.full(tokens, -1.0, np.float32))]
+    if sample == 1:
+        turns.append(Turn("environment", np.array([9], np.int32), np.zeros(1, np.float32)))
+    return Rollout(ticket, sample, tuple(turns), reason, ((0, tokens),), "")
+
+
+def group(ticket: int, lengths: tuple[int, int], total: tuple[float, float]) -> ScoredGroup:
+    """Two samples of a prompt of two tokens; one without a total is dropped. The second of each
+    group ran into the limit.
+    """
+    prompt = Prompt(ticket, np.array([1, 2], np.int32), "q", "a", "numbers", ticket)
+    rewards = np.array(total)
+    dropped = np.flatnonzero(np.isnan(rewards)).tolist()
+    return ScoredGroup(
+        prompt,
+        (rollout(ticket, 0, lengths[0], "stop"), rollout(ticket, 1, lengths[1], "length")),
+        {"r": rewards},
+        rewards,
+        ~np.isnan(rewards),
+        tuple(Failure(sample, "r", "error", "no") for sample in dropped),
+    )
+
+
+@pytest.fixture
+def groups() -> list[ScoredGroup]:
+    """The policy wrote 2 and 3, and 1 and 4 tokens; the last sample is dropped."""
+    return [group(0, (2, 3), (1.0, 0.0)), group(1, (1, 4), (0.5, NAN))]
+
+
+def result(outputs: Any = NOTHING, **metrics: float) -> UpdateResult:
+    """Of the policy where a name has no role: `loss`, `critic__loss`."""
+    named = {name if "__" in name else f"policy__{name}": v for name, v in metrics.items()}
+    return UpdateResult({name.replace("__", "/"): v for name, v in named.items()}, outputs)
+
+
+def credit_of(batch: RolloutBatch, rows: Sequence[int], **metrics: float) -> Credit:
+    """These samples of a batch are trained on."""
+    kept = np.array(rows, np.int64)
+    sequences = Sequences(
+        batch.sequences.tokens.take(kept),
+        batch.sequences.loss_mask.take(kept),
+        batch.sequences.group[kept],
+    )
+    experience = Experience(sequences, {}, np.ones(len(kept), bool))
+    return Credit(experience, kept, {}, metrics)
+
+
+def metrics_of(
+    groups: list[ScoredGroup], results: dict[str, list[UpdateResult]], **extra: Any
+) -> dict[str, float]:
+    batch = RolloutBatch.of(groups)
+    sampled = Sampled(groups, Cursor(), metrics=extra.get("sampled", {}))
+    credit = credit_of(batch, range(len(batch)), **extra.get("credit", {}))
+    return step_metrics(sampled, batch, credit, results, SECONDS)
+
+
+def test_samples_of_a_step_are_counted_with_those_that_were_dropped(
+    groups: list[ScoredGroup],
+) -> None:
+    found = metrics_of(groups, {"policy": [], "critic": []})
+    assert found["reward"] == pytest.approx((1.0 + 0.0 + 0.5) / 3)
+    assert found["reward/r"] == pytest.approx((1.0 + 0.0 + 0.5) / 3)
+    assert found["response_length"] == (2 + 4 + 1 + 5) / 4
+    assert found["truncated_fraction"] == 2 / 4
+    assert (found["samples"], found["dropped_samples"], found["failures"]) == (4, 1, 1)
+    assert found["response_tokens"] == 2 + 3 + 1 + 4  # the policy's own
+    assert found["response_tokens_per_second"] == 10 / 2.0
+
+
+def test_metrics_are_means_over_updates_counts_are_sums_and_the_rate_is_the_last(
+    groups: list[ScoredGroup],
+) -> None:
+    policy = [
+        result(loss=1.0, ratio=1.0, lr=0.1, computed_tokens=10, skipped_samples=1),
+        result(loss=3.0, ratio=1.5, lr=0.2, computed_tokens=20, skipped_samples=0),
+    ]
+    critic = [
+        result(critic__loss=5.0, critic__lr=0.5, critic__computed_tokens=9),
+        result(critic__loss=6.0, critic__lr=0.4, critic__computed_tokens=11),
+    ]
+    policy[0].metrics["policy/bounded_exponents"] = 2.0  # type: ignore[index]
+    policy[1].metrics["policy/bounded_exponents"] = 3.0  # type: ignore[index]
+    found = metrics_of(groups, {"policy": policy, "critic": critic})
+    assert (found["loss"], found["policy/loss"], found["critic/loss"]) == (2.0, 2.0, 5.5)
+    assert found["policy/ratio"] == 1.25
+    assert (found["policy/lr"], found["critic/lr"]) == (0.2, 0.4)
+    assert (found["policy/computed_tokens"], found["critic/computed_tokens"]) == (30, 20)
+    assert found["policy/skipped_samples"] == 1
+    assert found["policy/bounded_exponents"] == 5.0
+    assert found["train_tokens_per_second"] == (30 + 20) / 5.0
+
+
+def test_an_update_that_computed_nothing_is_no_part_of_the_means_of_others(
+    groups: list[ScoredGroup],
+) -> None:
+    policy = [
+        result(loss=4.0, ratio=1.5, lr=0.1, computed_tokens=10),
+        result(loss=0.0, lr=0.1, computed_tokens=0),
+    ]
+    found = metrics_of(groups, {"policy": policy, "critic": []})
+    assert found["policy/ratio"] == 1.5  # the second reports none
+    assert found["loss"] == 2.0
+    assert found["policy/computed_tokens"] == 10
+
+
+def test_where_nothing_was_trained_the_loss_is_nan_and_no_token_was_trained_on(
+    groups: list[ScoredGroup],
+) -> None:
+    found = metrics_of(groups, {"policy": [], "critic": []})
+    assert math.isnan(found["loss"])
+    assert "policy/loss" not in found
+    assert found["train_tokens_per_second"] == 0.0
+    warming = metrics_of(groups, {"policy": [], "critic": [result(critic__computed_tokens=25)]})
+    assert math.isnan(warming["loss"])
+    assert warming["train_tokens_per_second"] == 25 / 5.0
+
+
+def test_where_no_sample_was_kept_the_reward_is_nan() -> None:
+    found = metrics_of([group(0, (2, 3), (NAN, NAN))], {"policy": [], "critic": []})
+    assert math.isnan(found["reward"])
+    assert (found["samples"], found["dropped_samples"], found["failures"]) == (2, 2, 2)
+
+
+def test_metrics_of_source_and_credit_are_part_of_the_step(groups: list[ScoredGroup]) -> None:
+    more = {"sampled": {"sampling/rounds": 2.0}, "credit": {"kl": 0.25}}
+    found = metrics_of(groups, {"policy": [], "critic": []}, **more)
+    assert (found["sampling/rounds"], found["kl"]) == (2.0, 0.25)
+
+
+@pytest.fixture
+def batch() -> RolloutBatch:
+    """Two samples, each a prompt of two tokens and a response of two with logprobs -1."""
+    return RolloutBatch.of([group(0, (2, 1), (1.0, 0.0))])
+
+
+SAMPLING = RolloutSettings(max_new_tokens=6)
+LEARNED = np.array([0.0, 0.0, -1.0, -2.0], np.float32)  # of the first sample
+UPDATED = np.array([0.0, 0.0, -1.5, NAN], np.float32)  # in the first update; the last not computed
+ON_POLICY = {"sentinel/on_policy": pytest.approx(1.0 - math.exp(-0.5))}
+DIFFERENCES = {  # learner -1, -2; sampler -1, -1
+    "sentinel/prob_difference": pytest.approx((0.0 + math.exp(-1) - math.exp(-2)) / 2),
+    "sentinel/ratio_excess": pytest.approx((1.0 + math.e) / 2),
+}
+
+
+def old_of(batch: RolloutBatch) -> Ragged:
+    """Old logprobs of both samples; those of the second are not trained on."""
+    rest = np.full(len(batch.sequences.tokens.values) - len(LEARNED), -9.0, np.float32)
+    return batch.sequences.tokens.like(np.concatenate([LEARNED, rest]))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "dropout", "expected"),
+    [
+        ({}, False, ON_POLICY | DIFFERENCES),
+        ({}, True, DIFFERENCES),
+        ({"top_p": 0.9}, False, ON_POLICY),
+        ({"top_k": 5}, False, ON_POLICY),
+        ({"min_p": 0.1}, False, ON_POLICY),
+        ({"top_p": 0.9}, True, {}),
+    ],
+    ids=["plain", "dropout", "top-p", "top-k", "min-p", "top-p and dropout"],
+)
+def test_logprobs_are_compared_where_both_sides_mean_the_same_distribution(
+    sampling: dict[str, Any], dropout: bool, expected: dict[str, float], batch: RolloutBatch
+) -> None:
+    credit, old = credit_of(batch, [0]), old_of(batch)
+    results = [result(UPDATED), result(np.full(4, -7.0, np.float32))]  # later ones do not count
+    learned = learner_logprobs(credit, old, results)
+    assert learned.tolist() == LEARNED.tolist()
+    settings = SAMPLING.model_copy(update=sampling)
+    found = compared_logprobs(batch, credit, old, learned, results, settings, dropout=dropout)
+    assert found == expected
+
+
+def test_a_step_of_one_update_compares_its_own_logprobs_with_the_samplers(
+    batch: RolloutBatch,
+) -> None:
+    credit, results = credit_of(batch, [0]), [result(UPDATED)]
+    learned = learner_logprobs(credit, None, results)
+    found = compared_logprobs(batch, credit, None, learned, results, SAMPLING, dropout=False)
+    assert found == {  # of the one token that was computed: -1.5 by the learner, -1 by the sampler
+        "sentinel/prob_difference": pytest.approx(math.exp(-1) - math.exp(-1.5)),
+        "sentinel/ratio_excess": pytest.approx(math.exp(0.5)),
+    }
+
+
+def test_where_the_learner_computed_nothing_there_is_nothing_to_compare(
+    batch: RolloutBatch,
+) -> None:
+    credit = credit_of(batch, [0])
+    learned = learner_logprobs(credit, None, [])
+    assert np.isnan(learned).all()
+    assert len(learned) == len(LEARNED)
+    assert compared_logprobs(batch, credit, None, learned, [], SAMPLING, dropout=False) == {}
+
+
+def test_the_sizes_of_a_steps_updates_are_zeros_where_there_is_none() -> None:
+    def update(rows: int) -> Update:
+        return Update(None, np.arange(rows))  # type: ignore[arg-type]
+
+    assert sizes_of([update(3), update(5), update(4)]) == {
+        "updates/made": 3.0, "updates/smallest": 3.0, "updates/largest": 5.0,
+    }  # fmt: skip
+    assert set(sizes_of([]).values()) == {0.0}

@@ -1,0 +1,66 @@
+"""What is said about disk and pauses, held to what happens."""
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.runs import lines
+from postgrad.checkpoint.store import CheckpointStore
+from postgrad.observe.console import Console
+from postgrad.training.start import train
+
+
+@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
+@pytest.mark.parametrize("job", ["sft", "rl"])
+def test_the_size_foreseen_is_the_size_on_the_disk(
+    job: str, ema_decay: float, make_recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreseen: list[int] = []
+    ask = CheckpointStore.require_space
+
+    def note(self: CheckpointStore, size: int) -> int:
+        foreseen.append(size)
+        return ask(self, size)
+
+    monkeypatch.setattr(CheckpointStore, "require_space", note)
+    recipe = make_recipe(job, learner={"ema_decay": ema_decay})
+    told = StringIO()
+    train(recipe, Console("plain", told))
+    newest = Path(recipe.run_dir) / "checkpoints" / "step-000003"
+    tensors = sum(path.stat().st_size for path in newest.glob("*.safetensors"))
+    assert foreseen[0] == foreseen[-1]  # before the run, and of its last save
+    assert foreseen[0] <= tensors <= foreseen[0] + 20_000  # safetensors' headers
+    assert f"disk: a checkpoint takes {foreseen[0] / 2**20:,.1f} MiB" in told.getvalue()
+
+
+def test_a_disk_without_room_for_all_of_them_is_told_before_the_run(
+    make_recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe("sft", checkpoint={"max_ckpt_num": 2, "best_metric": "eval/accuracy"})
+    told = StringIO()
+    monkeypatch.setattr(CheckpointStore, "require_space", lambda self, size: 4 * size - 1)
+    train(recipe, Console("plain", told))
+    assert "there is no room for 4 checkpoints" in told.getvalue()
+    told = StringIO()
+    kept = {"max_ckpt_num": 2, "best_metric": "eval/accuracy"}
+    recipe = make_recipe("sft", "two", checkpoint=kept)
+    monkeypatch.setattr(CheckpointStore, "require_space", lambda self, size: 4 * size)
+    train(recipe, Console("plain", told))
+    assert "there is no room" not in told.getvalue()
+
+
+def test_every_save_logs_its_pause_and_its_size(make_recipe: Any, console: Console) -> None:
+    recipe = make_recipe("sft", steps=4, checkpoint={"save_steps": 1})
+    train(recipe, console)
+    found = [
+        line for line in lines(Path(recipe.run_dir) / "events.jsonl") if line["event"] == "saved"
+    ]
+    assert [line["step"] for line in found] == [1, 2, 3, 4]
+    assert [line["behind"] for line in found] == [True, True, True, False]
+    for line in found:
+        assert line["pause_seconds"] > 0.0
+        assert line["write_seconds"] > 0.0
+        assert line["size_bytes"] == found[0]["size_bytes"]
+    assert found[-1]["pause_seconds"] >= found[-1]["write_seconds"]

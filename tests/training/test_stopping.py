@@ -1,0 +1,200 @@
+"""Asked to stop: where nothing is lost, and the message says where that is."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers.tiny_runs import MakeRecipe
+from postgrad.checkpoint.store import CheckpointStore, SaveFailed
+from postgrad.learner.role import Learner
+from postgrad.observe.console import Console
+from postgrad.training.rl import RLJob
+from postgrad.training.run import Stop, Stopped, StopSignals
+from postgrad.training.start import resume, train
+
+
+@pytest.fixture(autouse=True)
+def terminal() -> Iterator[None]:
+    """A terminal that may close, also where these tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def ask(number: int = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
+
+
+def weights(run_dir: str, step: int) -> dict[str, torch.Tensor]:
+    folder = Path(run_dir) / "checkpoints" / f"step-{step:06d}"
+    return load_file(folder / "policy.weights.safetensors")
+
+
+def saved(run_dir: str) -> list[str]:
+    return sorted(path.name for path in (Path(run_dir) / "checkpoints").glob("step-*"))
+
+
+def events(run_dir: str) -> list[str]:
+    text = (Path(run_dir) / "events.jsonl").read_text("utf-8")
+    return [json.loads(line)["event"] for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_at_a_boundary_a_signal_stops_at_once(number: int) -> None:
+    with StopSignals(30) as stop, pytest.raises(Stop):
+        ask(number)
+    assert stop.asked
+
+
+def test_a_step_that_soon_ends_is_waited_for_and_one_that_does_not_is_not() -> None:
+    with StopSignals(30) as stop:
+        stop.hold()
+        stop.release()  # the last step held the weights for no time at all
+        stop.hold()
+        ask()
+        assert stop.asked
+        assert stop.held
+        with pytest.raises(KeyboardInterrupt):  # a second signal stops at once
+            ask()
+    with StopSignals(30) as unknown:
+        unknown.hold()
+        with pytest.raises(Stop):  # nothing is known of how long it will take
+            ask()
+
+
+def test_a_closed_terminal_may_be_said_twice() -> None:
+    with StopSignals(30) as stop:
+        with pytest.raises(Stop):
+            ask(signal.SIGHUP)
+        ask(signal.SIGHUP)  # the state is being saved
+        assert stop.asked
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals(30) as stop:
+            ask(signal.SIGHUP)
+            assert not stop.asked
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignals(30):
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_stopped_while_sampling_the_last_boundary_is_saved_and_gone_on_from(
+    make_recipe: Any, trained: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trained("rl", checkpoint={"save_steps": 0})
+    stopped = make_recipe("rl", "stopped", checkpoint={"save_steps": 0})
+    sample = RLJob._sample
+
+    def asked(self: Any, state: Any) -> Any:
+        if state.step == 2:
+            ask()
+        return sample(self, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RLJob, "_sample", asked)
+        with pytest.raises(Stopped, match="stopped after step 2: the checkpoint of step 2 stands"):
+            train(stopped, console)
+    assert saved(stopped.run_dir) == ["step-000002"]
+    resume(Path(stopped.run_dir), [], [], console)
+    a, b = weights(whole.run_dir, 3), weights(stopped.run_dir, 3)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize(
+    ("grace", "message", "checkpoints"),
+    [
+        (
+            30.0,
+            "stopped after step 2: the checkpoint of step 2 stands",
+            ["step-000001", "step-000002"],
+        ),
+        (0.0, "stopped in the middle of step 2.*the checkpoint of step 1 stands", ["step-000001"]),
+    ],
+)
+def test_stopped_while_weights_move_the_step_ends_where_that_is_foreseen(
+    grace: float,
+    message: str,
+    checkpoints: list[str],
+    make_recipe: Any,
+    console: Console,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = make_recipe("rl", checkpoint={"save_steps": 1, "grace_seconds": grace})
+    update = Learner.update
+
+    def asked(self: Any, one: Any, algorithm: Any) -> Any:
+        if self.optimizer.updates == 1:
+            ask()
+        return update(self, one, algorithm)
+
+    monkeypatch.setattr(Learner, "update", asked)
+    with pytest.raises(Stopped, match=message):
+        train(recipe, console)
+    assert saved(recipe.run_dir) == checkpoints
+
+
+def test_a_save_that_fails_costs_the_save_and_not_the_run(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe("rl", checkpoint={"save_steps": 1})
+    save = CheckpointStore.save
+
+    def full(self: Any, state: Any, tensors: Any, *, best: bool = False) -> Any:
+        if state.step == 2:
+            raise SaveFailed("the disk is full")
+        return save(self, state, tensors, best=best)
+
+    monkeypatch.setattr(CheckpointStore, "save", full)
+    assert train(recipe, console)["steps"] == 3
+    assert saved(recipe.run_dir) == ["step-000001", "step-000003"]
+    assert "save_failed" in events(recipe.run_dir)
+
+
+def test_a_run_whose_last_checkpoint_cannot_be_saved_has_failed(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Any, state: Any, tensors: Any, *, best: bool = False) -> Any:
+        raise SaveFailed("the disk is full")
+
+    monkeypatch.setattr(CheckpointStore, "save", full)
+    with pytest.raises(SaveFailed):
+        train(make_recipe("rl"), console)
+
+
+def test_the_clock_asks_for_checkpoints_too(make_recipe: Any, console: Console) -> None:
+    recipe = make_recipe("sft", checkpoint={"save_minutes": 1e-9, "max_ckpt_num": 9})
+    train(recipe, console)
+    assert saved(recipe.run_dir) == ["step-000001", "step-000002", "step-000003"]
+
+
+def test_early_stopping_ends_a_run_and_survives_a_resume(
+    make_recipe: Any, console: Console
+) -> None:
+    """The rate is so small that no evaluation after the first is better."""
+    recipe = make_recipe(
+        "sft",
+        steps=9,
+        learner={"lr": 1e-30},
+        eval={"every": 1},
+        checkpoint={"best_metric": "eval/accuracy", "early_stop": 2},
+    )
+    assert train(recipe, console)["steps"] == 2
+    assert resume(Path(recipe.run_dir), [], [], console)["steps"] == 2
+    longer = resume(Path(recipe.run_dir), ["--checkpoint.early_stop", "4"], [], console)
+    assert longer["steps"] == 4

@@ -1,0 +1,277 @@
+"""Whole runs that sample with real vLLM, and what happens to them when it dies."""
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import postgrad
+from helpers.runs import lines
+from postgrad.core.errors import RunError
+from postgrad.observe.console import Console
+from postgrad.observe.sentinels.publish import NOISE
+from postgrad.rollout.vllm import process
+from postgrad.training.start import train
+
+pytestmark = pytest.mark.vllm
+
+# Heads as wide as vLLM's attention on CPUs wants them; learning rate and step that move weights.
+MODEL = {
+    "init": {
+        "type": "qwen3",
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.2,
+        "tokenizer": {
+            "kind": "characters",
+            "phrases": ["Spell this word backward (example: sun -> nus): "],
+        },
+    }
+}
+RUN: dict[str, Any] = {
+    "model": MODEL,
+    "batch": {"rollout_batch_size": 16, "n_samples_per_prompt": 8},
+    "eval": {"every": 1, "at_start": True},
+}
+
+
+def by_step(recipe: Any, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return lines(Path(recipe.run_dir) / name)
+
+
+def left_behind() -> set[str]:
+    """What a run may leave outside its directory: shared memory that nobody holds any more (others
+    on this machine may hold some), and temporary folders.
+    """
+    names = ("postgrad-vllm", "vllm_dist_", "psm_", "torch_")
+    folders = (Path("/dev/shm"), Path(os.environ.get("TMPDIR", "/tmp")))
+    found = {str(p) for folder in folders for p in folder.iterdir() if p.name.startswith(names)}
+    return found - {path for path in found if path.startswith("/dev/shm") and path in held()}
+
+
+def held() -> set[str]:
+    """Files in the memory of a process of this machine."""
+    found: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # it has just ended, or is another user's
+            lines = maps.read_text("utf-8", "replace").splitlines()
+            found |= {line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}
+    return found
+
+
+def children_with_vllm() -> list[psutil.Process]:
+    found: list[psutil.Process] = []
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            if str(process.ENTRY) in one.cmdline():
+                found.append(one)
+    return found
+
+
+OTHERS: set[psutil.Process] = set()
+
+
+@pytest.fixture(autouse=True)
+def _engines_of_other_tests() -> None:
+    """tests/contracts keeps one for the whole session."""
+    OTHERS.update(children_with_vllm())
+
+
+def processes() -> list[psutil.Process]:
+    """Of vLLM, that this test started."""
+    return [one for one in children_with_vllm() if one not in OTHERS]
+
+
+def lives(one: psutil.Process) -> bool:
+    """Whether a process does more than be waited for."""
+    with suppress(psutil.NoSuchProcess):
+        return one.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+@contextmanager
+def stopped_after(condition: Callable[[], bool], what: Callable[[], None]) -> Iterator[None]:
+    """Does `what` beside the block, once the condition holds."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.05):
+            if condition():
+                what()
+                return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def sampled_by_vllm(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[Any], Any]:
+    """The run that several tests look at, made once."""
+    made: list[Any] = []
+
+    def run(make: Any) -> Any:
+        if not made:
+            folder = tmp_path_factory.mktemp("vllm") / "run"
+            recipe = make("rl", **RUN, rollout={"type": "vllm"}).model_copy(
+                update={"run_dir": str(folder)}
+            )
+            train(recipe, Console("quiet"))
+            made.append(recipe)
+        return made[0]
+
+    return run
+
+
+def test_a_grpo_run_gets_fresh_weights_at_every_step(sampled_by_vllm, make_recipe):
+    recipe = sampled_by_vllm(make_recipe)
+    metrics = by_step(recipe)
+    assert len(metrics) == 3
+    for one in metrics:
+        assert one["sentinel/publish_difference"] < 1e-4
+        assert one["sentinel/policy_moved"] > 1e-2
+    samples = by_step(recipe, "samples.jsonl")
+    for step in (1, 2, 3):
+        versions = {
+            version
+            for one in samples
+            if one["step"] == step
+            for version, _ in one["policy_version"]
+        }
+        assert versions == {step - 1}
+
+
+def test_its_rewards_agree_with_those_of_the_built_in_engine(sampled_by_vllm, make_recipe, console):
+    ours = make_recipe("rl", run_dir="ours", **RUN)
+    ours = ours.model_copy(update={"steps": 1})
+    train(ours, console)
+    theirs = sampled_by_vllm(make_recipe)
+    found = [
+        np.array([one["total"] for one in by_step(recipe, "samples.jsonl") if one["step"] == 1])
+        for recipe in (ours, theirs)
+    ]
+    assert [len(rewards) for rewards in found] == [128, 128]
+    noise = np.sqrt(sum(rewards.var(ddof=1) / len(rewards) for rewards in found))
+    assert noise > 0
+    assert abs(found[0].mean() - found[1].mean()) < 4 * noise
+
+
+def test_greedy_answers_equal_the_built_in_engines_after_every_publish(
+    sampled_by_vllm, make_recipe, console
+):
+    """The built-in engine's run replays the samples, so that its policy goes through the same
+    weights.
+    """
+    theirs = sampled_by_vllm(make_recipe)
+    rollout = {"source": "replay", "replay_path": theirs.run_dir}
+    ours = make_recipe("rl", run_dir="ours", **RUN, rollout=rollout)
+    train(ours, console)
+    found = [by_step(recipe, "eval.jsonl") for recipe in (ours, theirs)]
+    assert len(found[0]) == len(found[1]) == 4
+    for one, two in zip(*found, strict=True):
+        assert one["greedy_accuracy"] == two["greedy_accuracy"]
+
+
+def test_a_run_in_bfloat16_gets_fresh_weights_at_every_step(make_recipe, console):
+    recipe = make_recipe("rl", **RUN, rollout={"type": "vllm", "dtype": "bfloat16"})
+    train(recipe.model_copy(update={"steps": 2}), console)
+    metrics = by_step(recipe)
+    assert len(metrics) == 2
+    for one in metrics:
+        assert 1e-3 < one["sentinel/publish_difference"] < NOISE["bfloat16"]
+        assert one["sentinel/policy_moved"] > 4 * NOISE["bfloat16"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_stale_head_is_caught(dtype, make_recipe, console, monkeypatch, tmp_path):
+    """vLLM 0.32 leaves the head of a tied model as it was; our part that mends it is taken out."""
+    package = tmp_path / "postgrad"
+    shutil.copytree(Path(postgrad.__file__).parent, package)
+    transfer = package / "rollout" / "vllm" / "transfer.py"
+    text = transfer.read_text("utf-8")
+    broken = text.replace("            pack_tied_heads(self.model)\n", "            pass\n")
+    assert broken != text
+    transfer.write_text(broken, "utf-8")
+    monkeypatch.setattr(process, "ENTRY", transfer.parent / "entry.py")
+    with pytest.raises(RunError, match="does not have the policy's weights"):
+        train(make_recipe("rl", **RUN, rollout={"type": "vllm", "dtype": dtype}), console)
+    assert processes() == []
+
+
+def test_a_vllm_that_does_not_start_ends_the_run_with_its_log(make_recipe, console, monkeypatch):
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "NO SUCH LEVEL")
+    before = left_behind()
+    with pytest.raises(RunError, match=r"(?s)vLLM engine 0 .*NO SUCH LEVEL"):
+        train(make_recipe("rl", **RUN, rollout={"type": "vllm"}), console)
+    assert processes() == []
+    assert left_behind() == before
+
+
+def test_a_vllm_that_is_killed_ends_the_run_with_its_cause_and_its_workers(make_recipe, console):
+    """Of two workers, which share the model and know nothing of the run."""
+    recipe = make_recipe("rl", **RUN, rollout={"type": "vllm", "vllm": {"tensor_parallel": 2}})
+    metrics = Path(recipe.run_dir) / "metrics.jsonl"
+    before = left_behind()
+    workers: list[psutil.Process] = []
+
+    def kill() -> None:
+        (engine,) = processes()
+        workers.extend(engine.children(recursive=True))
+        engine.kill()
+
+    killed = stopped_after(lambda: metrics.exists() and bool(metrics.read_text("utf-8")), kill)
+    long = recipe.model_copy(update={"steps": 10000})
+    with killed, pytest.raises(RunError, match=r"vLLM engine 0 died \(exit code -9\)"):
+        train(long, console)
+    assert len(workers) >= 2
+    assert [one for one in workers if lives(one)] == []
+    assert left_behind() == before
+    for one in by_step(recipe):
+        assert one["sentinel/publish_difference"] < 1e-4
+        assert one["sentinel/policy_moved"] > 1e-2
+    events = [one["event"] for one in by_step(recipe, "events.jsonl")]
+    assert "started" in events
+
+
+def test_a_resumed_run_goes_on_with_the_checkpoints_weights(make_recipe, console):
+    recipe = make_recipe("rl", **RUN, rollout={"type": "vllm", "vllm": {"engines": 2}})
+    train(recipe.model_copy(update={"steps": 1}), console)
+    train(recipe.model_copy(update={"steps": 2}), console)
+    metrics = by_step(recipe)
+    assert [one["step"] for one in metrics] == [1, 2]
+    assert json.loads((Path(recipe.run_dir) / "summary.json").read_text("utf-8"))["steps"] == 2
+    assert all(one["sentinel/publish_difference"] < 1e-4 for one in metrics)
+
+
+def test_a_run_samples_with_vllm_in_a_ray_worker(make_recipe, console):
+    cluster = {"type": "ray", "rollout": {"workers": 1}, "start_seconds": 600.0}
+    recipe = make_recipe("rl", **RUN, rollout={"type": "vllm"}, cluster=cluster)
+    before = left_behind()
+    train(recipe.model_copy(update={"steps": 2}), console)
+    metrics = by_step(recipe)
+    assert len(metrics) == 2
+    for one in metrics:
+        assert one["sentinel/publish_difference"] < 1e-4
+        assert one["sentinel/policy_moved"] > 1e-2
+    assert processes() == []
+    assert left_behind() == before
+    log = Path(recipe.run_dir) / "rollout-0" / "vllm-0.log"
+    assert "vLLM" in log.read_text("utf-8")
