@@ -1,4 +1,4 @@
-"""How often a run that loses processes is begun again; tests/training/test_lost.py kills real ones."""
+"""How often a run that loses processes restarts; tests/training/test_lost.py kills real ones."""
 
 import json
 from collections.abc import Callable
