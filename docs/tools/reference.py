@@ -20,8 +20,8 @@ from docs.tools.fields import Key, keys, prose, tables  # noqa: E402
 
 from postgrad.algorithms.registry import ALGORITHMS, algorithm_class  # noqa: E402
 from postgrad.cli.main import all_commands  # noqa: E402
-from postgrad.core.names import resolve  # noqa: E402
 from postgrad.core.settings import Settings  # noqa: E402
+from postgrad.core.text import resolve  # noqa: E402
 from postgrad.recipe.recipe import JOBS  # noqa: E402
 from postgrad.rewards.registry import VERIFIERS  # noqa: E402
 from postgrad.rollout.environments.base import ENVIRONMENTS  # noqa: E402

@@ -3,7 +3,7 @@
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.core.names import nearest, resolve
+from postgrad.core.text import nearest, resolve
 
 KNOWN = {"path": "pathlib:Path", "json": "json:dumps"}
 

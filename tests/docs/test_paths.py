@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from helpers.pages import PAGES, ROOT
-from postgrad.core.names import nearest
+from postgrad.core.text import nearest
 
 SOURCE = ROOT / "src" / "postgrad"
 FILES = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.py)`")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helpers.chat import chat_tokenizer
-from postgrad.tools.hosts import own_hosts
+from postgrad.tools.pages import own_hosts
 from postgrad.tools.serve.app import Pages
 from postgrad.tools.serve.metrics import Metrics
 from postgrad.tools.serve.server import Server, listen

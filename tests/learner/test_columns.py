@@ -8,7 +8,7 @@ import torch
 
 from postgrad.layout.layout import lay_out
 from postgrad.learner.update import FlatColumns, Update
-from postgrad.ops.weights import entry_weights
+from postgrad.ops.losses import entry_weights
 
 ALL = np.arange(9)
 CPU = torch.device("cpu")

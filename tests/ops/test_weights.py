@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postgrad.core.ragged import Ragged
-from postgrad.ops.weights import entry_weights
+from postgrad.ops.losses import entry_weights
 
 MASK = Ragged.of([[0, 1, 1], [0, 0, 1, 1, 1, 1], [0, 1]], np.bool_)
 ALL = np.arange(3)

@@ -12,8 +12,8 @@ from postgrad.plan.memory import Memory
 from postgrad.plan.passes import CHUNK, PART, Head
 from postgrad.plan.plan import Facts, outlook
 from postgrad.recipe.load import parse_recipe
-from postgrad.rewards.lanes import WORKER_BYTES
 from postgrad.rewards.math import Math
+from postgrad.rewards.pool import WORKER_BYTES
 
 INIT: dict[str, Any] = {"tokenizer": {"vocab_size": 4096}}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from postgrad.core.names import resolve
+from postgrad.core.text import resolve
 from postgrad.rewards.registry import VERIFIERS, build
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView

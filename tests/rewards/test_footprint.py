@@ -5,8 +5,8 @@ from typing import Any
 import psutil
 import pytest
 
-from postgrad.rewards.lanes import WORKER_BYTES, worker_bytes
 from postgrad.rewards.math import Math
+from postgrad.rewards.pool import WORKER_BYTES, worker_bytes
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
 

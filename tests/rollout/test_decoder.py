@@ -9,12 +9,11 @@ from postgrad.layout.blocks import plan_blocks
 from postgrad.models.decoder import LayeredDecoder, ModuleDecoder, decoder_of
 from postgrad.models.linear import in_order, project
 from postgrad.models.tree import TreeAttention
-from postgrad.rollout.engine import Request, generate
+from postgrad.rollout.engine import Request, generate, take_over
 from postgrad.rollout.local import engine as engine_module
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.prompts import lay_out_plain
 from postgrad.rollout.settings import SamplingSettings
-from postgrad.rollout.weights import take_over
 
 LAYERED = ["qwen2", "qwen3", "llama", "mistral"]
 CPU = torch.device("cpu")

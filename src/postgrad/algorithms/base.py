@@ -113,7 +113,7 @@ class Algorithm(Settings, ABC):
     def entry_weights(self, sequences: Sequences, rows: NDArray[np.int64]) -> Ragged:
         """Weight of every token in the loss of the update that trains on `rows`, float32.
 
-        Over the same tokens as `sequences`, zero outside `rows` and without loss: ops/weights.py.
+        Over the same tokens as `sequences`, zero outside `rows` and without loss: ops/losses.py.
         """
 
     def report(self, metrics: Mapping[str, float]) -> dict[str, float]:

@@ -14,9 +14,8 @@ from postgrad.algorithms.base import LossLevel, LossOutput, RewardAlgorithm, Sco
 from postgrad.algorithms.preference import check_pairs
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
-from postgrad.ops.losses import sequence_sums
+from postgrad.ops.losses import entry_weights, sequence_sums
 from postgrad.ops.preferences import log_exp, logistic
-from postgrad.ops.weights import entry_weights
 
 
 class BradleyTerry(RewardAlgorithm):

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from postgrad.algorithms.base import LossInputs
 from postgrad.algorithms.grpo import GRPO
 from postgrad.ops import losses
-from postgrad.ops.weights import Aggregation
+from postgrad.ops.losses import Aggregation
 
 if TYPE_CHECKING:
     from torch import Tensor

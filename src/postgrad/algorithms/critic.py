@@ -11,8 +11,7 @@ from pydantic import Field
 from postgrad.algorithms.base import LossOutput, ScoreAlgorithm, ScoreInputs
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.ops.losses import explained_variance, value_clipped, value_loss
-from postgrad.ops.weights import entry_weights
+from postgrad.ops.losses import entry_weights, explained_variance, value_clipped, value_loss
 
 
 class Critic(ScoreAlgorithm):

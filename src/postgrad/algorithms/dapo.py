@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from postgrad.algorithms.grpo import GRPO
-from postgrad.ops.weights import Aggregation
+from postgrad.ops.losses import Aggregation
 
 
 class DAPO(GRPO):

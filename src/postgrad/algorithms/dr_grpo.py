@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.ops.advantages import centred
-from postgrad.ops.weights import Aggregation
+from postgrad.ops.losses import Aggregation
 
 
 class DrGRPO(PolicyGradient):

@@ -13,8 +13,8 @@ from postgrad.algorithms import preference
 from postgrad.algorithms.base import LossInputs, LossLevel, LossOutput, Needs, PreferenceAlgorithm
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
+from postgrad.ops.losses import entry_weights
 from postgrad.ops.preferences import AnswerSums, kto
-from postgrad.ops.weights import entry_weights
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, RolloutBatch, Sequences
 from postgrad.ops import kl, losses
 from postgrad.ops.advantages import equal_groups, group_sizes, group_stds
-from postgrad.ops.weights import Aggregation, entry_weights
+from postgrad.ops.losses import Aggregation, entry_weights
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from postgrad.algorithms.policy_gradient import Earned, PolicyGradient, required
 from postgrad.ops import kl
 from postgrad.ops.advantages import whitened
 from postgrad.ops.gae import gae, token_rewards
-from postgrad.ops.weights import Aggregation
+from postgrad.ops.losses import Aggregation
 
 
 class PPO(PolicyGradient, Critic):

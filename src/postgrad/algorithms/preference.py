@@ -14,9 +14,8 @@ from postgrad.algorithms.base import LossInputs, LossLevel, LossOutput, Needs, P
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.ops import kl
-from postgrad.ops.losses import sequence_sums
+from postgrad.ops.losses import entry_weights, sequence_sums
 from postgrad.ops.preferences import AnswerSums, answer_sums
-from postgrad.ops.weights import entry_weights
 
 if TYPE_CHECKING:
     from torch import Tensor

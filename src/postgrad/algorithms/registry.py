@@ -2,7 +2,7 @@
 
 from postgrad.algorithms.base import Algorithm
 from postgrad.core.errors import UsageError
-from postgrad.core.names import resolve
+from postgrad.core.text import resolve
 
 ALGORITHMS = {
     "sft": "postgrad.algorithms.sft:SFT",

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from postgrad.algorithms.policy_gradient import Earned, PolicyGradient
 from postgrad.ops import kl
 from postgrad.ops.advantages import to_go, whitened
-from postgrad.ops.weights import Aggregation
+from postgrad.ops.losses import Aggregation
 
 
 class ReinforcePP(PolicyGradient):

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from postgrad.algorithms.policy_gradient import Earned, PolicyGradient
 from postgrad.ops.advantages import centred, whitened
-from postgrad.ops.weights import Aggregation
+from postgrad.ops.losses import Aggregation
 
 
 class ReinforcePPBaseline(PolicyGradient):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.ops import kl
 from postgrad.ops.advantages import left_one_out
-from postgrad.ops.weights import Aggregation
+from postgrad.ops.losses import Aggregation
 
 
 class RLOO(PolicyGradient):

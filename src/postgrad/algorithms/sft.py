@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from postgrad.algorithms.base import LossInputs, LossOutput, PolicyAlgorithm
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
-from postgrad.ops.weights import entry_weights
+from postgrad.ops.losses import entry_weights
 
 
 class SFT(PolicyAlgorithm):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from postgrad.core.errors import UsageError
-from postgrad.core.names import nearest
+from postgrad.core.text import nearest
 
 if TYPE_CHECKING:  # the console is imported by the commands that need it
     from postgrad.observe.console import Console

@@ -19,7 +19,7 @@ from postgrad.cluster.pulse import Pulse, Watch, pulse_of
 from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.errors import PostgradError, RunError, WorkerLost
 from postgrad.core.handles import Handle
-from postgrad.core.names import resolve
+from postgrad.core.text import resolve
 
 GRACE_SECONDS = 2.0  # after a first error: another process may report the real cause
 HUNG_SECONDS = 10.0  # after a collective timed out: whoever reports nothing until then hangs

@@ -1,8 +1,50 @@
-"""Unicode normalisation in linear time, whatever the text."""
+"""Text: the thing that a recipe names, the nearest known name, and Unicode's composed form."""
 
+import difflib
+import importlib
 import unicodedata
+from collections.abc import Iterable, Mapping
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
+
+from postgrad.core.errors import UsageError
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that is most like `name`; None where none is close. A name of the same
+    letters in another order is preferred: letters are often swapped in typing.
+    """
+    close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.6)
+    swapped = [match for match in close if sorted(match) == sorted(name)]
+    return next(iter([*swapped, *close]), None)
+
+
+def resolve(name: str, registered: Mapping[str, str], kind: str) -> Any:
+    """The object that `name` stands for: a key of `registered`, or `package.module:attribute`.
+
+    kind: what the message calls it, "algorithm". Raises UsageError where there is no such name,
+    module or attribute.
+    """
+    target = registered.get(name, name)
+    module_name, colon, attribute = target.partition(":")
+    if not colon:
+        close = nearest(name, registered)
+        hint = f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(registered))}"
+        raise UsageError(f"no {kind} is called {name!r}: {hint}; your own is 'package.module:Name'")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{kind} {name!r}: module {error.name!r} cannot be imported; "
+            "install it or put its folder on PYTHONPATH"
+        ) from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        close = nearest(attribute, vars(module))
+        hint = f"; did you mean {close!r}?" if close else ""
+        raise UsageError(f"{kind} {name!r}: {module_name} has no {attribute!r}{hint}") from error
+
 
 _MARKS = 30
 _PAIRS_OF_MARKS = "\u0f73\u0f75\u0f81"  # Tibetan: in class 0, but each decomposes into two marks

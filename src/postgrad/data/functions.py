@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from postgrad.core.errors import PostgradError, UsageError
-from postgrad.core.names import resolve
+from postgrad.core.text import resolve
 from postgrad.data.account import Bookkeeper
 from postgrad.data.rows import Row, read_rows, shown
 from postgrad.data.settings import RowSettings

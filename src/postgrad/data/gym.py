@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.core.names import nearest, resolve
 from postgrad.core.process import inherited
 from postgrad.core.seeds import integer
+from postgrad.core.text import nearest, resolve
 from postgrad.data.files import RowValues
 
 PREFIX = "reasoning-gym:"

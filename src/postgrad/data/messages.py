@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.core.names import nearest
+from postgrad.core.text import nearest
 from postgrad.data.rows import Row
 from postgrad.data.settings import DataSettings, RowSettings, template_parts
 

@@ -27,7 +27,7 @@ from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.agreement import agreed
-from postgrad.rollout.engine import Completion, Engine, EngineStats, Request
+from postgrad.rollout.engine import Completion, Engine, EngineStats, Request, portions
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.cache import bytes_per_token
 from postgrad.rollout.local.engine import LocalEngine
@@ -36,7 +36,6 @@ from postgrad.rollout.openai.engine import OpenAIEngine
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.vllm import start as vllm
 from postgrad.rollout.vllm.process import interpreter
-from postgrad.rollout.weights import portions
 
 WORKER = "postgrad.fleet.engines:EngineWorker"
 SENT_BYTES = 2**26  # of weights in one call to a worker

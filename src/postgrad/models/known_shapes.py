@@ -10,7 +10,7 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
-from postgrad.core.names import nearest
+from postgrad.core.text import nearest
 from postgrad.models.config_check import require_config
 from postgrad.models.files import CONFIG, adapter_base, is_adapter, read_object
 from postgrad.models.settings import ModelSettings, looks_local

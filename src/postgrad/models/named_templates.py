@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.core.names import nearest
+from postgrad.core.text import nearest
 
 _FOLDER = Path(__file__).parent / "chat_templates"
 

@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from postgrad.core.errors import UsageError
-from postgrad.core.names import nearest
+from postgrad.core.text import nearest
 from postgrad.models.attention import layers_of
 from postgrad.models.config_check import REMEDY, rope_tables
 from postgrad.models.files import CONFIG

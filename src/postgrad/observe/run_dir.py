@@ -21,7 +21,7 @@ from postgrad.core.files import (
     write_json,
 )
 from postgrad.core.hub import COMMIT
-from postgrad.core.names import nearest
+from postgrad.core.text import nearest
 from postgrad.core.untrusted import read_json, readable, reason, shown
 
 RECIPE, PLAN, SUMMARY = "recipe.json", "plan.json", "summary.json"

@@ -17,8 +17,8 @@ from pydantic import Field, ValidationError
 
 from postgrad.core.errors import UsageError
 from postgrad.core.files import user_file
-from postgrad.core.names import nearest
 from postgrad.core.settings import Settings
+from postgrad.core.text import nearest
 
 PER_CORE = ("CPU", "CPU-BF16")  # rows with the figures of one core, whose memory is the machine's
 CONTROL_GROUP = Path("/sys/fs/cgroup")

@@ -29,7 +29,7 @@ from postgrad.plan.passes import Bytes, Passes
 from postgrad.plan.roles import PlannedRole, adapted_layers
 from postgrad.plan.sizes import Sharing, Sizes, width
 from postgrad.recipe.recipe import Answering, Recipe
-from postgrad.rewards.lanes import worker_bytes
+from postgrad.rewards.pool import worker_bytes
 from postgrad.rewards.registry import for_rollout
 from postgrad.rollout.settings import RolloutSettings
 

@@ -14,8 +14,7 @@ from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import Sizes, width
 from postgrad.recipe.recipe import Recipe, RLRecipe
-from postgrad.rollout.local.budget import align
-from postgrad.rollout.local.shared import LANES
+from postgrad.rollout.local.budget import LANES, align
 
 CHUNK = 2**24  # models.head.CHUNK_VALUES, which a test holds it to
 PART = 2**24  # models.linear.LARGE_WEIGHT, the same

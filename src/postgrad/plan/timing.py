@@ -18,7 +18,7 @@ from postgrad.plan.memory import engine_width
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import ALONE, Sharing, Sizes, width
 from postgrad.recipe.recipe import Recipe, RLRecipe
-from postgrad.rollout.local.shared import LANES
+from postgrad.rollout.local.budget import LANES
 
 GRADIENT = 4  # bytes: ranks add gradients in float32
 # How often each number that a layer writes moves to or from memory in a pass: it is written and

@@ -8,7 +8,7 @@ from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.core.batch import RolloutBatchSettings
 from postgrad.core.errors import UsageError
-from postgrad.core.names import nearest
+from postgrad.core.text import nearest
 from postgrad.data.rows import dataset_name
 from postgrad.recipe.checks import evaluation_lengths, token_budget
 from postgrad.recipe.lines import RecipeProblem

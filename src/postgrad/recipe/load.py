@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from postgrad.core.errors import UsageError
 from postgrad.core.files import write_text
-from postgrad.core.names import nearest
+from postgrad.core.text import nearest
 from postgrad.core.untrusted import decoded, parse_toml, path_problem, read_bytes, reason, shown
 from postgrad.recipe.checks import as_json
 from postgrad.recipe.lines import KeyPath, key_lines

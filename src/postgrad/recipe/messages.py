@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from postgrad.algorithms.base import Algorithm
 from postgrad.algorithms.registry import algorithm_class
 from postgrad.core.errors import UsageError
-from postgrad.core.names import nearest
+from postgrad.core.text import nearest
 from postgrad.recipe.lines import KeyPath, line_of
 from postgrad.recipe.overrides import Override
 from postgrad.recipe.resolve import in_file, is_inherited

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from postgrad.core.errors import UsageError
-from postgrad.core.names import nearest
 from postgrad.core.settings import Settings
+from postgrad.core.text import nearest
 from postgrad.recipe.lines import key_lines
 from postgrad.recipe.load import (
     ROLES,

@@ -6,7 +6,7 @@ import string
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from postgrad.core.names import nearest
+from postgrad.core.text import nearest
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
 _LETTERS = string.ascii_uppercase

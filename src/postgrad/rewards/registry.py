@@ -9,7 +9,7 @@ from typing import Any, cast
 from pydantic import ConfigDict, ValidationError
 
 from postgrad.core.errors import UsageError
-from postgrad.core.names import nearest, resolve
+from postgrad.core.text import nearest, resolve
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 

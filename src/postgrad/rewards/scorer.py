@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.rewards import protocol
-from postgrad.rewards.lanes import Lane, Lanes, lane
 from postgrad.rewards.learned import Component, Learned, RewardModel
 from postgrad.rewards.mixing import ENVIRONMENT, Tally, add_turn_rewards, describe, mix
+from postgrad.rewards.pool import Lane, Lanes, lane
 from postgrad.rewards.protocol import Outcome, ScoreJob
 from postgrad.rewards.registry import component_names, controller_verifier
 from postgrad.rewards.settings import RewardSettings, ScoringSettings

@@ -34,7 +34,25 @@ from postgrad.observe.report.selection import Cap
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.recipe.compare import differences
 from postgrad.recipe.load import recipe_from_json
-from postgrad.tools.hosts import is_own, own_hosts
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+HTTP_PORT = 80  # which a browser leaves out
+
+
+def own_hosts(address: str, port: int) -> frozenset[str]:
+    """Every Host value that names the server bound to `address` and `port`: its address and the
+    loopback names, with the port.
+    """
+    bound = f"[{address}]" if ":" in address else address
+    names = [bound.lower(), *LOOPBACK]
+    with_port = [f"{name}:{port}" for name in names]
+    return frozenset(with_port + (names if port == HTTP_PORT else []))
+
+
+def is_own(hosts: frozenset[str], requested: list[str]) -> bool:
+    """True where a request has exactly one Host header, and it names this server."""
+    return len(requested) == 1 and requested[0].strip().lower() in hosts
+
 
 MOST_RUNS = 6  # colours that can be told apart
 EVERYTHING = Cap(float("inf"), float("inf"))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from postgrad.core.errors import UsageError
-from postgrad.core.names import nearest
+from postgrad.core.text import nearest
 from postgrad.translate.draft import Draft
 
 Rule = Callable[[Draft, str, Any, str], None]  # draft, name, value, comment of a default

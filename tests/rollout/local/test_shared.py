@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.rollout.local.shared import LANES, SharedPrompts
+from postgrad.rollout.local.budget import LANES, SharedPrompts
 
 
 def test_rows_of_one_prompt_share_a_stretch_up_to_its_lanes():

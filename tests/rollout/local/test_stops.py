@@ -7,8 +7,7 @@ import pytest
 
 from postgrad.core.errors import UsageError
 from postgrad.rollout.engine import Request
-from postgrad.rollout.local.rows import Rows
-from postgrad.rollout.local.stops import Stopper, eos_token_ids
+from postgrad.rollout.local.rows import Rows, Stopper, eos_token_ids
 from postgrad.rollout.settings import SamplingSettings
 
 

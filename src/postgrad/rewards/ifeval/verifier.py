@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from postgrad.core.names import nearest
+from postgrad.core.text import nearest
 from postgrad.rewards.ifeval import form, keywords, length, whole
 from postgrad.rewards.ifeval.instruction import Instruction
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier

@@ -7,8 +7,7 @@ from functools import lru_cache
 
 from pydantic import field_validator
 
-from postgrad.core.names import nearest
-from postgrad.core.text import composed
+from postgrad.core.text import composed, nearest
 from postgrad.rewards.ifeval.commonest import COMMONEST, LETTERS
 from postgrad.rewards.ifeval.instruction import Instruction, NonNegative, Relation, Text, holds
 

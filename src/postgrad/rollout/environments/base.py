@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Protocol, Self
 from pydantic import ValidationError
 
 from postgrad.core.errors import UsageError
-from postgrad.core.names import nearest, resolve
 from postgrad.core.records import Prompt
 from postgrad.core.settings import Settings
+from postgrad.core.text import nearest, resolve
 from postgrad.data.messages import Message
 from postgrad.rollout.settings import EnvironmentSettings
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator
 
 from postgrad.core.errors import PostgradError, RunError, UsageError
-from postgrad.core.names import resolve
 from postgrad.core.records import Prompt
+from postgrad.core.text import resolve
 from postgrad.rewards.sandbox.choice import shared
 from postgrad.rewards.sandbox.client import Limits, Program, SandboxError
 from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply

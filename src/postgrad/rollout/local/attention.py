@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.models.attention import AttentionContext
-from postgrad.rollout.local.budget import align
+from postgrad.rollout.local.budget import PromptLanes, align
 from postgrad.rollout.local.cache import KeyValueCache, LayerShape
-from postgrad.rollout.local.shared import PromptLanes
 
 # Not -inf: a window may hide all of a prompt, and then its share has to be 0, not NaN.
 HIDDEN = -1e30

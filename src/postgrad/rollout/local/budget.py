@@ -1,6 +1,16 @@
-"""The engine's budget: how many sequences it decodes together, and the size of its cache."""
+"""The engine's budget: how many sequences it decodes together, and the size of its cache.
+
+Shared prompts: which rows read which stretch of the cache.
+
+Stretches 0..count-1 are in use; when the last row of one ends, the last stretches move into the
+holes. For attention the rows of a stretch are its *lanes*. All stretches have equally many, some of
+them empty, so that one batch of products serves all.
+"""
 
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.rollout.settings import RolloutSettings
@@ -61,3 +71,94 @@ def align(tokens: int) -> int:
 def places_for(max_len: int) -> int:
     """The most places that a prompt and a response of together `max_len` tokens take."""
     return align(max_len) + ALIGN
+
+
+LANES = 16  # most rows of a stretch: bounds the empty lanes of stretches with few rows
+
+
+def close_gaps(
+    count: int, gone: NDArray[np.int64]
+) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
+    """How the numbers 0..count-1 become dense again without `gone`, which ascends.
+
+    Returns (how many are left, to, source): source[i], from the end, moves to to[i].
+    """
+    left = count - len(gone)
+    tail = np.arange(left, count)
+    return left, gone[gone < left], tail[~np.isin(tail, gone)]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLanes:
+    """N computed rows arranged by the prompts that they read: A stretches of `width` lanes."""
+
+    lengths: NDArray[np.int64]  # [A] tokens of each stretch's prompt
+    width: int  # lanes of each stretch
+    row_of_lane: NDArray[np.int64]  # [A * width]; any row, here 0, where a lane is empty
+    lane_of_row: NDArray[np.int64]  # [N] in [0, A * width), 0 for idle rows
+
+
+class SharedPrompts:
+    """State of the prompts' stretches, at most `capacity` of them.
+
+    length: [stretches] tokens of the prompt. name: [stretches] number of the computed prompt, by
+    which later rows of it join the stretch.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.count = 0
+        self.length = np.zeros(capacity, np.int64)
+        self.name = np.zeros(capacity, np.int64)
+        self._rows = np.zeros(capacity, np.int64)
+
+    def join(self, name: int, length: int, rows: int) -> tuple[NDArray[np.int64], list[int]]:
+        """Stretches for `rows` new rows of the prompt `name`: [rows], and the numbers of those that
+        are new and have to be filled.
+        """
+        joined: list[int] = []
+        opened: list[int] = []
+        for number in np.flatnonzero(self.name[: self.count] == name):
+            room = min(LANES - int(self._rows[number]), rows - len(joined))
+            joined += [int(number)] * room
+        while len(joined) < rows:
+            opened.append(self.count)
+            joined += [self.count] * min(LANES, rows - len(joined))
+            self.length[self.count], self.name[self.count] = length, name
+            self._rows[self.count] = 0
+            self.count += 1
+        stretches = np.array(joined, np.int64)
+        np.add.at(self._rows, stretches, 1)
+        return stretches, opened
+
+    def keep(self, stretches: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Free stretches that no row reads any more. Returns (to, source): stretch source[i] became
+        to[i].
+
+        stretches: [rows] the stretch that each row reads, renumbered in place.
+        """
+        used = np.bincount(stretches, minlength=self.count)
+        left, to, source = close_gaps(self.count, np.flatnonzero(used == 0))
+        new_number = np.arange(self.count)
+        new_number[source] = to
+        stretches[:] = new_number[stretches]
+        self.length[to], self.name[to] = self.length[source], self.name[source]
+        self.count = left
+        self._rows[:left] = np.bincount(stretches, minlength=left)
+        return to, source
+
+    def lanes(self, stretches: NDArray[np.int64], rows_computed: int) -> PromptLanes:
+        """The lanes of a step over `rows_computed` rows. stretches: what the rows in use read; the
+        other rows are idle.
+        """
+        count = int(stretches.max()) + 1
+        rows = np.bincount(stretches, minlength=count)
+        width = int(rows.max())
+        order = np.argsort(stretches, kind="stable")
+        first = np.cumsum(rows) - rows
+        lane = np.empty(len(stretches), np.int64)
+        lane[order] = np.arange(len(stretches)) - first[stretches[order]]
+        lane += stretches * width
+        row_of_lane = np.zeros(count * width, np.int64)
+        row_of_lane[lane] = np.arange(len(stretches))
+        idle = rows_computed - len(stretches)
+        return PromptLanes(self.length[:count], width, row_of_lane, np.pad(lane, (0, idle)))

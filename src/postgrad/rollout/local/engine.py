@@ -29,9 +29,9 @@ from postgrad.models.attention import require_embedded
 from postgrad.models.decoder import decoder_of
 from postgrad.models.head import target_logprobs
 from postgrad.models.supported import is_tested
-from postgrad.rollout.engine import EngineStats
+from postgrad.rollout.engine import EngineStats, take_over
 from postgrad.rollout.local.attention import Decoding
-from postgrad.rollout.local.budget import PREFILL_TOKENS, align
+from postgrad.rollout.local.budget import PREFILL_TOKENS, SharedPrompts, align
 from postgrad.rollout.local.cache import KeyValueCache
 from postgrad.rollout.local.prompts import (
     Prefilled,
@@ -40,11 +40,8 @@ from postgrad.rollout.local.prompts import (
     prefill,
     run_plain,
 )
-from postgrad.rollout.local.rows import Rows
+from postgrad.rollout.local.rows import Rows, Stopper, eos_token_ids
 from postgrad.rollout.local.sampler import sample
-from postgrad.rollout.local.shared import SharedPrompts
-from postgrad.rollout.local.stops import Stopper, eos_token_ids
-from postgrad.rollout.weights import take_over
 
 NEW = 5  # tokens of each sample
 SAMPLES = (0, 1)  # of each prompt: they share it in the cache

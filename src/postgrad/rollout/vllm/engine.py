@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.seeds import integer
 from postgrad.rollout.agreement import agreed
-from postgrad.rollout.engine import Completion, EngineStats, Request
+from postgrad.rollout.engine import Completion, EngineStats, Request, checked
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.vllm.process import (
     STILL_SECONDS,
@@ -31,7 +31,6 @@ from postgrad.rollout.vllm.process import (
     shared,
 )
 from postgrad.rollout.vllm.protocol import SampledTokens
-from postgrad.rollout.weights import checked
 
 SILENT_SECONDS = 1.0  # without a message, after which the processes are checked
 

@@ -23,8 +23,8 @@ from torch import Tensor
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.process import write
 from postgrad.models.linear import SHAPES_KEPT
+from postgrad.rollout.engine import portions
 from postgrad.rollout.vllm.protocol import Start, line
-from postgrad.rollout.weights import portions
 
 VARIABLE = "POSTGRAD_VLLM_PYTHON"
 ENTRY = Path(__file__).parent / "entry.py"

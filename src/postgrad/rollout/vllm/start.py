@@ -24,7 +24,7 @@ from postgrad.models.load import (
 )
 from postgrad.models.shapes import shape_of
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
-from postgrad.rollout.local.stops import eos_token_ids
+from postgrad.rollout.local.rows import eos_token_ids
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.vllm.engine import Model, VLLMEngine
 from postgrad.rollout.vllm.process import Arrived, ProcessOptions, VLLMProcess, interpreter

@@ -21,7 +21,7 @@ from postgrad.models.load import load_config, load_generation_config, load_token
 from postgrad.models.rope import fixed_length, max_positions
 from postgrad.recipe.load import ROLES
 from postgrad.recipe.recipe import Recipe
-from postgrad.rollout.local.stops import eos_token_ids
+from postgrad.rollout.local.rows import eos_token_ids
 from postgrad.tools.dry_run.data import Sets
 from postgrad.tools.dry_run.outcome import Check, Report
 from postgrad.tools.dry_run.rows import special_ids

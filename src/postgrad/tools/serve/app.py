@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from postgrad.tools.hosts import is_own
+from postgrad.tools.pages import is_own
 from postgrad.tools.serve import wire
 from postgrad.tools.serve.batcher import Batcher, ScoringModel
 from postgrad.tools.serve.metrics import CONTENT_TYPE, Metrics

@@ -8,7 +8,7 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.observe.console import Console
-from postgrad.tools.hosts import own_hosts
+from postgrad.tools.pages import own_hosts
 from postgrad.tools.serve.wire import ServerLimits
 
 TOKEN = "POSTGRAD_SERVE_TOKEN"
