@@ -8,8 +8,9 @@ from postgrad.core.errors import RunError
 from postgrad.core.records import Prompt, Rollout, RolloutBatch, ScoredGroup, Turn
 from postgrad.layout.tree import grow
 from postgrad.rollout.engine import Completion
+from postgrad.rollout.environment import Observation
 from postgrad.rollout.local.engine import LocalEngine
-from postgrad.rollout.sampling import Drawing, Observation, mean_counts, sample_groups
+from postgrad.rollout.sampling import Drawing, mean_counts, sample_groups
 from postgrad.rollout.settings import RolloutSettings, SamplingSettings
 from postgrad.rollout.source import LiveSource
 

@@ -14,7 +14,8 @@ from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
 from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.sampling import Drawing, Environment, Scoring, SingleTurn, sample_groups
+from postgrad.rollout.environment import Environment, SingleTurn
+from postgrad.rollout.sampling import Drawing, Scoring, sample_groups
 from postgrad.rollout.settings import TOTAL, CurriculumSettings, RolloutSettings
 
 Reason = Literal["equal", "below", "above", "failed"]

@@ -20,8 +20,8 @@ from postgrad.observe.console import Console
 from postgrad.recipe.pipeline import Pipeline, Stage, with_models
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rollout.engine import Completion
+from postgrad.rollout.environment import Environment, SingleTurn
 from postgrad.rollout.local.rows import eos_token_ids
-from postgrad.rollout.sampling import Environment, SingleTurn
 from postgrad.training.start import train
 from postgrad.training.summary import PHASES, change, whole_seconds
 

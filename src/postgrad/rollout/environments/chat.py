@@ -18,8 +18,8 @@ from postgrad.core.records import Prompt
 from postgrad.data.messages import Message
 from postgrad.data.templates import Unencodable, Unmarkable, encode, render, turn_ends
 from postgrad.rollout.engine import Completion
+from postgrad.rollout.environment import Observation
 from postgrad.rollout.environments.base import ChatEnvironment, Course, build
-from postgrad.rollout.sampling import Observation
 from postgrad.rollout.settings import EnvironmentSettings
 
 _QUESTION: Message = {"role": "user", "content": "?"}
