@@ -66,7 +66,7 @@ def test_an_optimizer_that_does_not_say_how_far_it_is_is_named(
     file = run_dir / "checkpoints" / "step-000003" / "policy.optimizer.safetensors"
     assert int(load_file(file)["updates"]) == 3
     forge(file, lambda tensors: tensors.pop("updates"))
-    with pytest.raises(RunError, match=r"policy\.optimizer\.safetensors does not say.*'updates'"):
+    with pytest.raises(RunError, match=r"policy\.optimizer\.safetensors lacks 'updates'"):
         verify(run_dir, console)
 
 

@@ -43,7 +43,7 @@ def steps_in(screen: list[str]) -> int:
 def shows_a_healthy_run(screen: list[str]) -> bool:
     """Numbers, the machine beside what was foreseen, and the sentinels; nothing half drawn."""
     block = "   ".join(screen[-12:])
-    labels = ("reward", "accuracy", "entropy", "length", "gradient")
+    labels = ("reward", "eval acc", "entropy", "length", "grad norm")
     machine = r"memory [\d.]+ GiB of [\d.]+ foreseen", r"a step [\d.]+ s of [\d.]+ foreseen"
     wanted = [*(rf"\b{label} +[\d.-]+%? " for label in labels), *machine]
     silent = screen[-1] == "sentinels silent: nothing looks wrong"
