@@ -81,8 +81,7 @@ def _rank(rank: int, size: int, address: str, settings: dict[str, Any], said: Pa
     from postgrad.learner.settings import LearnerSettings
     from postgrad.learner.update import Update
     from postgrad.models.attention import ATTENTION_NAME
-    from postgrad.parallel.grid import Grid
-    from postgrad.parallel.ranks import Ranks
+    from postgrad.parallel.ranks import Grid, Ranks
 
     torch.set_num_threads(1)
     ranks = Ranks.join(rank, size, address, grid=Grid(tensor=settings.get("tensor", 1)))

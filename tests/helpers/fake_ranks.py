@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from postgrad.core.batch import BatchGeometry
-from postgrad.core.handles import Handle
+from postgrad.core.process import Handle
 from postgrad.fleet.choices import Choices, choose
 from postgrad.fleet.local import LocalFleet
 from postgrad.fleet.ranked import RankedFleet

@@ -28,8 +28,7 @@ from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.linear import speed_up
 from postgrad.models.score import _draw, in_float32
 from postgrad.models.settings import LoraSettings
-from postgrad.parallel.grid import Grid
-from postgrad.parallel.ranks import Ranks
+from postgrad.parallel.ranks import Grid, Ranks
 from postgrad.parallel.sharding import whole_tensor
 
 VOCABULARY = 37

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from postgrad.parallel.grid import UNDIVIDED, Grid
-from postgrad.parallel.ranks import Ranks
+from postgrad.parallel.ranks import UNDIVIDED, Grid, Ranks
 
 Work = Callable[..., None]  # (ranks, folder, *more)
 SECONDS = 900.0  # a machine that is shared

@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from helpers.pairwise import pairs_of, pairwise
 from helpers.rank_cases import Case, distance, train
 from helpers.ranks import run_ranks
-from postgrad.parallel.grid import Grid
-from postgrad.parallel.ranks import Ranks
+from postgrad.parallel.ranks import Grid, Ranks
 
 RANKS = 4
 FACTORS = {

@@ -15,8 +15,7 @@ from helpers.ranks import run_ranks
 from postgrad.core.errors import UsageError
 from postgrad.learner.context import require_heads
 from postgrad.learner.update import Update
-from postgrad.parallel.grid import UNDIVIDED, Grid
-from postgrad.parallel.ranks import Ranks
+from postgrad.parallel.ranks import UNDIVIDED, Grid, Ranks
 from postgrad.parallel.sharding import whole_tensor
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]

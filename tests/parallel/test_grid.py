@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postgrad.core.errors import UsageError
-from postgrad.parallel.grid import UNDIVIDED, Grid
+from postgrad.parallel.ranks import UNDIVIDED, Grid
 
 
 def test_alone_there_is_one_replica_of_one_rank() -> None:

@@ -14,7 +14,7 @@ import pytest
 from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.algorithms.grpo import GRPO
 from postgrad.algorithms.ppo import PPO
-from postgrad.core.handles import Handle, done
+from postgrad.core.process import Handle, done
 from postgrad.core.ragged import Ragged
 from postgrad.learner.role import UpdateResult
 from postgrad.training.rl import RLJob, Roles

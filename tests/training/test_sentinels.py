@@ -17,7 +17,7 @@ import torch
 from helpers.runs import assert_same_run, lines, tensors, train_until_killed
 from helpers.tiny_runs import MakeRecipe
 from postgrad.checkpoint.state import RunState
-from postgrad.core.handles import done
+from postgrad.core.process import done
 from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.role import PolicyLearner
 from postgrad.models.fresh import PRINTABLE

@@ -18,7 +18,7 @@ from postgrad.cluster.connection import Reservation, first_line
 from postgrad.cluster.pulse import Pulse, Watch, pulse_of
 from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.errors import PostgradError, RunError, WorkerLost
-from postgrad.core.handles import Handle
+from postgrad.core.process import Handle
 from postgrad.core.text import resolve
 
 GRACE_SECONDS = 2.0  # after a first error: another process may report the real cause

@@ -14,7 +14,7 @@ from postgrad.cluster.connection import Reservation
 from postgrad.cluster.placing import RoleRequest, role_request
 from postgrad.cluster.workers import POLICY, RankGroup, Workers
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.handles import Handle
+from postgrad.core.process import Handle
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.fleet import engines

@@ -23,8 +23,7 @@ from postgrad.fleet.choices import Choices
 from postgrad.fleet.local import LocalFleet
 from postgrad.learner.optimizer import UPDATES
 from postgrad.parallel import device as devices
-from postgrad.parallel.grid import Grid
-from postgrad.parallel.ranks import ALONE, Ranks
+from postgrad.parallel.ranks import ALONE, Grid, Ranks
 from postgrad.parallel.sharding import WHOLE, TensorPiece, whole_tensor
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.algorithms.base import LossOutput, ScoreAlgorithm, ScoreInputs
-from postgrad.core.handles import Handle, done
+from postgrad.core.process import Handle, done
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout, ReadPosition

@@ -12,8 +12,7 @@ from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import Checkpoint
-from postgrad.core.handles import Handle
-from postgrad.core.process import trim_heap
+from postgrad.core.process import Handle, trim_heap
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Prompt, RolloutBatch
 from postgrad.data.draws import Draws

@@ -23,7 +23,7 @@ SAMPLES = 4  # of a prompt
 MOST = 32  # samples of the update, unless one micro-batch is more
 NEW_TOKENS = 64
 NO_WARMUP = {"warmup_updates": 0, "warmup_ratio": 0.0}
-DENSE = {"type": "postgrad.rewards.dry:by_text", "name": "dry run", "weight": 1e-3}
+DENSE = {"type": "postgrad.rewards.call:by_text", "name": "dry run", "weight": 1e-3}
 
 
 def small_recipe(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recipe:
