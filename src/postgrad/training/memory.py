@@ -148,15 +148,12 @@ def planned(
 
 def _tried_here(recipe: Recipe) -> set[str]:
     """The choices that this process can try. On several ranks trials would have to agree."""
-    cluster, rollout, here = recipe.cluster, recipe.rollout_settings, set[str]()
+    cluster = recipe.cluster
     if recipe.learner.ranks > 1:
-        return here
+        return set()
     if cluster.type == "local":
-        here.add(TOKENS)
-    if rollout is not None and rollout.type == "local":
-        workers = cluster.engines(1) if cluster.type != "local" else 0
-        here |= set() if workers else {SLOTS}
-    return here
+        return {TOKENS, SLOTS}
+    return set() if cluster.engines(1) else {SLOTS}
 
 
 def _fitting(recipe: Recipe, choices: Choices) -> AutoSizes:
