@@ -22,7 +22,7 @@ from postgrad import train
 from postgrad.recipe.load import load_recipe
 
 SOURCE = Path(postgrad.__file__).parent
-WARM = 2  # the step that is measured: the first one fills caches
+WARM = 2  # the first step that is measured: the one before fills caches
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Walk:
 
     recipe: type[Any]
     steps: int = 0  # that have begun
-    files: set[str] = field(default_factory=set[str])  # of which a function ran in step WARM
+    entered: dict[int, set[str]] = field(default_factory=dict[int, set[str]])  # files by step
     stays: list[str] = field(default_factory=list[str])  # rooms, until the first step begins
     _step: FrameType | None = None  # the call of the job's step that is not over
 
@@ -46,10 +46,15 @@ class Walk:
         path = Path(code.co_filename).relative_to(SOURCE)
         if path.name == "rl.py" and code.co_name == "step":
             self.steps, self._step = self.steps + 1, frame
-        if self.steps == WARM and self._step is not None:
-            self.files.add(str(path))
+        if self.steps >= WARM and self._step is not None:
+            self.entered.setdefault(self.steps, set()).add(str(path))
         if self.steps == 0 and self._sees_recipe(frame) and self.stays[-1:] != [path.parts[0]]:
             self.stays.append(path.parts[0])
+
+    @property
+    def files(self) -> set[str]:
+        """Of which a function ran in every warm step; code for slow verifiers runs only in some."""
+        return set.intersection(*self.entered.values())
 
     def _sees_recipe(self, frame: FrameType) -> bool:
         """Whether a recipe is among the arguments. Methods of the recipe itself do not count."""

@@ -9,22 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from postgrad._version import __version__
-from postgrad.cli import chat, checkpoints, evaluate, look, machine, plan, serve, train
+from postgrad.cli import models, plan, runs, train
 from postgrad.cli.command import OVERRIDES, CommandFunction, CommandOutcome, Commands
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.files import finite
 from postgrad.core.untrusted import path_problem, shown
 
-FAMILIES = (
-    train,
-    evaluate,
-    chat,
-    serve,
-    checkpoints,
-    look,
-    plan,
-    machine,
-)  # in this order in the help
+FAMILIES = (train, models, runs, plan)  # in this order in the help
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,7 +73,7 @@ def all_commands() -> Commands:
     """The parser of `postgrad` with all its subcommands."""
     parser = argparse.ArgumentParser(
         prog="postgrad",
-        description="Post-training of language models: exact, foreseen, the same everywhere.",
+        description="Post-training of language models: SFT, reward models, preferences, RL.",
         epilog=OVERRIDES,
     )
     parser.add_argument("--version", action="version", version=f"postgrad {__version__}")

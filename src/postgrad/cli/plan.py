@@ -1,4 +1,4 @@
-"""plan, config, translate: commands about recipes that run nothing."""
+"""plan, config, translate, doctor: what is known before a run."""
 
 import argparse
 import json
@@ -38,6 +38,7 @@ def add(commands: Commands) -> None:
     parser.usage = (
         "postgrad translate openrlhf|open-instruct|trl FILE_OR_FLAGS [--devices N] [--json]"
     )
+    commands.add("doctor", _doctor, "what this machine has, and what a run would choose on it")
 
 
 def _plan(args: argparse.Namespace, rest: list[str]) -> Any:
@@ -83,3 +84,11 @@ def _translate(args: argparse.Namespace, rest: list[str]) -> Any:
     if not args.json:
         print(translation.text, end="")
     return translation.to_json()
+
+
+def _doctor(args: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.tools.doctor import examine, rows
+
+    facts = examine()
+    console_of(args).table("this machine", ("", ""), rows(facts))
+    return facts

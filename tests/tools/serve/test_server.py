@@ -327,6 +327,7 @@ def test_scores_that_take_too_long_are_a_504_and_a_hanging_model_is_ill():
         both = [clients.submit(server.scores, [1]) for _ in range(2)]
         assert [error_of(one.result()) for one in both] == [(504, "timeout")] * 2
         assert server.metric("queue_sequences") == 0  # nobody waits for it any more
+        wait_until(lambda: server.ask("/health")[0] == 503)  # the model began after the requests
         assert error_of(server.ask("/health")) == (503, "stuck")
         model.gate.set()
         wait_until(lambda: server.ask("/health")[0] == 200)

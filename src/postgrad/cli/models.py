@@ -1,15 +1,31 @@
-"""chat: talk to a model, or to two."""
+"""eval, chat, serve-reward: what a model can do."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
-from postgrad.cli.command import Commands, console_of
+from postgrad.cli.command import Commands, add_quiet, console_of
 from postgrad.core.errors import UsageError
 from postgrad.core.process import heavy_imports
 
 
 def add(commands: Commands) -> None:
     """Registers the commands of this file and their flags."""
+    _add_eval(commands)
+    _add_chat(commands)
+    _add_serve_reward(commands)
+
+
+def _add_eval(commands: Commands) -> None:
+    parser = commands.add_for_recipe(
+        "eval", _eval, "evaluate a model on the recipe's evaluation sets"
+    )
+    parser.add_argument("--model", required=True, help="Hugging Face directory or hub id")
+    parser.add_argument("--against", help="a second model, side by side")
+    add_quiet(parser)
+
+
+def _add_chat(commands: Commands) -> None:
     parser = commands.add("chat", _chat, "talk to a model or a run's checkpoint, or to two at once")
     parser.add_argument("model", metavar="MODEL_DIR|RUN_DIR", help="or a hub id, or a checkpoint")
     parser.add_argument("other", nargs="?", metavar="OTHER", help="a second one, side by side")
@@ -26,6 +42,35 @@ def add(commands: Commands) -> None:
     parser.add_argument("--max-len", type=int, default=4096, metavar="N", help="of a conversation")
     parser.add_argument("--seed", type=int, default=0, help="the same seed, the same answers")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+
+
+def _add_serve_reward(commands: Commands) -> None:
+    parser = commands.add("serve-reward", _serve_reward, "put a reward model behind HTTP")
+    parser.add_argument("model", type=Path, metavar="DIR")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="other than 127.0.0.1: with a token only"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE",
+        help="the bearer token that clients send; or in POSTGRAD_SERVE_TOKEN",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-batch-tokens", type=int, metavar="N", help="in one call of the model"
+    )
+    parser.add_argument("--max-request-bytes", type=int, metavar="N")
+    parser.add_argument("--request-seconds", type=float, metavar="S")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+
+
+def _eval(args: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.recipe.load import load_recipe
+
+    recipe = load_recipe(args.recipe, rest)
+    with heavy_imports():
+        from postgrad.tools.evaluate import evaluate
+
+    return evaluate(recipe, args.model, console_of(args), args.against)
 
 
 def _chat(args: argparse.Namespace, rest: list[str]) -> Any:
@@ -55,4 +100,21 @@ def _chat(args: argparse.Namespace, rest: list[str]) -> Any:
         seed=args.seed,
         max_len=args.max_len,
         as_json=args.json,
+    )
+
+
+def _serve_reward(args: argparse.Namespace, rest: list[str]) -> Any:
+    with heavy_imports():
+        from postgrad.tools.serve.serve import serve_reward
+        from postgrad.tools.serve.wire import limits_of
+
+    limits = limits_of(args.max_batch_tokens, args.max_request_bytes, args.request_seconds)
+    return serve_reward(
+        args.model,
+        console_of(args),
+        host=args.host,
+        port=args.port,
+        token_file=args.token_file,
+        dtype=args.dtype,
+        limits=limits,
     )

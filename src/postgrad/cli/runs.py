@@ -1,4 +1,4 @@
-"""export, checkpoints, verify: what a run has saved."""
+"""export, checkpoints, verify, report, watch: what a run directory has."""
 
 import argparse
 from pathlib import Path
@@ -27,6 +27,17 @@ def add(commands: Commands) -> None:
     parser.add_argument("run_dir", type=Path)
     parser = commands.add("verify", _verify, "hash and load every checkpoint of a run")
     parser.add_argument("run_dir", type=Path)
+    parser = commands.add(
+        "report", _report, "one HTML file that shows a run, or several side by side"
+    )
+    parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
+    parser.add_argument(
+        "--to", type=Path, metavar="FILE.html", help="RUN_DIR/report.html if left out"
+    )
+    parser.add_argument("--all", action="store_true", help="every sample, however large the file")
+    parser = commands.add("watch", _watch, "the same page of runs that are under way, live")
+    parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
+    parser.add_argument("--port", type=int, default=0, help="any that is free if left out")
 
 
 def _export(args: argparse.Namespace, rest: list[str]) -> Any:
@@ -59,3 +70,15 @@ def _verify(args: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.tools.checkpoints import verify
 
     return verify(args.run_dir, console_of(args))
+
+
+def _report(args: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.tools.pages import EVERYTHING, report
+
+    return report(args.run_dirs, args.to, console_of(args), cap=EVERYTHING if args.all else None)
+
+
+def _watch(args: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.tools.pages import watch
+
+    return watch(args.run_dirs, console_of(args), args.port)
