@@ -65,12 +65,14 @@ def build(python: str, to: Path) -> Stub:
     (to / "libraries").mkdir(parents=True, exist_ok=True)
     packages = torch_of(python).parent
     include = next(packages.glob("nvidia/cu*/include/driver_types.h")).parent
-    compiler = ["cc", "-fPIC", "-O1", "-Wall", "-Werror", f"-I{include}", f"-I{SOURCES}"]
+    headers = [f"-I{path}" for path in (include, packages / "nvidia/cudnn/include", SOURCES)]
+    compiler = ["cc", "-fPIC", "-O1", "-Wall", "-Werror", *headers]
     objects: dict[str, Path] = {}
     for source in SOURCES.glob("*.c"):
         objects[source.stem] = to / f"{source.stem}.o"
         _output(*compiler, "-c", str(source), "-o", str(objects[source.stem]))
-    apart = {name: objects.pop(name) for name in ("driver", "nvml")}
+    driver = [objects.pop(name) for name in ("driver", "kernels")]
+    nvml = objects.pop("nvml")
     runtime = list(objects.values())
     torch = torch_of(python) / "lib"
     asked = _names(RUNTIME, *torch.glob("libtorch*.so"), torch / "libc10_cuda.so", undefined=True)
@@ -79,8 +81,8 @@ def build(python: str, to: Path) -> Stub:
     of_driver |= {name for name in DRIVER.findall(triton) if not name.endswith("_t")}
     libraries = {
         "libstub.so": (runtime, asked - _names(RUNTIME, *runtime)),
-        "libcuda.so.1": ([apart["driver"]], of_driver - _names(DRIVER, apart["driver"])),
-        "libnvidia-ml.so.1": ([apart["nvml"]], set[str]()),
+        "libcuda.so.1": (driver, of_driver - _names(DRIVER, *driver)),
+        "libnvidia-ml.so.1": ([nvml], set[str]()),
     }
     for library, (parts, left_out) in libraries.items():
         rest = to / f"rest_of_{library}.c"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntFlag
 from pathlib import Path
+from typing import Any
 
 STUB = ctypes.CDLL(None)
 COUNTS = (  # struct stub_counts of native/stub.h
@@ -60,6 +61,21 @@ def counts() -> dict[str, int]:
 def reset() -> None:
     """Sets all counts to 0, and the peak of memory to what is held."""
     STUB.stub_reset()
+
+
+def kernels() -> list[dict[str, Any]]:
+    """Triton's kernels that were loaded, with what ptxas says: registers of a thread, bytes of its
+    frame (`local`, where spilled registers lie), bytes of shared memory that a launch asked for.
+    """
+    found: list[dict[str, Any]] = []
+
+    def each(name: bytes, *numbers: int) -> None:
+        resources = ("registers", "local", "shared", "launches")
+        found.append({"name": name.decode()} | dict(zip(resources, numbers, strict=True)))
+
+    listed = ctypes.CFUNCTYPE(None, ctypes.c_char_p, *3 * (ctypes.c_int,), ctypes.c_long)(each)
+    ctypes.CDLL("libcuda.so.1").stub_kernels(listed)
+    return found
 
 
 _HOOK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_long, ctypes.c_char_p)

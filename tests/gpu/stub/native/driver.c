@@ -3,7 +3,6 @@
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <dlfcn.h>
-#include <string.h>
 #include <sys/mman.h>
 #include "stub.h"
 #undef cuDeviceGetUuid
@@ -35,23 +34,6 @@ CUresult cuGetErrorName(CUresult error, const char **to)
     return *to = stub_error(error, 0), CUDA_SUCCESS;
 }
 
-/* Kernels: loaded, never run. Triton asks for registers and bytes that were spilled. */
-CUresult cuModuleLoadData(CUmodule *to, const void *image)
-{
-    *to = (CUmodule)16;
-    return stub_unsafe("cuModuleLoadData"); /* the errors of both libraries have the same numbers */
-}
-CUresult cuModuleGetFunction(CUfunction *to, CUmodule module, const char *name)
-{
-    *to = (CUfunction)strdup(name);
-    return CUDA_SUCCESS;
-}
-CUresult cuFuncGetAttribute(int *to, CUfunction_attribute attribute, CUfunction function)
-{
-    int spilled = attribute == CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
-    return *to = spilled ? 0 : attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 64,
-           CUDA_SUCCESS;
-}
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *to, CUfunction f, int threads, size_t shared)
 {
     return *to = 2, CUDA_SUCCESS;
@@ -59,16 +41,6 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *to, CUfunction f, int 
 CUresult cuOccupancyMaxActiveClusters(int *to, CUfunction function, const CUlaunchConfig *how)
 {
     return *to = 1, CUDA_SUCCESS;
-}
-CUresult cuLaunchKernel(
-    CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-    unsigned shared, CUstream stream, void **arguments, void **extra)
-{
-    return stub_launch(stream, (const char *)f);
-}
-CUresult cuLaunchKernelEx(const CUlaunchConfig *how, CUfunction f, void **arguments, void **extra)
-{
-    return stub_launch(how->hStream, (const char *)f);
 }
 CUresult cuPointerGetAttribute(void *to, CUpointer_attribute attribute, CUdeviceptr address)
 {
