@@ -1,6 +1,7 @@
 """Runs `postgrad ARGUMENTS` on the stub, for each list of arguments in the JSON file that is named,
 one after the other in one process: imports and compilers are slow. Prints what each asked of the
-device, as JSON by name; `error` is what it said where its exit status was not 0.
+device, as JSON by name; `error` is what it said where its exit status was not 0, `attention` are
+the kernels of flex attention that it loaded.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
-from helpers.stub_device import counts, reset
+from helpers.stub_device import counts, kernels, reset
 from postgrad.cli.main import main
 
 
@@ -25,6 +26,7 @@ def told_of(arguments: list[str]) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     counters.clear()
     reset()
+    loaded = len(kernels())
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
@@ -36,6 +38,7 @@ def told_of(arguments: list[str]) -> dict[str, Any]:
         "allocated_peak": torch.cuda.max_memory_allocated(),
         "reserved_peak": torch.cuda.max_memory_reserved(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "attention": [each for each in kernels()[: -loaded or None] if "_tem_" in each["name"]],
         "error": said.getvalue()[-6000:] if status else None,
     }
 

@@ -1,5 +1,5 @@
-"""Runs shipped recipes with the shapes of their models: `shaped.py FOLDER NAME ...`, of CASES. Prints
-what each asked of the device, as JSON by name.
+"""Runs shipped recipes with the shapes of their models: `shaped.py FOLDER NAME ...`, of CASES.
+Prints what each asked of the device, as JSON by name.
 
 Weights are never read or written: a model's file is a header and a hole, transformers makes the
 model on the device, and no checkpoint is saved (100 GB of zeros). Rows are synthetic and as long as
