@@ -33,43 +33,32 @@ ROOT = Path(__file__).parent.parent.parent.parent
 SMALL = "Qwen/Qwen3-0.6B"
 ROWS = 64
 NEW_TOKENS = 16
-RL = {"rollout": {"max_new_tokens": NEW_TOKENS}}
-# recipe, the model in place of its own, and tables of it that change
+
+
+def _rl(prompts: int, samples: int) -> dict[str, dict[str, Any]]:
+    """A step of one update, all of its samples decoded together: how many are best is measured,
+    and times mean nothing here.
+    """
+    return {
+        "batch": {"rollout_batch_size": prompts, "train_batch_size": samples},
+        "rollout": {"max_new_tokens": NEW_TOKENS, "slots": samples},
+    }
+
+
+EIGHT: dict[str, dict[str, Any]] = {"batch": {"train_batch_size": 8}}
+WHOLE: dict[str, dict[str, Any]] = {"model": {"gradient_checkpointing": False}}
+# recipe, the model in place of its own, and what changes in its tables
 CASES: dict[str, tuple[str, str | None, dict[str, dict[str, Any]]]] = {
-    "7b/sft": ("7b/sft", None, {"batch": {"train_batch_size": 8}}),
-    "7b/dpo": ("7b/dpo", None, {"batch": {"train_batch_size": 8}}),
-    "7b/dpo_lora": ("7b/dpo_lora", None, {"batch": {"train_batch_size": 8}}),
-    "7b/reward": ("7b/reward", None, {"batch": {"train_batch_size": 8}}),
-    "7b/reward_lora": ("7b/reward_lora", None, {"batch": {"train_batch_size": 8}}),
-    "7b/grpo": (
-        "7b/grpo",
-        None,
-        RL | {"batch": {"rollout_batch_size": 16, "train_batch_size": 128}},
-    ),
-    "7b/grpo_lora": (
-        "7b/grpo_lora",
-        None,
-        RL | {"batch": {"rollout_batch_size": 16, "train_batch_size": 128}},
-    ),
-    "7b/ppo_lora": (
-        "7b/ppo_lora",
-        None,
-        RL | {"batch": {"rollout_batch_size": 32, "train_batch_size": 32}},
-    ),
-    "0.6B sft": (
-        "7b/sft",
-        SMALL,
-        {"batch": {"train_batch_size": 8}, "model": {"gradient_checkpointing": False}},
-    ),
-    "0.6B grpo": (
-        "7b/grpo",
-        SMALL,
-        RL
-        | {
-            "batch": {"rollout_batch_size": 32, "train_batch_size": 256},
-            "model": {"gradient_checkpointing": False},
-        },
-    ),
+    "7b/sft": ("7b/sft", None, EIGHT),
+    "7b/dpo": ("7b/dpo", None, EIGHT),
+    "7b/dpo_lora": ("7b/dpo_lora", None, EIGHT),
+    "7b/reward": ("7b/reward", None, EIGHT),
+    "7b/reward_lora": ("7b/reward_lora", None, EIGHT),
+    "7b/grpo": ("7b/grpo", None, _rl(16, 128)),
+    "7b/grpo_lora": ("7b/grpo_lora", None, _rl(16, 128)),
+    "7b/ppo_lora": ("7b/ppo_lora", None, _rl(32, 32)),
+    "0.6B sft": ("7b/sft", SMALL, EIGHT | WHOLE),
+    "0.6B grpo": ("7b/grpo", SMALL, _rl(32, 256) | WHOLE),
 }
 
 
