@@ -1,10 +1,10 @@
 """Runs `postgrad ARGUMENTS` on the stub, for each list of arguments in the JSON file that is named,
 one after the other in one process: imports and compilers are slow. Prints what each asked of the
-device, as JSON by name; `error` is what it said where its exit status was not 0.
+device, as JSON by name; `error` is what it said where its exit status was not 0, `attention` are
+the kernels of flex attention that it loaded.
 """
 
 import contextlib
-import ctypes
 import gc
 import io
 import json
@@ -15,31 +15,8 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
+from helpers.stub_device import counts, kernels, reset
 from postgrad.cli.main import main
-
-STUB = ctypes.CDLL(None)
-COUNTS = (  # struct stub_counts of native/stub.h
-    "launches",
-    "to_device",
-    "from_device",
-    "on_device",
-    "pageable",
-    "waits",
-    "allocations",
-    "bytes_to_device",
-    "bytes_from_device",
-    "held",
-    "peak",
-    "handles",
-    "late_handles",
-)
-
-
-def counts() -> dict[str, int]:
-    """Since the last stub_reset."""
-    numbers = (ctypes.c_long * len(COUNTS))()
-    STUB.stub_counts(numbers)
-    return dict(zip(COUNTS, numbers, strict=True))
 
 
 def told_of(arguments: list[str]) -> dict[str, Any]:
@@ -48,7 +25,8 @@ def told_of(arguments: list[str]) -> dict[str, Any]:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     counters.clear()
-    STUB.stub_reset()
+    reset()
+    loaded = len(kernels())
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
@@ -60,6 +38,7 @@ def told_of(arguments: list[str]) -> dict[str, Any]:
         "allocated_peak": torch.cuda.max_memory_allocated(),
         "reserved_peak": torch.cuda.max_memory_reserved(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "attention": [each for each in kernels()[: -loaded or None] if "_tem_" in each["name"]],
         "error": said.getvalue()[-6000:] if status else None,
     }
 

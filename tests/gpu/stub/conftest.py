@@ -35,7 +35,28 @@ def all_results() -> Iterator[dict[str, Results]]:
     yield found
     if to:
         ordered = {version: found[version] for version in sorted(found)}
-        Path(to).write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
+        Path(to).write_text(_text(ordered, 3) + "\n", "utf-8")
+
+
+def _text(value: Any, depth: int) -> str:
+    """JSON with `depth` levels of objects unfolded, and a line for each of what is below them.
+    Counts of 0 are left out.
+    """
+    if not depth or not isinstance(value, dict):
+        return json.dumps(_short(value))
+    lines = (f"{json.dumps(name)}: {_text(each, depth - 1)}" for name, each in value.items())
+    body = ",\n".join(lines).replace("\n", "\n ")
+    return f"{{\n {body}\n}}"
+
+
+def _short(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: _short(each)
+        for name, each in value.items()
+        if each not in (0, {}, []) or each is False
+    }
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from helpers.jobs import JOBS, write_recipe
 
 pytestmark = pytest.mark.gpu_stub
 COMMAND = str(Path(__file__).parent / "command.py")
+HH = "hh-rlhf-harmless.jsonl.gz"
 BY_SAMPLE = '\n[[rewards]]\ntype = "helpers.by_sample:by_sample"\n[scoring]'
 WIDE = {"hidden_size = 16": "hidden_size = 64", "intermediate_size = 32": "intermediate_size = 128"}
 FILTERS = ["--rollout.top_k", "8", "--rollout.top_p", "0.9", "--rollout.min_p", "0.01"]
@@ -25,10 +26,14 @@ VARIANTS = {  # job and what is set beside it
     "small micro-batches": ("ppo", ["--batch.micro_train_tokens", "96"]),
 }
 CASES = {name: (name, list[str]()) for name in JOBS} | VARIANTS
+# Compute capabilities and GB, and bytes of shared memory that a block may ask for there.
+CARDS = [("8.0", "80"), ("8.9", "24"), ("9.0", "24")]
+SHARED = {"8.0": 166912, "8.9": 101376, "9.0": 232448}
+SINGLE = {"gsm8k_sft": "gsm8k.jsonl", "gsm8k_grpo": "gsm8k.jsonl", "hh_reward": HH}
 PIPELINES = ("quickstart", "game", "rlhf_tiny", "preferences", "algorithms")
 
 
-def command(folder: Path, case: str) -> list[str]:
+def command(folder: Path, case: str, *more: str) -> list[str]:
     """A whole run of one step, from the model's loading to the last checkpoint."""
     name, overrides = CASES[case]
     folder.mkdir()
@@ -38,13 +43,24 @@ def command(folder: Path, case: str) -> list[str]:
         text = text.replace(narrow, wide)
     recipe.write_text(text, "utf-8")
     run = ["--run_dir", str(folder / "run"), "--steps", "1", "--debug"]
-    return ["train", str(recipe), *run, *overrides]
+    return ["train", str(recipe), *run, *overrides, *more]
 
 
 def dry_run(folder: Path, pipeline: str) -> list[str]:
     """The shipped recipes as they are, of which a dry run takes one small step each."""
     run = ["--run_dir", str(folder / pipeline), "--debug", "--dry-run"]
     return ["train", str(ROOT / "recipes" / pipeline), *run]
+
+
+def without_kernels(of_case: dict[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in of_case.items() if name != "attention"}
+
+
+def brief(kernel: dict[str, Any]) -> str:
+    """A kernel's resources in a line, without what tells equal ones apart."""
+    name = kernel["name"].rstrip("_0123456789")
+    spilled = f", {kernel['local']} bytes of frame" if kernel["local"] else ""
+    return f"{name}: {kernel['registers']} registers, {kernel['shared']} bytes shared{spilled}"
 
 
 def ask(stub: Stub, to: Path, commands: dict[str, list[str]], **environment: str) -> dict[str, Any]:
@@ -70,7 +86,7 @@ def test_a_job_takes_its_first_step(
 ) -> None:
     of_case = told[case]
     assert of_case.pop("error") is None, of_case
-    results.setdefault("jobs", {})[case] = of_case
+    results.setdefault("jobs", {})[case] = without_kernels(of_case)
     (line,) = (folder / case / "run" / "metrics.jsonl").read_text("utf-8").splitlines()
     computed = [value for key, value in json.loads(line).items() if "computed" in key]
     assert computed
@@ -89,14 +105,28 @@ def test_cublas_is_told_of_its_workspace_before_its_first_handle(told: dict[str,
     assert [case for case, of_case in told.items() if of_case["late_handles"]] == []
 
 
-@pytest.mark.parametrize("capability", ["8.0", "8.9"])
+@pytest.mark.parametrize(("capability", "memory"), CARDS)
 def test_a_job_takes_its_first_step_on_other_cards(
-    stub: Stub, results: dict[str, Any], capability: str, tmp_path: Path
+    stub: Stub, results: dict[str, Any], capability: str, memory: str, tmp_path: Path
 ) -> None:
-    commands = {case: command(tmp_path / case, case) for case in ("sft", "grpo with kl")}
-    told = ask(stub, tmp_path / "commands", commands, STUB_CAP=capability, STUB_MEM="24")
-    assert [of_case.pop("error") for of_case in told.values()] == [None, None]
-    results.setdefault("other cards", {})[f"{capability}, 24 GB"] = told
+    commands = {
+        f"{job}, deterministic {how}": command(
+            tmp_path / f"{job} {how}", job, "--learner.deterministic", how
+        )
+        for job in ("sft", "grpo with kl")
+        for how in ("true", "false")
+    }
+    told = ask(stub, tmp_path / "commands", commands, STUB_CAP=capability, STUB_MEM=memory)
+    assert [of_case.pop("error") for of_case in told.values()] == [None] * 4
+    assert [of_case["deterministic"] for of_case in told.values()] == [True, False] * 2
+    kernels = [each for of_case in told.values() for each in of_case["attention"]]
+    assert kernels
+    assert max(each["shared"] for each in kernels) <= SHARED[capability]
+    card = f"{capability}, {memory} GB"
+    results.setdefault("attention", {})[card] = sorted({brief(each) for each in kernels})
+    results.setdefault("other cards", {})[card] = {
+        case: without_kernels(of_case) for case, of_case in told.items()
+    }
 
 
 def test_the_shipped_pipelines_take_a_small_step_of_each_recipe(
@@ -105,18 +135,18 @@ def test_the_shipped_pipelines_take_a_small_step_of_each_recipe(
     commands = {name: dry_run(tmp_path, name) for name in PIPELINES}
     told = ask(stub, tmp_path / "commands", commands)
     assert {name: of_one.pop("error") for name, of_one in told.items()} == dict.fromkeys(told)
-    results["pipelines"] = told
+    results["pipelines"] = {name: without_kernels(of_one) for name, of_one in told.items()}
 
 
-@pytest.mark.parametrize("name", ["gsm8k_sft", "gsm8k_grpo"])
+@pytest.mark.parametrize("name", SINGLE)
 def test_the_shipped_recipes_take_a_small_step(
     stub: Stub, results: dict[str, Any], name: str, tmp_path: Path
 ) -> None:
     data = os.environ.get("POSTGRAD_TEST_DATA")
     if not data:
         pytest.skip("POSTGRAD_TEST_DATA names no folder")
-    flags = ["--data.path", f"{data}/gsm8k.jsonl", "--data.name", "none"]
+    flags = ["--data.path", f"{data}/{SINGLE[name]}", "--data.name", "none"]
     arguments = ["train", str(ROOT / "recipes" / f"{name}.toml"), *flags, "--dry-run", "--debug"]
     told = ask(stub, tmp_path / "commands", {name: arguments})
     assert told[name].pop("error") is None
-    results.setdefault("recipes", {})[name] = told[name]
+    results.setdefault("recipes", {})[name] = without_kernels(told[name])
