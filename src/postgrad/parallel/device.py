@@ -7,7 +7,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
@@ -39,6 +39,12 @@ class Placement:
     device: str  # "cpu" or "cuda"
     threads: int  # CPU threads of torch
     deterministic: bool  # torch's deterministic algorithms
+
+    def here(self) -> "Placement":
+        """The same for a process that computes nothing on the device, and may lack it: the loop of
+        a run whose ranks are elsewhere.
+        """
+        return self if torch.cuda.is_available() else replace(self, device="cpu")
 
     def to_json(self) -> dict[str, object]:
         """JSON values for the run state."""

@@ -1,4 +1,4 @@
-"""A run whose learner and engine are two processes on one card: `handover.py FOLDER [keep]`.
+"""A run whose learner and engine are two processes on one card: `handover.py FOLDER SIZE [keep]`.
 
 This process is the loop and the only rank, a second one is the rollout worker, and what Ray would
 carry goes through a pipe. With `keep` nobody gives memory back. Prints, as JSON, what each process
@@ -27,21 +27,28 @@ from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.training.start import train
 
-STEPS, PROMPTS, LENGTH = 5, 16, 4096
+STEPS, LENGTH = 5, 4096
 Account = list[tuple[str, int, int]]  # of turns: whose, bytes allocated, bytes reserved
 
+# Of a model and its run: an update and the engine's cache need about half of 24 GB each.
+SIZES: dict[str, dict[str, int]] = {
+    "small": {"hidden": 512, "layers": 8, "heads": 8, "prompts": 8, "places": 800_000},
+    "0.6B": {"hidden": 1024, "layers": 28, "heads": 16, "prompts": 1, "places": 100_000},
+}
 
-def recipe(folder: Path) -> Any:
-    """An update over 64k tokens, and an engine whose cache takes most of what the update took."""
+
+def recipe(folder: Path, size: str) -> Any:
+    """A step of long prompts with two samples each."""
+    sizes = SIZES[size]
     rows = folder / "rows.jsonl"
     row = {"question": "spell " * (LENGTH // 6 - 8), "answer": "s"}
-    rows.write_text("".join(json.dumps(row) + "\n" for _ in range(PROMPTS)), "utf-8")
+    rows.write_text("".join(json.dumps(row) + "\n" for _ in range(sizes["prompts"])), "utf-8")
     model = {
         "type": "qwen3",
-        "hidden_size": 512,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
+        "hidden_size": sizes["hidden"],
+        "intermediate_size": 3 * sizes["hidden"],
+        "num_hidden_layers": sizes["layers"],
+        "num_attention_heads": sizes["heads"],
         "num_key_value_heads": 8,
         "max_position_embeddings": LENGTH,
         "tokenizer": {"kind": "characters"},
@@ -57,11 +64,11 @@ def recipe(folder: Path) -> Any:
             "scoring": {"workers": 1},
             "algorithm": {"type": "grpo"},
             "batch": {
-                "rollout_batch_size": PROMPTS,
+                "rollout_batch_size": sizes["prompts"],
                 "n_samples_per_prompt": 2,
-                "micro_train_tokens": PROMPTS * LENGTH,
+                "micro_train_tokens": sizes["prompts"] * LENGTH,
             },
-            "rollout": {"max_new_tokens": 4, "slots": 32, "cache_tokens": 800_000},
+            "rollout": {"max_new_tokens": 4, "slots": 32, "cache_tokens": sizes["places"]},
             "checkpoint": {"save_steps": STEPS},
             "cluster": {"type": "ray", "policy": {"colocate": "rollout"}},
         }
@@ -191,7 +198,7 @@ def _keep() -> None:
     torch.cuda.empty_cache = lambda: None
 
 
-def main(folder: Path) -> dict[str, Any]:
+def main(folder: Path, size: str) -> dict[str, Any]:
     turns: Account = []
 
     def start(site: Any, stack: ExitStack, *more: Any, again: bool = False) -> RankedFleet:
@@ -209,7 +216,7 @@ def main(folder: Path) -> dict[str, Any]:
     changed = ranked
     changed.Workers = Worker
     try:
-        train(recipe(folder), Console("quiet"))
+        train(recipe(folder, size), Console("quiet"))
     except RunError as error:
         return {"error": str(error), "turns": turns}
     return {"error": None, "turns": turns, "learner_peak": torch.cuda.max_memory_reserved()}
@@ -218,4 +225,4 @@ def main(folder: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     if "keep" in sys.argv:
         _keep()
-    print(json.dumps(main(Path(sys.argv[1]))))
+    print(json.dumps(main(Path(sys.argv[1]), sys.argv[2])))
