@@ -1,4 +1,4 @@
-"""docs/gpus.md: its recipes place what it says, its proofs exist, its variables are those of the code."""
+"""docs/gpus.md: its recipes place what it says, its proofs exist, its variables are set."""
 
 import re
 import tomllib
