@@ -82,6 +82,10 @@ class Misbehaving:
             time.sleep(3600)
         os.abort()
 
+    def lose(self, rank: int, words: str) -> None:
+        if self._rank == rank:
+            raise RunError(f"rank {rank} of 2 waited in vain in 'x': torch says: {words}")
+
     def abort(self, rank: int) -> None:
         if self._rank == rank:
             os.abort()

@@ -23,12 +23,14 @@ from postgrad.core.text import resolve
 
 GRACE_SECONDS = 2.0  # after a first error: another process may report the real cause
 HUNG_SECONDS = 10.0  # after a collective timed out: whoever reports nothing until then hangs
+# After NCCL's watchdog ended a process: it writes reports first, so others may follow late.
+ENDED_SECONDS = 60.0
 WORDS_SECONDS = 10.0  # for reading what a dead process wrote, on its machine
 WAITED = "waited in vain"  # in the message of a process whose collective timed out
 # In errors of a lost process's peers: gloo's words, then NCCL's.
 GONE = (
     *("closed by peer", "reset by peer", "Broken pipe"),
-    *("closed by remote peer", "remote process exit", "NCCL communicator was aborted"),
+    *("closed by remote peer", "remote process exit"),
 )
 
 POLICY = "policy"  # the role whose places the ranks take
@@ -137,7 +139,7 @@ class Workers:
 
     def _collect(self, refs: list[Any], seconds: float | None = None, first: int = 0) -> list[Any]:
         """The results, once all calls have returned. After an error the others have a short time to
-        report what was behind it (GRACE_SECONDS, HUNG_SECONDS). seconds: to wait at most; None: for
+        report what was behind it (_patience). seconds: to wait at most; None: for
         ever, while none hangs. first: the number of the process that refs[0] belongs to.
         """
         import ray
@@ -163,8 +165,7 @@ class Workers:
                     number = first + refs.index(ref)
                     error = self._of_death(number, raised)
                     failed.append((number, error))
-                    timeout = HUNG_SECONDS if WAITED in str(error) else GRACE_SECONDS
-                    end = time.monotonic() + timeout
+                    end = time.monotonic() + _patience(error)
         if failed:
             raise self._cause(failed, [first + refs.index(ref) for ref in left])
         return [ray.get(ref) for ref in refs]
@@ -259,6 +260,13 @@ class Workers:
 
     def _where(self, number: int) -> str:
         return "pid {1} on {0}".format(*self.places[number])
+
+
+def _patience(error: Exception) -> float:
+    """Seconds that the others have to report what was behind an error."""
+    if isinstance(error, _TimedOut):
+        return ENDED_SECONDS
+    return HUNG_SECONDS if WAITED in str(error) else GRACE_SECONDS
 
 
 class _TimedOut(RunError):
