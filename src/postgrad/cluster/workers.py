@@ -192,7 +192,7 @@ class Workers:
                 f"{name} {WAITED}{at} for a collective of NCCL, {waited} (cluster.limit_seconds); "
                 "torch's watchdog ended it"
             )
-        return _TimedOut(f"others {WAITED} for {name}, which was{at}", late=True)
+        return _TimedOut(f"{name} did not come{at}: others {WAITED} for it", late=True)
 
     def _last_words(self, number: int) -> str:
         """What a dead process wrote on stderr; empty where its machine is lost too."""
@@ -251,7 +251,7 @@ class Workers:
         return RunError(f"{names} did not come and says nothing, it hangs{at}: {cause}")
 
     def _place(self, number: int) -> str:
-        """ " at FILE:LINE in FUNCTION", where a process was last seen; empty where it was not."""
+        """Where a process was last seen, " at FILE:LINE in FUNCTION"; empty where it was not."""
         place = self._watch.place(number)
         return f" at {place}" if place else ""
 

@@ -107,7 +107,7 @@ class RankedFleet:
 
     @staticmethod
     def device(settings: ClusterSettings, stack: ExitStack) -> str:
-        """ "cuda" or "cpu": what the ranks work on. Without an address they are on this machine;
+        """What the ranks work on, "cuda" or "cpu". Without an address they are on this machine;
         else the cluster is asked, since its first machine, where the loop runs, may lack GPUs. A
         connection that this makes ends with `stack`.
         """
