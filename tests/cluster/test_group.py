@@ -13,7 +13,7 @@ from postgrad.cluster.connection import MARK, Reservation
 from postgrad.cluster.placing import RoleRequest
 from postgrad.cluster.settings import ClusterSettings
 from postgrad.cluster.workers import RankGroup
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import RunError, UsageError, WorkerLost
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
@@ -83,6 +83,46 @@ def test_a_rank_that_hangs_is_named_by_its_silence(
     )
     with pytest.raises(RunError, match=told):
         two.call("hang", 1).result()
+
+
+@pytest.mark.parametrize("notices", [True, False])
+def test_a_collective_that_nccl_gave_up_is_a_hang_and_no_loss(
+    two: RankGroup, notices: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch ends the process that waited, and often the one that was waited for, with SIGABRT. Ray
+    knows no more than that they died. A lost process would be restarted.
+    """
+    monkeypatch.setattr(pulse, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(workers, "ENDED_SECONDS", 5.0)
+    place = r"at \S+rank_workers.py:\d+ in is_ended_by_nccl"
+    told = (
+        rf"^rank 1 \(pid \d+ on [\d.]+\) did not come and says nothing, it hangs {place}: "
+        rf"rank 0 \(pid \d+ on [\d.]+\) waited in vain {place} for a collective of NCCL, "
+        r"_REDUCE_SCATTER_BASE of 544997376 values \(number 7753\), for 600 seconds"
+    )
+    with pytest.raises(RunError, match=told) as raised:
+        two.call("is_ended_by_nccl", 1, notices).result()
+    assert not isinstance(raised.value, WorkerLost)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was a network "
+        "error, NCCL version 2.27.5",
+        "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:1234",
+    ],
+)
+def test_a_rank_that_lost_its_peer_in_a_collective_is_not_a_hang(
+    two: RankGroup, words: str
+) -> None:
+    with pytest.raises(WorkerLost, match=r"^rank 0 of 2 waited in vain"):
+        two.call("lose", 0, words).result()
+
+
+def test_a_rank_that_aborts_for_another_reason_is_lost(two: RankGroup) -> None:
+    with pytest.raises(WorkerLost, match=r"^rank 0 died: "):
+        two.call("abort", 0).result()
 
 
 @pytest.fixture

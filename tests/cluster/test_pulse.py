@@ -6,10 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from postgrad.cluster.pulse import Pulse, pulse_of, uses_nothing
+from helpers.rank_workers import NOTICED, WATCHDOG
+from postgrad.cluster import pulse
+from postgrad.cluster.pulse import Pulse, last_words, pulse_of, timed_out, uses_nothing
 
 pytestmark = pytest.mark.skipif(
     not hasattr(time, "pthread_getcpuclockid"), reason="threads have no clocks here"
@@ -77,3 +80,36 @@ def test_a_process_is_seen_from_outside() -> None:
         child.kill()
         child.wait()
         assert not uses_nothing(child.pid, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            WATCHDOG.format(rank=1),
+            "_REDUCE_SCATTER_BASE of 544997376 values (number 7753), for 600 seconds",
+        ),
+        (
+            "Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE, SeqNum=458) "
+            "ran for 1800600 ms",
+            "ALLREDUCE (number 458)",
+        ),
+        ("Watchdog caught collective operation timeout: ", "a collective"),
+        (NOTICED, ""),
+        ("[PG ID 1] Received a dump signal due to a collective timeout from rank 0 and", ""),
+        ("torch.OutOfMemoryError: CUDA out of memory", None),
+        ("", None),
+    ],
+)
+def test_the_watchdogs_words_are_told_from_others(words: str, told: str | None) -> None:
+    assert timed_out(f"before\n{words}\nafter") == told
+
+
+def test_the_last_words_are_the_end_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "LAST_BYTES", 4)
+    file = tmp_path / "stderr"
+    file.write_bytes(b"first\xffend")
+    assert last_words(str(file)) == "\ufffdend"
+    assert last_words(str(tmp_path / "none")) == ""

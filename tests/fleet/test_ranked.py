@@ -1,13 +1,19 @@
 """What a run's processes ask of a cluster, and what is refused before anything is loaded."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import torch
 
 from helpers.placed import RL
+from postgrad.cluster import connection
+from postgrad.cluster.placing import Node
+from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.errors import UsageError
-from postgrad.fleet.ranked import wants_of
-from postgrad.recipe.load import parse_recipe
+from postgrad.fleet.ranked import RankedFleet, wants_of
+from postgrad.plan.advice import ranked
+from postgrad.recipe.load import parse_recipe, with_overrides
 
 VLLM = {"type": "vllm", "vllm": {"tensor_parallel": 2, "engines": 2}}
 
@@ -19,7 +25,6 @@ def recipe(cluster: dict[str, Any], rollout: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("cluster", "rollout", "on_gpus", "on_cpus"),
     [
-        ({}, {}, [1], [0]),
         ({"rollout": {"workers": 2}}, {}, [1, 1], [0, 0]),
         ({"rollout": {"workers": 2}}, VLLM, [1, 4], [0, 0]),
         ({"policy": {"colocate": "rollout"}}, {"type": "vllm"}, [1, 1], [0, 0]),
@@ -41,6 +46,8 @@ def test_every_process_gets_the_gpus_that_it_works_on(
         ({"rollout": {"gpus": 0}}, {}, "cuda", "1 processes that work on 1 GPUs each need 1"),
         ({"rollout": {"gpus": 2}}, VLLM, "cuda", "1 processes that work on 4 GPUs each need 4"),
         ({"policy": {"colocate": "rollout"}}, VLLM, "cuda", r"rollout\.vllm wants 4"),
+        ({}, {}, "cuda", r"has no place\. .*policy\.colocate rollout\), .*workers 1\)$"),
+        ({"policy": {"gpus": 4}}, {"type": "vllm"}, "cuda", "the rollout engine has no place"),
     ],
 )
 def test_a_placement_that_does_not_suit_the_device_is_refused(
@@ -48,3 +55,54 @@ def test_a_placement_that_does_not_suit_the_device_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=told):
         wants_of(recipe(cluster, rollout), device)
+
+
+def test_on_cpus_an_engine_without_a_place_is_in_the_first_process() -> None:
+    assert [one.role for one in wants_of(recipe({}, {}), "cpu")] == ["policy"]
+
+
+def test_the_advice_of_a_plan_has_a_place_for_the_engine() -> None:
+    for rollout in ({}, {"type": "vllm"}, VLLM):
+        alone = parse_recipe({**RL, "rollout": rollout, "learner": {}})
+        advised = with_overrides(alone, ranked(alone, 4, "zero2"))
+        assert [one.role for one in wants_of(advised, "cuda")] == ["policy", "rollout"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "here", "gpus", "device"),
+    [
+        ({"address": "head:6379"}, "cpu", [0, 8], "cuda"),
+        ({"address": "head:6379"}, "cpu", [0, 0], "cpu"),
+        ({"address": "head:6379"}, "cuda", None, "cuda"),
+        ({"address": "head:6379", "policy": {"gpus": 4}}, "cpu", None, "cuda"),  # may still join
+        ({"address": "head:6379", "policy": {"gpus": 0}}, "cpu", None, "cpu"),
+        ({}, "cpu", None, "cpu"),
+        ({}, "cuda", None, "cuda"),
+    ],
+)
+def test_a_run_works_on_the_gpus_of_its_cluster_though_its_first_process_has_none(
+    settings: dict[str, Any],
+    here: str,
+    gpus: list[int] | None,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """gpus: of the machines, None where nobody is asked."""
+    asked: list[str] = []
+    nodes = [Node(f"10.0.0.{number}", count, 8) for number, count in enumerate(gpus or [])]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: here == "cuda")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(connection, "start", lambda settings: not asked.append("start"))
+    monkeypatch.setattr(connection, "stop", lambda: asked.append("stop"))
+    monkeypatch.setattr(connection, "nodes_alive", lambda: nodes)
+    with ExitStack() as stack:
+        found = RankedFleet.device(ClusterSettings(type="ray", **settings), stack)
+    assert found == device
+    assert asked == ([] if gpus is None else ["start", "stop"])
+
+
+def test_a_user_who_hides_the_gpus_gets_a_run_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with ExitStack() as stack:
+        settings = ClusterSettings(type="ray", address="head:6379")
+        assert RankedFleet.device(settings, stack) == "cpu"

@@ -14,6 +14,17 @@ import torch
 from postgrad.core.errors import RunError
 from postgrad.parallel.ranks import Ranks
 
+# As torch 2.11 and 2.13 word it; the times of the log lines are left out.
+WATCHDOG = """[rank{rank}]:[E ProcessGroupNCCL.cpp:684] [Rank {rank}] Watchdog caught collective \
+operation timeout: WorkNCCL(SeqNum=7753, OpType=_REDUCE_SCATTER_BASE, NumelIn=544997376, \
+NumelOut=68124672, Timeout(ms)=600000) ran for 600061 milliseconds before timing out.
+[rank{rank}]:[E ProcessGroupNCCL.cpp:698] [Rank {rank}] To avoid data inconsistency, we are taking \
+the entire process down.
+"""
+NOTICED = """[rank1]:[E ProcessGroupNCCL.cpp:1682] [PG ID 0 PG GUID 0(default_pg) Rank 1] Observed \
+flight recorder dump signal from another rank via TCPStore.
+"""
+
 
 class Misbehaving:
     """Joins nobody. Its methods act on one rank; the others answer, or wait for ever."""
@@ -56,6 +67,28 @@ class Misbehaving:
     def die(self, rank: int) -> None:
         if self._rank == rank:
             os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(3600)
+
+    def is_ended_by_nccl(self, late: int, notices: bool) -> None:
+        """As torch's watchdog ends a process whose collective timed out. notices: it ends the rank
+        that did not come as well.
+        """
+        time.sleep(3.0)  # in which somebody looks where everybody is
+        if self._rank != late:
+            os.write(2, WATCHDOG.format(rank=self._rank).encode())
+        elif notices:
+            os.write(2, NOTICED.encode())
+        else:
+            time.sleep(3600)
+        os.abort()
+
+    def lose(self, rank: int, words: str) -> None:
+        if self._rank == rank:
+            raise RunError(f"rank {rank} of 2 waited in vain in 'x': torch says: {words}")
+
+    def abort(self, rank: int) -> None:
+        if self._rank == rank:
+            os.abort()
         time.sleep(3600)
 
     def full(self) -> None:

@@ -1,11 +1,15 @@
 """How ranks are arranged."""
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from postgrad.core.errors import UsageError
-from postgrad.parallel.ranks import UNDIVIDED, Grid
+from postgrad.parallel import ranks
+from postgrad.parallel.ranks import UNDIVIDED, Grid, Groups
 
 
 def test_alone_there_is_one_replica_of_one_rank() -> None:
@@ -21,3 +25,19 @@ def test_ranks_are_a_multiple_of_what_a_group_needs(context: int, tensor: int, g
     if each > 1:
         with pytest.raises(UsageError, match=f"a multiple of {each}"):
             grid.require_ranks(3 * each + 1)
+
+
+def test_every_group_of_a_rank_has_the_ranks_that_docs_gpus_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight ranks, of which two share matrices and two share rows."""
+    monkeypatch.setattr(ranks.dist, "new_group", lambda members: members)
+    page = Path(__file__).parent.parent.parent / "docs" / "gpus.md"
+    rows = re.findall(r"^\| (\w+) \| ([0-7, ]+) \|", page.read_text("utf-8"), re.M)
+    said = {name: [int(rank) for rank in members.split(", ")] for name, members in rows}
+    assert said.keys() == {"tensor", "context", "replica", "data"}
+    groups = Groups(0, 8, Grid(context=2, tensor=2), "cuda")
+    assert {name: getattr(groups, name) for name in said} == said
+    last = Groups(7, 8, Grid(context=2, tensor=2), "cuda")
+    found = [last.tensor, last.context, last.replica, last.data]
+    assert found == [[6, 7], [5, 7], [4, 5, 6, 7], [1, 3, 5, 7]]

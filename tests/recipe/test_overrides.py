@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.placed import RL
 from postgrad.core.errors import UsageError
 from postgrad.recipe.lines import KeyPath
-from postgrad.recipe.load import load_recipe, with_overrides
+from postgrad.recipe.load import load_recipe, parse_recipe, with_overrides
 from postgrad.recipe.overrides import Override, apply_overrides, parse_overrides
 
 Write = Callable[..., Path]
@@ -119,3 +120,12 @@ def test_a_resolved_recipe_without_evaluation_is_given_one_by_flags(write: Write
     assert [(one.path, one.split) for one in changed.eval.sets] == [("rows.jsonl", "test")]
     with pytest.raises(UsageError, match=r"--eval\.limit 0: eval\.limit = 0"):
         with_overrides(without, ["--eval.limit", "0"])
+
+
+def test_a_table_that_a_recipe_leaves_out_can_be_given_key_by_key() -> None:
+    """A recipe that was loaded has null in its place."""
+    before = parse_recipe({**RL, "cluster": {"type": "ray"}})
+    assert before.cluster.rollout is None
+    after = with_overrides(before, ["--cluster.rollout.workers", "2"])
+    assert after.cluster.rollout is not None
+    assert after.cluster.rollout.workers == 2

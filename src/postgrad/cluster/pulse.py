@@ -5,9 +5,14 @@ code it is. A process hangs in two cases: it has used no processor time for STIL
 a collective, while all others do nothing but wait and one of them waits in a collective; or it does
 not answer, and its machine sees it use no processor. So a slow computation is not taken for a hang,
 and neither is the transfer of a large tensor.
+
+On GPUs a collective that times out ends the process: torch's watchdog of NCCL writes why on stderr,
+then aborts. `last_words` reads what a dead process wrote, `timed_out` finds the watchdog's words in
+it, and what the process did last is known from its pulse.
 """
 
 import os
+import re
 import sys
 import threading
 import time
@@ -18,6 +23,17 @@ from typing import Any, NamedTuple
 LOOK_SECONDS = 5.0  # between two looks
 STILL_SECONDS = 30.0  # in which even a starved process computes something
 OUTSIDE_SECONDS = 5.0  # for a look at a process that says nothing
+LAST_BYTES = 1 << 18  # of what a process wrote: the watchdog writes stacks after its words
+STDERR = Path("/proc/self/fd/2")
+# Words of torch's ProcessGroupNCCL, the same in 2.11 and 2.13. First: this process waited in a
+# collective until its timeout. Second: others did, and ended this one, which had not come.
+WATCHDOG = re.compile(
+    r"Watchdog caught collective operation timeout: (?P<work>.*?)"
+    r"(?: ran for (?P<waited>\d+) milliseconds|$)",
+    re.MULTILINE,
+)
+FIELD = re.compile(r"(\w+)=(\w+)")
+SIGNALLED = ("Observed flight recorder dump signal", "Received a dump signal due to a collective")
 
 
 class Pulse(NamedTuple):
@@ -49,6 +65,40 @@ def pulse_of(thread: int | None) -> Pulse:
         frame = frame.f_back
     code = frame.f_code
     return Pulse(spent, waits, f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
+
+
+def stderr_file() -> str:
+    """The file that this process's stderr goes to; empty where it goes elsewhere."""
+    try:
+        path = STDERR.readlink()
+    except OSError:  # no /proc
+        return ""
+    return str(path) if path.is_file() else ""
+
+
+def last_words(path: str) -> str:
+    """The end of what a process of this machine wrote to a file."""
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:  # it was removed with the session
+        return ""
+
+
+def timed_out(words: str) -> str | None:
+    """What a process waited for that NCCL's watchdog ended, from its last words: "ALLREDUCE of 4096
+    values (number 12), for 600 seconds"; empty where it was ended because others had waited for it;
+    None where neither is the case.
+    """
+    match = WATCHDOG.search(words)
+    if match is None:
+        return "" if any(text in words for text in SIGNALLED) else None
+    fields = dict(FIELD.findall(match["work"]))
+    work = fields.get("OpType", "a collective")
+    work += f" of {fields['NumelIn']} values" if "NumelIn" in fields else ""
+    work += f" (number {fields['SeqNum']})" if "SeqNum" in fields else ""
+    return f"{work}, for {int(match['waited']) / 1000:.0f} seconds" if match["waited"] else work
 
 
 def uses_nothing(pid: int, seconds: float) -> bool:
@@ -99,6 +149,10 @@ class Watch:
         finally:
             self._turn.release()
 
+    def place(self, number: int) -> str:
+        """Where the actor's call was when it last answered; empty where that is not known."""
+        return self._last[number].place
+
     def _listen(self, now: float) -> None:
         """Takes the answers to the last questions, and asks again."""
         import ray
@@ -112,7 +166,7 @@ class Watch:
                 try:
                     pulse = Pulse(*ray.get(asked))
                 except RayActorError:  # the actor is lost: its call raises that
-                    pulse = Pulse()
+                    pulse = self._last[number]
                 if pulse != self._last[number]:
                     self._moved[number] = now
                 self._heard[number], self._last[number] = self._asked_at[number], pulse

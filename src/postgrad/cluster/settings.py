@@ -43,7 +43,8 @@ class ClusterSettings(Settings):
     """Where ranks run: in this process ("local"), or behind Ray, on one machine too.
 
     address: of a Ray cluster that runs already ("auto", HOST:PORT); none: one is made of this
-    machine. policy, rollout: where what runs; without `rollout` the engine is in the first process.
+    machine. policy, rollout: where what runs; with neither `rollout` nor `colocate` the engine is
+    in the first process, on CPUs alone: on GPUs it needs a place.
     port: at which the ranks meet on the first one's machine; 0: any that is free. start_seconds:
     until every process has to be there. limit_seconds: how long a rank waits for another in one
     collective, before the run ends with the name of the one that did not come. max_restarts: how

@@ -15,7 +15,7 @@ from typing import Any
 
 from postgrad.cluster import pulse
 from postgrad.cluster.connection import Reservation, first_line
-from postgrad.cluster.pulse import Pulse, Watch, pulse_of
+from postgrad.cluster.pulse import Pulse, Watch, last_words, pulse_of, stderr_file, timed_out
 from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.errors import PostgradError, RunError, WorkerLost
 from postgrad.core.process import Handle
@@ -23,8 +23,15 @@ from postgrad.core.text import resolve
 
 GRACE_SECONDS = 2.0  # after a first error: another process may report the real cause
 HUNG_SECONDS = 10.0  # after a collective timed out: whoever reports nothing until then hangs
+# After NCCL's watchdog ended a process: it writes reports first, so others may follow late.
+ENDED_SECONDS = 60.0
+WORDS_SECONDS = 10.0  # for reading what a dead process wrote, on its machine
 WAITED = "waited in vain"  # in the message of a process whose collective timed out
-GONE = ("closed by peer", "reset by peer", "Broken pipe")  # in errors of a lost process's peers
+# In errors of a lost process's peers: gloo's words, then NCCL's.
+GONE = (
+    *("closed by peer", "reset by peer", "Broken pipe"),
+    *("closed by remote peer", "remote process exit"),
+)
 
 POLICY = "policy"  # the role whose places the ranks take
 
@@ -60,12 +67,14 @@ class Workers:
         actor: Any = remote(concurrency_groups={"aside": 1, "pulse": 1})(_Worker)
         self._actors = [actor.options(**reservation.options(role, n)).remote() for n in range(size)]
         self.places = [("?", 0)] * size  # of each process: its machine's address, its pid
+        self._written = [("", "")] * size  # of each: Ray's id of its machine, the file of stderr
         try:
             places = self._each([actor.stand.remote(str(Path.cwd())) for actor in self._actors])
             order = _side_by_side([address for address, *_ in places])
             self._actors = [self._actors[number] for number in order]
             self.places = [places[number][:2] for number in order]
             nodes = [places[number][2] for number in order]
+            self._written = [places[number][2:] for number in order]
             pids = [pid for _, pid in self.places]
             self._watch = Watch(self._actors, nodes, pids, still=still)
             self._each([actor.make.remote(worker, list(arguments)) for actor in self._actors])
@@ -130,7 +139,7 @@ class Workers:
 
     def _collect(self, refs: list[Any], seconds: float | None = None, first: int = 0) -> list[Any]:
         """The results, once all calls have returned. After an error the others have a short time to
-        report what was behind it (GRACE_SECONDS, HUNG_SECONDS). seconds: to wait at most; None: for
+        report what was behind it (_patience). seconds: to wait at most; None: for
         ever, while none hangs. first: the number of the process that refs[0] belongs to.
         """
         import ray
@@ -152,10 +161,11 @@ class Workers:
             for ref in ready:
                 try:
                     ray.get(ref)
-                except Exception as error:  # noqa: BLE001  collected, and raised below
-                    failed.append((first + refs.index(ref), error))
-                    timeout = HUNG_SECONDS if WAITED in str(error) else GRACE_SECONDS
-                    end = time.monotonic() + timeout
+                except Exception as raised:  # noqa: BLE001  collected, and raised below
+                    number = first + refs.index(ref)
+                    error = self._of_death(number, raised)
+                    failed.append((number, error))
+                    end = time.monotonic() + _patience(error)
         if failed:
             raise self._cause(failed, [first + refs.index(ref) for ref in left])
         return [ray.get(ref) for ref in refs]
@@ -164,6 +174,40 @@ class Workers:
         if (hang := self._watch.look()) is not None:
             numbers, message = hang
             raise RunError(f"{self._named(numbers)} hangs: {message}")
+
+    def _of_death(self, number: int, error: Exception) -> Exception:
+        """The error of a process that NCCL's watchdog ended, which Ray calls lost; others as they
+        are.
+        """
+        from ray.exceptions import RayActorError
+
+        waited = None
+        if isinstance(error, RayActorError) and self._written[number][1]:
+            waited = timed_out(self._last_words(number))
+        if waited is None:
+            return error
+        name, at = self._named([number]), self._place(number)
+        if waited:
+            return _TimedOut(
+                f"{name} {WAITED}{at} for a collective of NCCL, {waited} (cluster.limit_seconds); "
+                "torch's watchdog ended it"
+            )
+        return _TimedOut(f"{name} did not come{at}: others {WAITED} for it", late=True)
+
+    def _last_words(self, number: int) -> str:
+        """What a dead process wrote on stderr; empty where its machine is lost too."""
+        import ray
+        from ray.exceptions import RayError
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        node, path = self._written[number]
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        asked: Any = ray.remote(last_words)
+        asked = asked.options(num_cpus=0, scheduling_strategy=there, max_retries=0)
+        try:
+            return ray.get(asked.remote(path), timeout=WORDS_SECONDS)
+        except RayError:
+            return ""
 
     def _cause(self, failed: list[tuple[int, Exception]], silent: list[int]) -> Exception:
         """Which of several errors to raise. First in rank: a process was lost; then: a process
@@ -179,6 +223,11 @@ class Workers:
                 death = f"{name} died: {first_line(error)} ({self._where(number)})"
                 lost = WorkerLost(f"{death}; was it killed, or out of memory?")
                 ranked.append((-1, number, lost))
+                continue
+            if isinstance(error, _TimedOut):
+                late = [n for n, e in failed if isinstance(e, _TimedOut) and e.late]
+                told = error if error.late else self._hung(error, sorted({*silent, *late}))
+                ranked.append((2 if error.late else 1, number, told))
                 continue
             cause = error.cause if isinstance(error, RayTaskError) else error
             if not isinstance(cause, PostgradError | OSError) or cause is error:
@@ -197,7 +246,14 @@ class Workers:
     def _hung(self, cause: Exception, silent: list[int]) -> Exception:
         if not silent:
             return cause
-        return RunError(f"{self._named(silent)} did not come and says nothing, it hangs: {cause}")
+        at = " and".join(filter(None, map(self._place, silent)))
+        names = self._named(silent)
+        return RunError(f"{names} did not come and says nothing, it hangs{at}: {cause}")
+
+    def _place(self, number: int) -> str:
+        """Where a process was last seen, " at FILE:LINE in FUNCTION"; empty where it was not."""
+        place = self._watch.place(number)
+        return f" at {place}" if place else ""
 
     def _named(self, numbers: Sequence[int]) -> str:
         return " and ".join(f"{self._title} {n} ({self._where(n)})" for n in numbers)
@@ -206,15 +262,30 @@ class Workers:
         return "pid {1} on {0}".format(*self.places[number])
 
 
+def _patience(error: Exception) -> float:
+    """Seconds that the others have to report what was behind an error."""
+    if isinstance(error, _TimedOut):
+        return ENDED_SECONDS
+    return HUNG_SECONDS if WAITED in str(error) else GRACE_SECONDS
+
+
+class _TimedOut(RunError):
+    """NCCL's watchdog ended a process. late: it was the others that had waited for it."""
+
+    def __init__(self, message: str, *, late: bool = False) -> None:
+        super().__init__(message)
+        self.late = late
+
+
 class _Worker:
     """The actor in each process: holds the worker's object and calls its methods."""
 
     _object: Any
     _thread: int | None = None  # identifier of the thread that runs a call
 
-    def stand(self, folder: str) -> tuple[str, int, str]:
+    def stand(self, folder: str) -> tuple[str, int, str, str]:
         """Changes into the run's folder, so that a recipe's paths mean the same here. Returns the
-        machine's address, the pid, and Ray's id of the machine.
+        machine's address, the pid, Ray's id of the machine, and the file that stderr goes to.
         """
         import ray
 
@@ -227,7 +298,7 @@ class _Worker:
                 f"{error.strerror}; start it in a folder that all machines share"
             ) from error
         _use_interface_of(address)
-        return address, os.getpid(), ray.get_runtime_context().get_node_id()
+        return address, os.getpid(), ray.get_runtime_context().get_node_id(), stderr_file()
 
     def make(self, worker: str, arguments: list[Any]) -> None:
         self._object = resolve(worker, {}, "worker")(*arguments)

@@ -58,16 +58,23 @@ class Choices:
         return EngineSizes(self.slots, self.cache_tokens)
 
 
-def choose(recipe: Recipe, recorded: Mapping[str, Any], *, measure: bool = True) -> Choices:
+def choose(
+    recipe: Recipe,
+    recorded: Mapping[str, Any],
+    *,
+    measure: bool = True,
+    device: str | None = None,
+) -> Choices:
     """Each setting as the recipe states it, else as recorded, else as it suits this machine.
 
+    device: that of the models, where it is not this process's.
     recorded: the choices in the checkpoint, without those that may change (--allow-change NAME); {}
     for a new run. measure: the rest may depend on a measurement. Only runs that record their
     choices may measure, so that two evaluations of a model give the same numbers.
     """
     recorded_value = recorded.get
     probed = devices.choose(recipe.learner.threads, recipe.learner.deterministic)
-    device = recorded_value("device") or probed.device
+    device = recorded_value("device") or device or probed.device
     dtype = _dtype(recipe, recorded_value("dtype"), device, measure)
     threads = recipe.learner.threads or recorded_value("threads")
     sampling = recipe.rollout_settings

@@ -1,5 +1,6 @@
 """The models of a run on ranks of a cluster: what the loop calls here, every rank does there."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,6 +13,7 @@ from postgrad.checkpoint.parts import Divided
 from postgrad.cluster import connection
 from postgrad.cluster.connection import Reservation
 from postgrad.cluster.placing import RoleRequest, role_request
+from postgrad.cluster.settings import ClusterSettings
 from postgrad.cluster.workers import POLICY, RankGroup, Workers
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.process import Handle
@@ -27,10 +29,12 @@ from postgrad.learner.update import Update
 from postgrad.models.settings import LoraSettings
 from postgrad.observe.console import Console
 from postgrad.observe.sinks import Logs
+from postgrad.parallel import device as devices
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Engine
 
 RANK = "postgrad.fleet.worker:RankWorker"
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # empty: the user wants a run on CPUs
 ROLLOUT = "rollout"  # the role of [cluster] whose places rollout workers take
 
 
@@ -84,8 +88,7 @@ class RankedFleet:
         """
         recipe, choices = site.recipe, site.choices
         settings, ranks = recipe.cluster, recipe.learner.ranks
-        if connection.start(settings):  # who calls us may be in a cluster of their own
-            stack.callback(connection.stop)
+        _connect(settings, stack)
         wants = wants_of(recipe, choices.device)
         patient = again or settings.address is not None  # others may still be on their way
         try:
@@ -101,6 +104,20 @@ class RankedFleet:
         logs.event("placed", group.description(), role=POLICY, places=group.places)
         console.note(f"{ranks} ranks, {recipe.learner.sharding} sharding, behind Ray")
         return cls(site, group, reservation, console, logs, folder)
+
+    @staticmethod
+    def device(settings: ClusterSettings, stack: ExitStack) -> str:
+        """What the ranks work on, "cuda" or "cpu". Without an address they are on this machine;
+        else the cluster is asked, since its first machine, where the loop runs, may lack GPUs. A
+        connection that this makes ends with `stack`.
+        """
+        here = devices.choose(None, False).device
+        if settings.address is None or here == "cuda" or os.environ.get(VISIBLE) == "":
+            return here
+        if settings.policy.gpus is not None:
+            return "cuda" if settings.policy.gpus else "cpu"
+        _connect(settings, stack)
+        return "cuda" if any(node.gpus for node in connection.nodes_alive()) else "cpu"
 
     def policy(self, path: str, temperature: float = 1.0) -> "RankedRole":
         lora = self._site.recipe.model.lora
@@ -127,6 +144,10 @@ class RankedFleet:
 
     def release(self, role: str) -> None:
         self._group.call("release", role).result()
+
+    def rest(self) -> None:
+        if self._site.choices.device == "cuda":
+            self._group.call("rest").result()
 
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
         """Fleet.engine: in the workers that the recipe places, else in this process, with a copy of
@@ -182,6 +203,12 @@ class RankedFleet:
         return RankedRole(self._group, role or method, temperature, lora=lora)
 
 
+def _connect(settings: ClusterSettings, stack: ExitStack) -> None:
+    """Connects to the cluster, until `stack` closes, unless this process is in one already."""
+    if connection.start(settings):  # who calls us may be in a cluster of their own
+        stack.callback(connection.stop)
+
+
 def wants_of(recipe: Recipe, device: str) -> list[RoleRequest]:
     """What the recipe's processes ask of a cluster. device: "cpu" or "cuda". Raises UsageError for
     a placement that does not suit it.
@@ -189,7 +216,16 @@ def wants_of(recipe: Recipe, device: str) -> list[RoleRequest]:
     settings, ranks, rollout = recipe.cluster, recipe.learner.ranks, recipe.rollout_settings
     wants = [role_request(POLICY, f"learner.ranks = {ranks}", ranks, settings.policy, device)]
     count = settings.engines(ranks)
-    if rollout is not None and recipe.samples_answers and count:
+    if rollout is None or not recipe.samples_answers:
+        return wants
+    if device == "cuda" and not count:
+        raise UsageError(
+            "cluster: the rollout engine has no place. In the first process it would work on a GPU "
+            "that Ray gives to a rank: let engines share the ranks' GPUs "
+            "(--cluster.policy.colocate rollout), or give them GPUs of their own "
+            "(--cluster.rollout.workers 1)"
+        )
+    if count:
         key, inside = f"cluster.rollout.workers = {count}", settings.policy.colocate and POLICY
         place = settings.rollout or settings.policy
         engine = rollout.vllm

@@ -32,7 +32,7 @@ def smaller(now: Outlook) -> Iterator[Change]:
     recipe = now.recipe
     if now.missing_devices:
         stage = recipe.learner.sharding
-        yield ranked(now.hardware.count, stage), "as many ranks as there are devices"
+        yield ranked(now.recipe, now.hardware.count, stage), "as many ranks as there are devices"
     yield from _smaller_forward(now)
     if not recipe.model.gradient_checkpointing:
         text = "activations are computed again in the backward pass"
@@ -59,7 +59,7 @@ def faster(start: Outlook) -> Iterator[Change]:
     learner, count = recipe.learner, start.hardware.count
     if count > learner.ranks:
         stage = learner.sharding if learner.ranks > 1 else "zero1"
-        yield ranked(count, stage), ALL
+        yield ranked(recipe, count, stage), ALL
     if recipe.model.gradient_checkpointing:
         yield flags("model.gradient_checkpointing", False), "there is room without"
     if learner.offload:
@@ -76,10 +76,23 @@ def fewer_devices(now: Outlook) -> Iterator[Change]:
     learner = now.recipe.learner
     half = learner.ranks // 2
     if learner.ranks % 2 == 0 and half % (learner.tensor_parallel * learner.context_parallel) == 0:
-        yield ranked(half, learner.sharding), "fewer devices, which wait less for each other"
+        fewer = ranked(now.recipe, half, learner.sharding)
+        yield fewer, "fewer devices, which wait less for each other"
 
 
-def ranked(count: int, stage: str) -> Overrides:
+def engine_place(recipe: Recipe) -> Overrides:
+    """Flags that give the rollout engine a place on GPUs behind Ray, where the recipe states none:
+    on those of the ranks, or its own where one rank's GPU is not enough.
+    """
+    rollout = recipe.rollout_settings
+    if rollout is None or not recipe.samples_answers or recipe.cluster.engines(1):
+        return ()
+    if rollout.type == "vllm" and rollout.vllm.tensor_parallel * rollout.vllm.engines > 1:
+        return flags("cluster.rollout.workers", 1)
+    return flags("cluster.policy.colocate", "rollout")
+
+
+def ranked(recipe: Recipe, count: int, stage: str) -> Overrides:
     """Flags for training on `count` ranks, sharded by `stage`."""
     if count == 1:
         return (
@@ -92,6 +105,7 @@ def ranked(count: int, stage: str) -> Overrides:
         *flags("learner.ranks", count),
         *flags("cluster.type", "ray"),
         *flags("learner.sharding", stage),
+        *engine_place(recipe),
     )
 
 
@@ -126,7 +140,7 @@ def _sharded(now: Outlook, last: ShardingStage) -> Iterator[Change]:
         text = "divides more of the state over the ranks"
         yield flags("learner.sharding", STAGES[stage + 1]), text
     if idle > 0:
-        yield ranked(now.hardware.count, learner.sharding if stage else "zero2"), ALL
+        yield ranked(now.recipe, now.hardware.count, learner.sharding if stage else "zero2"), ALL
 
 
 def _shorter(recipe: Recipe) -> Overrides:
@@ -270,7 +284,7 @@ def _on_more_devices(start: Outlook, steps: Sequence[Change], facts: Facts) -> I
                 if count <= start.hardware.count:
                     continue
                 there = replace(facts, hardware=_more(start.hardware, count))
-                overrides = ranked(count, stage)
+                overrides = ranked(now.recipe, count, stage)
                 tried = _planned(now.recipe, overrides, there)
                 if tried is not None and tried.fits:
                     yield from advised

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from postgrad.core.errors import UsageError
+from postgrad.plan.advice import ranked
 from postgrad.plan.hardware import Device, Hardware, catalogue
 from postgrad.plan.plan import Facts, Outlook, outlook
 from postgrad.recipe.load import with_overrides
@@ -53,8 +54,7 @@ def _first(recipe: Recipe, facts: Facts, device: Device) -> Iterator[Offer]:
     """The fewest devices of a kind that are enough, with the least sharding that fits."""
     for count in COUNTS:
         for stage in ("zero1", "zero2", "zero3") if count > 1 else ("none",):
-            ranks = ("--cluster.type", "ray", "--learner.sharding", stage) if count > 1 else ()
-            flags = ("--learner.ranks", str(count), *ranks)
+            flags = ranked(recipe, count, stage) if count > 1 else ("--learner.ranks", "1")
             try:
                 changed = with_overrides(recipe, flags)
                 there = outlook(

@@ -140,7 +140,9 @@ def _set(raw: dict[str, Any], override: Override) -> None:
             if last:
                 table[key] = override.value
             else:
-                node = table.setdefault(key, {})
+                if table.get(key) is None:  # left out: null in a recipe's dump
+                    table[key] = {}
+                node = table[key]
         else:
             key = ".".join(str(p) for p in override.place[:depth])
             raise UsageError(f"{override.flag}: {key} is a value, not a table with keys of its own")

@@ -52,7 +52,8 @@ class VLLMSettings(Settings):
     POSTGRAD_VLLM_PYTHON. `engines` processes share the prompts, each over `tensor_parallel`
     devices. `memory_fraction`: of a GPU, for weights, keys and values. `eager`: no compiled graphs;
     left out, on CPUs alone. `sleep`: memory is given back while the learner works; left out, where
-    the two share a GPU.
+    the two share a GPU. There weights are dropped and come with the next publish; on GPUs of its
+    own an engine keeps them in the host's memory.
     """
 
     python: str | None = None

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from postgrad.core.errors import PostgradError
+import torch
+
+from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.files import finite
 from postgrad.fleet.choices import Choices
 from postgrad.models.known_shapes import shape_of_model
@@ -127,8 +129,18 @@ def settled(recipe: Recipe, choices: Choices) -> Recipe:
     return chosen(recipe, choices.dtype, choices.threads)
 
 
+def require_device(choices: Choices) -> None:
+    """Raises UsageError where the run computes on GPUs of other machines alone."""
+    if choices.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError(
+            "the run's GPUs are on other machines, so this one cannot plan for them: state the "
+            'numbers that are "auto"; postgrad plan --hardware says which ones fit'
+        )
+
+
 def hardware_here(choices: Choices) -> Hardware:
     """The hardware that the run computes on, with its number of threads."""
+    require_device(choices)
     hardware = this_machine() if choices.device == "cuda" else this_cpu()
     return with_threads(hardware, choices.threads)
 

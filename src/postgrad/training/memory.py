@@ -133,6 +133,7 @@ def planned(
     untried = frozenset(name for name, auto in asked.items() if auto and not recorded.get(name))
     if not untried:
         return choices, untried
+    foreseen.require_device(choices)
     sizes = AutoSizes.largest(recipe, cpu=choices.device == "cpu")
     with suppress(PostgradError):  # without a plan the trials start from the largest sizes
         sizes = _fitting(recipe, choices)

@@ -96,8 +96,11 @@ def prepare(
     recorded: Mapping[str, Any] = checkpoint.state.choices if checkpoint else {}
     recorded = {name: old for name, old in recorded.items() if name not in allow_change}
     read = require_unchanged(recipe, recorded.get("sources") or {}, allow_change)
-    choices = replace(choose(recipe, recorded), sources=read)
-    devices.apply(choices.placement)
+    local = recipe.cluster.type == "local"
+    device = None if local else RankedFleet.device(recipe.cluster, stack)
+    choices = replace(choose(recipe, recorded, device=device), sources=read)
+    placement = choices.placement if local else choices.placement.here()
+    devices.apply(placement)
     choices, untried = memory.planned(recipe, choices, recorded)
     logs.rewind(checkpoint.state.log_offsets if checkpoint else {})
     suited = recipe.sentinels.for_dtypes(choices.dtype, choices.rollout_dtype)
@@ -115,7 +118,7 @@ def prepare(
         sentinels,
         watchdog,
         StopSignals(recipe.checkpoint.grace_seconds),
-        Clock(peaks=Peaks(gauge_for(choices.device))),
+        Clock(peaks=Peaks(gauge_for(choices.device) if placement == choices.placement else None)),
         untried=untried,
     )
     _tell_start(run, checkpoint)

@@ -1,0 +1,43 @@
+"""A learner and an engine, two processes on one card of 24 GB, and what they leave each other."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.gpu_stub import Stub
+
+pytestmark = pytest.mark.gpu_stub
+SCRIPT = str(Path(__file__).parent / "handover.py")
+STEPS = 5  # of handover.py
+PAGES = 3 * 20 * 2**20  # torch maps segments by 20 MiB; so many are in use in part, of any model
+
+
+def run(stub: Stub, folder: Path, *arguments: str) -> dict[str, Any]:
+    card = {"STUB_MEM": "24", "STUB_CARD": str(folder / "card")}
+    return stub.ask(SCRIPT, str(folder), *arguments, **card)
+
+
+def test_both_survive_and_give_back_what_they_do_not_hold(
+    stub: Stub, results: dict[str, Any], tmp_path: Path
+) -> None:
+    found = run(stub, tmp_path, "small")
+    assert found["error"] is None
+    turns = found["turns"]
+    owners = [owner for owner, *_ in turns]
+    # loading; then at the start and in each step before, within and after a publish
+    assert owners.count("learner") == 1 + 3 * (1 + STEPS)
+    assert owners.count("engine") == 1 + STEPS
+    for owner, allocated, reserved in turns:
+        assert reserved <= 1.05 * allocated + PAGES, (owner, allocated, reserved)
+    results["hand-over on 24 GB"] = {
+        owner: [[allocated, reserved] for name, allocated, reserved in turns if name == owner][-1]
+        for owner in ("learner", "engine")
+    }
+
+
+def test_without_giving_back_they_run_out_of_memory(stub: Stub, tmp_path: Path) -> None:
+    found = run(stub, tmp_path, "small", "keep")
+    assert "out of memory" in found["error"]
+    learner = [reserved for owner, _, reserved in found["turns"] if owner == "learner"]
+    assert len(learner) < 1 + 3 * (1 + STEPS)

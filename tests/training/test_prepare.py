@@ -1,0 +1,113 @@
+"""Runs whose first process has no GPU, and whose ranks have: without Ray, and without a GPU."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.fake_ranks import FakeGroup
+from helpers.runs import lines
+from postgrad.core.errors import UsageError
+from postgrad.core.process import Handle, done
+from postgrad.fleet import ranked
+from postgrad.fleet.engines import EngineWorker
+from postgrad.fleet.ranked import RankedFleet
+from postgrad.observe.console import Console
+from postgrad.training.start import train
+
+CLUSTER = {
+    "type": "ray",
+    "address": "head:6379",
+    "policy": {"gpus": 1},
+    "rollout": {"workers": 1},
+}
+
+
+class Disguised(FakeGroup):
+    """A rank on another machine. What it takes for a GPU there is the CPU here."""
+
+    def __init__(self, site: Any) -> None:
+        assert site.choices.device == "cuda"
+        super().__init__(site.recipe, replace(site.choices, device="cpu"))
+
+
+class Worker:
+    """A rollout worker on another machine, as `cluster.workers.Workers` of one process."""
+
+    size, places = 1, (("10.0.0.2", 7),)
+
+    def __init__(self, title: str, worker: str, arguments: Sequence[Any], *more: Any) -> None:
+        recipe, choices = arguments
+        self._worker = EngineWorker(recipe, replace(choices, device="cpu"))
+        self._loads: list[Any] = []
+
+    def ask(self, number: int, method: str, *arguments: Any) -> Handle[Any]:
+        if method == "build":
+            path, choices, *sizes = arguments
+            built = self._worker.build(path, replace(choices, device="cpu"), *sizes)
+            return done(replace(built, device=choices.device))
+        return done(getattr(self._worker, method)(*arguments))
+
+    def call(self, method: str, *arguments: Any) -> Handle[Any]:
+        if method == "load_weights":  # waits for what is sent
+            handle: Handle[Any] = Handle()
+            self._loads.append((handle, arguments))
+            return handle
+        return self.ask(0, method, *arguments)
+
+    def aside(self, method: str, *arguments: Any) -> Handle[Any]:
+        getattr(self._worker, method)(*arguments)
+        if arguments == (None,):
+            handle, version = self._loads.pop()
+            self._worker.load_weights(*version)
+            handle.set_result(None)
+        return done(None)
+
+    def description(self) -> str:
+        return "a rollout worker"
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[Disguised]:
+    """The groups of ranks of runs that started."""
+    made: list[Disguised] = []
+
+    def start(site: Any, stack: ExitStack, *more: Any, again: bool = False) -> RankedFleet:
+        made.append(Disguised(site))
+        nothing: Any = None  # reserved at Ray
+        return RankedFleet(site, made[-1], nothing, *more)
+
+    monkeypatch.setattr(RankedFleet, "start", start)
+    monkeypatch.setattr(ranked, "Workers", Worker)
+    return made
+
+
+def test_a_controller_without_a_gpu_leads_a_run_on_gpus(
+    make_recipe: Any, console: Console, groups: list[Disguised]
+) -> None:
+    """torch here is without CUDA or without a device: whatever asks for one raises."""
+    recipe = make_recipe("rl", cluster=CLUSTER)
+    train(recipe.model_copy(update={"steps": 2}), console)
+    folder = Path(recipe.run_dir)
+    assert [line["step"] for line in lines(folder / "metrics.jsonl")] == [1, 2]
+    started = next(e for e in lines(folder / "events.jsonl") if e["event"] == "started")
+    assert (started["device"], started["dtype"]) == ("cuda", "bfloat16")
+    train(recipe, console)  # goes on where it was
+    assert len(lines(folder / "metrics.jsonl")) == 3
+    (first, second) = groups
+    for group in (first, second):  # after the start; before, within and after each publish
+        assert [method for method, *_ in group.calls].count("rest") >= 1 + 3
+
+
+def test_sizes_that_only_the_other_machine_could_try_have_to_be_stated(
+    make_recipe: Any, console: Console, groups: list[Disguised]
+) -> None:
+    recipe = make_recipe("rl", cluster=CLUSTER, batch={"micro_train_tokens": "auto"})
+    with pytest.raises(UsageError, match=r"GPUs are on other machines, .* that are \"auto\""):
+        train(recipe, console)
+    assert groups == []
