@@ -39,7 +39,7 @@ def adds_in_place(weight: Tensor) -> bool:
     return large and weight.requires_grad and weight.is_leaf
 
 
-def sum_gradients_in(master: nn.Parameter, weight: nn.Parameter) -> None:
+def sum_gradients_in(master: nn.Parameter, weight: Tensor) -> None:
     """From now on the output head adds its gradient of `weight`, whose dtype is narrow, to
     `master.grad`, which is float32: then nothing is rounded to the narrow dtype on the way.
     """

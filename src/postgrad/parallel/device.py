@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from postgrad.core.errors import RunError
@@ -66,6 +68,17 @@ def apply(placement: Placement) -> torch.device:
     # That mode also fills every new tensor with NaN, for debugging: one more pass over memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     return torch.device(placement.device)
+
+
+def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """An array as a tensor on `device`: on a CPU in the same memory. To a GPU it is copied from
+    pinned memory, and nothing waits: torch keeps that memory until the copy has ended, and uses it
+    again for a later array.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -126,7 +126,8 @@ def _start_message(
         memory_fraction=vllm.memory_fraction,
         eager=cpu if vllm.eager is None else vllm.eager,
         sleep=shares if vllm.sleep is None else vllm.sleep,
-        whole_prompts=cpu,
+        whole_prompts=cpu and vllm.seeded,
+        seeded=vllm.seeded,
     )
 
 
