@@ -104,6 +104,18 @@ class ModelShape:
         return 3 * self.hidden_size * self.intermediate_size + self.mlp_bias * biases
 
     @property
+    def matrices(self) -> list[tuple[int, int]]:
+        """The shapes [outputs, inputs] of all matrices that states are multiplied with: those of a
+        layer, those that the engine joins (queries, keys and values; gate and up), and the head's.
+        """
+        hidden, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.query_size, self.key_size
+        outputs = queries, keys, queries + 2 * keys, inner, 2 * inner, self.vocab_size
+        return list(
+            dict.fromkeys([*((n, hidden) for n in outputs), (hidden, queries), (hidden, inner)])
+        )
+
+    @property
     def norm_parameters(self) -> int:
         """Weights of the norms of one layer."""
         return self.norms * self.hidden_size + self.qk_norm * 2 * self.head_dim

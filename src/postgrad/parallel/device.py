@@ -5,8 +5,8 @@ Dtype and number of threads of a CPU may be measured.
 import os
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import psutil
@@ -24,6 +24,8 @@ NARROWEST = 256  # below this hidden size most of the time is not products
 CLEARLY = 1.5  # least speed-up of products; the other half of a step gets no faster
 WORTH = 0.9  # more threads are used where they take at most this share of the time
 
+_libraries: dict[str, str] = {}  # of the placement that was applied
+
 Multiply = Callable[[Tensor, Tensor], Tensor]  # states [N, K] and a weight [M, K]: [N, M]
 
 
@@ -34,6 +36,8 @@ class Placement:
     device: str  # "cpu" or "cuda"
     threads: int  # CPU threads of torch
     deterministic: bool  # torch's deterministic algorithms
+    # Of float32 products on a CPU, by the shape of their matrix ("1024x256"): "mkl" or "onednn".
+    products: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def to_json(self) -> dict[str, object]:
         """JSON values for the run state."""
@@ -41,6 +45,7 @@ class Placement:
             "device": self.device,
             "threads": self.threads,
             "deterministic": self.deterministic,
+            "products": dict(self.products),
         }
 
 
@@ -62,12 +67,24 @@ def apply(placement: Placement) -> torch.device:
             "other hardware gives other bits: allow it with --allow-change device"
         )
     torch.set_num_threads(placement.threads)
+    _libraries.clear()
+    _libraries.update(placement.products)
     if placement.deterministic:  # before the first product: cuBLAS reads it with its first handle
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(placement.deterministic)
     # That mode also fills every new tensor with NaN, for debugging: one more pass over memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     return torch.device(placement.device)
+
+
+def product_name(rows: int, columns: int) -> str:
+    """The name of a matrix [rows, columns] in Placement.products."""
+    return f"{rows}x{columns}"
+
+
+def product_library(rows: int, columns: int) -> str | None:
+    """The library that this process was told to multiply such a matrix with; None: none."""
+    return _libraries.get(product_name(rows, columns))
 
 
 def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
@@ -97,13 +114,18 @@ def bfloat16_pays(hidden: int, intermediate: int, multiply: Multiply) -> bool:
     products = [
         _product(hidden, intermediate, dtype, multiply) for dtype in (torch.float32, torch.bfloat16)
     ]
+    plain, narrow = cpu_seconds(products)
+    return plain >= CLEARLY * narrow
+
+
+def cpu_seconds(works: list[Callable[[], object]]) -> list[float]:
+    """Median CPU seconds of each of `works` on one thread, in alternating rounds."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        plain, narrow = _medians(products, time.process_time)
+        return _medians(works, time.process_time)
     finally:
         torch.set_num_threads(before)
-    return plain >= CLEARLY * narrow
 
 
 def useful_threads(most: int) -> int:
