@@ -2,9 +2,9 @@
 
     python -m benchmarks.speed rollout --against transformers --data DIR --to rollout.json
 
-Both sides take turns in one run. Printed are medians (least to most) and ratios of medians, by the
-wall clock and in CPU time; on a shared machine the latter is the steadier one. --precision best
-lets each side compute in float32 and in bfloat16 and takes the faster. A peer that lives in another
+Both sides take turns in one run. Printed are the processor, medians (least to most) and ratios of
+medians, by the wall clock and in CPU time; on a shared machine the latter is the steadier one.
+--precision best lets each side compute in float32 and in bfloat16 and takes the faster. A peer that lives in another
 environment is named by --peer-python.
 """
 
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.speed.harness import Contestant, Refused, compete
-from benchmarks.speed.report import machine, report, table
+from benchmarks.speed.report import machine, measured_on, report, table
 from benchmarks.speed.side import Options, Precision
 from benchmarks.speed.workload import SHAPES, WORKS, make
 
@@ -87,6 +87,7 @@ def main() -> None:
         "machine": machine(),
         **report(found, OURS, args.against),
     }
+    print(measured_on(result["machine"], args.threads))
     print(table(result))
     if args.to:
         args.to.write_text(json.dumps(result, indent=1) + "\n", "utf-8")

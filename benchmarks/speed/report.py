@@ -3,7 +3,7 @@
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +11,8 @@ from typing import Any
 
 from benchmarks.speed.harness import Results, fastest, ratio
 
+# Instruction sets that decide how fast products are, by their names in /proc/cpuinfo.
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "bf16", "sve")
 MEASURES = ("seconds", "cpu_seconds", "peak_bytes")
 
 
@@ -18,6 +20,7 @@ def machine() -> dict[str, Any]:
     """What the figures depend on and the code does not."""
     return {
         "cpu": cpu_model(),
+        "instructions": [name for name in INSTRUCTIONS if name in _of_cpu("flags", "Features")],
         "cores": os.cpu_count(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "load_average": [round(load, 2) for load in os.getloadavg()],
@@ -26,12 +29,24 @@ def machine() -> dict[str, Any]:
 
 def cpu_model() -> str:
     """The processor's name, where Linux says it."""
+    return " ".join(_of_cpu("model name")) or platform.processor() or platform.machine()
+
+
+def _of_cpu(*names: str) -> list[str]:
+    """The words of the first line of /proc/cpuinfo that has one of `names`; [] where none does."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text("utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    for line in info.read_text("utf-8").splitlines() if info.exists() else ():
+        name, _, value = line.partition(":")
+        if name.strip() in names:
+            return value.split()
+    return []
+
+
+def measured_on(machine: Mapping[str, Any], threads: int) -> str:
+    """The processor and what else ran there, for the line above a table."""
+    instructions = ", ".join(machine["instructions"]) or "no wide instructions"
+    load = machine["load_average"][0]
+    return f"{machine['cpu']} ({instructions}); {threads} threads; load {load:g}"
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from benchmarks.speed.harness import (
     fastest,
     ratio,
 )
-from benchmarks.speed.report import report, table
+from benchmarks.speed.report import machine, measured_on, report, table
 from benchmarks.speed.side import Options, Precision
 
 
@@ -110,3 +110,9 @@ def test_lengths_are_mixed_reach_the_longest_and_average_under_half_of_it() -> N
     assert found.mean() <= 64
     assert not (np.diff(found.ravel()) >= 0).all()
     assert lengths(16, 8, 128) == found.tolist()
+
+
+def test_the_processor_stands_above_the_figures() -> None:
+    told = {"cpu": "A Processor", "instructions": ["avx2", "avx512f"], "load_average": [0.5, 1, 2]}
+    assert measured_on(told, 1) == "A Processor (avx2, avx512f); 1 threads; load 0.5"
+    assert measured_on(machine(), 2).startswith(machine()["cpu"])

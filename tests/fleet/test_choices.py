@@ -8,7 +8,8 @@ import pytest
 
 from helpers.runs import lines
 from helpers.tiny_runs import MakeRecipe
-from postgrad.fleet.choices import choose
+from postgrad.fleet import choices
+from postgrad.fleet.choices import _shape, choose  # pyright: ignore[reportPrivateUsage]
 from postgrad.observe.console import Console
 from postgrad.parallel import device
 from postgrad.training.start import train
@@ -63,6 +64,31 @@ def test_what_was_recorded_is_never_measured_again(
     recorded = {"dtype": "bfloat16", "rollout_dtype": "float32", "threads": 3, "device": "cpu"}
     chosen = choose(make_recipe("rl", learner={"threads": None}), recorded)
     assert {**chosen.to_json(), **recorded} == chosen.to_json()
+
+
+def test_the_library_of_each_product_is_measured_once_and_recorded(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def faster(rows: int, columns: int) -> str:
+        asked.append((rows, columns))
+        return "mkl" if rows == 1024 else "onednn"
+
+    monkeypatch.setattr(choices, "faster_library", faster)
+    monkeypatch.setattr(choices, "has_fast_products", lambda: True)
+    recipe = make_recipe("rl", model={**WIDE, "dtype": "float32"})
+    chosen = choose(recipe, {})
+    assert asked == _shape(recipe).matrices
+    assert chosen.products["1024x512"] == chosen.placement.products["1024x512"] == "mkl"
+    assert chosen.products["512x1024"] == "onednn"
+    monkeypatch.setattr(choices, "faster_library", never)
+    assert choose(recipe, chosen.to_json()).products == chosen.products
+    old = {name: value for name, value in chosen.to_json().items() if name != "products"}
+    assert choose(recipe, old).products == {}  # begun before this was measured
+    assert choose(recipe, {}, measure=False).products == {}
+    narrow = make_recipe("rl", model={**WIDE, "dtype": "bfloat16"})
+    assert choose(narrow, {}).products == {}
 
 
 def test_what_keeps_no_record_does_not_measure(

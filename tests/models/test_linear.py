@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,7 +9,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from postgrad.models import linear
-from postgrad.models.linear import OneDNNLinear, speed_up
+from postgrad.models.linear import (
+    MatrixGradient,
+    OneDNNLinear,
+    faster_library,
+    from_outputs,
+    in_order,
+    project,
+    speed_up,
+)
+from postgrad.parallel import device
+from postgrad.parallel.device import product_name
 
 pytestmark = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512", reason="only CPUs with AVX-512 take it"
@@ -159,3 +170,37 @@ def grown(first: int, capacity: str | None) -> int:
 def test_a_run_does_not_grow_with_the_number_of_shapes_that_it_has_multiplied() -> None:
     assert grown(100, None) < 20
     assert grown(100, "1024") > 20  # what oneDNN keeps unless told otherwise
+
+
+def test_a_shape_that_a_run_found_faster_in_mkl_is_multiplied_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(device._libraries, product_name(40, 24), "mkl")  # pyright: ignore[reportPrivateUsage]
+    model = nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 24))
+    speed_up(model, torch.device("cpu"))
+    assert [type(module) for module in model] == [nn.Linear, OneDNNLinear]
+    weight, x, gradient = model[0].weight.detach(), torch.randn(5, 24), torch.randn(5, 40)
+    assert in_order(weight) is weight
+    assert torch.equal(project(x, weight, None), x @ weight.t())
+    assert torch.equal(from_outputs(gradient, weight), gradient @ weight)
+    of_weight = MatrixGradient(weight)
+    of_weight.add(gradient, x)
+    rest = of_weight.rest()
+    assert rest is not None
+    assert torch.equal(rest, gradient.t() @ x)
+
+
+@pytest.mark.parametrize(
+    ("onednn", "mkl", "wanted"), [(1.0, 0.9, "onednn"), (1.0, 0.7, "mkl"), (0.4, 1.0, "onednn")]
+)
+def test_mkl_is_taken_where_it_is_clearly_faster(
+    monkeypatch: pytest.MonkeyPatch, onednn: float, mkl: float, wanted: str
+) -> None:
+    def measured(works: list[Callable[[], object]]) -> list[float]:
+        both = [work() for work in works]
+        for ours, theirs in zip(*both, strict=True):  # pyright: ignore[reportArgumentType]
+            torch.testing.assert_close(ours, theirs)  # the same three products
+        return [onednn, mkl]
+
+    monkeypatch.setattr(linear, "cpu_seconds", measured)
+    assert faster_library(48, 32) == wanted

@@ -17,7 +17,9 @@ from postgrad.core.batch import MICRO_TRAIN_TOKENS
 from postgrad.core.errors import UsageError
 from postgrad.models.config_check import require_config
 from postgrad.models.files import CONFIG, read_object, weights_source
-from postgrad.models.linear import project
+from postgrad.models.known_shapes import shape_of_model
+from postgrad.models.linear import faster_library, has_fast_products, project
+from postgrad.models.shapes import ModelShape, shape_of
 from postgrad.parallel import device as devices
 from postgrad.parallel.device import Placement
 from postgrad.recipe.recipe import Recipe
@@ -36,6 +38,8 @@ class Choices:
     micro_train_tokens: int | None  # None where the recipe counts micro-batches in samples
     slots: int | None = None  # sequences that the engine decodes at a time; None without an engine
     cache_tokens: int | None = None  # of the engine's KV cache; None without an engine
+    # by shape of a matrix: the library of its float32 products on a CPU; empty: oneDNN, if there
+    products: Mapping[str, str] = field(default_factory=dict[str, str])
     # by role: the hash of weights that never change
     frozen: Mapping[str, str] = field(default_factory=dict[str, str])
     # by recipe key: commit or hash of the models and data that the run reads (train.pinned)
@@ -48,7 +52,7 @@ class Choices:
     @property
     def placement(self) -> Placement:
         """How torch has to be set up in this process."""
-        return Placement(self.device, self.threads, self.deterministic)
+        return Placement(self.device, self.threads, self.deterministic, self.products)
 
     @property
     def sizes(self) -> EngineSizes | None:
@@ -78,18 +82,22 @@ def choose(
     dtype = _dtype(recipe, recorded_value("dtype"), device, measure)
     threads = recipe.learner.threads or recorded_value("threads")
     sampling = recipe.rollout_settings
+    dtypes = (
+        dtype,
+        sampling and _rollout_dtype(sampling.dtype, recorded_value("rollout_dtype"), dtype),
+    )
     return Choices(
         device=device,
         threads=threads or _threads(device, probed.threads, measure),
         deterministic=recipe.learner.deterministic,
         dtype=dtype,
-        rollout_dtype=sampling
-        and _rollout_dtype(sampling.dtype, recorded_value("rollout_dtype"), dtype),
+        rollout_dtype=dtypes[1],
         micro_train_tokens=_micro_train_tokens(
             recipe, recorded_value("micro_train_tokens"), device
         ),
         slots=sampling and (sampling.stated_slots or recorded_value("slots")),
         cache_tokens=sampling and (sampling.cache_tokens or recorded_value("cache_tokens")),
+        products=_products(recipe, recorded, device, measure and "float32" in dtypes),
         frozen=recorded_value("frozen") or {},
     )
 
@@ -126,6 +134,38 @@ def _dtype(recipe: Recipe, recorded: str | None, device: str, measure: bool) -> 
     if device == "cpu" and measure and devices.bfloat16_pays(*_layer(recipe), multiply):
         return "bfloat16"
     return str(devices.compute_dtype("auto", torch.device(device))).removeprefix("torch.")
+
+
+def _products(
+    recipe: Recipe, recorded: Mapping[str, Any], device: str, measure: bool
+) -> Mapping[str, str]:
+    """The library of the policy's float32 products on a CPU, by shape, measured at a run's start. A
+    run whose record does not say goes on with oneDNN, as it began.
+    """
+    if "device" in recorded:
+        return recorded.get("products") or {}
+    if device != "cpu" or not measure or not has_fast_products():
+        return {}
+    shape = _shape(recipe)
+    if shape is None or shape.hidden_size < devices.NARROWEST:
+        return {}
+    return {devices.product_name(*each): faster_library(*each) for each in shape.matrices}
+
+
+def _shape(recipe: Recipe) -> ModelShape | None:
+    """The policy's shape; None where its config is not on this machine, or is one that loading the
+    model refuses.
+    """
+    path = recipe.model.path
+    try:
+        if path is None:
+            return shape_of_model(recipe.model)
+        file = Path(weights_source(path)) / CONFIG
+        config = read_object(file)
+        require_config(config, file)
+        return shape_of(config, path)
+    except UsageError:
+        return None
 
 
 def _rollout_dtype(stated: str, recorded: str | None, learner: str) -> str:

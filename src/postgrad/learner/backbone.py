@@ -25,6 +25,7 @@ from postgrad.models import head
 from postgrad.models.adapters import Adapter
 from postgrad.models.attention import AttentionContext, hidden_states, layers_of, require_embedded
 from postgrad.models.tree import TreeAttention
+from postgrad.parallel.device import to_device
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import Sharding
 
@@ -59,6 +60,28 @@ class PackedForward(nn.Module):
         """The result of read(lm, hidden states [E, hidden] of the loss entries)."""
         hidden = hidden_states(self.lm, token_ids, positions, context)
         return read(self.lm, hidden.index_select(0, hidden_row))
+
+
+class Outputs:
+    """The outputs of several layouts, which stay on their device until all are read at once."""
+
+    def __init__(self) -> None:
+        self._columns: list[NDArray[np.int64]] = []
+        self._outputs: list[Tensor] = []
+
+    def add(self, layout: Layout, outputs: Tensor) -> None:
+        """outputs: [E] at the layout's loss entries."""
+        self._columns.append(layout.column)
+        self._outputs.append(outputs.detach())
+
+    def write(self, values: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Writes them into `values` [N], by flat token; returns at which tokens there were any."""
+        computed = np.zeros(len(values), np.bool_)
+        if self._columns:
+            column = np.concatenate(self._columns)
+            values[column] = torch.cat(self._outputs).cpu().numpy()
+            computed[column] = True
+        return computed
 
 
 class Backbone:
@@ -154,7 +177,7 @@ class Backbone:
             rank_rows,
             partial(
                 head.target_logprobs,
-                targets=torch.from_numpy(targets).to(self.device),
+                targets=to_device(targets, self.device),
                 temperature=temperature,
                 with_entropy=with_entropy,
             ),
@@ -185,7 +208,7 @@ class Backbone:
         keys = row_keys(layout.token_ids, layout.positions, layout.segment_start, layout.parent)
         if (rank_rows := self._rows_of_rank(layout)) is not None:
             keys = keys[rank_rows.inner]
-        return self.adapter.dropping(torch.from_numpy(keys).to(self.device), update)
+        return self.adapter.dropping(to_device(keys, self.device), update)
 
     def _rows_of_rank(self, layout: Layout) -> RankRows | None:
         """This rank's rows of a layout, where several ranks share it; else None."""
@@ -204,7 +227,7 @@ class Backbone:
                 rank_rows.hidden_row,
             )
             context = SharedAttention(context, layout.n_tokens, self.ranks)
-        tensors = (torch.from_numpy(array).to(self.device) for array in arrays)
+        tensors = (to_device(array, self.device) for array in arrays)
         return self._forward(*tensors, context, read)
 
     def _context(self, layout: Layout) -> AttentionContext:
@@ -223,12 +246,12 @@ class Backbone:
         """The outputs [E] that `read` gives for each layout, as a column over all tokens: float32,
         zeros at tokens without loss.
         """
-        values = np.zeros(len(sequences.tokens.values), np.float32)
-        computed = np.zeros(len(values), np.bool_)
+        outputs = Outputs()
         for layout in self.micro_batches(sequences, np.arange(len(sequences)), reads=reads):
-            outputs = read(layout)
+            of_layout = read(layout)
             if layout.n_sequences:
-                values[layout.column] = outputs.cpu().numpy()
-                computed[layout.column] = True
+                outputs.add(layout, of_layout)
+        values = np.zeros(len(sequences.tokens.values), np.float32)
+        computed = outputs.write(values)
         self.free_gathered()
         return sequences.tokens.like(self.ranks.merged(values, computed)[0])

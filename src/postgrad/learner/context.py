@@ -16,6 +16,7 @@ from torch import Tensor
 from postgrad.core.errors import UsageError
 from postgrad.layout.layout import Layout
 from postgrad.models.attention import AttentionContext
+from postgrad.parallel.device import to_device
 from postgrad.parallel.exchange import heads_from_rows, outputs_of_all, rows_from_heads
 from postgrad.parallel.ranks import Ranks
 
@@ -51,7 +52,7 @@ class RankRows:
 
     def outputs(self, rank_outputs: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
         """The outputs [E] of the whole layout, from this rank's [e + 1] and those of the others."""
-        places = torch.from_numpy(self.entries).to(rank_outputs.device)
+        places = to_device(self.entries, rank_outputs.device)
         entry_outputs = rank_outputs[:-1] + rank_outputs[-1] * 0.0
         return outputs_of_all(entry_outputs, places, len(layout.target), ranks.groups.replica)
 

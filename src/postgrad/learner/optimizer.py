@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.learner.settings import LearnerSettings
+from postgrad.models.linear import sum_gradients_in
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import WHOLE, TensorPiece, local, piece_of, whole_tensor
 
@@ -182,12 +183,16 @@ class MasterOptimizer:
         master = nn.Parameter(working.detach().float())
 
         def add(parameter: Tensor) -> None:
-            assert parameter.grad is not None
-            gradient = parameter.grad.float()
-            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+            if parameter.grad is None:  # the output head has added its own to the master already
+                return
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                master.grad.add_(parameter.grad)
             parameter.grad = None
 
         working.register_post_accumulate_grad_hook(add)
+        sum_gradients_in(master, working)
         return master
 
     def step(self, rate: float) -> float:
@@ -238,13 +243,20 @@ class MasterOptimizer:
         masters = list(self.master.values())
         if not any(piece.divided for piece in self.pieces.values()):
             return float(nn.utils.clip_grad_norm_(masters, limit))
-        squares = 0.0
+        by_copies: dict[tuple[int, torch.device], list[Tensor]] = {}
         for name, master in self.master.items():
             assert master.grad is not None
-            squares += float(master.grad.double().square().sum()) / self.pieces[name].copies
-        norm = math.sqrt(self._ranks.sum(squares))
-        nn.utils.clip_grads_with_norm_(masters, limit, torch.tensor(norm))
-        return norm
+            if master.grad.numel():  # a rank may have no row of a short matrix
+                place = self.pieces[name].copies, master.grad.device
+                by_copies.setdefault(place, []).append(master.grad)
+        squares = torch.zeros((), dtype=torch.float64, device=masters[0].device)
+        for (copies, _), gradients in by_copies.items():
+            norms = torch._foreach_norm(gradients, 2, dtype=torch.float64)  # pyright: ignore[reportPrivateImportUsage]
+            squares += (torch.stack(norms).square().sum() / copies).to(squares.device)
+        self._ranks.sum_([squares])
+        norm = squares.sqrt()
+        nn.utils.clip_grads_with_norm_(masters, limit, norm.float())
+        return float(norm)  # the only wait
 
     def _gather(self, name: str, part: Tensor) -> tuple[Tensor, TensorPiece]:
         """A divided weight's whole tensor, and where this rank's part of it lies."""

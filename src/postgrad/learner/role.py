@@ -16,7 +16,7 @@ from postgrad.core.process import Handle, done
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout, ReadPosition
-from postgrad.learner.backbone import Backbone
+from postgrad.learner.backbone import Backbone, Outputs
 from postgrad.learner.optimizer import MasterOptimizer, MovingAverage
 from postgrad.learner.settings import LearnerSettings, learning_rate
 from postgrad.learner.update import FlatColumns, Update
@@ -106,7 +106,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         experience = update.experience
         flat = FlatColumns(update, self._weights(update, algorithm), self.backbone.device)
         metrics = {f"{self.name}/loss": torch.zeros((), device=self.backbone.device)}
-        outputs = np.full(len(experience.sequences.tokens.values), np.nan, np.float32)
+        entry_outputs = Outputs()
         computed = 0
         for layout in self.backbone.micro_batches(
             experience.sequences,
@@ -118,13 +118,13 @@ class Learner(ABC, Generic[AnyAlgorithm]):
                 (self._outputs(layout) * 0.0).sum().backward()
                 continue
             with self.backbone.dropping(layout, self.optimizer.updates):
-                loss_output, entry_outputs = self._loss(layout, flat, algorithm)
+                loss_output, of_layout = self._loss(layout, flat, algorithm)
                 loss_output.loss.backward()
             terms = {f"{self.name}/loss": loss_output.loss, **loss_output.metrics}
             for name, value in terms.items():
                 value = value.detach()
                 metrics[name] = metrics[name] + value if name in metrics else value
-            outputs[layout.column] = entry_outputs.detach().cpu().numpy()
+            entry_outputs.add(layout, of_layout)
             computed += layout.n_tokens
         lr = learning_rate(self.settings, self.optimizer.updates, self.total_updates)
         norm = self.optimizer.step(lr)
@@ -132,7 +132,9 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         if self.average is not None:
             self.average.update(self.weights())
         ranks = self.backbone.ranks
-        sums = ranks.sums({name: float(value) for name, value in metrics.items()})
+        sums = ranks.sums(_numbers(metrics))
+        outputs = np.full(len(experience.sequences.tokens.values), np.nan, np.float32)
+        entry_outputs.write(outputs)
         outputs, _ = ranks.merged(outputs, ~np.isnan(outputs))
         report = algorithm.report(sums)
         report |= {
@@ -206,6 +208,12 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         if self.average is not None:
             saved = read(f"{self.name}.ema")
             self.average.load(self.optimizer.parts_of("moving average", saved))
+
+
+def _numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Tensors of one number, read from their device in one copy."""
+    together = torch.stack([value.double().reshape(()) for value in values.values()])
+    return dict(zip(values, together.tolist(), strict=True))
 
 
 class PolicyLearner(Policy, Learner[PolicyAlgorithm]):

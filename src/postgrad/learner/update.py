@@ -16,6 +16,7 @@ from postgrad.core import seeds
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience
 from postgrad.layout.layout import Layout
+from postgrad.parallel.device import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +114,22 @@ class FlatColumns:
         experience = update.experience
         self._device = device
         self._columns = {
-            name: torch.from_numpy(column.values.astype(np.float32)).to(device)
+            name: to_device(column.values.astype(np.float32), device)
             for name, column in experience.columns.items()
         }
-        self._weight = torch.from_numpy(weights.values).to(device)
+        self._weight = to_device(weights.values, device)
         lengths = experience.sequences.loss_mask.sums()
         # Means over the computed tokens: skipping does not dilute metrics.
         tokens = max(1.0, float(lengths[update.rows_with_gradient].sum()))
-        self._token_weight = torch.tensor([1.0 / tokens], dtype=torch.float32, device=device)
+        self._token_weight = to_device(np.array([1.0 / tokens], np.float32), device)
 
     def at(self, layout: Layout) -> Entries:
         """The columns at a layout's entries, as LossInputs and ScoreInputs want them."""
-        column = torch.from_numpy(layout.column).to(self._device)
+        column = to_device(layout.column, self._device)
         at_entries = {name: flat.index_select(0, column) for name, flat in self._columns.items()}
         return {
             "columns": at_entries,
-            "sequence": torch.from_numpy(layout.sequence).to(self._device),
+            "sequence": to_device(layout.sequence, self._device),
             "n_sequences": layout.n_sequences,
             "weight": self._weight.index_select(0, column),
             "token_weight": self._token_weight.expand(len(column)),

@@ -3,7 +3,8 @@ layers in oneDNN, fused norms, and embeddings that add a large gradient in place
 
 torch calls MKL for float32 products. One core of an AMD EPYC (Zen 5) reaches 85 GFLOP/s with MKL
 and 200 with oneDNN, which ships with torch too and already does the bfloat16 products. Most of the
-time of an update, and of a decoding step, goes into such products. It needs AVX-512.
+time of an update, and of a decoding step, goes into such products. It needs AVX-512. On processors
+of Intel MKL can be as fast or faster: a run measures both for each shape (`faster_library`).
 """
 
 import functools
@@ -15,8 +16,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from postgrad.models.settings import LLAMA_TYPES
+from postgrad.parallel.device import WIDEST, cpu_seconds, product_library
 
+NARROW = (torch.bfloat16, torch.float16)
 LARGE_WEIGHT = 2**24  # numbers of a weight; to the gradient of a larger one parts are added
+
+MKL, ONEDNN = "mkl", "onednn"
+PROBED_ROWS = 128  # of the products that decide between them
+CLEARLY_FASTER = 0.8  # MKL is taken where it needs at most this share of oneDNN's time
 
 ROWS = 64  # rows of a product for which oneDNN orders a weight; other numbers of rows work too
 # oneDNN compiles code for every shape and caches it, 0.4 MB each, for the last 1024 shapes. Packed
@@ -36,6 +43,13 @@ def adds_in_place(weight: Tensor) -> bool:
     """
     large = weight.dtype == torch.float32 and weight.numel() > LARGE_WEIGHT
     return large and weight.requires_grad and weight.is_leaf
+
+
+def sum_gradients_in(master: nn.Parameter, weight: Tensor) -> None:
+    """From now on the output head adds its gradient of `weight`, whose dtype is narrow, to
+    `master.grad`, which is float32: then nothing is rounded to the narrow dtype on the way.
+    """
+    weight.master = master  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def gradient_of(weight: Tensor) -> Tensor:
@@ -148,13 +162,39 @@ def has_fast_products() -> bool:
     return True
 
 
+def uses_onednn(weight: Tensor) -> bool:
+    """Whether float32 products with a matrix on a CPU are oneDNN's: where it is there, and the run
+    has not found MKL clearly faster for this shape.
+    """
+    return has_fast_products() and product_library(*weight.shape) != MKL
+
+
+def faster_library(rows: int, columns: int) -> str:
+    """Measures a matrix [rows, columns] in both libraries: the three products of a learner. MKL has
+    to be clearly faster, so that noise does not decide.
+    """
+    rows, columns = min(rows, WIDEST), min(columns, WIDEST)
+    weight, states = torch.full((rows, columns), 0.25), torch.full((PROBED_ROWS, columns), 0.5)
+    gradient = torch.full((PROBED_ROWS, rows), 0.5)
+
+    def onednn() -> object:
+        outer = _onednn_outer(gradient, states)
+        return _linear(states, weight), _linear(gradient, weight.t()), outer
+
+    def mkl() -> object:
+        return states @ weight.t(), gradient @ weight, gradient.t() @ states
+
+    ours, theirs = cpu_seconds([onednn, mkl])
+    return MKL if theirs < CLEARLY_FASTER * ours else ONEDNN
+
+
 @torch.no_grad()
 def in_order(weight: Tensor) -> Tensor:
     """A weight [M, K] for `project`: a copy in oneDNN's own order where `project` uses that.
 
     A product of few rows, as in decoding, spends up to half of its time on that order otherwise.
     """
-    if weight.device.type == "cpu" and weight.dtype == torch.float32 and has_fast_products():
+    if _is_fast(weight, weight):
         return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
     return weight
 
@@ -163,7 +203,7 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x: [N, K], weight: [M, K] as `in_order` gives it, bias: [M]; returns x @ weight.T + bias,
     [N, M], no gradient.
     """
-    if x.device.type == "cpu" and x.dtype == torch.float32 and has_fast_products():
+    if _is_fast(x, weight):
         return _linear(x, weight, bias)
     return nn.functional.linear(x, weight, bias)
 
@@ -189,10 +229,69 @@ def speed_up(model: nn.Module, device: torch.device) -> None:
     if device.type != "cpu":
         return
     for module in model.modules():  # a subclass has a forward of its own
-        if type(module) is nn.Linear and has_fast_products():
+        if type(module) is nn.Linear and uses_onednn(module.weight):
             module.__class__ = OneDNNLinear
         elif type(module) is nn.Embedding:
             module.__class__ = WordEmbedding
+
+
+class MatrixGradient:
+    """The gradient of a matrix [M, K], summed over runs of rows in float32 whatever the dtype of
+    the matrix, so that the runs do not matter. Create it in the forward pass (`adds_in_place`).
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self._adds_to: Tensor | None = getattr(weight, "master", None)
+        by_autograd = weight.device.type == "cpu" and not uses_onednn(weight)
+        if self._adds_to is None and adds_in_place(weight) and not by_autograd:
+            self._adds_to = weight
+        self._onednn = weight.device.type == "cpu" and uses_onednn(weight)
+        self._dtype = weight.dtype
+        self._sum: Tensor | None = None
+
+    def add(self, gradient: Tensor, rows: Tensor) -> None:
+        """Adds gradient.T @ rows, for a gradient [N, M] of the product's results at rows [N, K]."""
+        if self._adds_to is not None:
+            self._sum = gradient_of(self._adds_to)
+        if rows.device.type == "cpu" or rows.dtype not in NARROW:
+            wide = torch.promote_types(rows.dtype, torch.float32)
+            self._add_wide(gradient.to(wide), rows.to(wide))
+            return
+        transposed = gradient.to(rows.dtype).t()
+        if self._sum is None:
+            self._sum = torch.mm(transposed, rows, out_dtype=torch.float32)
+        else:
+            torch.addmm(self._sum, transposed, rows, out_dtype=torch.float32, out=self._sum)
+
+    def _add_wide(self, gradient: Tensor, rows: Tensor) -> None:
+        if self._sum is None:
+            self._sum = self._outer(gradient, rows)
+        elif self._adds_to is not None and self._sum.numel() > LARGE_WEIGHT:
+            _add_outer(self._sum, gradient, rows, onednn=self._onednn)
+        else:
+            self._sum.add_(self._outer(gradient, rows))
+
+    def _outer(self, gradient: Tensor, rows: Tensor) -> Tensor:
+        on = self._onednn and rows.dtype == torch.float32
+        return _onednn_outer(gradient, rows) if on else gradient.t() @ rows
+
+    def rest(self) -> Tensor | None:
+        """What autograd has to add to the matrix's gradient, in its dtype: all, or nothing (None)
+        where it was added in place.
+        """
+        if self._adds_to is not None or self._sum is None:
+            return None
+        return self._sum.to(self._dtype)
+
+
+def from_outputs(gradient: Tensor, weight: Tensor) -> Tensor:
+    """The gradient [N, K] of a product's rows from that of its results [N, M]; weight: [M, K]."""
+    return _linear(gradient, weight.t()) if _is_fast(gradient, weight) else gradient @ weight
+
+
+def _is_fast(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product of `x` with a matrix is oneDNN's."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and uses_onednn(weight)
 
 
 class _Product(torch.autograd.Function):
@@ -214,7 +313,7 @@ class _Product(torch.autograd.Function):
         if of_weight and ctx.adds_to is not None:
             _add_outer(gradient_of(ctx.adds_to), flat, inputs)
         elif of_weight:
-            for_weight = _outer(flat, inputs)
+            for_weight = _onednn_outer(flat, inputs)
         return (
             _linear(gradient, weight.t()) if of_rows else None,
             for_weight,
@@ -222,15 +321,16 @@ class _Product(torch.autograd.Function):
         )
 
 
-def _add_outer(to: Tensor, gradient: Tensor, rows: Tensor) -> None:
+def _add_outer(to: Tensor, gradient: Tensor, rows: Tensor, *, onednn: bool = True) -> None:
     """Adds gradient.T @ rows to `to` [out, in], some of its rows at a time."""
     count = rows_at_once(to)
     for start in range(0, len(to), count):
         part = slice(start, start + count)
-        to[part] += _linear(gradient[:, part].t(), rows.t())
+        columns = gradient[:, part].t()
+        to[part] += _linear(columns, rows.t()) if onednn else columns @ rows
 
 
-def _outer(gradient: Tensor, rows: Tensor) -> Tensor:
+def _onednn_outer(gradient: Tensor, rows: Tensor) -> Tensor:
     """gradient.T @ rows: [N, out], [N, in] -> [out, in]. oneDNN copies a transposed first operand,
     so the narrower of the two comes first.
     """

@@ -20,6 +20,18 @@ KV_HEADS = {"qwen2": 32, "qwen3": 32, "mistral": 8, "gemma": 16, "gemma2": 4, "g
 HEAD_DIM = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256}
 MULTIPLY_ADD = 2  # FLOPs
 
+# Float32 logits that the output head has at a time, and rows, of which it takes at least so many.
+# A GPU reads the output matrix and its gradient once for each chunk, which takes longer than the
+# products of a few hundred rows.
+CHUNK_BYTES = {"cpu": 2**26, "gpu": 2**29}
+CHUNK_ROWS = {"cpu": 1, "gpu": 1024}
+
+
+def chunk_rows(vocabulary: int, *, cpu: bool) -> int:
+    """Rows of logits [rows, vocabulary] that the output head computes at a time."""
+    device = "cpu" if cpu else "gpu"
+    return max(CHUNK_ROWS[device], CHUNK_BYTES[device] // (4 * vocabulary))
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardFlops:
@@ -90,6 +102,18 @@ class ModelShape:
         """Weights and biases of the three projections of one layer's feed-forward."""
         biases = 2 * self.intermediate_size + self.hidden_size
         return 3 * self.hidden_size * self.intermediate_size + self.mlp_bias * biases
+
+    @property
+    def matrices(self) -> list[tuple[int, int]]:
+        """The shapes [outputs, inputs] of all matrices that states are multiplied with: those of a
+        layer, those that the engine joins (queries, keys and values; gate and up), and the head's.
+        """
+        hidden, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.query_size, self.key_size
+        outputs = queries, keys, queries + 2 * keys, inner, 2 * inner, self.vocab_size
+        return list(
+            dict.fromkeys([*((n, hidden) for n in outputs), (hidden, queries), (hidden, inner)])
+        )
 
     @property
     def norm_parameters(self) -> int:

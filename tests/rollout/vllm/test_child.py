@@ -120,6 +120,14 @@ def ask(server: EngineServer, *messages: dict[str, Any] | None) -> None:
     server.run(inbox)
 
 
+def test_samples_without_seeds_are_drawn_together(served: Any) -> None:
+    _, engine, told = served
+    server = EngineServer(replace(START, seeded=False), told.append)
+    server._do(sample(1, 2))
+    assert [params.seed for _, params, _ in server._engine.running.values()] == [None, None]
+    assert engine.arguments["seed"] == 0 != server._engine.arguments["seed"]
+
+
 def test_a_request_becomes_samples_with_seeds_of_their_own(served: Any) -> None:
     server, engine, told = served
     server._do(sample(1, 2, temperature=0.5))

@@ -7,6 +7,7 @@ thread reads them, so that neither side ever waits for the other to empty a pipe
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -82,6 +83,7 @@ class EngineServer:
         take_names_away(start.folder)
         self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
         self._tell = tell
+        self._seeded = start.seeded
         self._version = 0
         self._spans: dict[
             str, list[list[int]]
@@ -134,12 +136,13 @@ class EngineServer:
         self, keys: list[int], seeds: list[int], prompt: list[int], sampling: ControlMessage
     ) -> None:
         """Add a request for each sample, each with its own seed, so that its tokens do not depend
-        on the rest of the batch. The prompt is computed once (vLLM's prefix cache).
+        on the rest of the batch. vLLM draws for each such row by itself; without seeds, for all of
+        them in one kernel. The prompt is computed once (vLLM's prefix cache).
         """
         for key, seed in zip(keys, seeds, strict=True):
             params = _vllm().SamplingParams(
                 **sampling,
-                seed=seed,
+                seed=seed if self._seeded else None,
                 ignore_eos=True,  # the tokens that end a sample are all in stop_token_ids
                 logprobs=0,
                 flat_logprobs=True,
@@ -252,7 +255,8 @@ def engine_arguments(start: Start) -> dict[str, Any]:
         "generation_config": "vllm",  # the recipe says how samples are drawn, not the model
         "trust_remote_code": False,
         "disable_log_stats": True,
-        "seed": 0,
+        # Where samples have no seeds, all are drawn with this one: of each engine another.
+        "seed": 0 if start.seeded else secrets.randbits(31),
         "weight_transfer_config": {"backend": "postgrad"},
         "worker_extension_cls": f"{TRANSFER}.WorkerExtension",
     }

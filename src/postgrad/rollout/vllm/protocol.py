@@ -31,6 +31,7 @@ class Start:
     # No prompt is computed in chunks: vLLM 0.32 cannot do that on a CPU for samples with a seed,
     # whose generator it would have to wind back.
     whole_prompts: bool
+    seeded: bool = True  # each sample draws from a generator of its own
     folder: str = ""  # of this process alone, for files that must not outlive it
     revision: str | None = None  # of a hub id
 

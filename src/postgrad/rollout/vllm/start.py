@@ -137,7 +137,8 @@ def _start_message(
         memory_fraction=vllm.memory_fraction,
         eager=cpu if vllm.eager is None else vllm.eager,
         sleep=sleep,
-        whole_prompts=cpu,
+        whole_prompts=cpu and vllm.seeded,
+        seeded=vllm.seeded,
     )
 
 
