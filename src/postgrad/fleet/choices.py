@@ -18,6 +18,8 @@ from postgrad.core.errors import UsageError
 from postgrad.models.config_check import require_config
 from postgrad.models.files import CONFIG, read_object, weights_source
 from postgrad.models.linear import project
+from postgrad.models.settings import ModelSettings
+from postgrad.models.supported import is_tested
 from postgrad.parallel import device as devices
 from postgrad.parallel.device import Placement
 from postgrad.recipe.recipe import Recipe
@@ -36,6 +38,7 @@ class Choices:
     micro_train_tokens: int | None  # None where the recipe counts micro-batches in samples
     slots: int | None = None  # sequences that the engine decodes at a time; None without an engine
     cache_tokens: int | None = None  # of the engine's KV cache; None without an engine
+    compiled: bool = False  # decoder layers run compiled, where `runs_compiled` says so
     # by role: the hash of weights that never change
     frozen: Mapping[str, str] = field(default_factory=dict[str, str])
     # by recipe key: commit or hash of the models and data that the run reads (train.pinned)
@@ -83,6 +86,7 @@ def choose(recipe: Recipe, recorded: Mapping[str, Any], *, measure: bool = True)
         ),
         slots=sampling and (sampling.stated_slots or recorded_value("slots")),
         cache_tokens=sampling and (sampling.cache_tokens or recorded_value("cache_tokens")),
+        compiled=_compiled(recipe, recorded, device),
         frozen=recorded_value("frozen") or {},
     )
 
@@ -101,6 +105,34 @@ def _micro_train_tokens(recipe: Recipe, recorded: int | None, device: str) -> in
             f"{longest} tokens: choose it anew with --allow-change micro_train_tokens"
         )
     return stated or recorded or max(longest, MICRO_TRAIN_TOKENS[device])
+
+
+def _compiled(recipe: Recipe, recorded: Mapping[str, Any], device: str) -> bool:
+    """Whether decoder layers run compiled. Where the recipe leaves it open: on CUDA with flex
+    attention, which lies in the same graph, where no ranks share the rows of a layer; but a run
+    whose record does not say goes on without, as it began.
+    """
+    model, learner = recipe.model, recipe.learner
+    if model.compile is True and device == "cpu":
+        raise UsageError(
+            "model.compile = true: on a CPU layers run oneDNN's products and our own norms, which "
+            'torch.compile would replace by slower ones: use "auto" or false'
+        )
+    if model.compile != "auto":
+        return model.compile
+    if "device" in recorded:
+        return device == "cuda" and bool(recorded.get("compiled"))
+    shared = learner.tensor_parallel * learner.context_parallel > 1
+    return device == "cuda" and model.attention != "sdpa" and not shared
+
+
+def runs_compiled(choices: Choices, settings: ModelSettings, config: Any) -> bool:
+    """Whether a model of `config` runs compiled: by "auto" only types that tests compile, and no
+    weights in four bits.
+    """
+    if settings.compile != "auto":
+        return choices.compiled and settings.compile
+    return choices.compiled and settings.quantize == "none" and is_tested(config)
 
 
 def _threads(device: str, most: int, measure: bool) -> int:
