@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.learner.backbone import COMPILED_TOKENS, Backbone, MicroBatch
 from postgrad.models import compiled, tree
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME, windows_of
@@ -113,6 +113,11 @@ def bytes_kept(backbone: Backbone, seed: int) -> int:
     return sum(kept.values())
 
 
+def hint(size: Any) -> int:
+    """What a symbol was when its graph was made; reading it as a number would fix it."""
+    return size.node.hint if isinstance(size, torch.SymInt) else size
+
+
 def graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
@@ -169,6 +174,24 @@ def test_attention_in_blocks_stays_outside() -> None:
     backbone, plain = both("qwen3", "sdpa")
     require_same(backbone, plain, range(4))
     assert graphs() <= 8
+
+
+def test_graphs_are_made_for_the_same_sizes_whatever_comes_first() -> None:
+    def sizes_in(seed: int) -> list[Any]:
+        seen: list[Any] = []
+
+        def backend(graph: Any, inputs: list[Any]) -> Any:
+            tensors = [one for one in inputs if isinstance(one, Tensor)]
+            seen.append([[hint(size) for size in tensor.shape] for tensor in tensors])
+            return graph.forward
+
+        torch._dynamo.reset()
+        outcome(Backbone(model_of("qwen3"), CPU, MicroBatch(), "sdpa", compiler=backend), seed)  # pyright: ignore[reportArgumentType]
+        return seen
+
+    seen = sizes_in(1)
+    assert any(COMPILED_TOKENS in shape for graph in seen for shape in graph)
+    assert sizes_in(2) == seen
 
 
 def test_too_many_graphs_are_an_error_and_never_a_plain_layer(

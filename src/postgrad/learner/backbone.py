@@ -123,8 +123,8 @@ class Backbone:
         if self._compiler is not None and ranks.grid.sharers > 1:
             raise UsageError(
                 "model.compile: layers whose rows or matrices are shared by ranks "
-                "(learner.tensor_parallel, learner.context_parallel) are not compiled: use "
-                "--model.compile false (at a resume with --allow-change model.compile), or 1 for both"
+                "(learner.tensor_parallel, learner.context_parallel) are not compiled: use 1 for "
+                "both, or --model.compile false (at a resume with --allow-change model.compile)"
             )
         self.ranks = ranks
         lm: Any = self.lm
