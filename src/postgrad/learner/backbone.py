@@ -44,7 +44,8 @@ from postgrad.parallel.sharding import Sharding
 
 Out = TypeVar("Out")
 # Of the forward that layers are compiled in: enough tokens for a usual choice of kernels, in
-# sequences that no model is too short for.
+# sequences that no model is too short for. One sequence more than a power of two has: to torch's
+# compiler equal sizes are the same, and no model is as wide as an odd multiple of 16.
 COMPILED_TOKENS, COMPILED_LENGTH = 2048, 16
 
 
@@ -253,7 +254,8 @@ class Backbone:
             return
         self._compiled_modes.add(mode)
         tokens = min(self.micro.max_tokens or COMPILED_TOKENS, COMPILED_TOKENS)
-        layout = plain_layout(max(2, tokens // COMPILED_LENGTH), COMPILED_LENGTH)
+        count = max(1, tokens // 256) * (256 // COMPILED_LENGTH) + 1  # an odd number of squares
+        layout = plain_layout(count, COMPILED_LENGTH)
         with self.dropping(layout, 0) if drops else nullcontext():
             self._run(layout, None, lambda _, hidden: hidden)
 
