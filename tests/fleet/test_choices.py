@@ -1,15 +1,23 @@
 """What a recipe leaves open is measured once; a recipe or a record says it without measuring."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from helpers.runs import lines
 from helpers.tiny_runs import MakeRecipe
+from postgrad.core.errors import UsageError
 from postgrad.fleet import choices
-from postgrad.fleet.choices import _shape, choose  # pyright: ignore[reportPrivateUsage]
+from postgrad.fleet.choices import (
+    _shape,  # pyright: ignore[reportPrivateUsage]
+    choose,
+    runs_compiled,
+)
+from postgrad.models.settings import LoraSettings, ModelSettings
 from postgrad.observe.console import Console
 from postgrad.parallel import device
 from postgrad.training.start import train
@@ -120,3 +128,47 @@ def test_a_resumed_run_goes_on_as_it_was_chosen(
     events = lines(Path(longer.run_dir) / "events.jsonl")
     dtypes = [one["dtype"] for one in events if one["event"] in ("started", "resumed")]
     assert dtypes == ["bfloat16", "bfloat16"]
+
+
+def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        device, "choose", lambda *_: device.Placement("cuda", threads=1, deterministic=True)
+    )
+
+
+def test_layers_are_compiled_on_cuda_with_flex_attention(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not choose(make_recipe("rl"), {}, measure=False).compiled
+    as_on_cuda(monkeypatch)
+    assert choose(make_recipe("rl"), {}).compiled
+    assert not choose(make_recipe("rl", model={"compile": False}), {}).compiled
+    assert not choose(make_recipe("rl", model={"attention": "sdpa"}), {}).compiled
+    assert choose(make_recipe("rl", model={"attention": "sdpa", "compile": True}), {}).compiled
+
+
+def test_a_run_goes_on_with_the_layers_that_it_began_with(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_on_cuda(monkeypatch)
+    before = choose(make_recipe("rl"), {}).to_json()
+    assert choose(make_recipe("rl"), before).compiled
+    assert not choose(make_recipe("rl"), {**before, "compiled": False}).compiled
+    del before["compiled"]  # a run of an earlier version
+    assert not choose(make_recipe("rl"), before).compiled
+
+
+def test_compiled_layers_are_refused_on_a_cpu(make_recipe: MakeRecipe) -> None:
+    with pytest.raises(UsageError, match=r"model\.compile = true: on a CPU"):
+        choose(make_recipe("rl", model={"compile": True}), {}, measure=False)
+
+
+def test_only_tested_types_in_whole_weights_are_compiled_unasked(make_recipe: MakeRecipe) -> None:
+    choices = replace(choose(make_recipe("rl"), {}, measure=False), compiled=True)
+    tested, other = SimpleNamespace(model_type="gemma3_text"), SimpleNamespace(model_type="olmo2")
+    assert runs_compiled(choices, ModelSettings(), tested)
+    assert not runs_compiled(choices, ModelSettings(), other)
+    assert runs_compiled(choices, ModelSettings(compile=True), other)
+    assert not runs_compiled(choices, ModelSettings(compile=False), tested)
+    quantized = ModelSettings(quantize="4bit", lora=LoraSettings())
+    assert not runs_compiled(choices, quantized, tested)

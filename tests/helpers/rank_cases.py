@@ -55,6 +55,7 @@ class Case(NamedTuple):
     offload: bool = False
     beside: bool = False
     large: bool = False
+    compiled: bool = False
     grid: Grid | None = None  # None: that of the test's ranks
 
     @property
@@ -76,7 +77,8 @@ def model(case: Case) -> Any:
     if case.kind == "reward":
         _draw(lm.score, 0)
         in_float32(lm.score)
-    speed_up(lm, torch.device("cpu"))
+    if not case.compiled:  # as on CUDA
+        speed_up(lm, torch.device("cpu"))
     if case.checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         lm.train()
@@ -118,9 +120,14 @@ def algorithm(case: Case) -> Algorithm:
     return {"grpo": GRPO, "gspo": GSPO, "sft": SFT, "reward": BradleyTerry}[case.kind]()
 
 
+def backbone_of(case: Case, lm: Any) -> Backbone:
+    compiler = "aot_eager" if case.compiled else None
+    return Backbone(lm, torch.device("cpu"), MicroBatch(max_tokens=64), compiler=compiler)
+
+
 def learner(case: Case, ranks: Ranks, **settings: Any) -> Learner[Any]:
     lm = model(case)
-    backbone = Backbone(lm, torch.device("cpu"), MicroBatch(max_tokens=64))
+    backbone = backbone_of(case, lm)
     if case.lora:
         backbone.adapter = add_adapter(lm, LoraSettings(rank=4, alpha=8, dropout=0.1), seed=1)
     backbone.divide(ranks, case.stage, offload=case.offload)  # type: ignore[arg-type]
@@ -136,7 +143,7 @@ def other(case: Case, one: Learner[Any], ranks: Ranks) -> Any:
     if case.lora:
         assert isinstance(one, PolicyLearner | ScoreLearner)
         return one.under_adapter()
-    backbone = Backbone(model(case), torch.device("cpu"), MicroBatch(max_tokens=64))
+    backbone = backbone_of(case, model(case))
     backbone.lm.requires_grad_(False)
     if case.kind == "reward":
         backbone.divide(ranks, "zero3" if case.stage == "zero3" else "none", offload=case.offload)

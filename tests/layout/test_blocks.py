@@ -1,8 +1,11 @@
 import numpy as np
-from hypothesis import given
+import pytest
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask
 
-from postgrad.layout.blocks import QUERY_RUN, plan_blocks
+from postgrad.layout.blocks import QUERY_RUN, block_table, plan_blocks
 from postgrad.layout.layout import lay_out
 
 token_groups = st.lists(
@@ -59,3 +62,53 @@ def test_many_short_answers_take_few_kernel_calls(make_sequences):
     ]
     layout = lay_out(make_sequences(groups), np.arange(512))
     assert len(plan_blocks(layout).blocks) <= 8
+
+
+SIZE = 4  # of the squares: small trees have many of them then
+
+
+def torchs_table(layout, window: int | None, size: int) -> list[np.ndarray]:
+    """What torch counts, pair by pair."""
+    positions, ends = torch.from_numpy(layout.positions), torch.from_numpy(layout.subtree_end)
+
+    def sees(_batch, _head, q, k):
+        on_path = (k <= q) & (q < ends[k])
+        return on_path if window is None else on_path & (positions[k] > positions[q] - window)
+
+    n = layout.n_tokens
+    mask = create_block_mask(sees, None, None, n, n, device="cpu", BLOCK_SIZE=size)
+    tensors = (
+        mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices,
+        mask.q_num_blocks, mask.q_indices, mask.full_q_num_blocks, mask.full_q_indices,
+    )  # fmt: skip
+    return [tensor[0, 0].numpy() for tensor in tensors]
+
+
+@settings(max_examples=1000)
+@given(
+    groups=token_groups,
+    min_shared=st.integers(1, 9),
+    window=st.none() | st.integers(1, 24),
+    size=st.sampled_from([2, SIZE, 16]),
+)
+def test_the_table_of_squares_is_the_one_that_torch_counts(
+    make_sequences, groups, min_shared, window, size
+):
+    sequences = make_sequences(groups)
+    layout = lay_out(sequences, np.arange(len(sequences)), min_shared=min_shared)
+    table = block_table(layout, window, size)
+    for ours, torchs in zip(table.arrays, torchs_table(layout, window, size), strict=True):
+        np.testing.assert_array_equal(ours, torchs)
+        assert ours.dtype == torchs.dtype
+
+
+@pytest.mark.parametrize("window", [None, 300, 700])
+def test_the_table_is_torchs_for_squares_of_the_kernels_size(make_sequences, window):
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, 50, 300).tolist()
+    group = [[*prompt, *rng.integers(0, 50, size).tolist()] for size in (90, 400, 260, 1)]
+    layout = lay_out(make_sequences([group, [[1, 2, 3]], group[:2]]), np.arange(7))
+    table = block_table(layout, window, 128)
+    assert table.full_key_counts.any()
+    for ours, torchs in zip(table.arrays, torchs_table(layout, window, 128), strict=True):
+        np.testing.assert_array_equal(ours, torchs)

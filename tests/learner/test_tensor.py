@@ -1,16 +1,19 @@
 """Which models' matrices can be cut, and what is said of the others."""
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig
 
-from helpers.rank_cases import Case, model
+from helpers.rank_cases import Case, backbone_of, model
 from postgrad.core.errors import UsageError
 from postgrad.learner.context import require_heads
 from postgrad.learner.tensor import require_matrices
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
+from postgrad.parallel.ranks import Grid
 from postgrad.parallel.sharding import cut_dim
 
 DENSE = ("qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3_text")
@@ -74,3 +77,11 @@ def test_a_part_of_an_adapters_inputs_drops_what_the_whole_would_there() -> None
         assert torch.equal(second(x[:, 8:]), whole[:, 8:])
     with pytest.raises(UsageError, match=r"14 inputs that tensor_parallel cuts in 2.*dropout = 0"):
         CounterDropout(masks, "o_proj", 14, x.device).cut(0, 2)
+
+
+@pytest.mark.parametrize("grid", [Grid(context=2), Grid(tensor=2)])
+def test_layers_that_ranks_share_are_not_compiled(grid: Grid) -> None:
+    backbone = backbone_of(Case("none", compiled=True), model(Case("none", compiled=True)))
+    ranks: Any = SimpleNamespace(grid=grid)
+    with pytest.raises(UsageError, match=r"model\.compile: layers .* are not compiled"):
+        backbone.divide(ranks, "none")

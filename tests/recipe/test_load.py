@@ -450,6 +450,15 @@ def test_groups_and_offload_need_state_that_is_divided_evenly(
         load_recipe(write(), (*RANKS, *flags))
 
 
+@pytest.mark.parametrize("key", ["tensor_parallel", "context_parallel"])
+def test_layers_that_ranks_share_are_not_compiled(write: Write, key: str) -> None:
+    flags = (*RANKS, f"--learner.{key}", "2", "--model.compile")
+    with pytest.raises(UsageError, match=r"model\.compile: true.*not compiled"):
+        load_recipe(write(), (*flags, "true"))
+    assert load_recipe(write(), (*flags, "auto")).model.compile == "auto"
+    assert load_recipe(write(), (*RANKS, "--model.compile", "true")).model.compile is True
+
+
 def test_a_run_goes_on_with_another_number_of_ranks_for_all_its_roles(write: Write) -> None:
     before = load_recipe(write(), (*PPO, "--critic.learner.lr", "1e-3"))
     flags = ["--learner.ranks", "4", "--learner.sharding", "zero3"]
@@ -468,4 +477,6 @@ def test_four_bits_are_not_divided_over_ranks(write: Write) -> None:
     four = ("--model.quantize", "4bit", "--model.lora.rank", "4")
     with pytest.raises(UsageError, match=r"learner\.sharding.*cannot be divided"):
         load_recipe(write(), (*RANKS, *four))
+    with pytest.raises(UsageError, match=r"model\.compile.*see through"):
+        load_recipe(write(), (*four, "--model.compile", "true"))
     load_recipe(write(), (*RANKS, *four, "--learner.sharding", "none"))

@@ -102,6 +102,7 @@ class ChoicesSchema(Open):
     micro_train_tokens: Size | None = None
     slots: Size | None = None
     cache_tokens: Size | None = None
+    compiled: bool = False
     frozen: dict[str, str] = {}
     sources: dict[str, str] = {}
 

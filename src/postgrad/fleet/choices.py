@@ -19,7 +19,9 @@ from postgrad.models.config_check import require_config
 from postgrad.models.files import CONFIG, read_object, weights_source
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.linear import faster_library, has_fast_products, project
+from postgrad.models.settings import ModelSettings
 from postgrad.models.shapes import ModelShape, shape_of
+from postgrad.models.supported import is_tested
 from postgrad.parallel import device as devices
 from postgrad.parallel.device import Placement
 from postgrad.recipe.recipe import Recipe
@@ -40,6 +42,7 @@ class Choices:
     cache_tokens: int | None = None  # of the engine's KV cache; None without an engine
     # by shape of a matrix: the library of its float32 products on a CPU; empty: oneDNN, if there
     products: Mapping[str, str] = field(default_factory=dict[str, str])
+    compiled: bool = False  # decoder layers run compiled, where `runs_compiled` says so
     # by role: the hash of weights that never change
     frozen: Mapping[str, str] = field(default_factory=dict[str, str])
     # by recipe key: commit or hash of the models and data that the run reads (train.pinned)
@@ -98,6 +101,7 @@ def choose(
         slots=sampling and (sampling.stated_slots or recorded_value("slots")),
         cache_tokens=sampling and (sampling.cache_tokens or recorded_value("cache_tokens")),
         products=_products(recipe, recorded, device, measure and "float32" in dtypes),
+        compiled=_compiled(recipe, recorded, device),
         frozen=recorded_value("frozen") or {},
     )
 
@@ -116,6 +120,34 @@ def _micro_train_tokens(recipe: Recipe, recorded: int | None, device: str) -> in
             f"{longest} tokens: choose it anew with --allow-change micro_train_tokens"
         )
     return stated or recorded or max(longest, MICRO_TRAIN_TOKENS[device])
+
+
+def _compiled(recipe: Recipe, recorded: Mapping[str, Any], device: str) -> bool:
+    """Whether decoder layers run compiled. Where the recipe leaves it open: on CUDA with flex
+    attention, which lies in the same graph, where no ranks share the rows of a layer; but a run
+    whose record does not say goes on without, as it began.
+    """
+    model, learner = recipe.model, recipe.learner
+    if model.compile is True and device == "cpu":
+        raise UsageError(
+            "model.compile = true: on a CPU layers run oneDNN's products and our own norms, which "
+            'torch.compile would replace by slower ones: use "auto" or false'
+        )
+    if model.compile != "auto":
+        return model.compile
+    if "device" in recorded:
+        return device == "cuda" and bool(recorded.get("compiled"))
+    shared = learner.tensor_parallel * learner.context_parallel > 1
+    return device == "cuda" and model.attention != "sdpa" and not shared
+
+
+def runs_compiled(choices: Choices, settings: ModelSettings, config: Any) -> bool:
+    """Whether a model of `config` runs compiled: by "auto" only types that tests compile, and no
+    weights in four bits.
+    """
+    if settings.compile != "auto":
+        return choices.compiled and settings.compile
+    return choices.compiled and settings.quantize == "none" and is_tested(config)
 
 
 def _threads(device: str, most: int, measure: bool) -> int:

@@ -14,7 +14,7 @@ from postgrad.core.errors import RunError
 from postgrad.core.seeds import integer
 from postgrad.core.settings import ShardingStage
 from postgrad.data.mixture import dataset_texts
-from postgrad.fleet.choices import Choices
+from postgrad.fleet.choices import Choices, runs_compiled
 from postgrad.fleet.engines import build_engine, require_trainable
 from postgrad.fleet.fleet import Site
 from postgrad.learner.backbone import Backbone, MicroBatch
@@ -255,7 +255,9 @@ def _causal(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices
         quantize=settings.quantize,
     )
     require_length(model.config, recipe.data.max_len, path)
-    return Backbone(model.lm, device, _micro(recipe, choices), settings.attention)
+    compiler = "inductor" if runs_compiled(choices, settings, model.config) else None
+    micro = _micro(recipe, choices)
+    return Backbone(model.lm, device, micro, settings.attention, compiler=compiler)
 
 
 def _scoring(
@@ -278,7 +280,9 @@ def _scoring(
         fresh_head=fresh_head,
     )
     require_length(model.config, recipe.data.max_len, path)
-    return Backbone(model.lm, device, _micro(recipe, choices), settings.attention)
+    compiler = "inductor" if runs_compiled(choices, settings, model.config) else None
+    micro = _micro(recipe, choices)
+    return Backbone(model.lm, device, micro, settings.attention, compiler=compiler)
 
 
 def _micro(recipe: Recipe, choices: Choices) -> MicroBatch:

@@ -4,6 +4,9 @@ Each segment attends to its path: its ancestors and itself. Long segments are cu
 queries, so that no scores are computed for keys after the run. Runs of similar shape are stacked:
 one kernel call for hundreds of short answers instead of one call each. Padding exists only inside
 a block's scores, never in the tokens that the rest of the model computes.
+
+A kernel that walks over squares of the score matrix itself (flex attention) reads a table instead:
+which squares hold visible pairs (`block_table`).
 """
 
 from dataclasses import dataclass
@@ -96,3 +99,79 @@ def _block(stack: list[QueryRun], positions: NDArray[np.int64]) -> Block:
     for i, (_, keys) in enumerate(stack):
         key_positions[i, len(keys) :] = NEVER
     return Block(query_rows, key_rows, positions[query_rows], key_positions)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTable:
+    """The squares of a score matrix [T, T] that hold visible pairs. It has R x R squares of equally
+    many rows and keys, the last ones partly beyond T.
+
+    `key_...`: for each square of queries the squares of keys. A row of `key_indices` begins with
+    those that hold some visible pairs and some hidden ones, in rising order; `key_counts` says how
+    many they are, and the others follow. The `full_` ones hold no hidden pair. `query_...`: the
+    same, the other way round.
+    """
+
+    key_counts: NDArray[np.int32]  # [R]
+    key_indices: NDArray[np.int32]  # [R, R]
+    full_key_counts: NDArray[np.int32]
+    full_key_indices: NDArray[np.int32]
+    query_counts: NDArray[np.int32]
+    query_indices: NDArray[np.int32]
+    full_query_counts: NDArray[np.int32]
+    full_query_indices: NDArray[np.int32]
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.int32], ...]:
+        """In the order of torch's BlockMask."""
+        return (
+            self.key_counts, self.key_indices, self.full_key_counts, self.full_key_indices,
+            self.query_counts, self.query_indices, self.full_query_counts, self.full_query_indices,
+        )  # fmt: skip
+
+
+def block_table(layout: Layout, window: int | None, size: int) -> BlockTable:
+    """The table of a layout in squares of `size` (more than 1) rows and keys. window: positions
+    that a query sees at most, its own included; None: its whole path.
+
+    No pair is looked at. The key at row k is seen by rows k .. subtree_end[k] - 1, so below the
+    diagonal a square holds a visible pair if the longest of its subtrees reaches the first query,
+    and no hidden one if the shortest reaches the last query.
+    """
+    begin = np.arange(0, layout.n_tokens, size)
+    below = np.tri(len(begin), k=-1, dtype=np.bool_)
+    some = below & (np.maximum.reduceat(layout.subtree_end, begin) > begin[:, None])
+    full = below & (np.minimum.reduceat(layout.subtree_end, begin) >= begin[:, None] + size)
+    if window is not None:
+        some = _within_window(layout, window, size)
+        latest = np.maximum.reduceat(layout.positions, begin)[:, None]
+        full &= latest - np.minimum.reduceat(layout.positions, begin) < window
+    partial = some & ~full
+    np.fill_diagonal(partial, val=True)  # a token sees itself, and none after it
+    return BlockTable(*_listed(partial), *_listed(full), *_listed(partial.T), *_listed(full.T))
+
+
+def _within_window(layout: Layout, window: int, size: int) -> NDArray[np.bool_]:
+    """[R, R] whether a square below the diagonal holds a pair that is visible in a window.
+
+    Queries after the first of a square may stand nearer to a key than it does: a sibling's branch
+    begins again at lower positions. So the nearest one counts of those that the key's subtree has.
+    """
+    positions, ends = layout.positions, layout.subtree_end
+    roots = layout.segment_start[:-1][layout.parent < 0]
+    begin = np.arange(0, layout.n_tokens, size)
+    some = np.zeros((len(begin), len(begin)), np.bool_)
+    for square, first in enumerate(begin.tolist()):
+        root = int(roots[np.searchsorted(roots, first, "right") - 1])
+        keys = root + np.flatnonzero(ends[root:first] > first)
+        nearest = np.minimum.accumulate(positions[first : first + size])
+        reached = np.minimum(ends[keys] - first, len(nearest)) - 1
+        near = nearest[reached] - positions[keys] < window
+        some[square, keys[near] // size] = True
+    return some
+
+
+def _listed(squares: NDArray[np.bool_]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """[R] the number of squares in each row; [R, R] which, before the others."""
+    order = np.argsort(~squares, axis=-1, kind="stable")
+    return squares.sum(-1, dtype=np.int32), order.astype(np.int32)

@@ -4,7 +4,7 @@ Built by a pure function just before each forward and never earlier, because upd
 ranks cut the batch anew.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -71,6 +71,20 @@ def empty_layout() -> Layout:
         sequence=zero,
         column=zero,
         n_sequences=0,
+    )
+
+
+def plain_layout(count: int, length: int) -> Layout:
+    """`count` unrelated sequences of `length` tokens, all of them token 0, with one entry."""
+    n = count * length
+    starts = np.arange(0, n + 1, length)
+    return replace(
+        empty_layout(),
+        token_ids=np.zeros(n, np.int64),
+        positions=np.tile(np.arange(length), count),
+        subtree_end=np.repeat(starts[1:], length),
+        segment_start=starts,
+        parent=np.full(count, -1),
     )
 
 

@@ -13,23 +13,41 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.core.settings import ShardingStage
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.cut import cut, share
-from postgrad.layout.layout import Layout, ReadPosition, empty_layout, lay_out, row_keys
+from postgrad.layout.layout import (
+    Layout,
+    ReadPosition,
+    empty_layout,
+    lay_out,
+    plain_layout,
+    row_keys,
+)
 from postgrad.learner.context import RankRows, SharedAttention, require_heads
 from postgrad.learner.tensor import cut_matrices, require_matrices
 from postgrad.models import head
-from postgrad.models.adapters import Adapter
-from postgrad.models.attention import AttentionContext, hidden_states, layers_of, require_embedded
-from postgrad.models.tree import TreeAttention
+from postgrad.models.adapters import Adapter, acting
+from postgrad.models.attention import (
+    AttentionContext,
+    hidden_states,
+    layers_of,
+    require_embedded,
+    windows_of,
+)
+from postgrad.models.tree import FlexAttention, TreeAttention
 from postgrad.parallel.device import to_device
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import Sharding
 
 Out = TypeVar("Out")
+# Of the forward that layers are compiled in: enough tokens for a usual choice of kernels, in
+# sequences that no model is too short for. One sequence more than a power of two has: to torch's
+# compiler equal sizes are the same, and no model is as wide as an odd multiple of 16.
+COMPILED_TOKENS, COMPILED_LENGTH = 2048, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +107,8 @@ class Backbone:
 
     `lm` is a transformers model loaded with our attention, on `device`: a causal one, or a body
     with a `score` head. `attention` is the recipe's choice: "sdpa", "flex", or "auto" (flex on
-    CUDA). adapter: the adapter on `lm`, whose own weights are frozen then.
+    CUDA). adapter: the adapter on `lm`, whose own weights are frozen then. compiler: the backend of
+    torch.compile for the decoder layers (models/compiled.py); None: they run as they are.
 
     On several ranks (`divide`) every rank gets the same sequences, runs its share of them, and
     has the results of all afterwards.
@@ -102,6 +121,7 @@ class Backbone:
         micro: MicroBatch,
         attention: str = "auto",
         adapter: Adapter | None = None,
+        compiler: str | None = None,
     ) -> None:
         self.lm = lm
         self.device = device
@@ -111,12 +131,25 @@ class Backbone:
         self.sharding: Sharding | None = None
         self._forward = PackedForward(lm)
         self._flex = attention == "flex" or (attention == "auto" and device.type == "cuda")
+        self._windows = windows_of(lm) if self._flex else ()
+        self._compiler = compiler
+        self._compiled_modes: set[tuple[bool, str | None, bool]] = set()
+        if compiler is not None:
+            from postgrad.models.compiled import compile_layers  # torch's compiler takes seconds
+
+            compile_layers(lm, compiler)
 
     def divide(self, ranks: Ranks, stage: ShardingStage, *, offload: bool = False) -> None:
         """From now on runs on `ranks`, with weights divided as their grid and `stage` say. offload:
         divided weights are held in the host's memory. To be called after an adapter was added and
         before an optimizer takes the weights.
         """
+        if self._compiler is not None and ranks.grid.sharers > 1:
+            raise UsageError(
+                "model.compile: layers whose rows or matrices are shared by ranks "
+                "(learner.tensor_parallel, learner.context_parallel) are not compiled: use 1 for "
+                "both, or --model.compile false (at a resume with --allow-change model.compile)"
+            )
         self.ranks = ranks
         lm: Any = self.lm
         require_matrices(lm.config, ranks.grid.tensor)
@@ -218,6 +251,8 @@ class Backbone:
         self, layout: Layout, rank_rows: RankRows | None, read: Callable[[nn.Module, Tensor], Out]
     ) -> Out:
         require_embedded(self.lm, layout.token_ids)
+        if self._compiler is not None:
+            self._compile_mode()
         arrays = layout.token_ids, layout.positions, layout.hidden_row
         context = self._context(layout)
         if rank_rows is not None:
@@ -230,14 +265,32 @@ class Backbone:
         tensors = (to_device(array, self.device) for array in arrays)
         return self._forward(*tensors, context, read)
 
+    def _compile_mode(self) -> None:
+        """Compiles what the next forward needs, if it is the first one of its kind, in a forward
+        over a layout that is always the same: torch chooses kernels for the size that it sees
+        first, and a run that goes on from a checkpoint sees another one. The backward pass is
+        compiled with it.
+        """
+        drops = self.adapter is not None and self.adapter.drops
+        mode = torch.is_grad_enabled(), acting(self.lm), drops
+        if mode in self._compiled_modes:
+            return
+        self._compiled_modes.add(mode)
+        tokens = min(self.micro.max_tokens or COMPILED_TOKENS, COMPILED_TOKENS)
+        count = max(1, tokens // 256) * (256 // COMPILED_LENGTH) + 1  # an odd number of squares
+        layout = plain_layout(count, COMPILED_LENGTH)
+        with self.dropping(layout, 0) if drops else nullcontext():
+            self._run(layout, None, lambda _, hidden: hidden)
+
     def _context(self, layout: Layout) -> AttentionContext:
         if self._flex:
-            from postgrad.models.tree import (
-                FlexAttention,  # its import compiles nothing but is slow
-            )
+            return FlexAttention(layout, self.device, self._windows)
+        blocks = TreeAttention(plan_blocks(layout), self.device)
+        if self._compiler is None:
+            return blocks
+        from postgrad.models.compiled import OutsideGraph
 
-            return FlexAttention(layout, self.device)
-        return TreeAttention(plan_blocks(layout), self.device)
+        return OutsideGraph(blocks)  # other blocks in every layout: each would need a graph
 
     @torch.no_grad()
     def column(

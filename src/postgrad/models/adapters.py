@@ -134,6 +134,11 @@ class Adapter:
         with _acts(self.lm, None):
             yield
 
+    @property
+    def drops(self) -> bool:
+        """Whether dropout acts now."""
+        return self._masks is not None and self._masks.rows is not None
+
     def dropping(self, keys: Tensor, update: int) -> AbstractContextManager[None]:
         """Inside, dropout acts, with masks drawn from each row's key (layout/layout.py) and the
         update's number. keys: [T] int64, on the model's device. With activation checkpointing the
@@ -223,6 +228,12 @@ def _layers(lm: nn.Module) -> list[Any]:
     if lm not in _adapted:
         _adapted[lm] = [layer for layer in lm.modules() if _names(layer)]
     return _adapted[lm]
+
+
+def acting(lm: nn.Module) -> str | None:
+    """The name of the adapter that acts on a model; None without one."""
+    layers = _layers(lm)
+    return _acting(layers) if layers else None
 
 
 def _acting(layers: list[Any]) -> str | None:

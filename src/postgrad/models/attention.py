@@ -62,7 +62,7 @@ def _attention(
     if attention_context is None:
         raise ContextLost
     out = attention_context.attend(
-        int(module.layer_idx),  # pyright: ignore[reportArgumentType]
+        module.layer_idx,  # pyright: ignore[reportArgumentType]  # unread, it splits no graph
         query[0],
         key[0],
         value[0],
@@ -124,6 +124,17 @@ def layers_of(lm: nn.Module) -> nn.ModuleList:
         f"a {lm.config.model_type} model is not supported because its decoder has no list of "  # pyright: ignore[reportAttributeAccessIssue]
         f"{count} layers"
     )
+
+
+def windows_of(lm: nn.Module) -> tuple[int | None, ...]:
+    """The windows that a model's layers ask their attention for, each once."""
+    default = getattr(lm.config, "sliding_window", None)
+    windows = {
+        getattr(module, "sliding_window", default)
+        for module in layers_of(lm).modules()
+        if hasattr(module, "layer_idx") and hasattr(module, "scaling")
+    }
+    return tuple(sorted(windows, key=lambda window: window or 0))
 
 
 def require_embedded(lm: nn.Module, token_ids: NDArray[np.integer]) -> None:

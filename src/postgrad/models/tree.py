@@ -2,22 +2,36 @@
 block by block (`TreeAttention`) or in one kernel on a GPU (`FlexAttention`).
 """
 
+from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from postgrad.layout.blocks import Block, BlockPlan, plan_blocks
+from postgrad.layout.blocks import Block, BlockPlan, block_table, plan_blocks
 from postgrad.layout.layout import Layout
-from postgrad.models.attention import attend_folded
+from postgrad.models.attention import AttentionContext, attend_folded
 
 # Below 128 rows and without gradients torch would take its decoding kernel, which fails for more
 # than 128 = rows * (query heads per key head): "No choices exist for backend".
-ONE_KERNEL = {"BACKEND": "TRITON"}
+ONE_KERNEL: dict[str, Any] = {"BACKEND": "TRITON"}
 NARROWEST = 16  # width of a head: torch's kernel refuses less ("NYI: embedding dimension ...")
+SQUARE = 128  # rows and keys of the squares that its kernel leaves out where nothing is visible
+# Bytes of shared memory that torch's choice of blocks counts on from capability 8.0 on. Cards of
+# 8.6, 8.9 and 12.0 have 99 KB; A100 and later ones of their kind at least 163 KB.
+SHARED_MEMORY = 160 * 1024
+# For such a card: fewer loads ahead of the products, and for wide heads narrower blocks backward.
+TWO_STAGES: dict[str, Any] = {"fwd_num_stages": 2}
+ONE_STAGE: dict[str, Any] = {"fwd_num_stages": 1}
+SMALL_BLOCKS: dict[str, Any] = {
+    "fwd_num_stages": 1, "bwd_num_stages": 1, "bwd_BLOCK_M1": 32, "bwd_BLOCK_N1": 64,
+    "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 32,
+}  # fmt: skip
+ALIGNED = 64  # int32 numbers: compiled kernels read tensors that begin at a multiple of 16 bytes
 
 
 class _DeviceBlock:
@@ -108,39 +122,95 @@ class TreeAttention:
 @cache
 def _kernel() -> Any:
     """Compiled once for the process: compilation takes seconds, layouts come by the thousand."""
+    from postgrad.models.compiled import settle  # torch's compiler takes seconds to import
+
+    settle()
     return torch.compile(flex_attention, dynamic=True)
+
+
+@cache
+def _is_roomy(device: torch.device) -> bool:
+    """Whether a device has as much shared memory as torch's choice of blocks needs."""
+    if device.type != "cuda":
+        return True
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= SHARED_MEMORY
+
+
+def kernel_options(width: int, dtype: torch.dtype, roomy: bool) -> dict[str, Any]:
+    """What flex attention is told for heads of `width` numbers: for a roomy card nothing about its
+    blocks.
+    """
+    if roomy or width == 64:
+        return ONE_KERNEL
+    if dtype == torch.float32:
+        return ONE_KERNEL | (ONE_STAGE if width > 64 else {})
+    if width > 128:
+        return ONE_KERNEL | SMALL_BLOCKS
+    return ONE_KERNEL | (TWO_STAGES if width < 128 else {})
+
+
+def _in_one_copy(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[Tensor]:
+    """Arrays as tensors on a device. The copy is one, from pinned memory, so that nothing waits."""
+    starts = np.cumsum([0, *(-(-array.size // ALIGNED) * ALIGNED for array in arrays)]).tolist()
+    host = torch.empty(starts[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
+    flat = host.numpy()
+    for start, array in zip(starts, arrays, strict=False):
+        flat[start : start + array.size] = array.ravel()
+    packed = host.to(device, non_blocking=True)
+    # set_, not slices: a compiled graph also guards what a view is a view of.
+    return [
+        torch.empty(0, dtype=torch.int32, device=device).set_(packed, start, array.shape)
+        for start, array in zip(starts, arrays, strict=False)
+    ]
+
+
+def _two_squares(array: NDArray[np.int32]) -> NDArray[np.int32]:
+    """A table of one square gets an empty one beside it: alone it would need a graph of its own."""
+    return np.pad(array, [(0, 1)] * array.ndim) if len(array) == 1 else array
 
 
 class FlexAttention:
     """The attention context of one layout. Rows lie in depth-first order, so the tree is two
     comparisons: q sees k when k <= q < subtree_end[k]. Heads that are narrower than the kernel can
     take are computed by TreeAttention.
+
+    windows: those that layers will ask for. Another one is added when a layer asks, which a
+    compiled layer cannot do.
     """
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
+    def __init__(
+        self, layout: Layout, device: torch.device, windows: Iterable[int | None] = (None,)
+    ) -> None:
         self._layout = layout
-        self._positions = torch.from_numpy(layout.positions).to(device)
-        self._subtree_end = torch.from_numpy(layout.subtree_end).to(device)
-        self._masks: dict[int | None, BlockMask] = {}
+        self._device = device
+        self._roomy = _is_roomy(device)
+        self._masks = self._built(tuple(windows))
 
     @cached_property
     def _narrow(self) -> TreeAttention:
-        return TreeAttention(plan_blocks(self._layout), self._positions.device)
+        return TreeAttention(plan_blocks(self._layout), self._device)
+
+    def _built(self, windows: Sequence[int | None]) -> dict[int | None, BlockMask]:
+        layout, n = self._layout, self._layout.n_tokens
+        arrays = [layout.positions.astype(np.int32), layout.subtree_end.astype(np.int32)]
+        for window in windows:
+            table = block_table(layout, window, SQUARE)
+            arrays += [_two_squares(array)[None, None] for array in table.arrays]
+        positions, ends, *tables = _in_one_copy(arrays, self._device)
+        each = len(tables) // max(1, len(windows))
+        return {
+            window: BlockMask(
+                (n, n),
+                *tables[number * each : (number + 1) * each],
+                BLOCK_SIZE=(SQUARE, SQUARE),
+                mask_mod=_visible(positions, ends, window),
+            )
+            for number, window in enumerate(windows)
+        }
 
     def _mask(self, window: int | None) -> BlockMask:
         if window not in self._masks:
-            positions, subtree_end = self._positions, self._subtree_end
-
-            def sees(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-                on_path = (k <= q) & (q < subtree_end[k])
-                if window is None:
-                    return on_path
-                return on_path & (positions[k] > positions[q] - window)
-
-            n = len(positions)
-            self._masks[window] = create_block_mask(
-                sees, None, None, n, n, device=str(positions.device)
-            )
+            self._masks |= self._built((window,))
         return self._masks[window]
 
     def attend(
@@ -154,6 +224,7 @@ class FlexAttention:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
+        width = max(query.shape[-1], value.shape[-1])
         if min(query.shape[-1], value.shape[-1]) < NARROWEST:
             return self._narrow.attend(
                 layer, query, key, value, scale=scale, window=window, softcap=softcap
@@ -163,7 +234,9 @@ class FlexAttention:
             assert softcap is not None
             return softcap * torch.tanh(score / softcap)
 
-        out = _kernel()(
+        # Inside a compiled layer it is a part of that layer's graph.
+        kernel: Any = flex_attention if torch.compiler.is_compiling() else _kernel()
+        out = kernel(
             query[None],
             key[None],
             value[None],
@@ -171,6 +244,27 @@ class FlexAttention:
             block_mask=self._mask(window),
             scale=scale,
             enable_gqa=query.shape[0] != key.shape[0],
-            kernel_options=ONE_KERNEL,
+            kernel_options=kernel_options(width, query.dtype, self._roomy),
         )
         return out[0].transpose(0, 1)
+
+
+def _visible(positions: Tensor, ends: Tensor, window: int | None) -> Any:
+    """torch's mask_mod for a layout's rows."""
+
+    def sees(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        on_path = (k <= q) & (q < ends[k])
+        if window is None:
+            return on_path
+        return on_path & (positions[k] > positions[q] - window)
+
+    return sees
+
+
+def attention_over(
+    layout: Layout, device: torch.device, windows: Iterable[int | None] = (None,)
+) -> AttentionContext:
+    """The fastest attention over a layout on a device."""
+    if device.type == "cuda":
+        return FlexAttention(layout, device, windows)
+    return TreeAttention(plan_blocks(layout), device)

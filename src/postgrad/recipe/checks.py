@@ -184,6 +184,14 @@ def _model(recipe: Sections) -> Iterator[RecipeProblem]:
                 f"trains: give [{'.'.join(map(str, place))}.lora]",
             )
             break  # what a critic leaves out is the policy's
+    for place, trained in recipe.trained_models.items():
+        if trained.compile is True and trained.quantize != "none":
+            yield (
+                (*place, "compile"),
+                f'true beside quantize = "{trained.quantize}", whose products torch.compile does '
+                'not see through: use "auto" or false',
+            )
+            break
     model = recipe.model
     if model.path is not None:
         return

@@ -103,7 +103,7 @@ def rank_problems(recipe: CommonSections) -> Iterator[RecipeProblem]:
             f'"{learner.sharding}": weights in four bits cannot be divided over ranks: use '
             '"none", which holds them whole on each',
         )
-    yield from _arranged(learner, quantized)
+    yield from _arranged(learner, quantized, recipe.model.compile is True)
     if learner.ranks > 1 and recipe.cluster.type == "local":
         yield (
             ("learner", "ranks"),
@@ -116,13 +116,21 @@ def rank_problems(recipe: CommonSections) -> Iterator[RecipeProblem]:
         )
 
 
-def _arranged(learner: LearnerSettings, quantized: bool) -> Iterator[RecipeProblem]:
-    """Tensor parallelism of quantized weights, and groups or offload without sharding."""
+def _arranged(learner: LearnerSettings, quantized: bool, compiled: bool) -> Iterator[RecipeProblem]:
+    """Tensor parallelism of quantized weights, ranks that share compiled layers, and groups or
+    offload without sharding.
+    """
     each = learner.tensor_parallel * learner.context_parallel
     if learner.tensor_parallel > 1 and quantized:
         yield (
             ("learner", "tensor_parallel"),
             f"{learner.tensor_parallel}: matrices in four bits cannot be cut: use 1",
+        )
+    if each > 1 and compiled:
+        yield (
+            ("model", "compile"),
+            "true: layers whose rows or matrices are shared by ranks (tensor_parallel, "
+            'context_parallel) are not compiled: use "auto" or false',
         )
     if learner.shard_groups > 1 and learner.ranks % each == 0:
         groups, replicas = learner.shard_groups, learner.ranks // each

@@ -66,7 +66,7 @@ def _roles(raw: Table) -> Table:
     """
     model, learner = _table(raw, "model"), _table(raw, "learner")
     reward_model = _table(_table(raw, "reward_model"), "model")
-    computing = {key: model[key] for key in ("dtype", "attention") if key in model}
+    computing = {key: model[key] for key in ("dtype", "attention", "compile") if key in model}
     critic = model
     if "path" in reward_model:
         critic = {**model, **{key: reward_model.get(key) for key in ("path", "revision")}}

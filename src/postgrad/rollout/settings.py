@@ -53,9 +53,9 @@ class VLLMSettings(Settings):
     devices. `memory_fraction`: of a GPU, for weights, keys and values. `eager`: no compiled graphs;
     left out, on CPUs alone. `sleep`: memory is given back while the learner works; left out, where
     the two share a GPU. There weights are dropped and come with the next publish; on GPUs of its
-    own an engine keeps them in the host's memory. `seeded`: each sample has a seed of its own, so that its tokens do not
-    depend on what is sampled beside it; false: vLLM draws for all rows of a step at once, which is
-    faster, and no run can be repeated.
+    own an engine keeps them in the host's memory. `seeded`: each sample has a seed of its own, so
+    that its tokens do not depend on what is sampled beside it; false: vLLM draws for all rows of a
+    step at once, which is faster, and no run can be repeated.
     """
 
     python: str | None = None

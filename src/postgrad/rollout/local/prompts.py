@@ -11,8 +11,9 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
+from postgrad.models.attention import AttentionContext
 from postgrad.models.decoder import Decoder, ModuleDecoder
-from postgrad.models.tree import TreeAttention
+from postgrad.models.tree import TreeAttention, attention_over
 from postgrad.rollout.engine import Request
 from postgrad.rollout.local.attention import Recording
 from postgrad.rollout.local.cache import LayerShape, Stretches
@@ -27,9 +28,16 @@ def lay_out_plain(sequences: list[NDArray[np.int32]]) -> tuple[Layout, Ragged]:
     return lay_out(columns, np.arange(len(tokens))), tokens
 
 
-def run_plain(decoder: Decoder, layout: Layout, device: torch.device) -> tuple[Tensor, Recording]:
-    """The hidden states [T, hidden] of a layout, and every layer's keys and values."""
-    context = Recording(TreeAttention(plan_blocks(layout), device))
+def run_plain(
+    decoder: Decoder,
+    layout: Layout,
+    device: torch.device,
+    attention: AttentionContext | None = None,
+) -> tuple[Tensor, Recording]:
+    """The hidden states [T, hidden] of a layout, and every layer's keys and values. attention: None
+    for the fastest.
+    """
+    context = Recording(attention or attention_over(layout, device))
     ids, positions = (torch.from_numpy(a).to(device) for a in (layout.token_ids, layout.positions))
     return decoder.hidden_states(ids, positions, context), context
 
@@ -38,7 +46,8 @@ def layer_shapes(lm: nn.Module, device: torch.device) -> tuple[LayerShape, ...]:
     """What each layer of the model stores for a token, seen from a forward of one token."""
     layout, _ = lay_out_plain([np.zeros(1, np.int32)])
     with torch.no_grad():
-        return run_plain(ModuleDecoder(lm), layout, device)[1].shapes
+        blocks = TreeAttention(plan_blocks(layout), device)  # for a token nothing is compiled
+        return run_plain(ModuleDecoder(lm), layout, device, blocks)[1].shapes
 
 
 @dataclass(slots=True)

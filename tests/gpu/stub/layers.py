@@ -1,0 +1,158 @@
+"""What compiled layers, attention kernels and block masks ask of the stub. Prints JSON by case.
+
+layers.py types          every tested model type, one forward and backward through compiled layers
+layers.py heads          flex attention alone, for heads of several widths
+layers.py micro-batches  Qwen3-0.6B: launches, waits and copies of micro-batches, graphs of 50
+"""
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from command import STUB, counts
+from torch import Tensor
+from torch._dynamo.utils import counters
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.layout.layout import Layout
+from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.models.attention import ATTENTION_NAME
+from postgrad.models.tree import FlexAttention
+from postgrad.parallel.device import Placement, apply
+
+CUDA = torch.device("cuda")
+WINDOW = {"sliding_window": 200}
+TYPES: dict[str, dict[str, Any]] = {
+    "qwen2": {},
+    "qwen3": {"head_dim": 128},
+    "llama": {"head_dim": 64},
+    "mistral": {"head_dim": 128, **WINDOW},
+    "gemma": {"head_dim": 256},
+    "gemma2": {"head_dim": 256, **WINDOW},
+    "gemma3_text": {
+        "head_dim": 256,
+        **WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+}
+HEADS = (16, 32, 64, 96, 128, 256)
+LAUNCHES = ("launches", "to_device", "from_device", "on_device", "pageable", "waits")
+
+
+def model_of(name: str, **sizes: Any) -> Any:
+    """A model on the stub, whose memory is never touched."""
+    with CUDA:
+        lm = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(name, **sizes), dtype=torch.bfloat16
+        )
+    lm.set_attn_implementation(ATTENTION_NAME)
+    return lm.eval()
+
+
+def layout_of(backbone: Backbone, seed: int) -> Layout:
+    """Answers to prompts that they share, of other lengths for every seed."""
+    rng = np.random.default_rng(seed)
+    tokens, masks, group = [], [], []
+    for number in range(1 + seed % 5):
+        prompt = rng.integers(0, 99, rng.integers(90, 300))
+        for _ in range(3):
+            response = rng.integers(0, 99, rng.integers(90, 400))
+            tokens.append(np.concatenate([prompt, response]))
+            masks.append(np.arange(len(tokens[-1])) >= len(prompt))
+            group.append(number)
+    sequences = Sequences(Ragged.of(tokens, np.int32), Ragged.of(masks, bool), np.array(group))
+    (layout,) = backbone.micro_batches(sequences, np.arange(len(tokens)))
+    return layout
+
+
+def asked(call: Any) -> dict[str, int]:
+    """What a call asked of the device."""
+    STUB.stub_reset()
+    call()
+    return {name: counts()[name] for name in LAUNCHES}
+
+
+def graphs_of(call: Any) -> dict[str, Any]:
+    """How many graphs a call made, or its error."""
+    torch._dynamo.reset()
+    counters.clear()
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  # the test reports every case, with the error of each
+        return {"error": f"{type(error).__name__}: {error}"[-1500:]}
+    return {"error": None, "graphs": counters["stats"]["unique_graphs"]}
+
+
+def compiled_type(name: str) -> None:
+    sizes = {
+        "vocab_size": 128, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, **TYPES[name],
+    }  # fmt: skip
+    backbone = Backbone(model_of(name, **sizes), CUDA, MicroBatch(), compiler="inductor")
+    backbone.logprobs(layout_of(backbone, 1), 1.0)[0].sum().backward()
+
+
+def head(width: int, dtype: torch.dtype) -> None:
+    backbone = Backbone(
+        model_of("qwen3", vocab_size=128, num_hidden_layers=1, hidden_size=64), CUDA, MicroBatch()
+    )
+    layout = layout_of(backbone, 1)
+    query, key, value = (
+        torch.zeros(heads, layout.n_tokens, width, device=CUDA, dtype=dtype, requires_grad=True)
+        for heads in (4, 2, 2)
+    )
+    attended: Tensor = FlexAttention(layout, CUDA).attend(
+        0, query, key, value, scale=0.1, window=None, softcap=50.0 if width == 256 else None
+    )
+    attended.sum().backward()
+
+
+def micro_batches() -> dict[str, Any]:
+    lm = model_of(
+        "qwen3", vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
+        num_attention_heads=16, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True,
+    )  # fmt: skip
+    told: dict[str, Any] = {}
+    for name, compiler in (("plain", None), ("compiled", "inductor")):
+        backbone = Backbone(lm, CUDA, MicroBatch(), compiler=compiler)
+        layouts = [layout_of(backbone, seed) for seed in range(50)]
+
+        def step(layout: Layout, backbone: Backbone = backbone) -> None:
+            hidden = backbone._run(layout, None, lambda _, states: states)
+            hidden.sum().backward()
+
+        step(layouts[1])
+        told[name] = asked(lambda layout=layouts[2], step=step: step(layout))
+        told[f"{name}, with the head"] = asked(
+            lambda layout=layouts[2], own=backbone: own.logprobs(layout, 1.0)[0].sum().backward()
+        )
+    told["masks"] = asked(lambda: FlexAttention(layouts[3], CUDA, (None, 200)))
+    counters.clear()
+    torch._dynamo.reset()
+    for layout in layouts:
+        step(layout)
+    told["graphs"] = counters["stats"]["unique_graphs"]
+    return told
+
+
+def told_of(kind: str) -> dict[str, Any]:
+    if kind == "types":
+        return {name: graphs_of(lambda name=name: compiled_type(name)) for name in TYPES}
+    if kind == "heads":
+        return {
+            f"{width}, {str(dtype).removeprefix('torch.')}": graphs_of(
+                lambda width=width, dtype=dtype: head(width, dtype)
+            )
+            for width in HEADS
+            for dtype in (torch.bfloat16, torch.float32)
+        }
+    return micro_batches()
+
+
+if __name__ == "__main__":
+    apply(Placement("cuda", 1, True))
+    print(json.dumps(told_of(sys.argv[1])))

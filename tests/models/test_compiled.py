@@ -1,0 +1,215 @@
+"""Compiled layers give the outputs and gradients of plain ones, from few graphs."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.learner.backbone import COMPILED_TOKENS, Backbone, MicroBatch
+from postgrad.models import compiled, tree
+from postgrad.models.adapters import add_adapter
+from postgrad.models.attention import ATTENTION_NAME, windows_of
+from postgrad.models.settings import LoraSettings
+
+CPU = torch.device("cpu")
+EAGER = "aot_eager"  # graphs are made as for CUDA, and their operations run one by one
+LAYERS = 3
+TYPES: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "gemma2": {"attn_logit_softcapping": 2.0, "sliding_window": 8},
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(tree, "NARROWEST", 1)  # the heads here have 8 numbers
+    # torch has no kernel of flex attention's backward for CPUs; its operations one by one work
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def model_of(name: str) -> Any:
+    config = AutoConfig.for_model(
+        name,
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        initializer_range=0.2,
+        **TYPES[name],
+    )
+    torch.manual_seed(0)
+    lm = AutoModelForCausalLM.from_config(config).eval()
+    lm.set_attn_implementation(ATTENTION_NAME)
+    return lm
+
+
+def sequences_of(seed: int) -> Sequences:
+    """Some prompts with three answers each, of other lengths for every seed."""
+    rng = np.random.default_rng(seed)
+    tokens, masks, group = [], [], []
+    for number in range(1 + seed % 4):
+        prompt = rng.integers(0, 61, rng.integers(9, 40))
+        for _ in range(3):
+            response = rng.integers(0, 61, rng.integers(20, 90))
+            tokens.append(np.concatenate([prompt, response]))
+            masks.append(np.arange(len(tokens[-1])) >= len(prompt))
+            group.append(number)
+    return Sequences(Ragged.of(tokens, np.int32), Ragged.of(masks, bool), np.array(group))
+
+
+def outcome(backbone: Backbone, seed: int) -> tuple[Tensor, Tensor]:
+    """Logprobs, and the gradient of a sum of them."""
+    sequences = sequences_of(seed)
+    (layout,) = backbone.micro_batches(sequences, np.arange(len(sequences)))
+    logprobs, _ = backbone.logprobs(layout, 1.0)
+    (logprobs * torch.linspace(-1.0, 1.0, len(logprobs))).sum().backward()
+    gradients = [p.grad.flatten() for p in backbone.lm.parameters() if p.grad is not None]
+    backbone.lm.zero_grad()
+    return logprobs.detach(), torch.cat(gradients)
+
+
+def require_same(backbone: Backbone, plain: Backbone, seeds: range) -> None:
+    for seed in seeds:
+        logprobs, gradient = outcome(backbone, seed)
+        expected, expected_gradient = outcome(plain, seed)
+        torch.testing.assert_close(logprobs, expected, atol=3e-5, rtol=1e-5)
+        assert (gradient - expected_gradient).norm() <= 1e-5 * expected_gradient.norm()
+
+
+def both(name: str, attention: str = "flex", compiler: str = EAGER) -> tuple[Backbone, Backbone]:
+    """A model with compiled layers, and the same one without."""
+    backbone = Backbone(model_of(name), CPU, MicroBatch(), attention, compiler=compiler)
+    return backbone, Backbone(model_of(name), CPU, MicroBatch(), "sdpa")
+
+
+def bytes_kept(backbone: Backbone, seed: int) -> int:
+    """What a forward keeps for its backward, without parameters."""
+    kept: dict[int, int] = {}
+    parameters = {parameter.data_ptr() for parameter in backbone.lm.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in parameters:
+            kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    sequences = sequences_of(seed)
+    (layout,) = backbone.micro_batches(sequences, np.arange(len(sequences)))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        backbone.logprobs(layout, 1.0)
+    return sum(kept.values())
+
+
+def hint(size: Any) -> int:
+    """What a symbol was when its graph was made; reading it as a number would fix it."""
+    return size.node.hint if isinstance(size, torch.SymInt) else size
+
+
+def graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def test_fifty_layouts_of_different_sizes_need_one_graph() -> None:
+    backbone, plain = both("qwen3")
+    require_same(backbone, plain, range(3))
+    sizes: set[int] = set()
+    for seed in range(3, 50):
+        sequences = sequences_of(seed)
+        (layout,) = backbone.micro_batches(sequences, np.arange(len(sequences)))
+        backbone.logprobs(layout, 1.0)
+        sizes.add(layout.n_tokens)
+    assert len(sizes) > 40
+    assert graphs() <= 2  # of layouts in one square of scores, and of longer ones
+    assert not counters["graph_break"]
+
+
+def test_soft_caps_and_windows_are_compiled() -> None:
+    backbone, plain = both("gemma2")
+    assert windows_of(backbone.lm) == (None, 8)
+    require_same(backbone, plain, range(3))
+    assert not counters["graph_break"]
+
+
+def test_checkpointed_layers_run_the_same_graph_again() -> None:
+    lm = model_of("qwen3")
+    lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    lm.train()
+    backbone = Backbone(lm, CPU, MicroBatch(), "flex", compiler=EAGER)
+    kept = bytes_kept(backbone, 1)
+    assert kept < bytes_kept(both("qwen3")[0], 1) / 2
+    require_same(backbone, both("qwen3")[1], range(1, 3))
+    assert not counters["graph_break"]
+
+
+def test_adapters_are_compiled_and_switched_off() -> None:
+    backbone, plain = both("qwen3")
+    for each in (backbone, plain):
+        each.adapter = add_adapter(each.lm, LoraSettings(rank=2), seed=0)
+        for name, parameter in each.adapter.parameters().items():
+            if "lora_B" in name:
+                torch.nn.init.constant_(parameter, 0.1)
+    require_same(backbone, plain, range(1, 3))
+    with torch.no_grad(), backbone.as_base(), plain.as_base():
+        sequences = sequences_of(1)
+        (layout,) = plain.micro_batches(sequences, np.arange(len(sequences)))
+        without = backbone.logprobs(layout, 1.0)[0]
+        torch.testing.assert_close(without, plain.logprobs(layout, 1.0)[0], atol=3e-5, rtol=1e-5)
+    assert (without - outcome(backbone, 1)[0]).abs().max() > 1e-3
+
+
+def test_attention_in_blocks_stays_outside() -> None:
+    backbone, plain = both("qwen3", "sdpa")
+    require_same(backbone, plain, range(4))
+    assert graphs() <= 8
+
+
+def test_graphs_are_made_for_the_same_sizes_whatever_comes_first() -> None:
+    def sizes_in(seed: int) -> list[Any]:
+        seen: list[Any] = []
+
+        def backend(graph: Any, inputs: list[Any]) -> Any:
+            tensors = [one for one in inputs if isinstance(one, Tensor)]
+            seen.append([[hint(size) for size in tensor.shape] for tensor in tensors])
+            return graph.forward
+
+        torch._dynamo.reset()
+        outcome(Backbone(model_of("qwen3"), CPU, MicroBatch(), "sdpa", compiler=backend), seed)  # pyright: ignore[reportArgumentType]
+        return seen
+
+    seen = sizes_in(1)
+    assert any(COMPILED_TOKENS + 16 in shape for graph in seen for shape in graph)
+    assert sizes_in(2) == seen
+
+
+def test_too_many_graphs_are_an_error_and_never_a_plain_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled.settle()
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+    backbone, _ = both("qwen3")
+    outcome(backbone, 1)
+    sequences = sequences_of(1)
+    (layout,) = backbone.micro_batches(sequences, np.arange(len(sequences)))
+    with torch.no_grad(), pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        backbone.logprobs(layout, 1.0)
+
+
+@pytest.mark.slow
+def test_generated_kernels_give_the_same_up_to_rounding() -> None:
+    """torch computes flex attention on a CPU without gradients only, so that it lies outside."""
+    backbone, plain = both("qwen3", "sdpa", "inductor")
+    require_same(backbone, plain, range(3))
+    assert graphs() > 0
