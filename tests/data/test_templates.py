@@ -7,9 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.templates import (
-    Rendered,
-    Unmarkable,
     render,
     render_conversation,
     tokenise,

@@ -11,21 +11,21 @@ from numpy.typing import NDArray
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.data.account import Bookkeeper, Fate, RowAccount
+from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.answers import PreferenceRow
 from postgrad.data.cache import TokenCache, TokenColumns
+from postgrad.data.chat_format import Message
 from postgrad.data.conversations import marked, unmarkable
 from postgrad.data.functions import prepared_rows
-from postgrad.data.messages import Message
 from postgrad.data.overlap import Selection
 from postgrad.data.rows import Row, dataset_name
 from postgrad.data.settings import PairSettings
 from postgrad.data.templates import (
-    Rendered,
-    Unmarkable,
     render_conversations,
     single_text,
     template_call,
     turn_ends,
+    unread_notes,
 )
 
 ReadRow = Callable[[Row, PairSettings], PreferenceRow]
@@ -58,6 +58,12 @@ def load_answers(
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
     rows = _selected(settings, read, selection, book)
+    book.notes += unread_notes(
+        tokenizer,
+        [preference.row for preference in rows],
+        [preference.messages for preference in rows],
+        template_call(settings),
+    )
     columns = _columns(settings, tokenizer, rows, cache, book.notes)
     encoded = zip(columns["token_ids"], columns["loss_mask"], strict=True)
     kept: list[tuple[PreferenceRow, list[Tokens]]] = []

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.data.messages import Message, chat_of, column, with_system
+from postgrad.data.chat_format import Message, says_nothing, with_tools
+from postgrad.data.messages import called_tools, chat_of, column, with_system
 from postgrad.data.rows import Row, shown
 from postgrad.data.settings import PairSettings
 
@@ -74,7 +75,7 @@ class PreferenceRow:
         return any(
             conversation[-1]["role"] != "assistant"
             or any(
-                turn["role"] == "assistant" and not turn["content"].strip()
+                turn["role"] == "assistant" and says_nothing(turn)
                 for turn in conversation[self.first :]
             )
             for conversation in self.conversations
@@ -200,7 +201,8 @@ def _conversations(
             f"{row.place}: row {row.index}: {kinds}; an answer is text or a list of messages, and "
             f"both of a pair are the same ({', '.join(columns.values())})"
         )
-    conversations = [with_system(messages, settings) for messages in chats]
+    tools = called_tools(row, settings)
+    conversations = [with_tools(with_system(messages, settings), tools) for messages in chats]
     added = len(conversations[0]) - len(chats[0])
     return shape, conversations, None if before is None else before + added
 
@@ -269,7 +271,7 @@ def _prompt(row: Row, settings: PairSettings) -> tuple[list[Message], str, bool]
         content = value.strip() if settings.strip else value
         return [{"role": "user", "content": content}], name, False
     messages = chat_of(value, row, name, "data.prompt", strip=settings.strip)
-    if messages[-1]["role"] == "assistant" and not messages[-1]["content"].strip():
+    if messages[-1]["role"] == "assistant" and says_nothing(messages[-1]):
         messages.pop()  # the place of the answer
     if not messages:
         raise UsageError(f"{row.place}: row {row.index} has no message to answer (data.prompt)")

@@ -18,8 +18,8 @@ from postgrad._version import __version__
 from postgrad.core.array_files import read_arrays, write_arrays
 from postgrad.core.files import version
 from postgrad.core.ragged import Ragged
-from postgrad.data import templates
-from postgrad.data.messages import Message
+from postgrad.data import answer_spans, templates
+from postgrad.data.chat_format import Message
 from postgrad.models import render_child, rendering
 
 SMALLEST = 1000  # rows; fewer are tokenised about as fast as a cache entry is read and hashed
@@ -93,7 +93,7 @@ class TokenCache:
         """
         tokenizer = self._tokenizer
         code = hashlib.sha256()
-        for module in (templates, rendering, render_child):
+        for module in (templates, answer_spans, rendering, render_child):
             code.update(Path(str(module.__file__)).read_bytes())
         libraries = ("transformers", "tokenizers", "jinja2")
         return [

@@ -10,22 +10,23 @@ from numpy.typing import NDArray
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.data.account import Bookkeeper, Fate
+from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.cache import TokenCache, TokenColumns
+from postgrad.data.chat_format import Message, bears_loss
 from postgrad.data.draws import DrawnSet
 from postgrad.data.functions import prepared_rows
-from postgrad.data.messages import Message, answers_in, asked_in, conversation_of
+from postgrad.data.messages import answers_in, asked_in, conversation_of
 from postgrad.data.overlap import Selection
 from postgrad.data.prompts import unencodable
 from postgrad.data.rows import Row, dataset_name
 from postgrad.data.settings import DataSettings
 from postgrad.data.templates import (
-    Rendered,
     Unencodable,
-    Unmarkable,
     render_conversations,
     template_call,
     tokenise,
     turn_ends,
+    unread_notes,
 )
 
 COLUMNS = ("token_ids", "loss_mask", "starts")
@@ -64,6 +65,7 @@ def load_conversations(
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
     rows, messages = _selected(settings, selection, book)
+    book.notes += unread_notes(tokenizer, rows, messages, template_call(settings))
     columns = _columns(settings, tokenizer, rows, messages, cache, book.notes)
     entries: list[Conversation] = []
     unrolled: list[int] = []  # training rows of each row that has several
@@ -142,6 +144,8 @@ def _selected(
         messages = conversation_of(row, settings)
         asked = asked_in(row, messages, settings)
         fate = selection.left_out(asked, [*asked, *answers_in(messages)])
+        if fate is None and answers_in(messages) and not any(map(bears_loss, messages)):
+            fate = "no_loss"
         if fate is not None:
             book.add(fate, row)
             continue

@@ -6,10 +6,10 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest
+from postgrad.data.chat_format import Message, messages_of, tools_of, with_tools
 from postgrad.data.rows import Row
 from postgrad.data.settings import DataSettings, RowSettings, template_parts
 
-Message = dict[str, str]
 SHOWN = 20  # columns that an error message lists
 
 
@@ -20,7 +20,7 @@ def conversation_of(row: Row, settings: DataSettings) -> list[Message]:
     else:
         answer = _text(row, settings.answer, "data.answer", settings)
         messages = [_user(row, settings), {"role": "assistant", "content": answer}]
-    return with_system(messages, settings)
+    return _complete(messages, row, settings)
 
 
 def prompt_of(row: Row, settings: DataSettings) -> list[Message]:
@@ -29,13 +29,13 @@ def prompt_of(row: Row, settings: DataSettings) -> list[Message]:
     Raises UsageError where nothing is left.
     """
     if settings.messages is None:
-        return with_system([_user(row, settings)], settings)
+        return _complete([_user(row, settings)], row, settings)
     messages = _chat(row, settings)
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:
         raise UsageError(f"{row.place}: row {row.index} has no message to answer (data.messages)")
-    return with_system(messages, settings)
+    return _complete(messages, row, settings)
 
 
 def questions_of(messages: list[Message]) -> list[str]:
@@ -122,24 +122,25 @@ def _text(row: Row, name: str, key: str, settings: DataSettings) -> str:
 
 def chat_of(value: Any, row: Row, name: str, key: str, *, strip: bool) -> list[Message]:
     """A column's value as a checked conversation. Raises UsageError that names row and column."""
-    valid = isinstance(value, list) and all(
-        isinstance(message, dict)
-        and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
-        for message in value
-    )
-    if not valid or not value:
+    try:
+        return messages_of(value, strip=strip)
+    except ValueError as error:
         raise UsageError(
-            f"{row.place}: column {name!r} of row {row.index} is no conversation: a "
-            f'list of {{"role": text, "content": text}} ({key})'
-        )
-    return [
-        {
-            "role": message["role"],
-            "content": message["content"].strip() if strip else message["content"],
-        }
-        for message in value
-    ]
+            f"{row.place}: column {name!r} of row {row.index} is no conversation: {error} ({key})"
+        ) from error
+
+
+def called_tools(row: Row, settings: RowSettings) -> list[dict[str, Any]]:
+    """The functions that a row's conversation may call; [] where it has no column of them. Raises
+    UsageError that names row and column.
+    """
+    try:
+        return tools_of(row.values.get(settings.tools)) if settings.tools else []
+    except ValueError as error:
+        raise UsageError(
+            f"{row.place}: column {settings.tools!r} of row {row.index} is not {error} "
+            '(data.tools; "" reads no such column)'
+        ) from error
 
 
 def with_system(messages: list[Message], settings: RowSettings) -> list[Message]:
@@ -147,6 +148,11 @@ def with_system(messages: list[Message], settings: RowSettings) -> list[Message]
     if settings.system is None or (messages and messages[0]["role"] == "system"):
         return messages
     return [{"role": "system", "content": settings.system}, *messages]
+
+
+def _complete(messages: list[Message], row: Row, settings: DataSettings) -> list[Message]:
+    """`messages` with the recipe's system message and the row's tools."""
+    return with_tools(with_system(messages, settings), called_tools(row, settings))
 
 
 def _chat(row: Row, settings: DataSettings) -> list[Message]:

@@ -11,10 +11,11 @@ from postgrad.core.seeds import integer
 from postgrad.data.account import RowAccount
 from postgrad.data.answers import labelled_of
 from postgrad.data.cache import TokenCache
+from postgrad.data.chat_format import Message, texts_of
 from postgrad.data.conversations import Conversation, load_conversations
 from postgrad.data.draws import Drawn, DrawnSet, Draws, Order
 from postgrad.data.functions import prepared_rows
-from postgrad.data.messages import Message, conversation_of, prompt_of
+from postgrad.data.messages import conversation_of, prompt_of
 from postgrad.data.overlap import HeldOut, Selection
 from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import Row
@@ -122,7 +123,7 @@ def dataset_texts(settings: DataSettings | PairSettings) -> Iterator[str]:
     """
     for row in prepared_rows(settings):
         for message in _messages_of(row, settings):
-            yield message["content"]
+            yield from texts_of(message)
 
 
 def _messages_of(row: Row, settings: DataSettings | PairSettings) -> list[Message]:

@@ -7,13 +7,14 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from postgrad.core.text import composed
 from postgrad.data.account import Fate
 from postgrad.data.answers import labelled_of
+from postgrad.data.chat_format import Message
 from postgrad.data.functions import prepared_rows
-from postgrad.data.messages import Message, asked_in, prompt_of
+from postgrad.data.messages import asked_in, prompt_of
 from postgrad.data.rows import Row
 from postgrad.data.settings import DataSettings, PairSettings
 
@@ -21,6 +22,9 @@ from postgrad.data.settings import DataSettings, PairSettings
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _BETWEEN = r"\s!-/:-@\[-`{-~\u00a1-\u00bf\u2000-\u206f\u2190-\u2bff\u3000-\u303f\uff00-\uff0f"
 _WORD = re.compile(rf"[{_CJK}]|[^{_BETWEEN}{_CJK}]+")
+
+
+TEXT = ("role", "content")
 
 
 def question_key(text: str) -> str:
@@ -112,9 +116,11 @@ class Selection:
         if self.dedup == "none":
             return False
         text = question_key if self.dedup == "normalised" else str
-        serialised = json.dumps(
-            [[message["role"], text(message["content"])] for message in messages]
-        )
+        compared: list[list[Any]] = []
+        for message in messages:
+            others = {key: message[key] for key in sorted(message) if key not in TEXT}
+            compared.append([message["role"], text(message["content"]), *filter(None, [others])])
+        serialised = json.dumps(compared)
         key = hashlib.sha256(serialised.encode()).digest()
         if key in self._seen:
             return True

@@ -9,14 +9,16 @@ from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Prompt
 from postgrad.data.account import Bookkeeper, Fate
+from postgrad.data.answer_spans import Unmarkable
 from postgrad.data.cache import TokenCache, TokenColumns
+from postgrad.data.chat_format import Message
 from postgrad.data.draws import DrawnSet
 from postgrad.data.functions import prepared_rows
-from postgrad.data.messages import Message, answer_of, answers_in, asked_in, prompt_of
+from postgrad.data.messages import answer_of, answers_in, asked_in, prompt_of
 from postgrad.data.overlap import Selection
 from postgrad.data.rows import Row, dataset_name
 from postgrad.data.settings import DataSettings, template_parts
-from postgrad.data.templates import Unencodable, Unmarkable, encode, prompts, template_call
+from postgrad.data.templates import Unencodable, encode, prompts, template_call, unread_notes
 
 
 class PromptSet(DrawnSet[Prompt]):
@@ -43,6 +45,8 @@ def load_prompts(
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
     selected = _selected(settings, selection, book)
+    rows, conversations = [row for row, *_ in selected], [messages for _, messages, _ in selected]
+    book.notes += unread_notes(tokenizer, rows, conversations, template_call(settings))
     tokens = _tokens(settings, tokenizer, selected, cache, book.notes)
     entries: list[Prompt] = []
     for (row, messages, question), ids in zip(selected, tokens, strict=True):

@@ -7,22 +7,21 @@ Where a mask cannot be told from the text, the conversation is refused: nothing 
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.data.messages import Message
+from postgrad.core.errors import UsageError
+from postgrad.data.answer_spans import Rendered, TurnEnds, Unmarkable, answer_texts, dropped_from
+from postgrad.data.chat_format import REASONING, Message, bears_loss
+from postgrad.data.rows import Row
 from postgrad.data.settings import RowSettings
 from postgrad.models.named_templates import template_text
-from postgrad.models.rendering import RenderRequest, Unrenderable, rendered
+from postgrad.models.rendering import RenderRequest, Unrenderable, program_of, rendered
 
-LONGEST_SHARED = 64  # characters that a generation prompt and an answer may both begin with
-
-
-class Unmarkable(Exception):
-    """A conversation whose assistant tokens cannot be marked; the message says why."""
+PROBE = "postgrad"  # an answer of plain text, to see which token ends a turn
 
 
 class Unencodable(Exception):
@@ -46,15 +45,6 @@ def encode(tokenizer: Any, texts: Sequence[str], **options: Any) -> Any:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """A conversation as the chat template writes it."""
-
-    text: str
-    spans: tuple[tuple[int, int], ...]  # [start, end) in characters, of what bears loss
-    prompt: str  # what the policy reads before the first span, the generation prompt included
-
-
 def render(
     tokenizer: Any, messages: Sequence[Message], *, generation: bool, variables: Mapping[str, Any]
 ) -> str:
@@ -75,10 +65,25 @@ def prompts(
     generation: bool = True,
     variables: Mapping[str, Any],
 ) -> Iterator[str | Unmarkable]:
-    """The text of each conversation, up to the first that the template refuses."""
-    rows = ((messages, [(len(messages), generation)]) for messages in conversations)
-    for texts in rendered(tokenizer, rows, variables):
-        yield Unmarkable(str(texts)) if isinstance(texts, Unrenderable) else texts[0]
+    """The text of each conversation, up to the first that the template refuses or does not write
+    whole.
+    """
+    pending: deque[Sequence[Message]] = deque()
+
+    def rows() -> Iterator[RenderRequest]:
+        for messages in conversations:
+            pending.append(messages)
+            yield messages, [(len(messages), generation)]
+
+    for texts in rendered(tokenizer, rows(), variables):
+        messages = pending.popleft()
+        if isinstance(texts, Unrenderable):
+            yield Unmarkable(str(texts))
+        elif problem := dropped_from(messages, texts[0]):
+            yield Unmarkable(problem)
+            return
+        else:
+            yield texts[0]
 
 
 def template_call(settings: RowSettings) -> dict[str, Any]:
@@ -143,7 +148,7 @@ def render_conversations(
     """The texts of each conversation, with spans at what the assistant wrote.
 
     conversations: (messages, first): only messages from index `first` on get spans. turns: "last"
-    marks the last answer alone. ends: turn_ends(tokenizer).
+    marks the last answer alone. Answers with a weight of 0 get none. ends: turn_ends(tokenizer).
 
     A span begins behind the generation prompt and ends with the token that ends the turn (the first
     of `ends` after the content). A conversation is one text, but where the template writes an
@@ -155,13 +160,11 @@ def render_conversations(
     than SFT trains on.
     """
     pending: deque[tuple[Sequence[Message], Sequence[int]]] = deque()
+    turn = TurnEnds(ends, cache(lambda: _end_of_text(tokenizer, ends, variables)))
 
     def rows() -> Iterator[RenderRequest]:
         for messages, first in conversations:
-            assistant_turns = [
-                i for i, message in enumerate(messages) if message["role"] == "assistant"
-            ]
-            answers = [i for i in assistant_turns if i >= first]
+            answers = [i for i in range(first, len(messages)) if bears_loss(messages[i])]
             answers = answers[-1:] if turns == "last" else answers
             pending.append((messages, answers))
             prefixes = [(len(messages), False)]
@@ -177,73 +180,60 @@ def render_conversations(
             yield Unmarkable(str(texts))
             return
         try:
-            yield _marked(messages, answers, texts, ends)
+            yield answer_texts(messages, answers, texts, turn)
         except Unmarkable as error:
             yield error
             return
 
 
-def _marked(
-    messages: Sequence[Message], answers: Sequence[int], texts: list[str], ends: re.Pattern[str]
-) -> list[Rendered]:
-    """A conversation as one text, or as one for each answer. texts: the renderings in the order of
-    render_conversations' `rows`: the whole, then prompt and text of each answer.
+def _end_of_text(tokenizer: Any, ends: re.Pattern[str], variables: Mapping[str, Any]) -> str | None:
+    """The token that the template writes after an answer of plain text; None where that cannot be
+    told, as of a template that refuses a plain question.
     """
-    if not answers:
-        raise Unmarkable("there is no message of the assistant")
-    text, *renderings = texts
-    answer_texts: list[Rendered] = []
-    for i in answers:
-        if i == 0:
-            raise Unmarkable("it begins with the assistant, so it answers nothing")
-        prompt = renderings.pop(0)
-        turn_text = text if i == len(messages) - 1 else renderings.pop(0)
-        answer_texts.append(
-            Rendered(turn_text, (_span(messages[i], i, turn_text, prompt, ends),), prompt)
+    chat = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
+    (texts,) = rendered(tokenizer, [(chat, [(2, False)])], variables)
+    if isinstance(texts, Unrenderable) or PROBE not in texts[0]:
+        return None
+    end = ends.search(texts[0], texts[0].rindex(PROBE))
+    return end.group() if end else None
+
+
+def unread_notes(
+    tokenizer: Any,
+    rows: Sequence[Row],
+    conversations: Sequence[Sequence[Message]],
+    variables: Mapping[str, Any],
+) -> list[str]:
+    """Lines for the account of rows: keys of messages that the chat template does not read, and in
+    how many rows. Reasoning is not among them: an answer without its thoughts is refused.
+
+    Raises UsageError where a row has tools and the template does not read them.
+    """
+    counts: dict[str, int] = {}
+    first_with_tools: Row | None = None
+    for row, messages in zip(rows, conversations, strict=True):
+        keys = {key for message in messages for key in message}
+        for key in keys:
+            counts[key] = counts.get(key, 0) + 1
+        if "tools" in keys and first_with_tools is None:
+            first_with_tools = row
+    try:
+        program, _ = program_of(tokenizer, variables, tools="tools" in counts)
+    except Unrenderable:  # every row will be refused for it
+        return []
+    unread = [key for key in counts if not re.search(rf"\b{re.escape(key)}\b", program)]
+    if first_with_tools is not None and "tools" in unread:
+        raise UsageError(
+            f"{first_with_tools.place}: row {first_with_tools.index} has tools, and the chat "
+            "template does not read them: the model would not see the functions that it is to "
+            'call; take a template that does (data.chat_template), or say data.tools = ""'
         )
-    if all(text.startswith(rendering.text[: rendering.spans[0][1]]) for rendering in answer_texts):
-        return [
-            Rendered(
-                text,
-                tuple(rendering.spans[0] for rendering in answer_texts),
-                answer_texts[0].prompt,
-            )
-        ]
-    return answer_texts
-
-
-def _span(
-    message: Message, i: int, turn_text: str, prompt: str, ends: re.Pattern[str]
-) -> tuple[int, int]:
-    """[start, end) of message i in `turn_text`, which ends with it; prompt: the text before it.
-
-    Raises Unmarkable where it cannot be told.
-    """
-    if not prompt:
-        raise Unmarkable(f"the chat template writes nothing before message {i}")
-    if not turn_text.startswith(prompt):
-        raise Unmarkable(
-            f"the chat template does not begin message {i} with its generation prompt "
-            f"{prompt[-40:]!r}"
-        )
-    content = message["content"].strip()
-    place = _begin(content, turn_text, prompt)
-    if place < 0:
-        raise Unmarkable(f"the chat template drops text of message {i}: {content[:60]!r}")
-    end = ends.search(turn_text, place + len(content))
-    return len(prompt), end.end() if end else len(turn_text)
-
-
-def _begin(content: str, turn_text: str, prompt: str) -> int:
-    """Where the content begins in `turn_text`: behind the prompt, or inside its end where the two
-    overlap (generation prompt and answer may both have <think>); -1: nowhere.
-    """
-    place = turn_text.find(content, len(prompt))
-    shared = range(1, min(len(content), len(prompt), LONGEST_SHARED) + 1) if place < 0 else ()
-    for count in shared:
-        if turn_text.startswith(content, len(prompt) - count):
-            return len(prompt) - count
-    return place
+    silent = {"role", "content", "weight", "tools", "tool_calls", *REASONING}
+    return [
+        f"{counts[key]} rows have {key!r} in a message: the chat template does not read it"
+        for key in sorted(unread)
+        if key not in silent
+    ]
 
 
 def tokenise(

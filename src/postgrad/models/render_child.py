@@ -121,27 +121,32 @@ class TemplateProgram:
         self._variables = {"tools": None, "documents": None, **variables}
         self._compiled: Any = None
 
-    def text(self, messages: list[Mapping[str, str]], generation: bool) -> str:
+    def text(self, messages: list[Mapping[str, Any]], generation: bool) -> str:
         """The rendered text. generation: with the start of an answer. Raises whatever the template
         raises.
         """
+        variables = self._variables
+        if messages and "tools" in messages[0]:
+            first = {key: value for key, value in messages[0].items() if key != "tools"}
+            variables = {**variables, "tools": messages[0]["tools"]}
+            messages = [first, *messages[1:]]
         if self._compiled is None:
             self._compiled = environment().from_string(self._source)
         return self._compiled.render(
-            messages=messages, add_generation_prompt=generation, **self._variables
+            messages=messages, add_generation_prompt=generation, **variables
         )
 
 
 def answered(
     program: TemplateProgram,
-    row: tuple[list[Mapping[str, str]], list[tuple[int, bool]]],
+    row: tuple[list[Mapping[str, Any]], list[tuple[int, bool]]],
     longest: int,
 ) -> tuple[bytes, bool]:
     """The reply to a row, and whether it has all texts. longest: characters that a text may have,
     beyond four times those of the row.
     """
     messages, wanted = row
-    most = longest + 4 * sum(len(content) for message in messages for content in message.values())
+    most = longest + 4 * sum(len(str(value)) for message in messages for value in message.values())
     reply = bytearray()
     for count, generation in wanted:
         try:

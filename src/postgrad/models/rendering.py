@@ -6,6 +6,7 @@ apply_chat_template.
 """
 
 import atexit
+import itertools
 import json
 import os
 import select
@@ -26,8 +27,9 @@ from postgrad.core.errors import RunError
 from postgrad.models import render_child
 
 Wanted = tuple[int, bool]  # (n, generation): the first n messages, with the start of an answer?
-# Messages, and the texts that are asked of them.
-RenderRequest = tuple[Sequence[Mapping[str, str]], Sequence[Wanted]]
+# Messages, and the texts that are asked of them. The functions that a conversation may call are the
+# key "tools" of its first message; the template gets them as its variable.
+RenderRequest = tuple[Sequence[Mapping[str, Any]], Sequence[Wanted]]
 BATCH_ROWS = 256
 BATCH_CHARACTERS = 2**20
 LOOK_SECONDS = 0.2  # between two looks at the child's memory, while a reply is waited for
@@ -259,17 +261,21 @@ def process() -> RenderProcess:
     return _process
 
 
-def program_of(tokenizer: Any, variables: Mapping[str, Any]) -> tuple[str, str]:
+def program_of(
+    tokenizer: Any, variables: Mapping[str, Any], *, tools: bool = False
+) -> tuple[str, str]:
     """The template to render, and its variables as JSON.
 
-    variables: those of the recipe; "chat_template" among them replaces the tokenizer's. Raises
+    variables: those of the recipe; "chat_template" among them replaces the tokenizer's. tools: for
+    conversations with tools, for which some tokenizers have a template of its own. Raises
     Unrenderable where there is no template or a variable is not a JSON value.
     """
     named = dict(variables)
     if tokenizer.chat_template is None and not named.get("chat_template"):
         raise Unrenderable(NO_TEMPLATE)
     try:
-        template = tokenizer.get_chat_template(named.pop("chat_template", None), named.get("tools"))
+        called = [{}] if tools else named.get("tools")  # read for its presence only
+        template = tokenizer.get_chat_template(named.pop("chat_template", None), called)
     except ValueError as error:
         raise Unrenderable(str(error)) from error
     for name in TAKEN.intersection(named):
@@ -286,16 +292,21 @@ def rendered(
     """The texts of each row in order, as transformers' apply_chat_template gives them. Ends after
     the first row that has none. Rows are sent in batches.
     """
-    try:
-        program = program_of(tokenizer, variables)
-    except Unrenderable as error:
-        yield error
-        return
     for batch in _batches(rows):
-        answers = process().texts(program, batch)
-        yield from answers
-        if isinstance(answers[-1], Unrenderable):
-            return
+        for tools, run in itertools.groupby(batch, _has_tools):
+            try:
+                program = program_of(tokenizer, variables, tools=tools)
+            except Unrenderable as error:
+                yield error
+                return
+            answers = process().texts(program, list(run))
+            yield from answers
+            if isinstance(answers[-1], Unrenderable):
+                return
+
+
+def _has_tools(row: RenderRequest) -> bool:
+    return bool(row[0]) and "tools" in row[0][0]
 
 
 def _batches(rows: Iterable[RenderRequest]) -> Iterator[list[RenderRequest]]:

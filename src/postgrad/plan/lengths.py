@@ -12,8 +12,9 @@ import numpy as np
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
 from postgrad.data.answers import labelled_of, pair_of
+from postgrad.data.chat_format import Message, texts_of
 from postgrad.data.functions import prepared_rows
-from postgrad.data.messages import Message, conversation_of, prompt_of
+from postgrad.data.messages import conversation_of, prompt_of
 from postgrad.data.rows import Row, parse_split
 from postgrad.data.settings import DataSettings, PairSettings, RowSettings, Share
 from postgrad.models.files import require_regular
@@ -143,7 +144,7 @@ def _counted(
 
     def tokens(messages: list[Message]) -> int:
         around = sum(OPENING + count(message["role"]) + CLOSING for message in messages)
-        return around + sum(count(message["content"]) for message in messages)
+        return around + sum(count(text) for message in messages for text in texts_of(message))
 
     opening = OPENING + count("assistant")  # the answer's first tokens, which are not learned
     if isinstance(settings, PairSettings):

@@ -15,7 +15,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.core.settings import Settings
 from postgrad.core.text import nearest, resolve
-from postgrad.data.messages import Message
+from postgrad.data.chat_format import Message
 from postgrad.rollout.settings import EnvironmentSettings
 
 ENVIRONMENTS = {

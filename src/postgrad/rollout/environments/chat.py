@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt
-from postgrad.data.messages import Message
-from postgrad.data.templates import Unencodable, Unmarkable, encode, render, turn_ends
+from postgrad.data.answer_spans import Unmarkable
+from postgrad.data.chat_format import Message
+from postgrad.data.templates import Unencodable, encode, render, turn_ends
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Observation
 from postgrad.rollout.environments.base import ChatEnvironment, Course, build

@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from postgrad.core.errors import UsageError
-from postgrad.data.messages import Message
-from postgrad.data.templates import Unencodable, Unmarkable, encode, render
+from postgrad.data.answer_spans import Unmarkable
+from postgrad.data.chat_format import Message
+from postgrad.data.templates import Unencodable, encode, render
 from postgrad.rollout.engine import Completion, Request
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.settings import SamplingSettings

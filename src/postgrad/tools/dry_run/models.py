@@ -7,8 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from postgrad.data.answer_spans import Unmarkable
 from postgrad.data.templates import (
-    Unmarkable,
     render_conversation,
     template_call,
     tokenise,

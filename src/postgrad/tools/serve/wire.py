@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from postgrad.core.errors import UsageError
-from postgrad.data.templates import Unencodable, Unmarkable, encode, render_conversation, turn_ends
+from postgrad.data.answer_spans import Unmarkable
+from postgrad.data.templates import Unencodable, encode, render_conversation, turn_ends
 
 _QUEUED_BATCHES = 64
 

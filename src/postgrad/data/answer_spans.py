@@ -1,0 +1,191 @@
+"""Where an answer stands in the text that a chat template wrote.
+
+A span begins behind the generation prompt and ends with the token that ends the turn. Where that
+cannot be told from the text, or a part of the answer is missing in it, the conversation is refused:
+nothing is guessed.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from postgrad.data.chat_format import REASONING
+
+LONGEST_SHARED = 64  # characters that a generation prompt and an answer may both begin with
+Message = Mapping[str, Any]
+
+
+class Unmarkable(Exception):
+    """A conversation whose assistant tokens cannot be marked; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as the chat template writes it."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]  # [start, end) in characters, of what bears loss
+    prompt: str  # what the policy reads before the first span, the generation prompt included
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnds:
+    """What ends a turn."""
+
+    tokens: re.Pattern[str]  # every special token
+    of_text: Callable[[], str | None]  # the token after an answer of plain text; None: not known
+
+
+def answer_texts(
+    messages: Sequence[Message], answers: Sequence[int], texts: Sequence[str], ends: TurnEnds
+) -> list[Rendered]:
+    """A conversation as one text, or as one for each answer where the template writes an answer
+    differently once more messages follow.
+
+    answers: indices of the messages that bear loss. texts: what the template writes for the whole
+    conversation; then for each answer but one at index 0, its prompt, and, unless it is the last
+    message, all messages up to it. Raises Unmarkable.
+    """
+    if not answers:
+        raise Unmarkable("there is no message of the assistant to learn from")
+    text, *renderings = texts
+    if problem := dropped_from(messages, text):
+        raise Unmarkable(problem)
+    rendered: list[Rendered] = []
+    for i in answers:
+        if i == 0:
+            raise Unmarkable("it begins with the assistant, so it answers nothing")
+        prompt = renderings.pop(0)
+        turn_text = text if i == len(messages) - 1 else renderings.pop(0)
+        rendered.append(
+            Rendered(turn_text, (_span(messages[i], i, turn_text, prompt, ends),), prompt)
+        )
+    if all(text.startswith(rendering.text[: rendering.spans[0][1]]) for rendering in rendered):
+        spans = tuple(rendering.spans[0] for rendering in rendered)
+        return [Rendered(text, spans, rendered[0].prompt)]
+    return rendered
+
+
+def dropped_from(messages: Sequence[Message], text: str) -> str | None:
+    """What of tools and their results is missing in the text of a conversation, or None."""
+    for i, message in enumerate(messages):
+        content = message["content"].strip()
+        if message["role"] == "tool" and content and not _has(text, content):
+            return f"the chat template drops the tool's result in message {i}: {content[:60]!r}"
+        for call in message.get("tool_calls", ()):
+            if call["function"]["name"] not in text:
+                return _dropped_call(call, i)
+    return None
+
+
+def _span(message: Message, i: int, turn_text: str, prompt: str, ends: TurnEnds) -> tuple[int, int]:
+    """[start, end) of message i in `turn_text`, which ends with it; prompt: the text before it.
+
+    Raises Unmarkable where it cannot be told.
+    """
+    if not prompt:
+        raise Unmarkable(f"the chat template writes nothing before message {i}")
+    if not turn_text.startswith(prompt):
+        raise Unmarkable(
+            f"the chat template does not begin message {i} with its generation prompt "
+            f"{prompt[-40:]!r}"
+        )
+    start = len(prompt)
+    thought = _after_thoughts(message, i, turn_text, prompt)
+    content = message["content"].strip()
+    place = turn_text.find(content, thought) if thought > start else -1
+    if place < 0:
+        place = _begin(content, turn_text, prompt)
+    if place < 0:
+        raise Unmarkable(f"the chat template drops text of message {i}: {content[:60]!r}")
+    if message.get("tool_calls"):
+        _require_calls(message, i, turn_text[start:])
+        return start, _end_of_calls(turn_text, start, ends)
+    end = ends.tokens.search(turn_text, max(place + len(content), thought))
+    return start, end.end() if end else len(turn_text)
+
+
+def _after_thoughts(message: Message, i: int, turn_text: str, prompt: str) -> int:
+    """Where the answer's reasoning ends in `turn_text`; len(prompt) where it has none."""
+    end = len(prompt)
+    for key in REASONING:
+        thought = message.get(key)
+        if not isinstance(thought, str) or not thought.strip():
+            continue
+        place = _begin(thought.strip(), turn_text, prompt)
+        if place < 0:
+            raise Unmarkable(
+                f"the chat template drops {key} of message {i}: {thought.strip()[:60]!r}; take the "
+                "template of a model that thinks, or remove the key with data.map"
+            )
+        end = max(end, place + len(thought.strip()))
+    return end
+
+
+def _begin(content: str, turn_text: str, prompt: str) -> int:
+    """Where the content begins in `turn_text`: behind the prompt, or inside its end where the two
+    overlap (generation prompt and answer may both have <think>); -1: nowhere.
+    """
+    place = turn_text.find(content, len(prompt))
+    shared = range(1, min(len(content), len(prompt), LONGEST_SHARED) + 1) if place < 0 else ()
+    for count in shared:
+        if turn_text.startswith(content, len(prompt) - count):
+            return len(prompt) - count
+    return place
+
+
+def _require_calls(message: Message, i: int, text: str) -> None:
+    """Raises Unmarkable where the name or an argument of a call is not in the answer's text."""
+    for call in message["tool_calls"]:
+        function = call["function"]
+        arguments = _leaves(function["arguments"])
+        if function["name"] not in text or not all(_has(text, leaf) for leaf in arguments):
+            raise Unmarkable(_dropped_call(call, i))
+
+
+def _dropped_call(call: Mapping[str, Any], i: int) -> str:
+    written = json.dumps(call["function"], ensure_ascii=False)
+    return (
+        f"the chat template drops a call of message {i}: {written[:100]}; take a template that "
+        "writes tool_calls"
+    )
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The values inside objects and lists."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _has(text: str, value: Any) -> bool:
+    """Whether `value` is in the text, as it is or as JSON. White space at its ends is free."""
+    if not isinstance(value, str):
+        return str(value) in text or json.dumps(value) in text
+    value = value.strip()
+    escaped = (json.dumps(value, ensure_ascii=ascii)[1:-1] for ascii in (False, True))
+    return value in text or any(each in text for each in escaped)
+
+
+def _end_of_calls(turn_text: str, start: int, ends: TurnEnds) -> int:
+    """Where an answer with calls ends.
+
+    Templates write calls in many ways, with special tokens in between. So the end is looked for
+    from behind, in the run of special tokens and white space that ends the text: the token that
+    ends answers of plain text, else the first of the run.
+    """
+    run: list[re.Match[str]] = []
+    edge = len(turn_text)
+    for match in reversed(list(ends.tokens.finditer(turn_text, start))):
+        if turn_text[match.end() : edge].strip():
+            break
+        run.insert(0, match)
+        edge = match.start()
+    if not run:
+        return len(turn_text)
+    usual = [match for match in run if match.group() == ends.of_text()]
+    return (usual or run)[0].end()

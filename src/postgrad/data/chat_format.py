@@ -1,0 +1,222 @@
+"""Conversations as people store them, read into one form: OpenAI's messages, the hub's, ShareGPT's.
+
+A message has a `role` and a `content`, which is text ("" where a message only calls tools), and all
+other keys of the row that chat templates may read: `tool_calls`, `reasoning_content`, `name`. The
+functions that a conversation may call are the key `tools` of its first message. A `weight` of 0
+marks an answer that bears no loss.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Message = dict[str, Any]
+
+SHAPE = 'a list of {"role": text, "content": text}'
+SPEAKERS = {  # ShareGPT's `from`
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
+REASONING = (
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+)  # what templates call an answer's thoughts
+WEIGHTS = ("weight", "loss", "train")  # OpenAI, ms-swift, axolotl: whether an answer is learned
+EMPTY = (None, "", [], {})  # what tables fill in where a message lacks a key
+TEXT_PARTS = ("text", "input_text", "output_text")
+READ_HERE = {"role", "content", "tool_calls", "function_call", "from", "value", *WEIGHTS}
+
+
+def messages_of(value: Any, *, strip: bool) -> list[Message]:
+    """A column's value as messages. strip: without white space at both ends of each content.
+
+    Raises ValueError that says what is wrong, with the number of the message from 0 on.
+    """
+    value = _parsed(value, SHAPE)
+    if not isinstance(value, list) or not value:
+        raise ValueError(SHAPE)
+    return [_message(message, number, strip) for number, message in enumerate(value)]
+
+
+def tools_of(value: Any) -> list[dict[str, Any]]:
+    """The functions that a conversation may call, each {"type": "function", "function": {...}} with
+    a JSON schema of its parameters, as transformers' chat templates take them. [] for no value.
+
+    Columns of tables fill what a function does not have with null; nulls are left out. Raises
+    ValueError that says what is wrong.
+    """
+    shape = 'a list of functions, {"name": text, "parameters": {...}}'
+    value = _parsed(value, shape) if value != "" else None
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ValueError(shape)
+    functions: list[dict[str, Any]] = []
+    for tool in value:
+        tool = tool if not isinstance(tool, dict) or "function" in tool else {"function": tool}
+        if not isinstance(tool, dict) or not _is_named(tool["function"]):
+            raise ValueError(shape)
+        functions.append({"type": "function", **_without_nulls(tool)})
+    return functions
+
+
+def with_tools(messages: Sequence[Message], tools: list[dict[str, Any]]) -> list[Message]:
+    """`messages` with the functions that they may call."""
+    first, *rest = messages
+    return [{**first, "tools": tools}, *rest] if tools else list(messages)
+
+
+def bears_loss(message: Mapping[str, Any]) -> bool:
+    """Whether a message is an answer that is learned."""
+    return message["role"] == "assistant" and message.get("weight", 1) != 0
+
+
+def says_nothing(message: Mapping[str, Any]) -> bool:
+    """Whether a message has neither text nor a call of a tool."""
+    return not message["content"].strip() and not message.get("tool_calls")
+
+
+def texts_of(message: Mapping[str, Any]) -> Iterator[str]:
+    """The texts that a chat template writes of a message, about: content, thoughts, calls and
+    tools.
+    """
+    yield message["content"]
+    for key in REASONING:
+        if isinstance(message.get(key), str):
+            yield message[key]
+    for part in (*message.get("tool_calls", ()), *message.get("tools", ())):
+        yield json.dumps(part["function"], ensure_ascii=False)
+
+
+def _parsed(value: Any, shape: str) -> Any:
+    """The value of JSON text, as tables hold nested values; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError(shape) from None
+
+
+def _message(value: Any, number: int, strip: bool) -> Message:
+    if not isinstance(value, dict):
+        raise ValueError(SHAPE)
+    if "role" not in value and "from" in value:
+        value = _from_sharegpt(value, number)
+    role, content = value.get("role"), value.get("content")
+    if not isinstance(role, str):
+        raise ValueError(SHAPE)
+    calls = value.get("tool_calls") or []
+    if value.get("function_call"):  # OpenAI's form before tool_calls
+        calls = [value["function_call"]]
+    if not isinstance(calls, list):
+        raise ValueError(f"tool_calls of message {number} are no list")
+    empty = bool(calls) or any(value.get(key) for key in REASONING)  # content may be left out
+    text = _text(content, number, empty)
+    message: Message = {
+        "role": "tool" if role == "function" else role,
+        "content": text.strip() if strip else text,
+    }
+    if calls:
+        message["tool_calls"] = [_call(call, number) for call in calls]
+    if _weight(value, role, number) == 0:
+        message["weight"] = 0
+    others = {key: other for key, other in value.items() if key not in READ_HERE}
+    return message | {key: other for key, other in others.items() if other not in EMPTY}
+
+
+def _text(content: Any, number: int, empty: bool) -> str:
+    """The text of a content: text, a list of parts, or null where the message may be `empty`."""
+    if content is None and empty:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ValueError(SHAPE)
+    texts: list[str] = []
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, dict) else "text"
+        text = part.get("text") if isinstance(part, dict) else part
+        if kind not in TEXT_PARTS:
+            raise ValueError(
+                f"message {number} has a part of type {str(kind)[:40]!r}, and only text is read"
+            )
+        if not isinstance(text, str):
+            raise ValueError(f"message {number} has a part without text")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _call(call: Any, number: int) -> dict[str, Any]:
+    """A call with its arguments as an object. Null arguments are left out of objects, since tables
+    fill in the arguments of other calls; JSON text keeps them.
+    """
+    function: Any = call.get("function", call) if isinstance(call, dict) else None
+    if not _is_named(function):
+        raise ValueError(f"a call in message {number} names no function: {str(call)[:60]}")
+    arguments = function.get("arguments")
+    if isinstance(arguments, dict):
+        arguments = _without_nulls(arguments)
+    elif isinstance(arguments, str) and arguments.strip():
+        arguments = _parsed(arguments, f"arguments of a call in message {number} are not JSON")
+    elif not arguments:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        raise ValueError(f"arguments of a call in message {number} are no JSON object")
+    named = {"name": function["name"], "arguments": arguments}
+    identifier = {"id": call["id"]} if call.get("id") else {}
+    return {**identifier, "type": "function", "function": named}
+
+
+def _is_named(function: Any) -> bool:
+    name = function.get("name") if isinstance(function, dict) else None
+    return isinstance(name, str) and bool(name)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _weight(value: Mapping[str, Any], role: str, number: int) -> int:
+    """1, or 0 for an answer that bears no loss."""
+    for key in WEIGHTS:
+        weight = value.get(key)
+        if weight is None:
+            continue
+        if weight not in (0, 1):
+            raise ValueError(f"message {number} has {key} = {weight!r}: it has to be 0 or 1")
+        if role != "assistant" and weight == 1 and key != "weight":
+            raise ValueError(
+                f"message {number} is by the {role} and says {key} = {weight!r}: only answers of "
+                "the assistant are learned"
+            )
+        return int(weight)
+    return 1
+
+
+def _from_sharegpt(value: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """A message with `from` and `value` as one with `role` and `content`."""
+    speaker, text = value["from"], value.get("value")
+    role = SPEAKERS.get(speaker.lower()) if isinstance(speaker, str) else None
+    if role is None:
+        raise ValueError(
+            f"message {number} is from {str(speaker)[:40]!r}; read are {', '.join(SPEAKERS)}"
+        )
+    others = {key: other for key, other in value.items() if key not in ("from", "value")}
+    if speaker.lower() != "function_call":
+        return {**others, "role": role, "content": text}
+    calls = _parsed(text, f"the call in message {number} is not JSON")
+    return {**others, "role": role, "tool_calls": calls if isinstance(calls, list) else [calls]}

@@ -1,0 +1,102 @@
+"""Messages of OpenAI, the hub and ShareGPT in one form; what is no message says why."""
+
+from typing import Any
+
+import pytest
+
+from postgrad.data.chat_format import SHAPE, messages_of, tools_of
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("stored", "read"),
+    [
+        ({"role": "user", "content": " a "}, {"role": "user", "content": " a "}),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a"}, "b"], "name": None},
+            {"role": "user", "content": "ab"},
+        ),
+        ({"from": "human", "value": "a"}, {"role": "user", "content": "a"}),
+        ({"from": "gpt", "value": "a", "weight": 0},
+         {"role": "assistant", "content": "a", "weight": 0}),
+        ({"role": "assistant", "content": "a", "weight": 1}, {"role": "assistant", "content": "a"}),
+        (
+            {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'},
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        ),
+        ({"from": "observation", "value": "3"}, {"role": "tool", "content": "3"}),
+        ({"role": "function", "name": "add", "content": "3"},
+         {"role": "tool", "content": "3", "name": "add"}),
+        (
+            {"role": "assistant", "content": None,
+             "function_call": {"name": "add", "arguments": '{"a": 1}'}},
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        ),
+        (  # a table fills in what other calls have
+            {"role": "assistant", "content": None, "tool_calls": [
+                {"id": None, "function": {"name": "add", "arguments": {"a": 1, "city": None}}}]},
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        ),
+        (  # JSON text keeps its nulls
+            {"role": "assistant", "content": None, "tool_calls": [
+                {"id": "1", "function": {"name": "add", "arguments": '{"a": null}'}}]},
+            {"role": "assistant", "content": "", "tool_calls": [
+                {"id": "1", "type": "function",
+                 "function": {"name": "add", "arguments": {"a": None}}}]},
+        ),
+        ({"role": "assistant", "content": None, "thinking": "hm"},
+         {"role": "assistant", "content": "", "thinking": "hm"}),
+    ],
+)  # fmt: skip
+def test_every_form_of_a_message_is_read_into_one(
+    stored: dict[str, Any], read: dict[str, Any]
+) -> None:
+    assert messages_of([stored], strip=False) == [read]
+
+
+@pytest.mark.parametrize(
+    ("stored", "why"),
+    [
+        ("hello", SHAPE),
+        ([], SHAPE),
+        ([{"role": "user"}], SHAPE),
+        ([{"role": "user", "content": None}], SHAPE),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+         "message 0 has a part of type 'image_url', and only text is read"),
+        ([{"from": "narrator", "value": "a"}], "message 0 is from 'narrator'; read are system, "),
+        ([{"role": "assistant", "content": "a", "weight": 0.5}],
+         "message 0 has weight = 0.5: it has to be 0 or 1"),
+        ([{"role": "user", "content": "a", "train": True}],
+         "message 0 is by the user and says train = True: only answers"),
+        ([{"role": "assistant", "content": None, "tool_calls": [{"function": {}}]}],
+         "a call in message 0 names no function"),
+        ([{"role": "assistant", "content": None,
+           "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+         "arguments of a call in message 0 are not JSON"),
+        ([{"role": "assistant", "content": None,
+           "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}],
+         "arguments of a call in message 0 are no JSON object"),
+    ],
+)  # fmt: skip
+def test_what_is_no_message_says_why(stored: Any, why: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        messages_of(stored, strip=False)
+    assert str(raised.value).startswith(why)
+
+
+def test_strip_takes_white_space_off_contents() -> None:
+    chat = [{"role": "user", "content": " a\n"}]
+    assert messages_of(chat, strip=True) == [{"role": "user", "content": "a"}]
+
+
+def test_functions_are_wrapped_as_templates_want_them() -> None:
+    function = {"name": "add", "parameters": {"type": "object"}}
+    wrapped = [{"type": "function", "function": function}]
+    assert tools_of([function]) == wrapped
+    assert tools_of(wrapped) == wrapped
+    assert tools_of([{"type": "function", "function": {**function, "strict": None}}]) == wrapped
+    assert tools_of(None) == tools_of("") == tools_of([]) == []
+    for wrong in ("x", [1], [{"parameters": {}}], {"name": "add"}):
+        with pytest.raises(ValueError, match="a list of functions"):
+            tools_of(wrong)
