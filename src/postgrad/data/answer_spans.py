@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from postgrad.data.chat_format import REASONING
+from postgrad.data.chat_format import REASONING, Message
 
 LONGEST_SHARED = 64  # characters that a generation prompt and an answer may both begin with
-Message = Mapping[str, Any]
 
 
 class Unmarkable(Exception):
