@@ -94,7 +94,7 @@ def cases() -> Iterator[Case]:
     for words in ((), ("checkpointing",), ("adapter",), ("adapter", "checkpointing")):
         yield Case("sft", "0.6B", words)
     yield Case("sft", "0.6B", (), 16384)
-    yield Case("sft", "0.6B", ("checkpointing",), 32768)
+    yield Case("sft", "0.6B", ("checkpointing",), 16384)
     yield Case("sft", "1.7B")
     yield Case("sft", "1.7B", ("checkpointing",), 16384)
     yield Case("sft", "1.7B", ("adapter",))

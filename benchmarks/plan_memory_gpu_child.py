@@ -6,8 +6,9 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -33,6 +34,8 @@ from postgrad.plan.lengths import row_lengths
 from postgrad.plan.plan import Facts, outlook
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.recipe import Recipe
+from postgrad.rollout.engine import Completion
+from postgrad.rollout.local.engine import LocalEngine
 from postgrad.training import prepare
 
 ROWS = 1024  # of the data
@@ -122,10 +125,29 @@ def fleet(run: Any, stack: ExitStack, *, again: bool) -> LocalFleet:
     return LocalFleet(run, OneOfRanks(0, count, "cuda", dist.HashStore()), run.directory.path)
 
 
+def unlike(completed: Callable[[LocalEngine], list[Completion]]) -> Any:
+    """LocalEngine.completed, with other tokens for each sample: on the stub all are the same, and
+    equal answers would be computed once.
+    """
+
+    def changed(self: LocalEngine) -> list[Completion]:
+        return [
+            replace(completion, token_ids=_letters(completion)) for completion in completed(self)
+        ]
+
+    return changed
+
+
+def _letters(completion: Completion) -> Any:
+    rng = np.random.default_rng((completion.ticket, completion.sample))
+    return rng.integers(10, 90, len(completion.token_ids), np.int32)
+
+
 @contextmanager
 def without_weights() -> Iterator[None]:
     """Models are created on the device."""
     with (
+        patch.object(LocalEngine, "completed", unlike(LocalEngine.completed)),
         patch("postgrad.models.load.read_weights", on_device),
         patch("postgrad.models.score.read_weights", on_device),
         patch("postgrad.training.prepare._fleet", fleet),
@@ -186,13 +208,14 @@ def watching(peaks: dict[str, list[int]]) -> Iterator[None]:
             opened.pop()
 
     torch.cuda.reset_peak_memory_stats()
-    with patch.object(Clock, "timed", within), patch("postgrad.training.prepare.gauge_for", none):
+    with patch.object(Clock, "timed", within), patch("postgrad.training.prepare.gauges_for", none):
         yield
         end()
 
 
-def none(_: str) -> None:
-    """No gauge: it would begin the device's peaks anew."""
+def none(_: str) -> tuple[()]:
+    """No gauges: they would begin the device's peaks anew."""
+    return ()
 
 
 def foreseen(recipe: Recipe, hardware: str) -> dict[str, Any]:
