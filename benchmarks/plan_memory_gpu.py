@@ -28,14 +28,18 @@ CHILD = "benchmarks.plan_memory_gpu_child"
 LIMIT = 0.05  # of the reserved peak
 
 
-def answers(chosen: Sequence[Case], folder: Path, hardware: str, *, plan_only: bool) -> Iterator[Any]:
+def answers(
+    chosen: Sequence[Case], folder: Path, hardware: str, *, plan_only: bool
+) -> Iterator[Any]:
     """A row for each case, as one child gives them."""
     asked = {
         "cases": [
             {
                 "name": case.name,
                 "model": MODELS[case.size],
-                "recipe": case.recipe(folder / case.size, folder / f"{case.row}-{case.sampled}.jsonl"),
+                "recipe": case.recipe(
+                    folder / case.size, folder / f"{case.row}-{case.sampled}.jsonl"
+                ),
                 "rows": [case.row, case.sampled],
             }
             for case in chosen

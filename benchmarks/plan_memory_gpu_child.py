@@ -100,9 +100,7 @@ def write_rows(model: Path, tokens: int, count: int, *, answered: bool, to: Path
     def text(length: int) -> str:
         return "".join(rng.choice(list(LETTERS), length))
 
-    rows = [
-        {"question": text(old), "answer": text(new), "other": text(new)} for _ in range(count)
-    ]
+    rows = [{"question": text(old), "answer": text(new), "other": text(new)} for _ in range(count)]
     to.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
 
 

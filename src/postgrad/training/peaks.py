@@ -1,13 +1,17 @@
 """Peak memory of phases: resident bytes on a CPU; on a GPU the bytes of torch's allocator, those of
-tensors and those that it has reserved for them, which decide whether a run fits.
+tensors and those that it has reserved for them, which decide whether a run fits. And what torch
+says of them where a GPU refuses more.
 
 The kernel keeps the peak of a process and resets it on request (clear_refs of proc(5)), so nothing
 between two readings is missed. Where it cannot be reset, no peak is reported: that of the whole
 process belongs to no single phase.
 """
 
+import os
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -164,6 +168,71 @@ class Peaks:
         ]
         for gauge in self._gauges:
             gauge.restart()
+
+
+# What an out-of-memory error of torch says of a GPU, in torch 2.11 and 2.13.
+_SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
+_SAID = {
+    "asked": f"Tried to allocate {_SIZE}",
+    "free": f"of which {_SIZE} is free",
+    "allocated": f"{_SIZE} is allocated by PyTorch",
+    "fragmented": f"{_SIZE} is reserved by PyTorch but unallocated",
+}
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+# Variables with the settings of torch's allocator, the one that it prefers first.
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+EXPANDABLE = "expandable_segments:True"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The memory of a GPU at the moment when it had none for a tensor: bytes.
+
+    It is read from the error, because that also comes from other ranks, and because much is freed
+    while the error passes through a backward pass.
+    """
+
+    asked: int  # of the tensor
+    free: int  # on the device
+    allocated: int  # of tensors
+    fragmented: int  # reserved for tensors, in holes between them
+
+    @classmethod
+    def of(cls, error: BaseException | None) -> "Refusal | None":
+        """What the error, or one that it was raised from, says; None where none says all of it."""
+        while error is not None:
+            found = {name: re.search(pattern, str(error)) for name, pattern in _SAID.items()}
+            sizes = {
+                name: int(float(match[1]) * _UNITS[match[2]])
+                for name, match in found.items()
+                if match is not None
+            }
+            if len(sizes) == len(_SAID):
+                return cls(**sizes)
+            error = error.__cause__
+        return None
+
+    def told(self) -> str:
+        """For people: reserved, allocated and fragmented bytes, and a setting that helps where the
+        holes would have had room.
+        """
+        text = (
+            f"torch had reserved {_gigabytes(self.allocated + self.fragmented)}: "
+            f"{_gigabytes(self.allocated)} allocated to tensors and {_gigabytes(self.fragmented)} "
+            f"fragmented, in holes between them; {_gigabytes(self.free)} of the GPU were free and "
+            f"{_gigabytes(self.asked)} asked for"
+        )
+        if self.fragmented + self.free < self.asked:
+            return text
+        settings = next((os.environ[name] for name in ALLOCATOR if name in os.environ), "")
+        if EXPANDABLE not in settings:
+            wanted = ",".join(filter(None, (settings, EXPANDABLE)))
+            return f"{text}; holes would have had room for it: set {ALLOCATOR[0]}={wanted}"
+        return f"{text}; holes would have had room for it, were they together"
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB"
 
 
 def _status(name: str) -> int:
