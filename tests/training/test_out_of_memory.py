@@ -16,10 +16,11 @@ from postgrad.core.errors import RunError
 from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.role import Learner
 from postgrad.observe.console import Console
+from postgrad.parallel.device import ALLOCATOR
 from postgrad.rollout.source import LiveSource
 from postgrad.training import memory
 from postgrad.training.memory import OutOfMemory, ran_out
-from postgrad.training.peaks import ALLOCATOR, Refusal
+from postgrad.training.peaks import Refusal
 from postgrad.training.rl import RLJob
 from postgrad.training.start import train
 

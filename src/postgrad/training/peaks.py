@@ -17,6 +17,8 @@ from typing import ClassVar, Protocol
 
 import torch
 
+from postgrad.parallel.device import ALLOCATOR, EXPANDABLE
+
 MEMORY, RESERVED = "memory_bytes", "reserved_bytes"  # what columns of a phase end with
 STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -179,9 +181,6 @@ _SAID = {
     "fragmented": f"{_SIZE} is reserved by PyTorch but unallocated",
 }
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-# Variables with the settings of torch's allocator, the one that it prefers first.
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-EXPANDABLE = "expandable_segments:True"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +224,9 @@ class Refusal:
         if self.fragmented + self.free < self.asked:
             return text
         settings = next((os.environ[name] for name in ALLOCATOR if name in os.environ), "")
-        if EXPANDABLE not in settings:
-            wanted = ",".join(filter(None, (settings, EXPANDABLE)))
+        grows = f"{EXPANDABLE}:True"
+        if grows not in settings:
+            wanted = ",".join(filter(None, (settings, grows)))
             return f"{text}; holes would have had room for it: set {ALLOCATOR[0]}={wanted}"
         return f"{text}; holes would have had room for it, were they together"
 
