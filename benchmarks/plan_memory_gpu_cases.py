@@ -9,7 +9,7 @@ from postgrad.core.records import Prompt, Rollout
 
 MODELS = {"0.6B": "Qwen/Qwen3-0.6B", "1.7B": "Qwen/Qwen3-1.7B", "8B": "Qwen/Qwen3-8B"}
 ROW = 1024  # tokens of a row, or of a prompt with all of its answers
-NEW, ANSWERS = 96, 8
+NEW, ANSWERS = 32, 8
 RANKS = 8  # of a sharded case; one of them is run
 JOBS = {"grpo": "rl", "ppo": "rl"}
 

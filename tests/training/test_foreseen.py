@@ -114,8 +114,9 @@ def test_what_is_measured_of_a_step_is_its_median_without_the_first(
 
 
 def test_on_a_gpu_the_reserved_bytes_are_beside_the_plans(make_recipe: MakeRecipe) -> None:
-    of = foreseen.Foreseen({}, {"train": 5})
+    of = foreseen.Foreseen({}, {"train": 5}, "reserved")
     metrics = [{"train_seconds": 1.0, "train_memory_bytes": 7, "train_reserved_bytes": 9}]
     peaks = {"train_memory_bytes": 7, "train_reserved_bytes": 11}
     beside = of.beside(make_recipe("sft"), metrics, peaks)
     assert beside["train"]["memory_bytes"] == 11
+    assert of.columns == {"foreseen/train_reserved_bytes": 5}

@@ -27,7 +27,6 @@ from postgrad.plan.plan import (
     phase_seconds,
 )
 from postgrad.recipe.recipe import Recipe
-from postgrad.training.peaks import MEMORY, RESERVED
 
 COLUMNS = ("", "foreseen s", "measured s", "foreseen GB", "measured GB")  # of `rows`
 
@@ -38,16 +37,18 @@ class Foreseen:
 
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])  # of a step
     bytes: Mapping[str, int] = field(default_factory=dict[str, int])  # peak memory
+    kind: str = "memory"  # of these bytes: "reserved" on a GPU
 
     @classmethod
     def of(cls, outlook: Outlook) -> "Foreseen":
         """The forecast of a plan, by the phase names of metrics.jsonl."""
-        return cls(phase_seconds(outlook), phase_bytes(outlook))
+        kind = "memory" if outlook.hardware.device.is_cpu else "reserved"
+        return cls(phase_seconds(outlook), phase_bytes(outlook), kind)
 
     @property
     def columns(self) -> Mapping[str, float]:
         """The columns that each line of metrics.jsonl has of the forecast."""
-        return foreseen_columns(self.seconds, self.bytes)
+        return foreseen_columns(self.seconds, self.bytes, self.kind)
 
     def beside(
         self, recipe: Recipe, lines: Sequence[Mapping[str, Any]], peaks: Mapping[str, int]
@@ -60,11 +61,7 @@ class Foreseen:
         steps = warm(lines, recipe) or lines
         by_phase: dict[str, dict[str, float]] = {}
         for name in ("load", *PHASE_OF[recipe.job], "save"):
-            # On a GPU the plan's bytes are those that are reserved for tensors.
-            here = [*lines, peaks]
-            measured = [
-                line.get(f"{name}_{RESERVED}") or line.get(f"{name}_{MEMORY}") or 0 for line in here
-            ]
+            measured = [line.get(f"{name}_{self.kind}_bytes") or 0 for line in (*lines, peaks)]
             figures = {
                 "foreseen_seconds": self.seconds.get(name),
                 "seconds": median(steps, f"{name}_seconds"),

@@ -19,7 +19,6 @@ import torch
 
 from postgrad.parallel.device import ALLOCATOR, EXPANDABLE
 
-MEMORY, RESERVED = "memory_bytes", "reserved_bytes"  # what columns of a phase end with
 STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -44,7 +43,7 @@ class Gauge(Protocol):
 class Resident:
     """Resident bytes of this process, a Gauge."""
 
-    column: ClassVar[str] = MEMORY
+    column: ClassVar[str] = "memory_bytes"
     most: ClassVar[int] = 0  # peak since the process began, however often the kernel's was reset
 
     def held(self) -> int:
@@ -63,7 +62,7 @@ class Resident:
 class Allocated:
     """Bytes that torch has allocated for tensors on the GPU, without the driver's own: a Gauge."""
 
-    column: ClassVar[str] = MEMORY
+    column: ClassVar[str] = "memory_bytes"
 
     def held(self) -> int:
         return torch.cuda.memory_allocated()
@@ -80,7 +79,7 @@ class Reserved:
     Gauge.
     """
 
-    column: ClassVar[str] = RESERVED
+    column: ClassVar[str] = "reserved_bytes"
 
     def held(self) -> int:
         return torch.cuda.memory_reserved()
