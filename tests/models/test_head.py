@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from postgrad.models import head
+from postgrad.models import head, shapes
+from postgrad.models.linear import sum_gradients_in
 
 VOCABULARY, HIDDEN, ENTRIES = 37, 12, 23
 
@@ -81,7 +82,7 @@ def test_chunks_that_are_computed_again_give_the_gradients_of_one_that_is_kept(
     model, hidden = Model(), torch.randn(ENTRIES, HIDDEN)
     targets, coming = torch.randint(0, VOCABULARY, (ENTRIES,)), torch.randn(2, ENTRIES)
     whole, wanted = gradients(model, hidden, targets, coming)
-    monkeypatch.setattr(head, "CHUNK_VALUES", 5 * VOCABULARY)
+    monkeypatch.setitem(shapes.CHUNK_BYTES, "cpu", 4 * 5 * VOCABULARY)
     cut, got = gradients(model, hidden, targets, coming)
     torch.testing.assert_close(cut, whole, rtol=1e-6, atol=1e-6)
     for one, other in zip(got, wanted, strict=True):
@@ -95,3 +96,56 @@ def test_an_empty_micro_batch_still_reaches_the_hidden_states() -> None:
     logprobs.sum().backward()
     assert logprobs.shape == (0,)
     assert hidden.grad is not None
+
+
+def of_narrow(rows: int, *, with_master: bool) -> float:
+    """The relative error of the gradient of a bfloat16 output matrix, `rows` entries a chunk,
+    against float64 from the same logits. with_master: a learner keeps the gradient in float32.
+    """
+    torch.manual_seed(0)
+    entries, vocabulary, width = 1200, 64, 32
+    model = Model().bfloat16()
+    model.config = SimpleNamespace(vocab_size=vocabulary)
+    model.head = nn.Linear(width, vocabulary, bias=False, dtype=torch.bfloat16)
+    weight, master = model.head.weight, nn.Parameter(model.head.weight.detach().float())
+    if with_master:
+        sum_gradients_in(master, weight)
+    hidden = torch.randn(entries, width, dtype=torch.bfloat16)
+    targets, coming = torch.randint(0, vocabulary, (entries,)), torch.randn(entries)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(shapes.CHUNK_BYTES, "cpu", 4 * rows * vocabulary)
+        (head.target_logprobs(model, hidden, targets)[0] * coming).sum().backward()
+    probs = nn.functional.linear(hidden, weight).double().softmax(-1)
+    of_logits = (nn.functional.one_hot(targets, vocabulary) - probs) * coming[:, None].double()
+    exact = of_logits.T @ hidden.double()
+    got = master.grad if with_master else weight.grad
+    assert got is not None
+    assert (weight.grad is None) == with_master
+    return float((got.detach().double() - exact.detach()).norm() / exact.detach().norm())
+
+
+@pytest.mark.parametrize(("with_master", "most"), [(False, 2e-3), (True, 2e-6)])
+def test_the_error_of_a_narrow_gradient_does_not_depend_on_the_chunks(
+    with_master: bool, most: float
+) -> None:
+    errors = [of_narrow(rows, with_master=with_master) for rows in (1200, 110, 16)]
+    assert max(errors) < most
+    if not with_master:  # one rounding to bfloat16, at the end
+        assert max(errors) == pytest.approx(min(errors), rel=1e-3)
+
+
+@pytest.mark.parametrize("shaped", [{}, {"logit_scale": 0.5}, {"final_logit_softcapping": 2.0}])
+def test_a_head_that_is_more_than_a_matrix_has_the_same_gradients(
+    monkeypatch: pytest.MonkeyPatch, shaped: dict[str, float]
+) -> None:
+    torch.manual_seed(0)
+    model, hidden = Model(), torch.randn(ENTRIES, HIDDEN)
+    model.config = SimpleNamespace(vocab_size=VOCABULARY, **shaped)
+    targets, coming = torch.randint(0, VOCABULARY, (ENTRIES,)), torch.randn(2, ENTRIES)
+    monkeypatch.setitem(shapes.CHUNK_BYTES, "cpu", 4 * 5 * VOCABULARY)
+    plain, wanted = gradients(model, hidden, targets, coming)
+    model.head.register_forward_hook(lambda *_: None)  # as an adapter acts on it
+    hooked, got = gradients(model, hidden, targets, coming)
+    torch.testing.assert_close(hooked, plain)
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other)

@@ -14,7 +14,6 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout import blocks
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.models import head
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.load import place
@@ -23,7 +22,6 @@ from postgrad.models.shapes import ModelShape, shape_of
 from postgrad.plan import activations, passes
 from postgrad.plan.activations import Blocks, kept
 from postgrad.plan.lengths import RowLengths
-from postgrad.plan.passes import CHUNK
 from postgrad.rollout.local import sampler
 
 SIZES = {
@@ -86,6 +84,5 @@ def test_what_is_foreseen_is_what_autograd_keeps(
 
 
 def test_sizes_that_a_plan_repeats_are_those_of_the_program() -> None:
-    assert head.CHUNK_VALUES == CHUNK
     assert blocks.QUERY_RUN == activations.QUERY_RUN
     assert sampler.CHUNK_VALUES == passes.SAMPLED_TOGETHER

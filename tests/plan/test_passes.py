@@ -1,15 +1,17 @@
 """What a plan says of passes: one role at a time, and never more logits than there are entries."""
 
+from dataclasses import replace
 from typing import Any
 
 from postgrad.core.process import TRIM_BYTES
 from postgrad.models import linear
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.settings import ModelInit, ModelSettings
+from postgrad.models.shapes import chunk_rows
 from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.held import PHASES
 from postgrad.plan.memory import Memory
-from postgrad.plan.passes import CHUNK, PART, Head
+from postgrad.plan.passes import PART, Head
 from postgrad.plan.plan import Facts, outlook
 from postgrad.recipe.load import parse_recipe
 from postgrad.rewards.math import Math
@@ -132,7 +134,7 @@ def test_logits_of_few_entries_are_less_than_a_chunk() -> None:
     few, many = (Head(shape, 4, entries, cpu=True, trains=True) for entries in (1024, 10_000))
     matrix = 4096 * 256 * 4
     assert few.backward() == (1024 * 4096 * 4, matrix)
-    assert many.backward() == (CHUNK * 4, 2 * matrix)  # the sum of the chunks before, and the next
+    assert many.backward() == (2**26, 2 * matrix)  # the sum of the chunks before, and the next
 
 
 def test_the_gradient_of_a_large_head_is_added_in_place_on_a_cpu() -> None:
@@ -141,4 +143,13 @@ def test_the_gradient_of_a_large_head_is_added_in_place_on_a_cpu() -> None:
     assert 151_936 * 256 > PART == linear.LARGE_WEIGHT > 4096 * 256
     wide, narrow = (Head(shape, width, 10_000, cpu=True, trains=True) for width in (4, 2))
     assert (wide.backward()[1], wide.waiting(), wide.ending()) == (0, 0, 0)
-    assert narrow.backward()[1] > 0 < narrow.waiting()
+    matrix = 151_936 * 256 * 2
+    assert (narrow.backward()[1], narrow.waiting(), narrow.ending()) == (0, 0, matrix)
+    sharded = replace(narrow, sharded=True)  # the float32 sum of chunks, and what is added to it
+    assert (sharded.backward()[1], sharded.waiting()) == (4 * matrix, matrix)
+
+
+def test_a_gpu_reads_at_least_1024_rows_at_a_time_and_a_chunk_of_512_mib() -> None:
+    few, many = chunk_rows(32_000, cpu=False), chunk_rows(151_936, cpu=False)
+    assert (few, many) == (2**29 // (4 * 32_000), 1024)
+    assert chunk_rows(151_936, cpu=True) == 110

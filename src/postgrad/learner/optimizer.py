@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.learner.settings import LearnerSettings
+from postgrad.models.linear import sum_gradients_in
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import WHOLE, TensorPiece, local, piece_of, whole_tensor
 
@@ -183,11 +184,14 @@ class MasterOptimizer:
 
         def add(parameter: Tensor) -> None:
             assert parameter.grad is not None
-            gradient = parameter.grad.float()
-            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                master.grad.add_(parameter.grad)
             parameter.grad = None
 
         working.register_post_accumulate_grad_hook(add)
+        sum_gradients_in(master, working)
         return master
 
     def step(self, rate: float) -> float:

@@ -1,12 +1,13 @@
 """The output head: from hidden states to logits and logprobs, never all of [T, V] at once.
 
 The final soft-cap and logit scaling that some models have belong to the head. Logprobs and
-entropies are computed in chunks of entries. With more than one chunk, logits are not kept for the
-backward pass but computed again there, and their gradient overwrites them: memory is one chunk's
-[chunk, V], whatever the batch.
+entropies are computed in chunks of entries (models.shapes.chunk_rows). With more than one chunk,
+logits are not kept for the backward pass but computed again there, and their gradient overwrites
+them: memory is one chunk's [chunk, V], whatever the batch.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,21 +15,28 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_VALUES = 2**24  # logits in one chunk: 64 MiB in float32
+from postgrad.models.linear import MatrixGradient, OneDNNLinear, from_outputs, project
+from postgrad.models.shapes import chunk_rows
+
 BLOCK_VALUES = 2**17  # of them in one elementwise step on a CPU: 512 KiB, half a second-level cache
+
+
+# What a config says of logits after the product: Cohere's factor, Granite's divisor, Gemma's cap.
+SHAPED_BY = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 
 
 def full_logits(lm: nn.Module, hidden: Tensor) -> Tensor:
     """hidden: [N, hidden]; returns [N, V] float32 as the model's own forward would."""
-    config = lm.config
-    logits = lm.get_output_embeddings()(hidden)  # pyright: ignore[reportCallIssue]
-    scale = getattr(config, "logit_scale", None)  # Cohere
+    return _finished(lm.get_output_embeddings()(hidden), lm.config)  # pyright: ignore[reportCallIssue]
+
+
+def _finished(logits: Tensor, config: Any) -> Tensor:
+    """Float32 logits from the products with the output matrix."""
+    scale, divisor, cap = (getattr(config, key, None) for key in SHAPED_BY)
     if scale is not None:
         logits = logits * scale
-    divisor = getattr(config, "logits_scaling", None)  # Granite
     if divisor is not None:
         logits = logits / divisor
-    cap = getattr(config, "final_logit_softcapping", None)  # Gemma 2
     if cap is not None:
         logits = torch.tanh(logits / cap) * cap
     return logits.float()
@@ -53,33 +61,51 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        log_z = logits.new_empty(len(logits))
-        entropy = logits.new_zeros(len(logits) if with_entropy else 0)
-        for rows in _blocks(logits):
-            scaled = _scaled(logits[rows], temperature)
-            log_z[rows] = torch.logsumexp(scaled, -1)
-            if with_entropy:
-                probs = torch.exp(scaled - log_z[rows, None])
-                entropy[rows] = log_z[rows] - (probs * scaled).sum(-1)
-        logprobs = _scaled(logits.gather(-1, targets[:, None])[:, 0], temperature) - log_z
+        logprobs, log_z, entropy = _read(logits, targets, temperature, with_entropy)
         ctx.save_for_backward(logits, targets, log_z, entropy)
-        ctx.temperature, ctx.with_entropy = temperature, with_entropy
+        ctx.temperature = temperature
         return logprobs, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        logits, targets, log_z, entropy = ctx.saved_tensors
-        of_logprob, of_entropy = (gradient / ctx.temperature for gradient in gradients)
-        for rows in _blocks(logits):
-            log_p = _scaled(logits[rows], ctx.temperature) - log_z[rows, None]  # log p
-            factor = -of_logprob[rows, None]
-            if ctx.with_entropy:
-                factor = factor - of_entropy[rows, None] * (log_p + entropy[rows, None])
-            torch.mul(log_p.exp_(), factor, out=logits[rows])
-        places = targets[:, None]
-        logits.scatter_(-1, places, logits.gather(-1, places) + of_logprob[:, None])
-        return logits, None, None, None
+        logits, *read = ctx.saved_tensors
+        return _write_gradient(logits, (*read, *gradients), ctx.temperature), None, None, None
+
+
+def _read(
+    logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logprobs of targets [N], log Z [N], and entropies [N], or [0] without, of logits [N, V]."""
+    log_z = logits.new_empty(len(logits))
+    entropy = logits.new_zeros(len(logits) if with_entropy else 0)
+    for rows in _blocks(logits):
+        scaled = _scaled(logits[rows], temperature)
+        log_z[rows] = torch.logsumexp(scaled, -1)
+        if with_entropy:
+            probs = torch.exp(scaled - log_z[rows, None])
+            entropy[rows] = log_z[rows] - (probs * scaled).sum(-1)
+    logprobs = _scaled(logits.gather(-1, targets[:, None])[:, 0], temperature) - log_z
+    return logprobs, log_z, entropy
+
+
+def _write_gradient(logits: Tensor, columns: Sequence[Tensor], temperature: float) -> Tensor:
+    """The gradient of the logits [N, V], written over them. columns: targets, log Z and entropies
+    as in `_read`, and the gradients of logprobs and entropies.
+    """
+    targets, log_z, entropy, of_logprob, of_entropy = columns
+    of_logprob, of_entropy = of_logprob / temperature, of_entropy / temperature
+    for rows in _blocks(logits):
+        part = logits[rows]
+        if len(entropy):
+            log_p = _scaled(part, temperature) - log_z[rows, None]
+            factor = -of_entropy[rows, None] * (log_p + entropy[rows, None])
+            torch.mul(log_p.exp_(), factor.sub_(of_logprob[rows, None]), out=part)
+        else:  # in place: a GPU takes the chunk at once
+            scaled = part if temperature == 1.0 else part.div_(temperature)
+            scaled.sub_(log_z[rows, None]).exp_().mul_(-of_logprob[rows, None])
+    places = targets[:, None]
+    return logits.scatter_(-1, places, logits.gather(-1, places) + of_logprob[:, None])
 
 
 def _scaled(logits: Tensor, temperature: float) -> Tensor:
@@ -96,11 +122,121 @@ def _blocks(logits: Tensor) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
+class _HeadLogprobs(torch.autograd.Function):
+    """Logprobs of targets, and entropies, from hidden states and the output matrix, `size` rows at
+    a time.
+
+    Products that are kept (of a single chunk) are used again in the backward pass; others are
+    computed anew there. Gradients of matrix and bias are summed over the chunks in float32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        config: Any,
+        temperature: float,
+        with_entropy: bool,
+        size: int,
+        keep: bool,
+    ) -> tuple[Tensor, Tensor]:
+        read: list[tuple[Tensor, Tensor, Tensor]] = []
+        kept: list[Tensor] = []
+        for rows in _runs(len(hidden), size):
+            products = project(hidden[rows], weight, bias)
+            read.append(
+                _read(_finished(products, config), targets[rows], temperature, with_entropy)
+            )
+            if keep:
+                kept.append(products)
+            del products  # before the next ones are there
+        logprobs, log_z, entropy = (torch.cat(parts) for parts in zip(*read, strict=True))
+        ctx.save_for_backward(hidden, weight, bias, targets, log_z, entropy, *kept)
+        ctx.config, ctx.temperature, ctx.size = config, temperature, size
+        ctx.of_weight = MatrixGradient(weight) if ctx.needs_input_grad[1] else None
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, *read = ctx.saved_tensors
+        log_z, entropy, *kept = read
+        of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        of_bias: list[Tensor] = []
+        # The last chunk first: the order that autograd has, and of which rounding depends.
+        for rows in reversed(list(_runs(len(hidden), ctx.size))):
+            products = kept[0] if kept else project(hidden[rows], weight, bias)
+            columns = [column[rows] for column in (targets, log_z, entropy, *gradients)]
+            gradient = _of_products(products, columns, ctx.config, ctx.temperature)
+            del products
+            narrow = gradient.to(hidden.dtype)
+            if gradient.device.type != "cpu":
+                gradient = narrow  # what its products read
+            if of_hidden is not None:
+                of_hidden[rows] = from_outputs(narrow, weight)
+            if ctx.of_weight is not None:
+                ctx.of_weight.add(gradient, hidden[rows])
+            if ctx.needs_input_grad[2]:
+                of_bias.append(
+                    gradient.sum(0, dtype=torch.promote_types(gradient.dtype, torch.float32))
+                )
+            del gradient, narrow
+        for_weight = ctx.of_weight.rest() if ctx.of_weight is not None else None
+        for_bias = functools.reduce(torch.add, of_bias).to(bias.dtype) if of_bias else None
+        return of_hidden, for_weight, for_bias, *[None] * 6
+
+
+def _of_products(
+    products: Tensor, columns: Sequence[Tensor], config: Any, temperature: float
+) -> Tensor:
+    """The gradient of the output matrix's products [N, V], which are overwritten where they are the
+    logits. columns: what `_write_gradient` takes after the logits.
+    """
+    if all(getattr(config, key, None) is None for key in SHAPED_BY):
+        return _write_gradient(products.float(), columns, temperature)
+    products = products.detach().requires_grad_()
+    with torch.enable_grad():
+        logits = _finished(products, config)
+    gradient = _write_gradient(logits.detach(), columns, temperature)
+    return torch.autograd.grad(logits, products, gradient)[0]
+
+
+def _runs(count: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
 def _chunk(
     lm: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
     logits = full_logits(lm, hidden)
     return _TokenLogprobs.apply(logits, targets, temperature, with_entropy)  # pyright: ignore[reportReturnType]
+
+
+def _by_module(
+    lm: nn.Module,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    with_entropy: bool,
+    size: int,
+    again: bool,
+) -> tuple[Tensor, Tensor]:
+    """As _HeadLogprobs gives them, for a head that is more than a matrix and a bias (an adapter).
+    again: chunks are computed anew in the backward pass.
+    """
+    parts: list[tuple[Tensor, Tensor]] = []
+    for rows in _runs(len(targets), size):
+        inputs = (lm, hidden[rows], targets[rows], temperature, with_entropy)
+        if again:
+            part = checkpoint(_chunk, *inputs, use_reentrant=False, preserve_rng_state=False)
+        else:
+            part = _chunk(*inputs)
+        parts.append(part)  # pyright: ignore[reportArgumentType]
+    logprobs, entropy = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropy)
 
 
 def target_logprobs(
@@ -116,21 +252,25 @@ def target_logprobs(
     hidden: [E, hidden], one row for each loss entry; targets: [E] int64. Both results are [E]
     float32, at logits / temperature, whatever the model's dtype.
     """
-    size = max(1, CHUNK_VALUES // lm.config.vocab_size)  # pyright: ignore[reportAttributeAccessIssue, reportOperatorIssue]
-    again = torch.is_grad_enabled() and len(targets) > size
-    parts: list[tuple[Tensor, Tensor]] = []
-    for start in range(0, len(targets), size):
-        inputs = (lm, hidden[start : start + size], targets[start : start + size])
-        if again:
-            part = checkpoint(
-                _chunk, *inputs, temperature, with_entropy,
-                use_reentrant=False, preserve_rng_state=False,
-            )  # fmt: skip
-        else:
-            part = _chunk(*inputs, temperature, with_entropy)
-        parts.append(part)  # pyright: ignore[reportArgumentType]
-    if not parts:
+    if not len(targets):
         empty = hidden.sum() * 0.0  # keeps the graph: all ranks take part in every collective
         return empty.expand(0), empty.expand(0) if with_entropy else None
-    logprobs = torch.cat([logprob for logprob, _ in parts])
-    return logprobs, torch.cat([entropy for _, entropy in parts]) if with_entropy else None
+    config: Any = lm.config
+    size = chunk_rows(config.vocab_size, cpu=hidden.device.type == "cpu")
+    trains = torch.is_grad_enabled()
+    matrix: Any = lm.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+    if _is_plain(matrix):
+        logprobs, entropy = _HeadLogprobs.apply(
+            hidden, matrix.weight, matrix.bias, targets, config,
+            temperature, with_entropy, size, trains and len(targets) <= size,
+        )  # fmt: skip  # pyright: ignore[reportGeneralTypeIssues]
+    else:
+        again = trains and len(targets) > size
+        logprobs, entropy = _by_module(lm, hidden, targets, temperature, with_entropy, size, again)
+    return logprobs, entropy if with_entropy else None
+
+
+def _is_plain(head: Any) -> bool:
+    """Whether a head is its matrix and its bias, and nothing else acts on them."""
+    hooked = head._forward_hooks or head._forward_pre_hooks
+    return type(head) in (nn.Linear, OneDNNLinear) and not hooked

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from postgrad.models.settings import LLAMA_TYPES
 
+NARROW = (torch.bfloat16, torch.float16)
 LARGE_WEIGHT = 2**24  # numbers of a weight; to the gradient of a larger one parts are added
 
 ROWS = 64  # rows of a product for which oneDNN orders a weight; other numbers of rows work too
@@ -36,6 +37,13 @@ def adds_in_place(weight: Tensor) -> bool:
     """
     large = weight.dtype == torch.float32 and weight.numel() > LARGE_WEIGHT
     return large and weight.requires_grad and weight.is_leaf
+
+
+def sum_gradients_in(master: nn.Parameter, weight: nn.Parameter) -> None:
+    """From now on the output head adds its gradient of `weight`, whose dtype is narrow, to
+    `master.grad`, which is float32: then nothing is rounded to the narrow dtype on the way.
+    """
+    weight.master = master  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def gradient_of(weight: Tensor) -> Tensor:
@@ -154,7 +162,7 @@ def in_order(weight: Tensor) -> Tensor:
 
     A product of few rows, as in decoding, spends up to half of its time on that order otherwise.
     """
-    if weight.device.type == "cpu" and weight.dtype == torch.float32 and has_fast_products():
+    if _is_fast(weight):
         return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
     return weight
 
@@ -163,7 +171,7 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x: [N, K], weight: [M, K] as `in_order` gives it, bias: [M]; returns x @ weight.T + bias,
     [N, M], no gradient.
     """
-    if x.device.type == "cpu" and x.dtype == torch.float32 and has_fast_products():
+    if _is_fast(x):
         return _linear(x, weight, bias)
     return nn.functional.linear(x, weight, bias)
 
@@ -193,6 +201,60 @@ def speed_up(model: nn.Module, device: torch.device) -> None:
             module.__class__ = OneDNNLinear
         elif type(module) is nn.Embedding:
             module.__class__ = WordEmbedding
+
+
+class MatrixGradient:
+    """The gradient of a matrix [M, K], summed over runs of rows in float32 whatever the dtype of
+    the matrix, so that the runs do not matter. Create it in the forward pass (`adds_in_place`).
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self._adds_to: Tensor | None = getattr(weight, "master", None)
+        by_autograd = weight.device.type == "cpu" and not has_fast_products()
+        if self._adds_to is None and adds_in_place(weight) and not by_autograd:
+            self._adds_to = weight
+        self._dtype = weight.dtype
+        self._sum: Tensor | None = None
+
+    def add(self, gradient: Tensor, rows: Tensor) -> None:
+        """Adds gradient.T @ rows, for a gradient [N, M] of the product's results at rows [N, K]."""
+        if self._adds_to is not None:
+            self._sum = gradient_of(self._adds_to)
+        if rows.device.type == "cpu" or rows.dtype not in NARROW:
+            wide = torch.promote_types(rows.dtype, torch.float32)
+            self._add_wide(gradient.to(wide), rows.to(wide))
+            return
+        transposed = gradient.to(rows.dtype).t()
+        if self._sum is None:
+            self._sum = torch.mm(transposed, rows, out_dtype=torch.float32)
+        else:
+            torch.addmm(self._sum, transposed, rows, out_dtype=torch.float32, out=self._sum)
+
+    def _add_wide(self, gradient: Tensor, rows: Tensor) -> None:
+        if self._sum is None:
+            self._sum = _outer(gradient, rows)
+        elif self._adds_to is not None and self._sum.numel() > LARGE_WEIGHT:
+            _add_outer(self._sum, gradient, rows)
+        else:
+            self._sum.add_(_outer(gradient, rows))
+
+    def rest(self) -> Tensor | None:
+        """What autograd has to add to the matrix's gradient, in its dtype: all, or nothing (None)
+        where it was added in place.
+        """
+        if self._adds_to is not None or self._sum is None:
+            return None
+        return self._sum.to(self._dtype)
+
+
+def from_outputs(gradient: Tensor, weight: Tensor) -> Tensor:
+    """The gradient [N, K] of a product's rows from that of its results [N, M]; weight: [M, K]."""
+    return _linear(gradient, weight.t()) if _is_fast(gradient) else gradient @ weight
+
+
+def _is_fast(x: Tensor) -> bool:
+    """Whether a product of `x` is oneDNN's."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and has_fast_products()
 
 
 class _Product(torch.autograd.Function):
@@ -227,13 +289,16 @@ def _add_outer(to: Tensor, gradient: Tensor, rows: Tensor) -> None:
     count = rows_at_once(to)
     for start in range(0, len(to), count):
         part = slice(start, start + count)
-        to[part] += _linear(gradient[:, part].t(), rows.t())
+        columns = gradient[:, part].t()
+        to[part] += _linear(columns, rows.t()) if _is_fast(rows) else columns @ rows
 
 
 def _outer(gradient: Tensor, rows: Tensor) -> Tensor:
     """gradient.T @ rows: [N, out], [N, in] -> [out, in]. oneDNN copies a transposed first operand,
     so the narrower of the two comes first.
     """
+    if not _is_fast(rows):
+        return gradient.t() @ rows
     if gradient.shape[1] <= rows.shape[1]:
         return _linear(gradient.t(), rows.t())
     return _linear(rows.t(), gradient.t()).t()

@@ -7,7 +7,7 @@ or in the backward pass of the last layer. The second shows as what it takes bey
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from postgrad.models.shapes import ModelShape
+from postgrad.models.shapes import ModelShape, chunk_rows
 from postgrad.plan import activations
 from postgrad.plan.activations import FLOAT32, Blocks
 from postgrad.plan.lengths import RowLengths
@@ -16,8 +16,7 @@ from postgrad.plan.sizes import Sizes, width
 from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.local.budget import LANES, align
 
-CHUNK = 2**24  # models.head.CHUNK_VALUES, which a test holds it to
-PART = 2**24  # models.linear.LARGE_WEIGHT, the same
+PART = 2**24  # models.linear.LARGE_WEIGHT, which a test holds it to
 
 SAMPLED = 4  # bytes a logit while a token is drawn: its weight
 FILTERED = 41  # and with top_k, top_p or min_p: it is sorted, ranked and summed up
@@ -37,16 +36,16 @@ class Head:
     trains: bool  # its matrix has a gradient
     entropy: bool = False  # the policy's entropy is computed too
     heated: bool = False  # the temperature is not 1
+    sharded: bool = False  # FSDP2 takes the matrix's gradient from autograd
+
+    @property
+    def _rows(self) -> int:
+        return chunk_rows(self.shape.vocab_size, cpu=self.cpu)
 
     @property
     def _values(self) -> int:
         """Logits of one chunk, which has complete rows."""
-        vocabulary = self.shape.vocab_size
-        return vocabulary * min(self.entries, max(1, CHUNK // vocabulary))
-
-    @property
-    def _several(self) -> bool:
-        return self.entries > max(1, CHUNK // self.shape.vocab_size)
+        return self.shape.vocab_size * min(self.entries, self._rows)
 
     def forward(self) -> int:
         """Bytes of a chunk of logits and of what is computed from it, without a gradient."""
@@ -54,23 +53,28 @@ class Head:
         return self._values * (copies * FLOAT32 + self._narrow)
 
     def backward(self) -> tuple[int, int]:
-        """Bytes of (a chunk's logits and their gradient, gradients of the matrix), at the moment
-        when both together are most.
+        """Bytes of (a chunk's logits or their gradient, gradients of the matrix beside what is
+        counted as the role's gradients), at the moment when both together are most.
 
-        That moment is one of three: the gradient of the logits is computed, while the sum of
-        earlier chunks' gradients waits; the gradient of the matrix is computed from it; or the two
-        are added to a new sum (only for a small float32 matrix on a CPU, where models.linear gives
-        a view, so that the sum is not in place).
+        That moment is one of four: logits are read in the forward pass; their gradient is computed,
+        while the float32 sum of earlier chunks waits; a chunk is added to that sum; or the sum is
+        rounded for autograd.
         """
-        copies = 1 if self.cpu else 2 + 2 * self.entropy + self.heated
-        gradient = self._values * (FLOAT32 + self._narrow)  # of a chunk's logits
+        several = self.entries > self._rows
+        copies = 4 if self.entropy and not self.cpu else 1
         logits = self._values * (copies * FLOAT32 + self._narrow)
-        if not self.trains or self._adds_in_place:
-            return logits, 0
-        sums = self._matrix if self._several else 0
-        moments = [(logits, sums), (gradient, sums + self._matrix)]
-        if sums and self.cpu and self.width == FLOAT32:
-            moments.append((0, 3 * self._matrix))
+        gradient = self._values * (FLOAT32 + self._narrow)
+        if not self.trains:
+            return max(logits, self.forward()), 0
+        wide = self.shape.embedding_parameters * FLOAT32
+        adds = wide if self.cpu else 0  # on a GPU the product adds by itself
+        if self._adds_in_place:
+            small = self.shape.embedding_parameters <= PART
+            return max([(max(logits, self.forward()), 0), (gradient, adds * small)], key=sum)
+        added = wide + adds if several else wide
+        rounded = 0 if self.width == FLOAT32 else wide + self._matrix
+        sums = wide if several else 0
+        moments = [(self.forward(), 0), (logits, sums), (gradient, added), (0, rounded)]
         return max(moments, key=sum)
 
     @property
@@ -84,18 +88,24 @@ class Head:
         return self._matrix if waits else 0
 
     def ending(self) -> int:
-        """Bytes when the embedding's gradient is computed and added to that of the head, and both
-        in float32 to that of earlier micro-batches.
+        """Bytes when the embedding's gradient is computed, added to that of the head if that
+        waited, and both in float32 to that of earlier micro-batches.
         """
-        if not self.trains or self._adds_in_place:
+        if not self.trains or (self.cpu and self.width == FLOAT32 and self._adds_in_place):
             return 0
-        wide = 0 if self.width == FLOAT32 else self._matrix // self.width * FLOAT32
+        wide = 0
+        if self.sharded and self.width != FLOAT32:
+            wide = self.shape.embedding_parameters * FLOAT32
         return self.waiting() + self._matrix + wide
 
     @property
     def _adds_in_place(self) -> bool:
-        """Whether the matrix is so large that its gradient is added in place (models.linear)."""
-        return self.cpu and self.width == FLOAT32 and self.shape.embedding_parameters > PART
+        """Whether the matrix's gradient is added to where the learner keeps it, in float32: that of
+        a large float32 matrix, and of a narrow one with a master (models.linear.MatrixGradient).
+        """
+        if self.width == FLOAT32:
+            return self.shape.embedding_parameters > PART
+        return not self.sharded
 
     @property
     def _matrix(self) -> int:
@@ -213,12 +223,14 @@ class Passes:
 
     def _head(self, role: PlannedRole, *, trains: bool) -> Head:
         recipe = self.recipe
+        learner = role.learner
         return Head(
             role.shape,
             width(role.model.dtype, cpu=self.cpu),
             self.sizes.micro_tokens,
             cpu=self.cpu,
             trains=trains,
+            sharded=learner is not None and learner.sharding != "none" and learner.ranks > 1,
             entropy=recipe.algorithm.needs().entropy,
             heated=recipe.logprob_temperature != 1.0,
         )
