@@ -51,9 +51,7 @@ def answers(
     }
     (folder / "asked.json").write_text(json.dumps(asked), "utf-8")
     command = [sys.executable, "-m", CHILD, str(folder / "asked.json")]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=environment()
-    ) as child:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as child:
         assert child.stdout is not None
         for line in child.stdout:
             yield json.loads(line)
@@ -103,26 +101,40 @@ def write(to: Path, rows: Sequence[Any]) -> None:
     to.write_text(json.dumps(text, indent=1) + "\n", "utf-8")
 
 
+def merged(to: Path, rows: Sequence[Any]) -> list[Any]:
+    """The rows of the file with new ones in their places."""
+    new = {row["name"]: row for row in rows}
+    kept = [new.pop(row["name"], row) for row in measured_before(to)]
+    return kept + list(new.values())
+
+
+def measured_before(to: Path | None) -> list[Any]:
+    """The rows of the file; none where there is no file yet."""
+    return json.loads(to.read_text("utf-8"))["rows"] if to is not None and to.exists() else []
+
+
 def main() -> None:
     """Measures; the table and JSON are written as the rows come."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plan", action="store_true", help="plan the file's rows anew, run none")
-    parser.add_argument("--only", nargs="*", default=[], help="cases whose names have these words")
+    parser.add_argument("--names", nargs="*", help="the cases of these names alone")
     parser.add_argument("--hardware", default="1xH100")
     parser.add_argument("--to", type=Path)
     options = parser.parse_args()
-    chosen = [case for case in cases() if all(w in case.name.split() for w in options.only)]
-    old = json.loads(options.to.read_text("utf-8"))["rows"] if options.plan else []
-    by_name = {row["name"]: row for row in old}
+    old = {row["name"]: row for row in measured_before(options.to)}
+    chosen = list(cases())
     if options.plan:
-        chosen = [case for case in cases() if case.name in by_name]
+        chosen = [case for case in chosen if case.name in old]
+    if options.names is not None:
+        chosen = [case for case in chosen if case.name in options.names]
     rows: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
         for row in answers(chosen, Path(folder), options.hardware, plan_only=options.plan):
-            rows.append(judged({**by_name.get(row["name"], {}), **row}))
+            before = old.get(row["name"], {}) if options.plan else {}
+            rows.append(judged({**before, **row}))
             print(shown(rows[-1]), flush=True)
-            if options.to and not options.only:
-                write(options.to, rows)
+            if options.to:
+                write(options.to, merged(options.to, rows))
     missed = [row["name"] for row in rows if not row["within"]]
     print(f"{len(rows) - len(missed)} of {len(rows)} within {LIMIT:.0%}")
 

@@ -69,9 +69,7 @@ class Memory:
         """
         outside = {FRAME, *reserved.OUTSIDE}
         return tuple(
-            line
-            for line in self.lines
-            if line.role != VERIFIERS and line.purpose not in outside
+            line for line in self.lines if line.role != VERIFIERS and line.purpose not in outside
         )
 
     def above_baseline(self, phase: MemoryPhase) -> int:
