@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.plan_memory_gpu_cases import MODELS, Case, cases
-from postgrad.parallel.device import ALLOCATOR, EXPANDABLE
 
 COMMAND = "python -m benchmarks.plan_memory_gpu --to benchmarks/results/plan_memory_gpu.json"
 CHILD = "benchmarks.plan_memory_gpu_child"
@@ -51,20 +50,12 @@ def answers(
     }
     (folder / "asked.json").write_text(json.dumps(asked), "utf-8")
     command = [sys.executable, "-m", CHILD, str(folder / "asked.json")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as child:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         for line in child.stdout:
             yield json.loads(line)
     if child.returncode:
         raise SystemExit(f"{CHILD} ended with {child.returncode}")
-
-
-def environment() -> dict[str, str]:
-    """The child's: its allocator is set up as a run sets up its own before the first allocation."""
-    settings = dict(os.environ)
-    if not any(name in settings for name in ALLOCATOR):
-        settings[ALLOCATOR[0]] = f"{EXPANDABLE}:True"
-    return settings
 
 
 def judged(row: dict[str, Any]) -> dict[str, Any]:
@@ -91,11 +82,11 @@ def shown(row: dict[str, Any]) -> str:
 
 def write(to: Path, rows: Sequence[Any]) -> None:
     """The file, with the command that makes it."""
-    settings, names = environment(), (*ALLOCATOR, "STUB_CAP", "STUB_MEM")
+    names = ("STUB_CAP", "STUB_MEM")
     text = {
         "command": COMMAND,
         "versions": {name: version(name) for name in ("torch", "transformers")},
-        "environment": {name: settings[name] for name in names if name in settings},
+        "environment": {name: os.environ[name] for name in names if name in os.environ},
         "rows": list(rows),
     }
     to.write_text(json.dumps(text, indent=1) + "\n", "utf-8")

@@ -101,7 +101,7 @@ def cases() -> Iterator[Case]:
     yield Case("sft", "1.7B", ("zero3",))
     yield Case("sft", "8B", ("adapter", "checkpointing"))
     yield Case("sft", "8B", ("zero3", "checkpointing"))
-    yield Case("sft", "8B", ("zero3", "checkpointing"), 32768)
+    yield Case("sft", "8B", ("zero3", "checkpointing"), 16384)
     yield Case("grpo", "0.6B")
     yield Case("grpo", "0.6B", ("reference", "checkpointing"))
     yield Case("grpo", "1.7B", ("checkpointing",))

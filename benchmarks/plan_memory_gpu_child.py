@@ -27,6 +27,7 @@ from postgrad.models.score import HEAD
 from postgrad.models.settings import ModelInit, ModelSettings
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import RunDirectory
+from postgrad.parallel.device import Placement, apply
 from postgrad.parallel.ranks import Ranks
 from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.held import PHASES
@@ -38,7 +39,7 @@ from postgrad.rollout.engine import Completion
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.training import prepare
 
-ROWS = 1024  # of the data
+ROWS = 256  # of the data
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -232,6 +233,7 @@ def foreseen(recipe: Recipe, hardware: str) -> dict[str, Any]:
 def main() -> None:
     """Reads cases from the JSON file that is named, and prints a line of JSON for each."""
     asked = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    apply(Placement("cuda", 1, deterministic=True))  # sets the allocator up, as a run does
     printed = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what others print is no line of JSON
     for number, case in enumerate(asked["cases"]):

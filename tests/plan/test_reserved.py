@@ -1,4 +1,4 @@
-"""What a GPU holds beside tensors: lines that a user can read, and that decide whether a run fits."""
+"""What a GPU holds beside tensors: lines that a user can read, and that decide what fits."""
 
 import os
 from typing import Any

@@ -1,5 +1,5 @@
-"""What a GPU holds beside tensors: workspaces of cuBLAS, what torch's allocator has reserved in pages
-and in holes between tensors, buffers of NCCL, the share of a vLLM process.
+"""What a GPU holds beside tensors: workspaces of cuBLAS, what torch's allocator has reserved in
+pages and in holes between tensors, buffers of NCCL, the share of a vLLM process.
 
 torch maps memory page by page (expandable segments, parallel.device) and gives it back between
 phases, so that a phase begins without holes. Within it a freed tensor leaves one, which the next
@@ -27,7 +27,8 @@ HANDLES, WORKSPACE = 2, 8 * 4096 * 2**10
 # for each stream of its own.
 LARGE_PAGE, SMALL_PAGE = 20 * 2**20, 2 * 2**20
 STREAMS, SHARDED_STREAMS = 1, 3  # FSDP2 has one more to gather into and one to reduce in
-HOLES: Mapping[MemoryPhase, float] = {}
+# Freed pieces that nothing fits into, of what a pass takes: 1 to 2.5%, measured (docs/planning.md).
+HOLES: Mapping[MemoryPhase, float] = {"score": 0.015, "update": 0.015}
 # NCCL receives through 10 MiB in each channel of a communicator, with a ring and a tree. That is
 # 0.67 GB over NVLink, where 0.69 GB were read on four A100 (github.com/NVIDIA/nccl/issues/964).
 CHANNEL = 2 * 10 * 2**20

@@ -57,6 +57,7 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
                 job = pairs.preference(run, recipe, path, checkpoint)
             case RLRecipe():
                 job = rl.assemble(run, recipe, path, stack, checkpoint)
+        run.fleet.rest()  # holes that loading left would stay for the whole run
     return job, path
 
 
