@@ -45,6 +45,8 @@ HELD_OUT = {"/accuracy": ("eval acc", "{:.1%}"), "/loss": ("eval loss", "{:.4f}"
 SPEEDS = (("sampled", "response_tokens_per_second"), ("trained", "train_tokens_per_second"))
 MEMORY, STEP = "peak_memory_bytes", "step_seconds"
 FORESEEN = "foreseen/"  # prefix of a metric's forecast
+# Ends of phases' columns, what they add up to, and how. A GPU's forecast is of reserved bytes.
+TOTALS = (("_seconds", STEP, sum), ("_memory_bytes", MEMORY, max), ("_reserved_bytes", MEMORY, max))
 Curves = dict[str, deque[float]]  # label -> newest values
 
 PERIOD_SECONDS = 1.0  # between two drawings: the times in the block are whole seconds
@@ -217,7 +219,7 @@ def _with_totals(metrics: Mapping[str, float]) -> dict[str, float]:
     Memory is the maximum over phases only where there is a forecast of phases to compare with.
     """
     extended = dict(metrics)
-    for ending, total, combine in (("_seconds", STEP, sum), ("_memory_bytes", MEMORY, max)):
+    for ending, total, combine in TOTALS:
         phases = _phases(metrics, ending)
         foreseen = [metrics[FORESEEN + phase] for phase in phases if FORESEEN + phase in metrics]
         if phases and (foreseen or total == STEP):

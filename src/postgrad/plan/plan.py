@@ -135,7 +135,7 @@ def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
         roles=roles,
         sizes=planned_sizes,
         lengths=lengths,
-        memory=memory(recipe, roles, planned_sizes, sharing, device, lengths),
+        memory=memory(recipe, roles, planned_sizes, sharing, device, lengths, facts.hardware.count),
         timing=times if measured is None else measured.applied(times),
         calibrated=measured and measured.source,
     )
@@ -173,14 +173,17 @@ def phase_bytes(planned: Outlook) -> dict[str, int]:
     }
 
 
-def foreseen_columns(seconds: Mapping[str, float], peaks: Mapping[str, int]) -> dict[str, float]:
+def foreseen_columns(
+    seconds: Mapping[str, float], peaks: Mapping[str, int], kind: str = "memory"
+) -> dict[str, float]:
     """The columns foreseen/NAME_seconds and foreseen/NAME_memory_bytes of metrics.jsonl, for the
-    phases of a step. seconds, peaks: as phase_seconds and phase_bytes give them.
+    phases of a step. seconds, peaks: as phase_seconds and phase_bytes give them. kind: "reserved"
+    for a GPU, where the plan's bytes are those that torch's allocator reserves.
     """
     columns: dict[str, float] = {
         f"foreseen/{name}_seconds": round(value, 6) for name, value in seconds.items()
     }
     for name, count in peaks.items():
         if name not in ("load", "save"):
-            columns[f"foreseen/{name}_memory_bytes"] = count
+            columns[f"foreseen/{name}_{kind}_bytes"] = count
     return columns

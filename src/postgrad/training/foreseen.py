@@ -39,16 +39,18 @@ class Foreseen:
 
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])  # of a step
     bytes: Mapping[str, int] = field(default_factory=dict[str, int])  # peak memory
+    kind: str = "memory"  # of these bytes: "reserved" on a GPU
 
     @classmethod
     def of(cls, outlook: Outlook) -> "Foreseen":
         """The forecast of a plan, by the phase names of metrics.jsonl."""
-        return cls(phase_seconds(outlook), phase_bytes(outlook))
+        kind = "memory" if outlook.hardware.device.is_cpu else "reserved"
+        return cls(phase_seconds(outlook), phase_bytes(outlook), kind)
 
     @property
     def columns(self) -> Mapping[str, float]:
         """The columns that each line of metrics.jsonl has of the forecast."""
-        return foreseen_columns(self.seconds, self.bytes)
+        return foreseen_columns(self.seconds, self.bytes, self.kind)
 
     def beside(
         self, recipe: Recipe, lines: Sequence[Mapping[str, Any]], peaks: Mapping[str, int]
@@ -56,17 +58,17 @@ class Foreseen:
         """Forecast and measurement by phase, as far as they are known: the median of the steps'
         seconds, the most bytes of any step.
 
-        lines: of metrics.jsonl. peaks: bytes of the process, for phases that are in no step.
+        lines: of metrics.jsonl. peaks: columns of the process, for phases that are in no step.
         """
         steps = warm(lines, recipe) or lines
         by_phase: dict[str, dict[str, float]] = {}
         for name in ("load", *PHASE_OF[recipe.job], "save"):
-            held = [line.get(f"{name}_memory_bytes") or 0 for line in lines]
+            measured = [line.get(f"{name}_{self.kind}_bytes") or 0 for line in (*lines, peaks)]
             figures = {
                 "foreseen_seconds": self.seconds.get(name),
                 "seconds": median(steps, f"{name}_seconds"),
                 "foreseen_memory_bytes": self.bytes.get(name),
-                "memory_bytes": max([*held, peaks.get(name, 0)]) or None,
+                "memory_bytes": max(measured) or None,
             }
             if figures["seconds"] is not None or figures["memory_bytes"] is not None:
                 by_phase[name] = {key: value for key, value in figures.items() if value is not None}

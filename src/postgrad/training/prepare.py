@@ -29,7 +29,7 @@ from postgrad.parallel import device as devices
 from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RewardRecipe, RLRecipe, SFTRecipe
 from postgrad.training import foreseen, memory, pairs, rl, sft
 from postgrad.training.loop import Job
-from postgrad.training.peaks import Peaks, gauge_for
+from postgrad.training.peaks import Peaks, gauges_for
 from postgrad.training.pinned import require_unchanged
 from postgrad.training.run import Clock, Run, StopSignals
 from postgrad.training.saving import store_of
@@ -57,6 +57,7 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
                 job = pairs.preference(run, recipe, path, checkpoint)
             case RLRecipe():
                 job = rl.assemble(run, recipe, path, stack, checkpoint)
+        run.fleet.rest()  # holes that loading left would stay for the whole run
     return job, path
 
 
@@ -118,7 +119,7 @@ def prepare(
         sentinels,
         watchdog,
         StopSignals(recipe.checkpoint.grace_seconds),
-        Clock(peaks=Peaks(gauge_for(choices.device) if placement == choices.placement else None)),
+        Clock(peaks=Peaks(*(gauges_for(choices.device) if placement == choices.placement else ()))),
         untried=untried,
     )
     _tell_start(run, checkpoint)

@@ -7,7 +7,7 @@ import { median } from "./series.js";
 
 const PHASE = /^([a-z]+)_seconds$/;
 const PART = /^(?!foreseen\/)[a-z]+\/[a-z_]+_seconds$/;
-const MEMORY = /^(?!foreseen\/).*memory_bytes$/;
+const MEMORY = /^(?!foreseen\/).*(memory|reserved)_bytes$/;
 const HEIGHT = 120;
 const BARS = 140;
 

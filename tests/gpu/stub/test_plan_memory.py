@@ -1,0 +1,39 @@
+"""The plan's memory of a GPU is what torch's own allocator reserves, for a few of the cases of
+benchmarks.plan_memory_gpu; all of them are in its results.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from helpers.gpu_stub import ROOT, Stub
+
+pytestmark = pytest.mark.gpu_stub
+CASES = ("sft 0.6B checkpointing 8192", "sft 8B zero3 checkpointing 8192", "grpo 0.6B 8192")
+
+
+@pytest.fixture(scope="module")
+def rows(stub: Stub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
+    """By case: the plan beside what was reserved."""
+    to = tmp_path_factory.mktemp("plan") / "rows.json"
+    command = ["-m", "benchmarks.plan_memory_gpu", "--names", *CASES, "--to", str(to)]
+    paths = f"{ROOT}:{ROOT / 'src'}:{ROOT / 'tests'}"
+    done = stub.run(*command, PYTHONPATH=paths, STUB_MEM="139")
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {row["name"]: row for row in json.loads(to.read_text("utf-8"))["rows"]}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_plan_is_within_a_twentieth_of_what_is_reserved(
+    rows: dict[str, dict[str, object]], case: str
+) -> None:
+    row = rows[case]
+    assert row["within"], row
+
+
+def test_all_cases_of_the_committed_results_are_within_it() -> None:
+    path = Path(ROOT) / "benchmarks" / "results" / "plan_memory_gpu.json"
+    committed = json.loads(path.read_text("utf-8"))["rows"]
+    assert committed
+    assert [row["name"] for row in committed if not row["within"]] == []
