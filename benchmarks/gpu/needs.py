@@ -1,0 +1,82 @@
+"""What the command imports, what of it is missing here, and the versions that are there.
+
+The list is of distributions as pip calls them. A test runs the command with everything else shut
+out, so that a machine that has these has all.
+"""
+
+import importlib.util
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """module: the name that is imported. compiled: a wheel has to be for this Python and machine."""
+
+    package: str
+    module: str
+    compiled: bool = False
+
+
+NEEDS = (
+    Need("torch", "torch", compiled=True),
+    Need("transformers", "transformers"),
+    Need("tokenizers", "tokenizers", compiled=True),
+    Need("safetensors", "safetensors", compiled=True),
+    Need("huggingface-hub", "huggingface_hub"),
+    Need("numpy", "numpy", compiled=True),
+    Need("jinja2", "jinja2"),
+    Need("peft", "peft"),
+    Need("psutil", "psutil", compiled=True),
+    Need("pydantic", "pydantic"),
+    Need("pydantic-core", "pydantic_core", compiled=True),
+    Need("annotated-types", "annotated_types"),
+    Need("typing-inspection", "typing_inspection"),
+    Need("orjson", "orjson", compiled=True),
+    Need("tomlkit", "tomlkit"),
+    Need("rich", "rich"),
+    Need("reasoning-gym", "reasoning_gym"),
+)
+VERSIONS = ("torch", "transformers", "triton", "numpy", "peft", "vllm", "trl")
+
+
+def missing() -> list[Need]:
+    """What is not installed here."""
+    return [need for need in NEEDS if importlib.util.find_spec(need.module) is None]
+
+
+def text() -> str:
+    """The missing packages, a line each."""
+    lines = [f"{one.package}{' (compiled)' if one.compiled else ''}" for one in missing()]
+    return "\n".join(lines) or "nothing is missing"
+
+
+def versions() -> dict[str, Any]:
+    """Date, versions, processor and card, as far as they are known without torch."""
+    found: dict[str, str] = {"python": sys.version.split()[0]}
+    for name in VERSIONS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": found,
+        "processor": platform.machine(),
+        "driver": driver(),
+    }
+
+
+def driver() -> str | None:
+    """What nvidia-smi says of card and driver; None where it does not answer."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
