@@ -6,11 +6,15 @@ between the end of one row, which has few tokens, and the end of all others, whi
 `sizes.decoded` more: prompts are computed before that, and nothing starts or ends in between.
 """
 
+import importlib
+import importlib.util
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -19,43 +23,19 @@ from numpy.typing import NDArray
 from benchmarks.gpu.card import Card, measure
 from benchmarks.gpu.profiling import Profile
 from benchmarks.gpu.session import Case, Result, Session, Skipped, release
-from benchmarks.gpu.workload import Sizes, model_of, shape_of, sizes_of, token_ids
+from benchmarks.gpu.work import LOADS, Load
+from benchmarks.gpu.workload import model_of, shape_of, sizes_of, token_ids
 from postgrad.models.load import load_model
 from postgrad.parallel.device import Placement, apply, compute_dtype
-from postgrad.rollout.engine import Request
+from postgrad.rollout.engine import Completion, Request, generate
 from postgrad.rollout.local.budget import places_for
 from postgrad.rollout.local.engine import LocalEngine
-from postgrad.rollout.settings import RolloutSettings, SamplingSettings
+from postgrad.rollout.settings import SamplingSettings
 
 MODEL = "1.5B"
 FIRST = 4  # tokens of the row that ends first
+SAME_LOGPROBS = 1e-6  # nats: the kernels are the same
 PROFILED = 8  # decode steps that are recorded
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Rows that are decoded together. rows: of Sizes.rows. shared: samples of each prompt."""
-
-    rows: int  # its place in Sizes.rows
-    context: str
-    shared: int
-    seconds: float
-
-    def name(self, sizes: Sizes) -> str:
-        """ "256 rows 1k", and how many of them share a prompt."""
-        alone = "own prompts" if self.shared == 1 else f"{self.shared} a prompt"
-        return f"{sizes.rows[self.rows]} rows {self.context} {alone}"
-
-
-LOADS = (  # in order of worth; the first has the goal
-    Load(1, "1k", 1, 40),
-    Load(1, "1k", 8, 15),
-    Load(0, "1k", 8, 12),
-    Load(2, "1k", 8, 15),
-    Load(1, "4k", 8, 20),
-    Load(0, "8k", 8, 20),
-    Load(1, "8k", 8, 30),
-)
 
 
 class Models:
@@ -102,13 +82,13 @@ def prompts_of(session: Session, load: Load) -> list[NDArray[np.int32]]:
     return [token_ids(vocabulary, length, row).astype(np.int32) for row in range(count)]
 
 
-def engine_of(session: Session, models: Models, load: Load, **changes: Any) -> LocalEngine:
-    """An engine with room for the load. changes: more arguments."""
+def engine_of(session: Session, models: Models, load: Load) -> LocalEngine:
+    """An engine with room for the load."""
     sizes = sizes_of(session)
     rows = sizes.rows[load.rows]
     places = places_for(sizes.contexts[load.context])
     model = models.loaded
-    return LocalEngine(model.lm, model.tokenizer, slots=rows, cache_tokens=rows * places, **changes)
+    return LocalEngine(model.lm, model.tokenizer, slots=rows, cache_tokens=rows * places)
 
 
 def decoded(
@@ -144,10 +124,10 @@ def decoded(
     return time.perf_counter() - began, tokens
 
 
-def timed(session: Session, models: Models, load: Load, **changes: Any) -> Result:
+def timed(session: Session, models: Models, load: Load) -> Result:
     """Decodes the load once to warm up and once by the clock."""
     sizes, prompts = sizes_of(session), prompts_of(session, load)
-    engine = engine_of(session, models, load, **changes)
+    engine = engine_of(session, models, load)
     decoded(session, engine, prompts, load.shared, PROFILED)
     before, began = engine.stats.prompt_tokens, time.perf_counter()
     seconds, tokens = decoded(session, engine, prompts, load.shared, sizes.decoded)
@@ -168,9 +148,7 @@ def timed(session: Session, models: Models, load: Load, **changes: Any) -> Resul
     return found
 
 
-def limit_of(
-    session: Session, card: Card, load: Load, prompts: list[NDArray[np.int32]]
-) -> Result:
+def limit_of(session: Session, card: Card, load: Load, prompts: list[NDArray[np.int32]]) -> Result:
     """Bytes of a step halfway, and the tokens a second that the card's memory allows."""
     sizes, shape = sizes_of(session), shape_of(session, MODEL)
     width = 2 if session.dtype == "bfloat16" else 4
@@ -185,17 +163,46 @@ def limit_of(
     }
 
 
-def graph_setting() -> str | None:
-    """The key of [rollout] that switches CUDA graphs; None where the engine has none."""
-    return next((name for name in RolloutSettings.model_fields if "graph" in name), None)
+@contextmanager
+def eager() -> Generator[None]:
+    """Inside, the engine captures no CUDA graphs. Raises Skipped where it has none."""
+    name = "postgrad.rollout.local.step"
+    if importlib.util.find_spec(name) is None:
+        raise Skipped("the engine has no CUDA graphs")
+    module: Any = importlib.import_module(name)
+
+    def run(self: Any, shape: Any) -> None:
+        module.step(self._decoder, self._cache, self._buffers, shape)
+
+    with patch.object(module.Stepper, "_run", run):
+        yield
 
 
 def without_graphs(session: Session, models: Models, load: Load) -> Result:
     """The load, its steps run operation by operation."""
-    key = graph_setting()
-    if key is None:
-        raise Skipped("the engine has no CUDA graphs")
-    return timed(session, models, load, **{key: False})
+    with eager():
+        return timed(session, models, load)
+
+
+def same_without_graphs(session: Session) -> Result:
+    """The same requests with and without graphs: what is sampled, and how far logprobs differ."""
+    models, load = Models(session), LOADS[1]
+    prompts = prompts_of(session, load)[:4]
+    sampling = SamplingSettings(max_new_tokens=sizes_of(session).decoded)
+    requests = [Request(n, tuple(range(4)), ids, sampling) for n, ids in enumerate(prompts)]
+
+    def sampled() -> list[Completion]:
+        engine = engine_of(session, models, load)
+        return sorted(generate(engine, requests), key=lambda done: (done.ticket, done.sample))
+
+    with_graphs = sampled()
+    with eager():
+        without = sampled()
+    pairs = list(zip(with_graphs, without, strict=True))
+    equal = all(np.array_equal(one.token_ids, other.token_ids) for one, other in pairs)
+    worst = max(float(np.abs(a.logprobs - b.logprobs).max()) for a, b in pairs) if equal else None
+    return {"tokens": sum(len(one.token_ids) for one in without), "logprobs_differ": worst,
+            "passed": equal and worst is not None and worst < SAME_LOGPROBS}  # fmt: skip
 
 
 def profile_of(session: Session, models: Models, load: Load) -> Result:

@@ -6,15 +6,11 @@ from typing import Any
 from benchmarks.gpu.peers import against, require
 from benchmarks.gpu.session import Case, Result, Session
 from benchmarks.gpu.training_runs import grpo, run_recipe
+from benchmarks.gpu.work import step_name
 from benchmarks.gpu.workload import model_of, question_lengths, sizes_of, write_questions
 
 MODEL = "1.5B"
 STEPS = (5, 3)  # of the smaller and of the larger step; --calibrate wants four at least
-
-
-def step_name(prompts: int, samples: int) -> str:
-    """ "16 x 8"."""
-    return f"{prompts} x {samples}"
 
 
 def run_name(prompts: int, samples: int) -> str:
@@ -45,9 +41,7 @@ def stepped(session: Session, prompts: int, steps: int) -> Result:
         samples=sizes.samples, longest=int(lengths.max()), new=sizes.new_tokens,
     )  # fmt: skip
     lines: list[Any] = []
-    found = run_recipe(
-        session, run_name(prompts, sizes.samples), recipe, steps=steps, lines=lines
-    )
+    found = run_recipe(session, run_name(prompts, sizes.samples), recipe, steps=steps, lines=lines)
     tokens = [line["response_tokens"] for line in lines]
     return {
         **found,

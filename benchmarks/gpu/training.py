@@ -6,7 +6,7 @@ that bear loss; nothing that checkpointing computes again. Peak: dense bfloat16 
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from benchmarks.gpu.card import Card, measure
 from benchmarks.gpu.profiling import Profile
-from benchmarks.gpu.session import Case, Result, Session
+from benchmarks.gpu.session import Case, Result, Session, Store
 from benchmarks.gpu.training_runs import run_recipe, sft
+from benchmarks.gpu.work import JOBS, Job
 from benchmarks.gpu.workload import (
     TEMPLATE_TOKENS,
     asked,
@@ -27,48 +28,6 @@ from benchmarks.gpu.workload import (
 )
 
 STEPS = 5  # of which the first warms up: --calibrate wants three more at least
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A run of SFT. changes: as training_runs.sft takes them. seconds: see Case."""
-
-    model: str
-    pack: str
-    seconds: float
-    words: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """ "1.5B 4k checkpointing"."""
-        return " ".join((self.model, self.pack, *self.words))
-
-    @property
-    def changes(self) -> dict[str, Any]:
-        """Keys of [model] and [learner]."""
-        model: dict[str, Any] = {"gradient_checkpointing": "checkpointing" in self.words}
-        if self.lora:
-            model["lora"] = {"rank": 64, "alpha": 64}
-        return {"model": model, "learner": {"deterministic": "free" not in self.words}}
-
-    @property
-    def lora(self) -> bool:
-        """Whether an adapter is trained."""
-        return "LoRA" in self.words
-
-
-JOBS = (  # in order of worth; "free": without deterministic mode
-    Job("1.5B", "4k", 45),
-    Job("0.6B", "4k", 30),
-    Job("1.5B", "4k", 25, ("free",)),
-    Job("1.5B", "16k", 25),
-    Job("1.5B", "4k", 25, ("checkpointing",)),
-    Job("8B", "4k", 75, ("LoRA", "checkpointing")),
-    Job("0.6B", "16k", 20),
-    Job("0.6B", "4k", 20, ("checkpointing",)),
-    Job("1.5B", "16k", 25, ("checkpointing",)),
-    Job("0.6B", "16k", 20, ("checkpointing",)),
-)
 
 
 def run_name(job: Job) -> str:
@@ -98,6 +57,8 @@ def trained(session: Session, job: Job, card: Card) -> Result:
     result = run_recipe(session, run_name(job), recipe, steps=STEPS)
     flops = flops_of(session, job, lengths)
     tokens = int(lengths.sum())
+    if "free" in job.words:
+        result["deterministic_cost"] = cost(session, job, result)
     return {
         **result,
         "rows": len(lengths),
@@ -133,7 +94,8 @@ def work_of(session: Session, job: Job) -> tuple[NDArray[np.int64], dict[str, An
     if not rows.exists():
         write_conversations(rows, np.tile(lengths, 2))
     model = model_of(session, job.model)
-    return lengths, sft(session, model, rows, pack=pack, update=len(lengths), **job.changes)
+    return lengths, sft(session, model, rows, pack=pack, update=len(lengths), model=job.model_keys,
+               learner=job.learner_keys)  # fmt: skip
 
 
 def flops_of(session: Session, job: Job, lengths: NDArray[np.int64]) -> float:
@@ -142,3 +104,13 @@ def flops_of(session: Session, job: Job, lengths: NDArray[np.int64]) -> float:
     shape = shape_of(session, job.model)
     forward = shape.flops(float(lengths.sum()), float((lengths**2).sum()), float(bearing.sum()))
     return (2 if job.lora else 3) * (forward.body + forward.attention + forward.head)
+
+
+def cost(session: Session, job: Job, free: Result) -> float | None:
+    """What deterministic mode adds to a step, as a share of the step without it; None where the
+    same run with it has no time.
+    """
+    same = replace(job, words=tuple(word for word in job.words if word != "free"))
+    bound = Store(session.to).part("training")["cases"].get(same.name, {})
+    seconds = bound.get("step_seconds")
+    return None if seconds is None else seconds / free["step_seconds"] - 1

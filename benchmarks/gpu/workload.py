@@ -7,7 +7,7 @@ one in so many of random tokens does: lengths are then spread as GSM8K's are, up
 """
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from benchmarks.gpu.session import Session
+from benchmarks.gpu.work import FULL, SMALL, Sizes
 from postgrad.core.seeds import bits, permutation
 from postgrad.models.fresh import END, PAD, START, TEMPLATE
 from postgrad.models.known_shapes import find_shape
@@ -33,34 +34,8 @@ TINY = {
 LONGEST = 32_768  # tokens of a sequence
 ENDS = 180  # one of so many tokens ends an answer: 146 tokens on average, where 300 are the most
 # Tokens that the chat template adds to a question and an answer: names of roles are letters too.
-TEMPLATE_TOKENS = len("[user\n") + len("]\n") + len("[assistant\n") + len("]")
+TEMPLATE_TOKENS = len("[user\n") + len("]\n") + len("[assistant\n") + len("]\n")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How much the parts do. small: the same in so little that a CPU does it.
-
-    packs: tokens of a forward and backward pass of training, and of the longest row. update_tokens:
-    of an optimizer step, about. rows, contexts: of decoding. questions: (fewest, most) tokens of a
-    prompt, evenly between, 100 on average. new_tokens: most of an answer.
-    """
-
-    packs: dict[str, int]
-    update_tokens: int
-    rows: tuple[int, ...]
-    contexts: dict[str, int]
-    decoded: int  # tokens of each row whose time is taken
-    questions: tuple[int, int]
-    new_tokens: int
-    prompts: tuple[int, int]  # of a GRPO step
-    samples: int  # of a prompt
-
-
-FULL = Sizes({"4k": 4096, "16k": 16_384}, 65_536, (64, 256, 512),
-             {"1k": 1024, "4k": 4096, "8k": 8192}, 96, (44, 156), 300, (16, 64), 8)  # fmt: skip
-SMALL = Sizes({"4k": 128, "16k": 256}, 512, (4, 8, 16),
-              {"1k": 64, "4k": 128, "8k": 160}, 8, (24, 40), 12, (2, 4), 4)  # fmt: skip
 
 
 def sizes_of(session: Session) -> Sizes:
@@ -187,7 +162,7 @@ def write_conversations(to: Path, lengths: NDArray[np.int64]) -> Path:
 
 def write_questions(to: Path, lengths: NDArray[np.int64]) -> Path:
     """Rows whose prompts have so many tokens each, template included; answers are one letter."""
-    return _write(to, lengths - (TEMPLATE_TOKENS - 1), np.ones_like(lengths))
+    return _write(to, lengths - (TEMPLATE_TOKENS - len("]\n")), np.ones_like(lengths))
 
 
 def _write(to: Path, questions: NDArray[np.int64], answers: NDArray[np.int64]) -> Path:
