@@ -1,5 +1,5 @@
-"""Part "learning": a fresh model of 100M learns to spell backward, by SFT and then RL until the time
-is up: whether what is fast also learns.
+"""Part "learning": a fresh model of 100M learns to spell backward, by SFT and then RL until the
+time is up: whether what is fast also learns.
 """
 
 import os

@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """module: the name that is imported. compiled: a wheel has to be for this Python and machine."""
+    """module: what is imported. compiled: a wheel has to be for this Python and machine."""
 
     package: str
     module: str

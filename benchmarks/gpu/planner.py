@@ -148,7 +148,7 @@ def catalogue_row(session: Session) -> Result:
         f"[{json.dumps(card['name'])}]",
         f"memory_bytes = {card['memory_bytes']:_}",
         f"bandwidth = {card['copy_bandwidth']:.4g} # a copy on the device, read and written",
-        f"bf16_flops = {card['flops']:.4g} # torch.mm of squares; data sheet {card['peak_flops']:.4g}",
+        f"bf16_flops = {card['flops']:.4g} # products; data sheet {card['peak_flops']:.4g}",
         f"float32_flops = {card['float32_flops']:.4g}",
         f'source = "measured by benchmarks.gpu, torch {versions(session)}"',
         "",

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,10 +101,8 @@ def child(session: Session, part: str) -> int | None:
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Ends the process and all that it started."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

@@ -1,4 +1,4 @@
-"""Part "step": GRPO steps of GSM8K's shape, phase by phase, and beside TRL where it is installed."""
+"""Part "step": GRPO steps of GSM8K's shape, phase by phase, and beside TRL where that is here."""
 
 from collections.abc import Iterator
 from typing import Any

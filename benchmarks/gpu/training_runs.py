@@ -6,7 +6,7 @@ They end without the checkpoint of a run's end: those of large models take longe
 import statistics
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +80,8 @@ def run_recipe(
     """
     console = Watching(session, steps, hook)
     named = {"run_dir": str(session.runs / name), "steps": steps + 1}
-    try:
+    with suppress(Enough):
         train(parse_recipe({**recipe, **named}), console, overwrite=True)
-    except Enough:
-        pass
     if lines is not None:
         lines += console.lines
     return measured(console, str(recipe["job"]))

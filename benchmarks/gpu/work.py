@@ -30,7 +30,7 @@ class Sizes:
 
 FULL = Sizes({"4k": 4096, "16k": 16_384}, 65_536, (64, 256, 512),
              {"1k": 1024, "4k": 4096, "8k": 8192}, 96, (44, 156), 300, (16, 64), 8)  # fmt: skip
-SMALL = Sizes({"4k": 128, "16k": 256}, 512, (4, 8, 16),
+SMALL = Sizes({"4k": 128, "16k": 256}, 512, (8, 16, 32),
               {"1k": 64, "4k": 128, "8k": 160}, 8, (24, 40), 12, (2, 4), 4)  # fmt: skip
 
 
@@ -83,7 +83,7 @@ JOBS = (
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Rows that are decoded together. rows: its place in Sizes.rows. shared: samples of a prompt."""
+    """Rows decoded together. rows: its place in Sizes.rows. shared: samples of a prompt."""
 
     rows: int
     context: str

@@ -2,8 +2,9 @@
 
 Models have the shapes of real ones and random weights, drawn on the device. The tokenizer has a
 token for each byte, and for every other token of the vocabulary a word of its number: a text of
-letters has as many tokens as letters, and every sampled token has a text. Where answers are sampled, one token of `ENDS` ends an answer, as
-one in so many of random tokens does: lengths are then spread as GSM8K's are, up to `new_tokens`.
+letters has as many tokens as letters, and every sampled token has a text. Where answers are
+sampled, one token of `ENDS` ends an answer, as one in so many of random tokens does: lengths are
+then spread as GSM8K's are, up to `new_tokens`.
 """
 
 import json
@@ -150,7 +151,7 @@ def question_lengths(session: Session, count: int) -> NDArray[np.int64]:
 
 
 def asked(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[rows] tokens of the questions in rows of these lengths: a quarter of what is not template."""
+    """[rows] tokens of the questions in rows of these lengths: a quarter of their letters."""
     return np.maximum(1, (lengths - TEMPLATE_TOKENS) // 4)
 
 

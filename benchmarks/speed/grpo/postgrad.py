@@ -31,7 +31,9 @@ def prepare(folder: Path, options: Options) -> Round:
 
 
 def count(asked: int, number: int, metrics: Mapping[str, float]) -> dict[str, int]:
-    """asked: questions of a step. All samples are in the update, also those without gradient, and none is dropped."""
+    """All samples are in the update, also those without gradient, and none is dropped. asked:
+    questions of a step.
+    """
     assert not metrics["dropped_samples"]
     tokens = int(metrics["response_tokens"])
     equal = metrics["groups/equal_fraction"] * asked
