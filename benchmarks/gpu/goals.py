@@ -7,6 +7,7 @@ from typing import Any, Literal
 from benchmarks.gpu.session import PARTS, Result
 from benchmarks.gpu.work import FULL, JOBS, LOADS, SMALL, step_name
 
+CHECK = "passes"  # the form, and the goal, of figures that are yes or no
 Read = Callable[[Result], float]
 Verdict = Literal["met", "missed", "not run"]
 
@@ -31,9 +32,17 @@ class Figure:
     @property
     def goal(self) -> str:
         """ ">= 45%"; "" where it has none."""
+        if self.form == CHECK:
+            return CHECK
         if self.least is not None:
-            return f">= {self.form.format(self.least)}"
-        return "" if self.most is None else f"<= {self.form.format(self.most)}"
+            return f">= {self.text(self.least)}"
+        return "" if self.most is None else f"<= {self.text(self.most)}"
+
+    def text(self, value: float) -> str:
+        """A number as tables have it; of a check a word."""
+        if self.form == CHECK:
+            return "passes" if value else "does not pass"
+        return self.form.format(value)
 
     def verdict(self, value: float | None) -> Verdict:
         """Whether the goal is met."""
@@ -55,11 +64,15 @@ class Outcome:
     @property
     def shown(self) -> str:
         """The number in words."""
-        return "not run yet" if self.value is None else self.figure.form.format(self.value)
+        if self.value is not None:
+            return self.figure.text(self.value)
+        return "failed" if self.why.startswith("failed") else "not run yet"
 
     @property
     def verdict(self) -> str:
-        """ "met", "missed", "not run"; "" where there is no goal and a number."""
+        """ "met", "missed", "failed", "not run"; "" where there is no goal and a number."""
+        if self.shown == "failed":
+            return "failed"
         found = self.figure.verdict(self.value)
         return "" if found == "met" and not self.figure.goal else found
 
@@ -102,7 +115,7 @@ CHECKS = (
 
 def _checks() -> Iterator[Figure]:
     for name in CHECKS:
-        yield Figure(f"check: {name}", "checks", name, passed, "{:.0f}", least=1)
+        yield Figure(f"check: {name}", "checks", name, passed, CHECK, least=1)
 
 
 def _training() -> Iterator[Figure]:
@@ -180,9 +193,9 @@ def report(results: Mapping[str, Any]) -> str:
     """The table, and the list of what missed its goal, failed, or did not run."""
     found = outcomes(results)
     width = max(len(one.figure.label) for one in found)
-    lines = [heading(results), f"{'':{width}}  {'measured':>12}  {'goal':>10}"]
+    lines = [heading(results), f"{'':{width}}  {'measured':>13}  {'goal':>10}"]
     lines += [
-        f"{one.figure.label:{width}}  {'-' if one.value is None else one.shown:>12}  "
+        f"{one.figure.label:{width}}  {'-' if one.value is None else one.shown:>13}  "
         f"{one.figure.goal:>10}  {one.verdict}".rstrip()
         for one in found
     ]

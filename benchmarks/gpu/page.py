@@ -39,7 +39,7 @@ def section(results: Mapping[str, Any]) -> str:
     ]
     run = heading(results) if results else "hardware, versions, date: not run yet"
     table = ["| figure | goal | measured |", "|---|---|---|", *rows]
-    text = [fill(" ".join(one.split()), WIDTH) for one in TEXT]
+    text = [fill(" ".join(one.split()), WIDTH, break_on_hyphens=False) for one in TEXT]
     said = f"{run[:1].upper()}{run[1:]}."
     return "\n\n".join([HEADING, *text, said, "\n".join(table)]) + "\n"
 

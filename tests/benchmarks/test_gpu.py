@@ -191,6 +191,19 @@ def test_a_figure_is_held_to_its_goal() -> None:
     assert (cost.verdict(0.09), cost.verdict(0.11)) == ("met", "missed")
 
 
+def test_a_check_passes_or_does_not() -> None:
+    for result, shown, verdict in (
+        ({"passed": True}, "passes", "met"),
+        ({"passed": False}, "does not pass", "missed"),
+        ({"said": "12 passed"}, "passes", "met"),
+        ({"failed": "AssertionError: they differ"}, "failed", "failed"),
+        ({"skipped": "they need a GPU"}, "not run yet", "not run"),
+    ):
+        everything = {"parts": {"checks": {"cases": {"tests/gpu": result}}}}
+        (one,) = [one for one in goals.outcomes(everything) if one.figure.case == "tests/gpu"]
+        assert (one.shown, one.verdict) == (shown, verdict)
+
+
 def test_the_report_names_what_missed_failed_and_did_not_run() -> None:
     found = results(
         **{
@@ -210,7 +223,8 @@ def test_the_report_names_what_missed_failed_and_did_not_run() -> None:
 
 def test_goals_are_those_of_the_issue() -> None:
     stated = {one.label: one.goal for one in goals.figures() if one.goal}
-    stated = {label: goal for label, goal in stated.items() if not label.startswith("check: ")}
+    checks = {label for label in stated if label.startswith("check: ")}
+    assert {stated.pop(label) for label in checks} == {"passes"}
     assert stated == {
         "SFT 1.5B 4k: MFU": ">= 45.0%",
         "cost of deterministic mode, SFT 1.5B 4k": "<= 10.0%",
@@ -386,7 +400,8 @@ def test_a_dry_run_comes_to_its_end_without_what_it_does_not_need(tmp_path: Path
     assert {name: case["failed"] for name, case in cases.items() if "failed" in case} == {}
     skipped = {name for name, case in cases.items() if "skipped" in case}
     assert {name for name in skipped if "graphs off" not in name} == OPTIONAL | NOT_HERE
-    assert cases["reward rises in 20 steps"]["passed"]
+    assert cases["SFT of the quickstart"]["passed"]
+    assert 0 < cases["reward rises in 20 steps"]["last_reward"] < 2
     assert cases["1.5B 4k"]["mfu"] > 0
     assert (to / "hardware.toml").exists()
     assert (to / "calibration.toml").exists()
