@@ -17,6 +17,7 @@ an end, also where goals are missed.
 import argparse
 import importlib
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -48,6 +49,7 @@ def main() -> int:
     """The exit status."""
     args = arguments()
     if args.part:
+        runner.end_with_parent()
         session = Session.from_json(args.session)
         module = importlib.import_module(f"benchmarks.gpu.{args.part}")
         serve(args.part, module.cases(session), session)
@@ -73,6 +75,7 @@ def measure(args: argparse.Namespace) -> int:
         sys.exit(f"{args.to / RESULTS} is there already: name another folder")
     if missing := needs.missing():
         print(f"missing here: {', '.join(one.package for one in missing)}", file=sys.stderr)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the child, prints the table
     store = Store(args.to)
     store.about({
         "command": shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
