@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.gpu.peers import require
 from benchmarks.gpu.runner import ROOT
 from benchmarks.gpu.session import Case, Result, Session, Skipped, Store
-from benchmarks.gpu.training_runs import Watching
+from benchmarks.gpu.training_runs import Watching, quicker
 from helpers.jobs import write_recipe
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
@@ -125,7 +125,7 @@ def spelled(session: Session) -> Result:
     require("reasoning_gym")
     console = Watching(session, None)
     words = ["--run_dir", str(session.scratch / "quickstart-sft"), "--checkpoint.save_hf", "true"]
-    words += ["--steps", SFT_STEPS[session.small], "--eval.at_end", "false"]
+    words += ["--steps", SFT_STEPS[session.small], "--eval.at_end", "false", *quicker(session)]
     summary = train(load_recipe(SPELLING / "sft.toml", words), console, overwrite=True)
     losses = [line["loss"] for line in console.lines]
     first, last = ends(losses)
@@ -145,7 +145,7 @@ def rewarded(session: Session) -> Result:
     words = ["--run_dir", str(session.scratch / "quickstart-rl"), "--model.path", str(model)]
     words += ["--steps", str(RL_STEPS), "--eval.at_start", "false", "--eval.at_end", "false"]
     words += ["--learner.warmup_updates", "2", "--checkpoint.save_steps", "0"]
-    words += ["--batch.rollout_batch_size", PROMPTS[session.small]]
+    words += ["--batch.rollout_batch_size", PROMPTS[session.small], *quicker(session)]
     train(load_recipe(SPELLING / "rl.toml", words), console, overwrite=True)
     first, last = ends([line["reward"] for line in console.lines])
     return {

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.gpu.checks import SPELLING
 from benchmarks.gpu.peers import require
 from benchmarks.gpu.session import Case, Result, Session
-from benchmarks.gpu.training_runs import Watching
+from benchmarks.gpu.training_runs import Watching, quicker
 from postgrad.core.errors import RunError
 from postgrad.observe.follow import read_lines
 from postgrad.recipe.load import load_recipe
@@ -26,7 +26,6 @@ SIZE = {  # of the fresh model
 }  # fmt: skip
 SFT_STEPS = {False: 150, True: 6}
 RL_STEPS = {False: 400, True: 3}
-QUICKER = ("--batch.rollout_batch_size", "4")
 SFT_SHARE = 0.25  # of the time
 CLOSING = 20.0  # seconds that a save and an evaluation take at most
 EVERY = 20  # steps between evaluations
@@ -45,7 +44,7 @@ def learned(session: Session) -> Result:
     words = ["--model.path", str(session.runs / "learning-sft" / "model")]
     words += ["--steps", str(RL_STEPS[session.small]), "--eval.every", str(EVERY)]
     words += ["--learner.lr", "1e-4", "--checkpoint.save_steps", "0"]
-    words += ["--eval.size", "16", *QUICKER] if session.small else []
+    words += ["--batch.rollout_batch_size", "4"] if session.small else []
     rl = run(session, "rl", session.deadline - CLOSING, words)
     rewards = [line["reward"] for line in rl["lines"]]
     return {
@@ -78,7 +77,9 @@ def run(session: Session, name: str, until: float, words: list[str]) -> dict[str
             os.kill(os.getpid(), signal.SIGTERM)
 
     console = Watching(session, None, hook)
-    recipe = load_recipe(SPELLING / f"{name}.toml", [*words, "--run_dir", str(folder)])
+    recipe = load_recipe(
+        SPELLING / f"{name}.toml", [*words, *quicker(session), "--run_dir", str(folder)]
+    )
     began, stopped = time.time(), False
     try:
         train(recipe, console, overwrite=True)
