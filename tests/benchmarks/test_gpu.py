@@ -268,7 +268,7 @@ def test_names_of_cases_are_their_own() -> None:
 
 
 def test_what_is_missing_is_named_as_pip_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert needs.text() == "nothing is missing"
+    assert needs.text() == "nothing is missing"  # this project's dependencies bring all
     gone = (needs.Need("some-package", "some_package"), needs.Need("other", "o_ther", True))
     monkeypatch.setattr(needs, "NEEDS", (*needs.NEEDS, *gone))
     assert needs.text() == "some-package\nother (compiled)"
