@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.speed.side import Options, read_work
 
-PROMPTS = 16
+PROMPTS = 16  # of a step; extra["prompts"] overrides it
 NEVER = "<|never|>"
 KINDS = 101  # of rewards: two samples of random tokens hardly ever get the same one
 
@@ -27,6 +27,11 @@ def questions(folder: Path, options: Options) -> list[dict[str, Any]]:
         {**json.loads(line), "equal": int((number + 1) * share) > int(number * share)}
         for number, line in enumerate(lines)
     ]
+
+
+def prompts(options: Options) -> int:
+    """Questions of a step."""
+    return options.extra.get("prompts", PROMPTS)
 
 
 def sizes(folder: Path) -> tuple[int, int]:

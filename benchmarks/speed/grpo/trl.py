@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.speed import trl_rounds
-from benchmarks.speed.grpo.task import PROMPTS, endless, points, questions, sizes
+from benchmarks.speed.grpo.task import endless, points, prompts, questions, sizes
 from benchmarks.speed.side import Options, Round
 
 MICRO_BATCH = 8  # samples; on a CPU more of them take longer
@@ -65,7 +65,7 @@ def as_chat(row: dict[str, Any]) -> dict[str, Any]:
 def config(folder: Path, options: Options, samples: int, new_tokens: int) -> GRPOConfig:
     """Exactly on-policy, one update a generation, without a reference: as postgrad's recipe."""
     micro_batch = options.extra.get("micro_batch", MICRO_BATCH)
-    update = PROMPTS * samples
+    update = prompts(options) * samples
     return GRPOConfig(
         **trl_rounds.common(folder, options, update=update, micro_batch=micro_batch),
         num_generations=samples,
