@@ -149,13 +149,16 @@ class LocalFleet:
         gc.collect()  # FSDP2's hooks and modules refer to each other: nothing else frees them
 
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
-        """Fleet.engine: it borrows the weights of the policy, which is in this process too."""
+        """Fleet.engine: it borrows the weights of the policy, which is in this process too; those
+        in four bits, and the adapter on them, it reads where they are.
+        """
         settings = self._site.recipe.rollout_settings
         assert settings is not None  # of every job that samples
         require_trainable(settings)
         engine, self._site.choices = build_engine(
             settings, path, self._site.choices, stack,
             sequences=sequences, max_len=max_len, logs=self._logs, borrows=True,
+            policy=self._policy.backbone.lm,
         )  # fmt: skip
         return engine
 
