@@ -111,7 +111,7 @@ def _expanded(
     count = codes.shape[0] * 2 // BLOCK
     each = (table[scales.int()] * maxima).view(-1)[:count, None] + offset
     numbers = pairs.index_select(0, codes.int()).view(count, BLOCK)
-    return (numbers * each).to(dtype).view(-1)
+    return numbers.mul_(each).to(dtype).view(-1)
 
 
 @cache

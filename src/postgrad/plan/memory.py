@@ -18,6 +18,7 @@ from postgrad.plan.held import (
     MemoryPhase,
     always,
     awake,
+    expanded,
     gathered,
     gradients,
     held,
@@ -149,7 +150,10 @@ def _passing(
     by_name = {role.name: role for role in roles}
     for role in roles:
         b = width(role.model.dtype, cpu=passes.cpu)
-        copies = {"gathered weights": gathered(by_name[role.on or role.name], b, sharing)}
+        copies = {
+            "gathered weights": gathered(by_name[role.on or role.name], b, sharing),
+            "a matrix of four bits, expanded": expanded(role, b, cpu=passes.cpu),
+        }
         reading[role.name] = copies | _divided(passes.reading(role), sharing)
         if role.learner is not None:
             summed = copies | {"gradients": gradients(role, b, sharing, cpu=passes.cpu)}
@@ -182,8 +186,11 @@ def _engine(
     if passes.sizes.engine is None or rollout is None:
         return
     b = engine_width(rollout, policy, cpu=cpu)
-    yield MemoryLine("engine", "weights", _engine_weights(recipe, rollout, policy, b, cpu=cpu))
-    if cpu and b == FLOAT32 and policy.shape.model_type in LLAMA_TYPES:  # models.linear.in_order
+    weights = _engine_weights(recipe, rollout, policy, b, cpu=cpu)
+    yield MemoryLine("engine", "weights", weights)
+    if not weights:
+        yield MemoryLine("engine", "a matrix of four bits, expanded", awake(expanded(policy, b, cpu=cpu)))
+    elif cpu and b == FLOAT32 and policy.shape.model_type in LLAMA_TYPES:  # models.linear.in_order
         ordered = policy.shape.matrix_parameters * FLOAT32
         yield MemoryLine("engine", "weights as products read them", awake(ordered))
     yield MemoryLine("engine", "key-value cache", awake(passes.cache(policy, b)))
@@ -197,10 +204,13 @@ def _engine_weights(
     """Bytes of the engine's copy of the policy's weights. Where both are float32 in one process,
     the first publish replaces the copy by the policy's matrices (LocalEngine's `borrows`). What
     stays are matrices that products read side by side, and those that an adapter is merged into.
+    Of a policy in four bits the engine reads the weights themselves.
     """
     shape, lora = policy.shape, policy.model.lora
     copied = always(shape.parameters() * b)
     here = rollout.type == "local" and recipe.learner.ranks == 1
+    if here and not recipe.cluster.engines(1) and policy.model.quantize != "none":
+        return {}
     frozen_in = FLOAT32 if lora is None else width(policy.model.dtype, cpu=cpu)
     if not here or recipe.cluster.engines(1) or b != FLOAT32 or frozen_in != FLOAT32:
         return copied
