@@ -28,11 +28,11 @@ class Stub:
     python: str
     folder: Path
 
-    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Runs Python with `arguments` on the stub. environment: STUB_CAP and the like."""
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that put a Python on the stub."""
         libraries, caches = str(self.folder), self.folder.parent / "caches"
-        known = {name: value for name, value in os.environ.items() if name != WORKSPACE}
-        given = {
+        return {
             "LD_PRELOAD": str(self.folder / "libstub.so"),
             "LD_LIBRARY_PATH": libraries,
             "TRITON_LIBCUDA_PATH": libraries,
@@ -42,10 +42,13 @@ class Stub:
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
         }
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Runs Python with `arguments` on the stub. environment: STUB_CAP and the like."""
+        known = {name: value for name, value in os.environ.items() if name != WORKSPACE}
         command = [self.python, *arguments]
-        return subprocess.run(
-            command, env=known | given | environment, capture_output=True, text=True, check=False
-        )
+        variables = known | self.environment | environment
+        return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
 
     def ask(self, *arguments: str, **environment: str) -> Any:
         """The JSON on the last line that such a Python prints. Its failure is an AssertionError."""
@@ -59,7 +62,7 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # postgrad has to set it
 
 def build(python: str, to: Path) -> Stub:
     """Compiles the stub for the torch of `python` into the folder `to`."""
-    (to / "libraries").mkdir(parents=True)
+    (to / "libraries").mkdir(parents=True, exist_ok=True)
     packages = torch_of(python).parent
     include = next(packages.glob("nvidia/cu*/include/driver_types.h")).parent
     compiler = ["cc", "-fPIC", "-O1", "-Wall", "-Werror", f"-I{include}", f"-I{SOURCES}"]
@@ -67,7 +70,8 @@ def build(python: str, to: Path) -> Stub:
     for source in SOURCES.glob("*.c"):
         objects[source.stem] = to / f"{source.stem}.o"
         _output(*compiler, "-c", str(source), "-o", str(objects[source.stem]))
-    runtime = [objects[name] for name in ("memory", "runtime", "blas")]
+    apart = {name: objects.pop(name) for name in ("driver", "nvml")}
+    runtime = list(objects.values())
     torch = torch_of(python) / "lib"
     asked = _names(RUNTIME, *torch.glob("libtorch*.so"), torch / "libc10_cuda.so", undefined=True)
     triton = (packages / "triton" / "backends" / "nvidia" / "driver.c").read_text("utf-8")
@@ -75,13 +79,15 @@ def build(python: str, to: Path) -> Stub:
     of_driver |= {name for name in DRIVER.findall(triton) if not name.endswith("_t")}
     libraries = {
         "libstub.so": (runtime, asked - _names(RUNTIME, *runtime)),
-        "libcuda.so.1": ([objects["driver"]], of_driver - _names(DRIVER, objects["driver"])),
+        "libcuda.so.1": ([apart["driver"]], of_driver - _names(DRIVER, apart["driver"])),
+        "libnvidia-ml.so.1": ([apart["nvml"]], set[str]()),
     }
     for library, (parts, left_out) in libraries.items():
         rest = to / f"rest_of_{library}.c"
         rest.write_text(_rest(left_out), "utf-8")
         made = str(to / "libraries" / library)
         _output(*compiler, "-shared", *map(str, parts), str(rest), "-o", made)
+    (to / "libraries" / "libcuda.so").unlink(missing_ok=True)
     (to / "libraries" / "libcuda.so").symlink_to("libcuda.so.1")
     return Stub(python, to / "libraries")
 
@@ -122,5 +128,5 @@ def versions(python: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    stub = build(sys.argv[1], Path(sys.argv[2]).resolve())
-    print(f"LD_PRELOAD={stub.folder}/libstub.so LD_LIBRARY_PATH={stub.folder}")
+    variables = build(sys.argv[1], Path(sys.argv[2]).resolve()).environment
+    print(" ".join(f"{name}={value}" for name, value in variables.items()))

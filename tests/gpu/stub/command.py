@@ -4,7 +4,6 @@ device, as JSON by name; `error` is what it said where its exit status was not 0
 """
 
 import contextlib
-import ctypes
 import gc
 import io
 import json
@@ -15,31 +14,8 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
+from helpers.stub_device import counts, reset
 from postgrad.cli.main import main
-
-STUB = ctypes.CDLL(None)
-COUNTS = (  # struct stub_counts of native/stub.h
-    "launches",
-    "to_device",
-    "from_device",
-    "on_device",
-    "pageable",
-    "waits",
-    "allocations",
-    "bytes_to_device",
-    "bytes_from_device",
-    "held",
-    "peak",
-    "handles",
-    "late_handles",
-)
-
-
-def counts() -> dict[str, int]:
-    """Since the last stub_reset."""
-    numbers = (ctypes.c_long * len(COUNTS))()
-    STUB.stub_counts(numbers)
-    return dict(zip(COUNTS, numbers, strict=True))
 
 
 def told_of(arguments: list[str]) -> dict[str, Any]:
@@ -48,7 +24,7 @@ def told_of(arguments: list[str]) -> dict[str, Any]:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     counters.clear()
-    STUB.stub_reset()
+    reset()
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:

@@ -1,5 +1,5 @@
 /* cuBLAS: handles, what is asked of them, and products, which are counted. Without its prototypes:
-   the stub's products read no argument. */
+   the stub's products read their handle or stream and no other argument. */
 #include <stdlib.h>
 #include "stub.h"
 
@@ -21,9 +21,11 @@ int cublasCreate_v2(void **to)
     stub_counted.handles++;
     stub_counted.late_handles += !getenv("CUBLAS_WORKSPACE_CONFIG");
     stub_unlock();
-    return make(to);
+    return stub_unsafe("cublasCreate_v2") ? 1 : make(to); /* CUBLAS_STATUS_NOT_INITIALIZED */
 }
 int cublasDestroy_v2(void *handle) { return drop(handle); }
+int cublasSetStream_v2(void **handle, void *stream) { return *handle = stream, 0; }
+int cublasGetStream_v2(void **handle, void **to) { return *to = *handle, 0; }
 int cublasGetMathMode(void *handle, int *to) { return *to = 0; }
 int cublasGetPointerMode_v2(void *handle, int *to) { return *to = 0; }
 int cublasGetVersion_v2(void *handle, int *to) { return *to = 130100, 0; }
@@ -44,8 +46,16 @@ int cublasLtMatmulAlgoGetHeuristic(
     return *count = 1, 0;
 }
 
-#define PRODUCT(name) int name(void) { return stub_launch(), 0; }
-PRODUCT(cublasLtMatmul)
+int cublasLtMatmul(
+    void *handle, void *operation, void *alpha, void *a, void *of_a, void *b, void *of_b, void *beta,
+    void *c, void *of_c, void *d, void *of_d, void *algorithm, void *workspace, size_t bytes,
+    void *stream)
+{
+    return stub_launch(stream, "cublasLtMatmul") ? 13 : 0; /* CUBLAS_STATUS_EXECUTION_FAILED */
+}
+
+#define PRODUCT(name) \
+    int name(void **handle) { return stub_launch(*handle, #name) ? 13 : 0; }
 PRODUCT(cublasGemmEx)
 PRODUCT(cublasGemmStridedBatchedEx)
 PRODUCT(cublasSgemmEx)

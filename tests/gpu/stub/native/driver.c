@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <dlfcn.h>
+#include <string.h>
 #include <sys/mman.h>
 #include "stub.h"
 #undef cuDeviceGetUuid
@@ -13,7 +14,7 @@ static CUcontext context = (CUcontext)16;
 
 CUresult cuInit(unsigned flags) { return CUDA_SUCCESS; }
 CUresult cuDriverGetVersion(int *to) { return *to = 13000, CUDA_SUCCESS; }
-CUresult cuDeviceGetCount(int *to) { return *to = 1, CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int *to) { return *to = stub_devices(), CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice *to, int number) { return *to = number, CUDA_SUCCESS; }
 CUresult cuCtxGetCurrent(CUcontext *to) { return *to = context, CUDA_SUCCESS; }
 CUresult cuDevicePrimaryCtxRetain(CUcontext *to, CUdevice d) { return *to = context, CUDA_SUCCESS; }
@@ -27,18 +28,23 @@ CUresult cuDeviceGetAttribute(int *to, CUdevice_attribute attribute, CUdevice de
 }
 CUresult cuGetErrorString(CUresult error, const char **to)
 {
-    return *to = "an error of the stub", CUDA_SUCCESS;
+    return *to = stub_error(error, 1), CUDA_SUCCESS;
 }
 CUresult cuGetErrorName(CUresult error, const char **to)
 {
-    return *to = "CUDA_ERROR_UNKNOWN", CUDA_SUCCESS;
+    return *to = stub_error(error, 0), CUDA_SUCCESS;
 }
 
 /* Kernels: loaded, never run. Triton asks for registers and bytes that were spilled. */
-CUresult cuModuleLoadData(CUmodule *to, const void *image) { return *to = (CUmodule)16, CUDA_SUCCESS; }
+CUresult cuModuleLoadData(CUmodule *to, const void *image)
+{
+    *to = (CUmodule)16;
+    return stub_unsafe("cuModuleLoadData"); /* the errors of both libraries have the same numbers */
+}
 CUresult cuModuleGetFunction(CUfunction *to, CUmodule module, const char *name)
 {
-    return *to = (CUfunction)16, CUDA_SUCCESS;
+    *to = (CUfunction)strdup(name);
+    return CUDA_SUCCESS;
 }
 CUresult cuFuncGetAttribute(int *to, CUfunction_attribute attribute, CUfunction function)
 {
@@ -58,11 +64,11 @@ CUresult cuLaunchKernel(
     CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
     unsigned shared, CUstream stream, void **arguments, void **extra)
 {
-    return stub_launch(), CUDA_SUCCESS;
+    return stub_launch(stream, (const char *)f);
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig *how, CUfunction f, void **arguments, void **extra)
 {
-    return stub_launch(), CUDA_SUCCESS;
+    return stub_launch(how->hStream, (const char *)f);
 }
 CUresult cuPointerGetAttribute(void *to, CUpointer_attribute attribute, CUdeviceptr address)
 {
@@ -96,7 +102,7 @@ CUresult cuMemCreate(
     unsigned long long flags)
 {
     *to = bytes; /* a handle is how much it holds */
-    return stub_hold(bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return stub_hold(bytes, "cuMemCreate") ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
@@ -115,6 +121,43 @@ CUresult cuMemUnmap(CUdeviceptr start, size_t bytes)
     enum where where;
     stub_forget((void *)start, &where);
     return CUDA_SUCCESS;
+}
+
+CUresult cuMemSetAccess(
+    CUdeviceptr start, size_t bytes, const CUmemAccessDesc *of, size_t count)
+{
+    return CUDA_SUCCESS;
+}
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *to, size_t *bytes, CUdeviceptr address)
+{
+    void *start = NULL;
+    size_t length = stub_range((void *)address, &start);
+    if (to)
+        *to = (CUdeviceptr)start;
+    if (bytes)
+        *bytes = length;
+    return length ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+CUresult cuMemGetAddressRange(CUdeviceptr *to, size_t *bytes, CUdeviceptr address)
+{
+    return cuMemGetAddressRange_v2(to, bytes, address);
+}
+
+/* Memory is of this process alone. */
+CUresult cuMemExportToShareableHandle(
+    void *to, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+    unsigned long long flags)
+{
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+CUresult cuMemImportFromShareableHandle(
+    CUmemGenericAllocationHandle *to, void *of_other, CUmemAllocationHandleType type)
+{
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *to, void *address)
+{
+    return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 static int nothing(void) { return 0; }

@@ -3,7 +3,6 @@
    is zeros: the results of kernels that never ran, the same in every run. */
 #define _GNU_SOURCE
 #include <cuda_runtime_api.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -17,33 +16,6 @@ struct range {
 
 static struct range *ranges; /* ordered by start */
 static size_t used, room;
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-struct stub_counts stub_counted;
-
-void stub_lock(void) { pthread_mutex_lock(&mutex); }
-void stub_unlock(void) { pthread_mutex_unlock(&mutex); }
-
-void stub_counts(struct stub_counts *to)
-{
-    stub_lock();
-    *to = stub_counted;
-    stub_unlock();
-}
-
-void stub_reset(void)
-{
-    stub_lock();
-    long held = stub_counted.held;
-    memset(&stub_counted, 0, sizeof stub_counted);
-    stub_counted.held = stub_counted.peak = held;
-    stub_unlock();
-}
-
-size_t stub_memory(void)
-{
-    const char *gigabytes = getenv("STUB_MEM");
-    return (size_t)((gigabytes ? atof(gigabytes) : 80.0) * (1 << 30));
-}
 
 void *stub_reserve(size_t bytes)
 {
@@ -64,27 +36,6 @@ static size_t after(const void *address)
             low = middle + 1;
     }
     return low;
-}
-
-int stub_hold(size_t bytes)
-{
-    stub_lock();
-    int fits = stub_counted.held + bytes <= stub_memory();
-    if (fits) {
-        stub_counted.held += bytes;
-        if (stub_counted.held > stub_counted.peak)
-            stub_counted.peak = stub_counted.held;
-    }
-    stub_counted.allocations++;
-    stub_unlock();
-    return fits;
-}
-
-void stub_release(size_t bytes)
-{
-    stub_lock();
-    stub_counted.held -= bytes;
-    stub_unlock();
 }
 
 void stub_remember(void *start, size_t bytes, enum where where)
@@ -128,31 +79,33 @@ enum where stub_where(const void *address)
     return where;
 }
 
-cudaError_t cudaMalloc(void **to, size_t bytes)
+size_t stub_range(const void *address, void **start)
+{
+    stub_lock();
+    size_t place = after(address), bytes = 0;
+    if (place && (const char *)address < ranges[place - 1].start + ranges[place - 1].bytes) {
+        *start = ranges[place - 1].start;
+        bytes = ranges[place - 1].bytes;
+    }
+    stub_unlock();
+    return bytes;
+}
+
+static int allocate(void **to, size_t bytes, const char *name)
 {
     *to = NULL;
-    if (!stub_hold(bytes))
-        return cudaErrorMemoryAllocation;
+    if (!stub_hold(bytes, name))
+        return stub_failed(cudaErrorMemoryAllocation);
     *to = stub_reserve(bytes);
     if (!*to) {
         stub_release(bytes);
-        return cudaErrorMemoryAllocation;
+        return stub_failed(cudaErrorMemoryAllocation);
     }
     stub_remember(*to, bytes, ON_DEVICE);
     return cudaSuccess;
 }
 
-cudaError_t cudaHostAlloc(void **to, size_t bytes, unsigned flags)
-{
-    int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    *to = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, how, -1, 0);
-    if (*to == MAP_FAILED)
-        return cudaErrorMemoryAllocation;
-    stub_remember(*to, bytes, PINNED);
-    return cudaSuccess;
-}
-
-cudaError_t cudaFree(void *start)
+static int release(void *start)
 {
     enum where where = NOWHERE;
     size_t bytes = stub_forget(start, &where);
@@ -163,14 +116,48 @@ cudaError_t cudaFree(void *start)
     return cudaSuccess;
 }
 
-cudaError_t cudaFreeHost(void *start) { return cudaFree(start); }
-cudaError_t cudaMallocAsync(void **to, size_t bytes, cudaStream_t s) { return cudaMalloc(to, bytes); }
-cudaError_t cudaFreeAsync(void *start, cudaStream_t stream) { return cudaFree(start); }
+cudaError_t cudaMalloc(void **to, size_t bytes)
+{
+    int refused = stub_unsafe("cudaMalloc");
+    return refused ? refused : allocate(to, bytes, "cudaMalloc");
+}
+
+cudaError_t cudaFree(void *start)
+{
+    int refused = start ? stub_unsafe("cudaFree") : cudaSuccess;
+    return refused ? refused : release(start);
+}
+
+cudaError_t cudaHostAlloc(void **to, size_t bytes, unsigned flags)
+{
+    int refused = stub_unsafe("cudaHostAlloc"), how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    if (refused)
+        return refused;
+    *to = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, how, -1, 0);
+    if (*to == MAP_FAILED)
+        return stub_failed(cudaErrorMemoryAllocation);
+    stub_remember(*to, bytes, PINNED);
+    return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void *start)
+{
+    int refused = stub_unsafe("cudaFreeHost");
+    return refused ? refused : release(start);
+}
+
+cudaError_t cudaMallocAsync(void **to, size_t bytes, cudaStream_t stream)
+{
+    return allocate(to, bytes, "cudaMallocAsync");
+}
+cudaError_t cudaFreeAsync(void *start, cudaStream_t stream) { return release(start); }
 
 cudaError_t cudaHostRegister(void *start, size_t bytes, unsigned flags)
 {
-    stub_remember(start, bytes, PINNED);
-    return cudaSuccess;
+    int refused = stub_unsafe("cudaHostRegister");
+    if (!refused)
+        stub_remember(start, bytes, PINNED);
+    return refused;
 }
 
 cudaError_t cudaHostUnregister(void *start)
@@ -183,7 +170,7 @@ cudaError_t cudaHostUnregister(void *start)
 cudaError_t cudaMemGetInfo(size_t *left, size_t *total)
 {
     *total = stub_memory();
-    *left = *total - stub_counted.held;
+    *left = stub_left();
     return cudaSuccess;
 }
 
@@ -199,66 +186,99 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *to, const voi
     return cudaSuccess;
 }
 
-static void copy(void *to, const void *from, size_t bytes)
+static void count(enum where target, enum where source, long bytes, const char *name)
 {
-    enum where target = stub_where(to), source = stub_where(from);
-    if (source == ON_DEVICE && target != ON_DEVICE)
-        memset(to, 0, bytes);
-    else if (source != ON_DEVICE && target != ON_DEVICE)
-        memmove(to, from, bytes);
+    int to_device = target == ON_DEVICE, from_device = source == ON_DEVICE;
+    int pageable = to_device != from_device && (target == NOWHERE || source == NOWHERE);
     stub_lock();
-    if (source == ON_DEVICE && target == ON_DEVICE) {
+    if (to_device && from_device) {
         stub_counted.on_device++;
-    } else if (target == ON_DEVICE) {
+    } else if (to_device) {
         stub_counted.to_device++;
         stub_counted.bytes_to_device += bytes;
-        stub_counted.pageable += source == NOWHERE;
-    } else if (source == ON_DEVICE) {
+        stub_counted.pageable += pageable;
+    } else if (from_device) {
         stub_counted.from_device++;
         stub_counted.bytes_from_device += bytes;
+        stub_counted.pageable_from_device += pageable;
     }
     stub_unlock();
+    if (to_device != from_device)
+        stub_report(to_device ? TO_DEVICE : FROM_DEVICE, bytes, name);
+    if (pageable)
+        stub_report(PAGEABLE, bytes, name);
+}
+
+/* Rows of `width` bytes that lie so far apart. */
+struct plane {
+    char *start;
+    size_t pitch;
+};
+
+static int copy(
+    struct plane to, struct plane from, size_t width, size_t height, void *stream, const char *name)
+{
+    enum where target = stub_where(to.start), source = stub_where(from.start);
+    int captured;
+    if (stub_capturing(stream) && (target == NOWHERE || source == NOWHERE))
+        return stub_refuse(stream, name); /* the graph cannot hold memory that is not pinned */
+    int error = stub_work(stream, 1, name, &captured);
+    if (captured)
+        return error;
+    for (size_t row = 0; row < height && target != ON_DEVICE; row++) {
+        char *start = to.start + row * to.pitch;
+        if (source == ON_DEVICE)
+            memset(start, 0, width);
+        else
+            memmove(start, from.start + row * from.pitch, width);
+    }
+    count(target, source, width * height, name);
+    return cudaSuccess;
+}
+
+static int copy_flat(void *to, const void *from, size_t bytes, void *stream, const char *name)
+{
+    return copy((struct plane){to}, (struct plane){(char *)from}, bytes, 1, stream, name);
 }
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
 {
-    stub_wait();
-    copy(to, from, bytes);
-    return cudaSuccess;
+    int refused = stub_unsafe("cudaMemcpy");
+    if (refused)
+        return refused;
+    stub_wait("cudaMemcpy");
+    return copy_flat(to, from, bytes, NULL, "cudaMemcpy");
 }
 
 cudaError_t cudaMemcpyAsync(
     void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
 {
-    copy(to, from, bytes);
-    return cudaSuccess;
+    return copy_flat(to, from, bytes, stream, "cudaMemcpyAsync");
 }
 
 cudaError_t cudaMemcpyPeerAsync(
     void *to, int device, const void *from, int other, size_t bytes, cudaStream_t stream)
 {
-    copy(to, from, bytes);
-    return cudaSuccess;
+    return copy_flat(to, from, bytes, stream, "cudaMemcpyPeerAsync");
 }
 
 cudaError_t cudaMemcpy2DAsync(
     void *to, size_t pitch, const void *from, size_t other, size_t width, size_t height,
     enum cudaMemcpyKind kind, cudaStream_t stream)
 {
-    for (size_t row = 0; row < height; row++)
-        copy((char *)to + row * pitch, (const char *)from + row * other, width);
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemset(void *to, int value, size_t bytes)
-{
-    stub_launch();
-    if (stub_where(to) != ON_DEVICE)
-        memset(to, value, bytes);
-    return cudaSuccess;
+    struct plane target = {to, pitch}, source = {(char *)from, other};
+    return copy(target, source, width, height, stream, "cudaMemcpy2DAsync");
 }
 
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream)
 {
-    return cudaMemset(to, value, bytes);
+    if (stub_where(to) != ON_DEVICE && !stub_capturing(stream))
+        memset(to, value, bytes);
+    return stub_launch(stream, "memset");
+}
+
+cudaError_t cudaMemset(void *to, int value, size_t bytes)
+{
+    int refused = stub_unsafe("cudaMemset");
+    return refused ? refused : cudaMemsetAsync(to, value, bytes, NULL);
 }

@@ -7,15 +7,26 @@
 #include <string.h>
 #include "stub.h"
 #undef cudaGetDeviceProperties
+#undef cudaLaunchKernel
 
 #define CUDA_VERSION_TOLD 13000
 
 static __thread int current;
 
-static int devices(void)
+int stub_devices(void)
 {
     const char *count = getenv("STUB_DEVICES");
     return count ? atoi(count) : 1;
+}
+
+/* How many of them CUDA_VISIBLE_DEVICES leaves. */
+static int visible(void)
+{
+    const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    int listed = list && *list && *list != '-';
+    for (const char *each = list; listed && *each; each++)
+        listed += *each == ',';
+    return !list || listed > stub_devices() ? stub_devices() : listed;
 }
 
 static int capability(int part)
@@ -30,24 +41,32 @@ static int capability(int part)
 int stub_major(void) { return capability(0); }
 int stub_minor(void) { return capability(1); }
 
-void stub_launch(void)
+static __thread int last_error;
+
+int stub_failed(int error)
 {
-    stub_lock();
-    stub_counted.launches++;
-    stub_unlock();
+    if (error)
+        last_error = error;
+    return error;
+}
+cudaError_t cudaPeekAtLastError(void) { return last_error; }
+cudaError_t cudaGetLastError(void)
+{
+    int error = last_error;
+    last_error = cudaSuccess;
+    return error;
 }
 
-void stub_wait(void)
+int stub_launch(void *stream, const char *name)
 {
-    stub_lock();
-    stub_counted.waits++;
-    stub_unlock();
-}
-
-void stub_left_out(const char *name)
-{
-    if (getenv("STUB_TELL"))
-        fprintf(stderr, "stub: %s does nothing\n", name);
+    int captured, error = stub_work(stream, 1, name, &captured);
+    if (!captured) {
+        stub_lock();
+        stub_counted.launches++;
+        stub_unlock();
+        stub_report(LAUNCH, 0, name);
+    }
+    return error;
 }
 
 /* Bytes of shared memory that a block may ask for, and multiprocessors: A100, RTX 4090, H100. */
@@ -92,7 +111,7 @@ int stub_attribute(int attribute)
     }
 }
 
-cudaError_t cudaGetDeviceCount(int *to) { return *to = devices(), cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int *to) { return *to = visible(), cudaSuccess; }
 cudaError_t cudaGetDevice(int *to) { return *to = current, cudaSuccess; }
 cudaError_t cudaSetDevice(int device) { return current = device, cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int *to) { return *to = CUDA_VERSION_TOLD, cudaSuccess; }
@@ -136,59 +155,48 @@ cudaError_t cudaDeviceGetPCIBusId(char *to, int length, int device)
 }
 
 cudaError_t cudaDeviceCanAccessPeer(int *to, int one, int other) { return *to = 0, cudaSuccess; }
-cudaError_t cudaDeviceSynchronize(void) { return stub_wait(), cudaSuccess; }
 
-const char *cudaGetErrorString(cudaError_t error)
-{
-    return error == cudaErrorMemoryAllocation ? "out of memory" : "an error of the stub";
-}
+static const struct {
+    int number;
+    const char *name, *text;
+} errors[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorIllegalState, "cudaErrorIllegalState",
+     "the operation cannot be performed in the present state"},
+    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
+    {cudaErrorStreamCaptureMerge, "cudaErrorStreamCaptureMerge",
+     "operation would result in a merge of separate capture sequences"},
+    {cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched",
+     "capture was not ended in the same stream as it began"},
+    {cudaErrorStreamCaptureUnjoined, "cudaErrorStreamCaptureUnjoined",
+     "capturing stream has unjoined work"},
+    {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",
+     "dependency created on uncaptured work in another stream"},
+    {cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",
+     "operation would make the legacy stream depend on a capturing blocking stream"},
+    {cudaErrorCapturedEvent, "cudaErrorCapturedEvent",
+     "operation not permitted on an event last recorded in a capturing stream"},
+    {cudaErrorStreamCaptureWrongThread, "cudaErrorStreamCaptureWrongThread",
+     "attempt to terminate a thread-local capture sequence from another thread"},
+};
 
-const char *cudaGetErrorName(cudaError_t error)
+const char *stub_error(int error, int text)
 {
-    return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorUnknown";
+    for (size_t number = 0; number < sizeof errors / sizeof *errors; number++)
+        if (errors[number].number == error)
+            return text ? errors[number].text : errors[number].name;
+    return text ? "an error of the stub" : "cudaErrorUnknown";
 }
-
-/* Streams and events are numbers: everything is done at once. */
-static void *another(void)
-{
-    static long last = 0x1000;
-    return (void *)__sync_add_and_fetch(&last, 16);
-}
-
-cudaError_t cudaStreamCreate(cudaStream_t *to) { return *to = another(), cudaSuccess; }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *to, unsigned f) { return cudaStreamCreate(to); }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *to, unsigned flags, int priority)
-{
-    return cudaStreamCreate(to);
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return stub_wait(), cudaSuccess; }
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *to) { return *to = 0, cudaSuccess; }
+const char *cudaGetErrorString(cudaError_t error) { return stub_error(error, 1); }
+const char *cudaGetErrorName(cudaError_t error) { return stub_error(error, 0); }
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 {
     return *least = 0, *greatest = -5, cudaSuccess;
-}
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *to)
-{
-    return *to = cudaStreamCaptureStatusNone, cudaSuccess;
-}
-#undef cudaStreamGetCaptureInfo
-cudaError_t cudaStreamGetCaptureInfo(
-    cudaStream_t stream, enum cudaStreamCaptureStatus *to, unsigned long long *id, cudaGraph_t *g,
-    const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges, size_t *count)
-{
-    *to = cudaStreamCaptureStatusNone;
-    if (id)
-        *id = 0;
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventCreate(cudaEvent_t *to) { return *to = another(), cudaSuccess; }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *to, unsigned flags) { return cudaEventCreate(to); }
-cudaError_t cudaEventSynchronize(cudaEvent_t event) { return stub_wait(), cudaSuccess; }
-#undef cudaEventElapsedTime
-cudaError_t cudaEventElapsedTime(float *to, cudaEvent_t start, cudaEvent_t end)
-{
-    return *to = 1.0f, cudaSuccess;
 }
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *to, const void *kernel)
@@ -230,6 +238,13 @@ static char symbol[1 << 20];
 cudaError_t cudaGetSymbolAddress(void **to, const void *name) { return *to = symbol, cudaSuccess; }
 
 /* What compilers put around kernels: registration, and the launch behind <<<...>>>. */
+static struct kernel {
+    const void *function;
+    const char *name;
+} *kernels;
+static size_t registered, room;
+static int sorted;
+
 void **__cudaRegisterFatBinary(void *binary)
 {
     static void *handle;
@@ -237,26 +252,75 @@ void **__cudaRegisterFatBinary(void *binary)
 }
 void __cudaRegisterFatBinaryEnd(void **handle) {}
 void __cudaUnregisterFatBinary(void **handle) {}
-void __cudaRegisterFunction(void) {}
 void __cudaRegisterVar(void) {}
 char __cudaInitModule(void **handle) { return 1; }
-unsigned __cudaPushCallConfiguration(void) { return 0; }
+void __cudaRegisterFunction(
+    void **handle, const char *function, char *of_device, const char *name, int threads, void *tid,
+    void *bid, void *block, void *grid, int *warp)
+{
+    stub_lock();
+    if (registered == room) {
+        room = room ? 2 * room : 1 << 14;
+        kernels = realloc(kernels, room * sizeof *kernels);
+        if (!kernels)
+            abort();
+    }
+    kernels[registered++] = (struct kernel){function, name};
+    sorted = 0;
+    stub_unlock();
+}
+
+static int order(const void *one, const void *other)
+{
+    const char *a = ((struct kernel *)one)->function, *b = ((struct kernel *)other)->function;
+    return a < b ? -1 : a > b;
+}
+
+const char *stub_kernel(const void *function)
+{
+    struct kernel wanted = {function, NULL};
+    stub_lock();
+    if (!sorted)
+        qsort(kernels, registered, sizeof *kernels, order);
+    sorted = 1;
+    struct kernel *found = bsearch(&wanted, kernels, registered, sizeof *kernels, order);
+    stub_unlock();
+    return found ? found->name : "a kernel";
+}
+
+static __thread struct {
+    dim3 grid, block;
+    size_t shared;
+    cudaStream_t stream;
+} next;
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, cudaStream_t stream)
+{
+    next.grid = grid;
+    next.block = block;
+    next.shared = shared;
+    next.stream = stream;
+    return 0;
+}
 int __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream)
 {
-    *grid = *block = (dim3){1, 1, 1};
-    *shared = 0;
-    *(void **)stream = NULL;
+    *grid = next.grid;
+    *block = next.block;
+    *shared = next.shared;
+    *(cudaStream_t *)stream = next.stream;
     return 0;
 }
 int __cudaGetKernel(void **to, const void *function) { return *to = (void *)function, 0; }
-int __cudaLaunchKernel(void) { return stub_launch(), 0; }
-#undef cudaLaunchKernel
 cudaError_t cudaLaunchKernel(
     const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, cudaStream_t stream)
 {
-    return stub_launch(), cudaSuccess;
+    return stub_launch(stream, stub_kernel(kernel));
+}
+int __cudaLaunchKernel(
+    void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, cudaStream_t stream)
+{
+    return stub_launch(stream, stub_kernel(kernel));
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *how, const void *kernel, void **arguments)
 {
-    return stub_launch(), cudaSuccess;
+    return stub_launch(how->stream, stub_kernel(kernel));
 }
