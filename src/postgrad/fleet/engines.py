@@ -78,11 +78,11 @@ def build_engine(
 
     sequences: how many are sampled at once; max_len: tokens of the longest. logs: see
     rollout.vllm.start. borrows: see LocalEngine. policy: the model that is trained, where it is in
-    this process; of one in four bits the built-in engine reads the very weights and adapter.
+    this process: the built-in engine may read its weights, see shares_weights.
     """
     sizes = {"sequences": sequences, "max_len": max_len}
     if settings.type == "local":
-        shared = policy if policy is not None and in_four_bits(policy) else None
+        shared = policy if policy is not None and shares_weights(policy, choices) else None
         return _local(settings, path, choices, **sizes, borrows=borrows, shared=shared)
     if settings.type == "vllm":
         return _vllm(settings, path, choices, stack, logs, **sizes)
@@ -90,6 +90,16 @@ def build_engine(
     server = OpenAIEngine(settings.openai, model, load_tokenizer(path))
     stack.callback(server.close)
     return server, choices
+
+
+def shares_weights(policy: nn.Module, choices: Choices) -> bool:
+    """Whether the built-in engine reads a policy's weights where they are, without a copy: those in
+    four bits with their adapter, and on a GPU those of a whole model in the engine's dtype.
+    """
+    if in_four_bits(policy):
+        return True
+    trains_whole = all(parameter.requires_grad for parameter in policy.parameters())
+    return trains_whole and choices.device == "cuda" and choices.rollout_dtype == choices.dtype
 
 
 def _local(

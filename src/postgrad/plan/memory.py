@@ -204,20 +204,33 @@ def _engine_weights(
     """Bytes of the engine's copy of the policy's weights. Where both are float32 in one process,
     the first publish replaces the copy by the policy's matrices (LocalEngine's `borrows`). What
     stays are matrices that products read side by side, and those that an adapter is merged into.
-    Of a policy in four bits the engine reads the weights themselves.
     """
     shape, lora = policy.shape, policy.model.lora
     copied = always(shape.parameters() * b)
-    here = rollout.type == "local" and recipe.learner.ranks == 1
-    if here and not recipe.cluster.engines(1) and policy.model.quantize != "none":
+    if shares_weights(recipe, policy, cpu=cpu):
         return {}
     frozen_in = FLOAT32 if lora is None else width(policy.model.dtype, cpu=cpu)
-    if not here or recipe.cluster.engines(1) or b != FLOAT32 or frozen_in != FLOAT32:
+    if not _samples_here(recipe, rollout) or b != FLOAT32 or frozen_in != FLOAT32:
         return copied
     outputs = shape.query_size + 2 * shape.key_size + 2 * shape.intermediate_size
     joined = shape.hidden_size * outputs if shape.model_type in LLAMA_TYPES else 0
     merged = sum(m * k for m, k in adapted_layers(shape, lora)) if lora is not None else 0
     return {**always(shape.layers * max(joined, merged) * b), "load": copied["load"]}
+
+
+def shares_weights(recipe: Recipe, policy: PlannedRole, *, cpu: bool) -> bool:
+    """Whether the engine has no weights of its own (fleet.engines.shares_weights)."""
+    rollout = recipe.rollout_settings
+    if rollout is None or not _samples_here(recipe, rollout):
+        return False
+    alike = engine_width(rollout, policy, cpu=cpu) == width(policy.model.dtype, cpu=cpu)
+    return policy.model.quantize != "none" or (policy.model.lora is None and alike and not cpu)
+
+
+def _samples_here(recipe: Recipe, rollout: RolloutSettings) -> bool:
+    """Whether the engine is in the policy's process."""
+    alone = rollout.type == "local" and recipe.learner.ranks == 1
+    return alone and not recipe.cluster.engines(1)
 
 
 def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> Iterator[MemoryLine]:
