@@ -118,7 +118,7 @@ def test_every_role_that_a_fleet_loads_is_loaded_by_the_fleet_of_the_rank(
     site: FakeSite, models: Callable[[int], str], reward_model: str
 ) -> None:
     fleet, group = fleet_on(site)
-    loads = methods_of(Fleet).keys() - {"release", "engine", "reward_model"}
+    loads = methods_of(Fleet).keys() - {"release", "rest", "engine", "reward_model"}
     assert loads == LOADERS.keys()
     for method, (name, kind) in LOADERS.items():
         path = reward_model if method == "frozen_reward_model" else models(0)

@@ -1,4 +1,5 @@
 """A Python that speaks like a process with vLLM and has none: what it does is in its name.
+"fails_at_wake_kv_cache" fails at the first message of that name, and so on.
 
 It answers a prompt with its own tokens and the seed's last digit, each with logprob -0.5. Its
 weights are a number: the version that it was sent last, added to every logprob that it scores.
@@ -36,6 +37,7 @@ if behaviour == "computes_long":
     while time.process_time() - began < 1.0:
         pass
 tell({"ready": {"vllm": "0.0", "cache_tokens": 1}})
+asleep = set()
 weights, stale = 0, behaviour == "stale" or (behaviour == "second_stale" and "1" in sys.argv)
 for line in sys.stdin:
     message = json.loads(line)
@@ -50,6 +52,15 @@ for line in sys.stdin:
                       versions=[[weights, len(tokens)]]))
         continue
     value = None
+    if behaviour == "_".join(["fails_at", message["do"], *filter(None, [message.get("part")])]):
+        tell({"failed": "RuntimeError: CUDA error: out of memory"})
+        raise SystemExit(1)
+    if message["do"] == "sleep":
+        asleep = {"weights", "kv_cache"}
+        value = behaviour != "stays_awake"
+    if message["do"] == "wake":
+        asleep.discard(message["part"])
+        value = bool(asleep) or behaviour == "stays_asleep"
     if message["do"] == "score":
         value = [[0.0] + [-1.0 - weights] * (len(one) - 1) for one in message["sequences"]]
     if message["do"] == "finish_weights" and not stale:

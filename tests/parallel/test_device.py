@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from postgrad.core.errors import RunError
-from postgrad.parallel.device import Placement, apply, choose, compute_dtype
+from postgrad.parallel.device import (
+    ALLOCATOR,
+    Placement,
+    apply,
+    choose,
+    compute_dtype,
+    give_back,
+    without_expandable,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +109,48 @@ def test_auto_is_bfloat16_on_cuda_and_float32_elsewhere() -> None:
 def test_new_tensors_of_a_deterministic_run_are_not_written_twice() -> None:
     apply(Placement("cpu", 1, True))
     assert not torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("stated", [None, *ALLOCATOR])
+def test_segments_of_a_gpu_grow_and_shrink_unless_the_user_says_how(
+    stated: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ALLOCATOR:
+        monkeypatch.setenv(name, "")  # put back at the end, whatever is set below
+        monkeypatch.delenv(name)
+    if stated:
+        monkeypatch.setenv(stated, "max_split_size_mb:64")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    apply(Placement("cuda", 1, True))
+    found = {name: os.environ[name] for name in ALLOCATOR if name in os.environ}
+    ours = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert found == ({stated: "max_split_size_mb:64"} if stated else ours)
+
+
+def test_a_run_on_a_cpu_leaves_the_allocator_of_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    apply(Placement("cpu", 1, True))
+    assert not any(name in os.environ for name in ALLOCATOR)
+
+
+@pytest.mark.parametrize(("device", "times"), [("cpu", 0), ("cuda", 1)])
+def test_only_a_gpu_has_memory_to_give_back(
+    device: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    give_back(torch.device(device))
+    assert len(emptied) == times
+
+
+def test_expandable_segments_are_taken_out_and_all_else_stays() -> None:
+    powers = "roundup_power2_divisions:[256:1,512:2]"
+    environment = {
+        "PYTORCH_ALLOC_CONF": f"{powers},expandable_segments:True",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "HOME": "/root",
+    }
+    left = without_expandable(environment)
+    assert left == {"PYTORCH_ALLOC_CONF": powers, "HOME": "/root"}
+    assert without_expandable(left) == left

@@ -101,7 +101,8 @@ def test_what_is_measured_of_a_step_is_its_median_without_the_first(
     recipe = make_recipe("sft")
     metrics = [{"train_seconds": s, "train_memory_bytes": 7} for s in (9.0, 1.0, 2.0, 6.0)]
     of = foreseen.Foreseen({"train": 1.5}, {"train": 5, "load": 3})
-    assert of.beside(recipe, metrics, {"load": 4, "train": 8}) == {
+    peaks = {"load_memory_bytes": 4, "train_memory_bytes": 8}
+    assert of.beside(recipe, metrics, peaks) == {
         "load": {"foreseen_memory_bytes": 3, "memory_bytes": 4},
         "train": {
             "foreseen_seconds": 1.5,
@@ -110,3 +111,11 @@ def test_what_is_measured_of_a_step_is_its_median_without_the_first(
             "memory_bytes": 8,
         },
     }
+
+
+def test_on_a_gpu_the_reserved_bytes_are_beside_the_plans(make_recipe: MakeRecipe) -> None:
+    of = foreseen.Foreseen({}, {"train": 5})
+    metrics = [{"train_seconds": 1.0, "train_memory_bytes": 7, "train_reserved_bytes": 9}]
+    peaks = {"train_memory_bytes": 7, "train_reserved_bytes": 11}
+    beside = of.beside(make_recipe("sft"), metrics, peaks)
+    assert beside["train"]["memory_bytes"] == 11

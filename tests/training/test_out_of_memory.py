@@ -12,26 +12,46 @@ import torch
 from helpers.runs import assert_same_run
 from helpers.tiny_runs import MakeRecipe
 from postgrad.cli.main import main
+from postgrad.core.errors import RunError
 from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.role import Learner
 from postgrad.observe.console import Console
+from postgrad.parallel.device import ALLOCATOR
 from postgrad.rollout.source import LiveSource
 from postgrad.training import memory
 from postgrad.training.memory import OutOfMemory, ran_out
+from postgrad.training.peaks import Refusal
 from postgrad.training.rl import RLJob
 from postgrad.training.start import train
 
 REFUSED = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
 
 
-def fail_at(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, call: int) -> None:
+# As torch 2.11 and 2.13 say it.
+REFUSED_BY_GPU = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.15 GiB of "
+    "which 1.00 GiB is free. Including non-PyTorch memory, this process has 78.15 GiB memory in "
+    "use. Of the allocated memory 70.25 GiB is allocated by PyTorch, and 6.50 GiB is reserved by "
+    "PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+    "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
+    "Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html)"
+)
+
+
+def fail_at(
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type,
+    name: str,
+    call: int,
+    error: BaseException | None = None,
+) -> None:
     """The call of that number is refused memory."""
     whole, calls = getattr(kind, name), [0]
 
     def method(self: Any, *args: Any, **named: Any) -> Any:
         calls[0] += 1
         if calls[0] == call:
-            raise RuntimeError(REFUSED)
+            raise error or RuntimeError(REFUSED)
         return whole(self, *args, **named)
 
     monkeypatch.setattr(kind, name, method)
@@ -136,3 +156,45 @@ def test_without_a_plan_the_ways_out_are_named_in_general(
     fail_at(monkeypatch, Learner, "update", 1)
     with pytest.raises(OutOfMemory, match=r"smaller batch\.micro_train_tokens"):
         train(make_recipe("sft"), console)
+
+
+def test_a_gpu_that_has_no_memory_says_what_was_reserved_and_fragmented(
+    make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    recipe = make_recipe("sft")
+    fail_at(monkeypatch, Learner, "update", 1, torch.OutOfMemoryError(REFUSED_BY_GPU))
+    with pytest.raises(OutOfMemory) as found:
+        train(recipe, console)
+    text = str(found.value)
+    assert "CUDA out of memory: torch had reserved 82.41 GB: 75.43 GB allocated" in text
+    assert "6.98 GB fragmented" in text
+    assert "1.07 GB of the GPU were free and 2.68 GB asked for" in text
+    assert "set PYTORCH_ALLOC_CONF=expandable_segments:True" in text
+    assert "postgrad resume" in text
+    events = (Path(recipe.run_dir) / "events.jsonl").read_text("utf-8").splitlines()
+    (event,) = (e for e in map(json.loads, events) if e["event"] == "out_of_memory")
+    assert event["fragmented"] == int(6.5 * 2**30)
+    assert event["allocated"] == int(70.25 * 2**30)
+
+
+def test_a_setting_is_advised_only_where_it_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ALLOCATOR[0], "max_split_size_mb:512")
+    monkeypatch.delenv(ALLOCATOR[1], raising=False)
+    roomy = Refusal(asked=100, free=30, allocated=800, fragmented=80)
+    assert f"{ALLOCATOR[0]}=max_split_size_mb:512,expandable_segments:True" in roomy.told()
+    full = Refusal(asked=100, free=30, allocated=860, fragmented=20)
+    assert "set " not in full.told()
+    monkeypatch.setenv(ALLOCATOR[0], "expandable_segments:True")
+    assert "set " not in roomy.told()
+
+
+def test_what_a_rank_says_of_its_gpu_is_read_where_it_arrives() -> None:
+    arrived = RunError("rank 3 failed")
+    arrived.__cause__ = torch.OutOfMemoryError(REFUSED_BY_GPU)
+    refusal = Refusal.of(arrived)
+    assert refusal is not None
+    assert refusal.free == 2**30
+    assert Refusal.of(MemoryError("no room")) is None
+    assert Refusal.of(None) is None

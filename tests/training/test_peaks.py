@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postgrad.training import peaks
-from postgrad.training.peaks import Peaks, Resident, gauge_for
+from postgrad.training.peaks import Peaks, Resident, gauges_for
 
 
 class Tank:
     """A gauge whose level the test sets."""
+
+    column = "memory_bytes"
 
     def __init__(self) -> None:
         self.level = self.most = 0
@@ -29,6 +31,45 @@ class Tank:
 
     def restart(self) -> None:
         self.most = self.level
+
+
+class Pages(Tank):
+    """A gauge of the same device that counts in pages of 64, and whose peak the tank's reset
+    begins anew, as torch does it.
+    """
+
+    column = "reserved_bytes"
+
+    def __init__(self, tank: Tank) -> None:
+        super().__init__()
+        self._tank = tank
+
+    def held(self) -> int:
+        return -(-self._tank.level // 64) * 64
+
+    def peak(self) -> int:
+        return -(-self._tank.most // 64) * 64
+
+    def restart(self) -> None:
+        self._tank.restart()
+
+
+def test_each_gauge_of_a_device_has_a_column_of_its_own() -> None:
+    tank = Tank()
+    found = Peaks(tank, Pages(tank))
+    tank.fill(10)
+    found.set_baseline()
+    with found.within("sample"):
+        tank.fill(100)
+        with found.within("sample/decode"):
+            tank.fill(70)
+    assert found.baseline == 10
+    assert found.take_step() == {
+        "sample_memory_bytes": 90,
+        "sample_reserved_bytes": 64,  # of two pages, the first was there before
+        "sample/decode_memory_bytes": 90,
+        "sample/decode_reserved_bytes": 64,
+    }
 
 
 @given(st.lists(st.integers(0, 100), min_size=4, max_size=4))
@@ -57,7 +98,7 @@ def test_a_span_has_the_most_within_it_and_not_of_its_neighbours(
         "whole_memory_bytes": max(first, between, second) - 10,
     }
     assert found.take_step() == {}
-    assert found.total["whole"] == max(first, between, second) - 10
+    assert found.total["whole_memory_bytes"] == max(first, between, second) - 10
 
 
 def test_what_was_held_before_the_baseline_is_not_the_runs() -> None:
@@ -90,10 +131,10 @@ def test_a_span_that_is_raised_leaves_the_others_right() -> None:
 
 
 def test_resident_memory_of_this_process_is_measured_phase_by_phase() -> None:
-    gauge = gauge_for("cpu")
-    if gauge is None:
+    gauges = gauges_for("cpu")
+    if not gauges:
         pytest.skip("this system does not say what a process holds at most")
-    found = Peaks(gauge)
+    found = Peaks(*gauges)
     found.set_baseline()
     with found.within("large"):
         np.ones(60_000_000, np.uint8)
@@ -114,8 +155,8 @@ def test_where_the_system_does_not_tell_nothing_is_said(
         status.write_text(text)
     monkeypatch.setattr(peaks, "STATUS", status)
     monkeypatch.setattr(peaks, "FORGET", tmp_path / "none" / "clear_refs")
-    assert gauge_for("cpu") is None
-    silent = Peaks(gauge_for("cpu"))
+    assert gauges_for("cpu") == ()
+    silent = Peaks(*gauges_for("cpu"))
     silent.set_baseline()
     with silent.within("load"):
         pass

@@ -3,11 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.process import done
+from postgrad.core.ragged import Ragged
+from postgrad.fleet.local import LocalFleet
 from postgrad.observe.console import Console
 from postgrad.rollout.local.engine import LocalEngine
+from postgrad.training.publish import Publisher
 from postgrad.training.start import train
 
 
@@ -51,3 +56,76 @@ def test_vllm_without_its_environment_is_refused_before_anything_is_loaded(
     with pytest.raises(UsageError, match="POSTGRAD_VLLM_PYTHON"):
         train(recipe, console)
     assert not (Path(recipe.run_dir) / "init").exists()
+
+
+class Written:
+    """A policy and an engine that write down what they are asked, in one list."""
+
+    updates, temperature = 3, 1.0
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def give_back(self) -> None:
+        self.asked.append("the learner gives back")
+
+    def hub_weights(self) -> Any:
+        self.asked.append("weights are gathered")
+        yield "a", None
+
+    def load_weights(self, weights: Any, version: int) -> None:
+        self.asked.append("the engine wakes for weights")
+        assert [name for name, _ in weights] == ["a"]
+        self.asked.append("the engine wakes for its cache")
+
+    def logprobs(self, sequences: Any, temperature: float | None = None) -> Any:
+        if temperature is not None:
+            self.asked.append("the engine scores")
+            return [np.zeros(len(one), np.float32) for one in sequences]
+        self.asked.append("the learner scores")
+        values = [np.zeros(len(tokens), np.float32) for tokens in sequences.tokens]
+        return done(Ragged.of(values, np.float32))
+
+
+def test_the_learner_gives_back_before_each_time_that_the_engine_takes() -> None:
+    both: Any = Written()
+    publish = Publisher(both, both, [np.arange(4, dtype=np.int32)], both.give_back)
+    assert both.asked == ["the engine scores"]
+    both.asked.clear()
+    publish()
+    assert both.asked == [
+        "the learner gives back",
+        "the engine wakes for weights",
+        "weights are gathered",
+        "the learner gives back",
+        "the engine wakes for its cache",
+        "the engine scores",
+        "the learner scores",
+        "the learner gives back",
+    ]
+
+
+def test_learner_and_engine_take_turns_with_the_memory_of_a_run(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine rests while sizes are tried and while the policy learns; the fleet has given back
+    before every publish.
+    """
+    turns: list[str] = []
+
+    def noted(kind: type, name: str, turn: str) -> None:
+        method = getattr(kind, name)
+
+        def call(self: Any, *arguments: Any) -> Any:
+            turns.append(turn)
+            return method(self, *arguments)
+
+        monkeypatch.setattr(kind, name, call)
+
+    noted(LocalFleet, "rest", "fleet")
+    noted(LocalEngine, "rest", "rests")
+    noted(LocalEngine, "load_weights", "loads")
+    train(make_recipe("rl"), console)
+    start = ["fleet", "rests"]  # before the engine is built; before sizes are tried
+    published = ["fleet", "loads", "fleet", "fleet"]
+    assert turns == [*start, *published, *["rests", *published] * 3]

@@ -72,20 +72,22 @@ def build_engine(
     logs: Path | None = None,
     borrows: bool = False,
     policy: nn.Module | None = None,
+    beside_learner: bool = False,
 ) -> tuple[Engine, Choices]:
     """The engine with the weights of `path` (a server has its own), closed with `stack`, and the
     choices with its sizes.
 
     sequences: how many are sampled at once; max_len: tokens of the longest. logs: see
     rollout.vllm.start. borrows: see LocalEngine. policy: the model that is trained, where it is in
-    this process: the built-in engine may read its weights, see shares_weights.
+    this process: the built-in engine may read its weights, see shares_weights. beside_learner: a
+    learner works on this process's first GPU.
     """
     sizes = {"sequences": sequences, "max_len": max_len}
     if settings.type == "local":
         shared = policy if policy is not None and shares_weights(policy, choices) else None
         return _local(settings, path, choices, **sizes, borrows=borrows, shared=shared)
     if settings.type == "vllm":
-        return _vllm(settings, path, choices, stack, logs, **sizes)
+        return _vllm(settings, path, choices, stack, logs, **sizes, beside_learner=beside_learner)
     model = settings.openai.model or split_revision(path)[0]
     server = OpenAIEngine(settings.openai, model, load_tokenizer(path))
     stack.callback(server.close)
@@ -159,6 +161,7 @@ def _vllm(
     *,
     sequences: int,
     max_len: int,
+    beside_learner: bool,
 ) -> tuple[Engine, Choices]:
     _require_whole_model(path)
     device = torch.device(choices.device)
@@ -175,6 +178,7 @@ def _vllm(
         device=device,
         threads=choices.threads,
         logs=logs,
+        beside_learner=beside_learner,
     )
     stack.callback(engine.close)
     return engine, replace(choices, slots=sizes.slots, cache_tokens=sizes.cache_tokens)
@@ -195,9 +199,11 @@ class EngineWorker:
     _engine: Engine
 
     def __init__(self, recipe: Mapping[str, Any], choices: Choices) -> None:
-        settings = recipe_from_json(dict(recipe)).rollout_settings
+        loaded = recipe_from_json(dict(recipe))
+        settings = loaded.rollout_settings
         assert settings is not None  # only jobs that sample have engines
         self._settings = settings
+        self._beside_learner = loaded.cluster.policy.colocate is not None
         self._sent: SimpleQueue[NamedTensors | None] = SimpleQueue()
         devices.apply(choices.placement)
 
@@ -209,7 +215,7 @@ class EngineWorker:
         """
         self._engine, choices = build_engine(
             self._settings, path, choices, ExitStack(), sequences=sequences, max_len=max_len,
-            logs=Path(logs),
+            logs=Path(logs), beside_learner=self._beside_learner,
         )  # fmt: skip
         return choices
 

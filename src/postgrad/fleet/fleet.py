@@ -72,6 +72,12 @@ class Fleet(Protocol):
         """Frees a frozen role, by its method's name, that is not asked again."""
         ...
 
+    def rest(self) -> None:
+        """Gives back what the devices of all roles keep beside weights and states: where a phase
+        ends, before an engine on the same devices takes its own.
+        """
+        ...
+
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
         """The rollout engine, which is closed with `stack`.
 

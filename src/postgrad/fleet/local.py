@@ -30,7 +30,7 @@ from postgrad.models.rope import require_length
 from postgrad.models.save import model_hash
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelSettings
-from postgrad.parallel.device import compute_dtype
+from postgrad.parallel.device import compute_dtype, give_back
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.engine import Engine
@@ -147,6 +147,10 @@ class LocalFleet:
     def release(self, role: str) -> None:
         del self.roles[role]
         gc.collect()  # FSDP2's hooks and modules refer to each other: nothing else frees them
+        self.rest()
+
+    def rest(self) -> None:
+        give_back(torch.device(self._site.choices.device))
 
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
         """Fleet.engine: it borrows the weights of the policy, which is in this process too; those
@@ -159,6 +163,7 @@ class LocalFleet:
             settings, path, self._site.choices, stack,
             sequences=sequences, max_len=max_len, logs=self._logs, borrows=True,
             policy=self._policy.backbone.lm,
+            beside_learner=True,
         )  # fmt: skip
         return engine
 

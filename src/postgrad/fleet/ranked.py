@@ -128,6 +128,10 @@ class RankedFleet:
     def release(self, role: str) -> None:
         self._group.call("release", role).result()
 
+    def rest(self) -> None:
+        if self._site.choices.device == "cuda":
+            self._group.call("rest").result()
+
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
         """Fleet.engine: in the workers that the recipe places, else in this process, with a copy of
         the weights.

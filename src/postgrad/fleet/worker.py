@@ -73,6 +73,9 @@ class RankWorker:
     def release(self, role: str) -> None:
         self._fleet.release(role)
 
+    def rest(self) -> None:
+        self._fleet.rest()
+
     def start(self, role: str, name: str) -> None:
         """Calls a policy before its first update `name`, as a role of its own."""
         self._fleet.roles[name] = self._fleet.roles[role].start()

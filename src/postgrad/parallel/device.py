@@ -1,11 +1,12 @@
 """Device, threads and determinism of a process: chosen once, recorded, used again at a resume.
-Dtype and number of threads of a CPU may be measured.
+Dtype and number of threads of a CPU may be measured. How torch keeps the memory of a GPU, and gives
+it back.
 """
 
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import psutil
@@ -21,6 +22,12 @@ WIDEST = 1024  # columns that are measured; a larger matrix has the same ratio
 NARROWEST = 256  # below this hidden size most of the time is not products
 CLEARLY = 1.5  # least speed-up of products; the other half of a step gets no faster
 WORTH = 0.9  # more threads are used where they take at most this share of the time
+
+# Variables with the settings of torch's allocator on a GPU, the one that it prefers first.
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+# Segments that grow and shrink by pages: `give_back` can then return a segment of which a part is
+# in use, and pieces of other sizes leave no holes.
+EXPANDABLE = "expandable_segments"
 
 Multiply = Callable[[Tensor, Tensor], Tensor]  # states [N, K] and a weight [M, K]: [N, M]
 
@@ -60,12 +67,35 @@ def apply(placement: Placement) -> torch.device:
             "other hardware gives other bits: allow it with --allow-change device"
         )
     torch.set_num_threads(placement.threads)
+    if placement.device == "cuda" and not any(name in os.environ for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = f"{EXPANDABLE}:True"  # read at the first allocation
     if placement.deterministic:  # before the first product: cuBLAS reads it with its first handle
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(placement.deterministic)
     # That mode also fills every new tensor with NaN, for debugging: one more pass over memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     return torch.device(placement.device)
+
+
+def give_back(device: torch.device) -> None:
+    """Returns the memory of a GPU that torch keeps beside its tensors, for whoever works there
+    next: another process, or this one with tensors of other sizes. To be called where a phase ends.
+    Does nothing for a CPU, whose heap `core.process.trim_heap` trims.
+    """
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def without_expandable(environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables without expandable segments, for programs that refuse them: memory
+    pools of their own (vLLM's sleep) cannot be made of such segments.
+    """
+    kept = dict(environment)
+    for name in ALLOCATOR:
+        parts = kept.pop(name, "").split(",")
+        if left := ",".join(part for part in parts if EXPANDABLE not in part):
+            kept[name] = left
+    return kept
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -10,6 +10,7 @@ from typing import Any
 
 from postgrad.core.process import TRIM_BYTES
 from postgrad.models.settings import LLAMA_TYPES
+from postgrad.plan import reserved
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.hardware import Device
 from postgrad.plan.held import (
@@ -63,11 +64,15 @@ class Memory:
 
     @property
     def own_lines(self) -> tuple[MemoryLine, ...]:
-        """Lines of what a run adds to its own process: not the framework, which was there before,
-        and not verifiers, which are processes of their own.
+        """Lines of what a run adds to its own process, as it measures that: not the framework,
+        which was there before; not verifiers and vLLM, which are processes of their own; not what
+        libraries take without torch's allocator.
         """
+        outside = {FRAME, *reserved.OUTSIDE}
         return tuple(
-            line for line in self.lines if line.role != VERIFIERS and line.purpose != FRAME
+            line
+            for line in self.lines
+            if line.role != VERIFIERS and line.purpose not in outside
         )
 
     def above_baseline(self, phase: MemoryPhase) -> int:
@@ -117,19 +122,25 @@ def memory(
     sharing: Sharing,
     device: Device,
     lengths: RowLengths,
+    count: int = 1,
 ) -> Memory:
-    """Memory of a run on one device. Each rank has a device, and the engine shares the first."""
+    """Memory of a run on one device. Each rank has a device, and the engine shares the first.
+    count: devices of a machine.
+    """
     roles = tuple(roles)
     cpu = device.is_cpu
     lines = [MemoryLine("run", FRAME, always(FRAMEWORK["cpu" if cpu else "gpu"]))]
     for role in roles:
         lines += held(role, width(role.model.dtype, cpu=cpu), sharing, cpu=cpu)
     passes = Passes(recipe, sizes, lengths, cpu=cpu)
-    engine = list(_engine(recipe, roles[0], passes, cpu=cpu))
+    engine = list(_engine(recipe, roles[0], passes, device, count))
     read = max(loading(role, width(role.model.dtype, cpu=cpu), sharing) for role in roles)
     read -= sum(line.bytes.get("load", 0) for line in engine)  # the engine comes after the roles
     lines += [MemoryLine("run", "a model as it is read", {"load": max(0, read)}), *engine]
-    lines += _passing(roles, passes, sharing)
+    passing = list(_passing(roles, passes, sharing))
+    lines += passing
+    if not cpu:
+        lines += _of_gpu(recipe, roles, passing, sharing, device)
     if cpu:
         lines += _of_host(recipe, roles, passes)
         lines.append(MemoryLine("run", "objects and buffers", always(OBJECTS)))
@@ -170,20 +181,40 @@ def _passing(
     yield from (MemoryLine(name, purpose, counts) for (name, purpose), counts in lines.items())
 
 
+def _of_gpu(
+    recipe: Recipe,
+    roles: Sequence[PlannedRole],
+    passing: Sequence[MemoryLine],
+    sharing: Sharing,
+    device: Device,
+) -> Iterator[MemoryLine]:
+    """What a GPU holds beside tensors and what they are sent through."""
+    policy, b = roles[0], width(roles[0].model.dtype, cpu=False)
+    sampled = recipe.trains_on_rollouts and recipe.samples_answers
+    yield from reserved.publishing(policy, sharing, b, sampled=sampled)
+    yield from reserved.workspaces()
+    yield from reserved.pages(sharing)
+    yield from reserved.holes(passing)
+    yield from reserved.communication(sharing, device)
+
+
 def _divided(passing: Bytes, sharing: Sharing) -> dict[str, int]:
     """The bytes that are left of a pass where tensor parallelism divides it."""
     return {purpose: count // sharing.tensor for purpose, count in passing.items()}
 
 
 def _engine(
-    recipe: Recipe, policy: PlannedRole, passes: Passes, *, cpu: bool
+    recipe: Recipe, policy: PlannedRole, passes: Passes, device: Device, count: int
 ) -> Iterator[MemoryLine]:
     """Memory of the engine, which is not divided and lies on the first rank's device: its copy of
     the policy's weights, its cache, and its passes. While learners work, it keeps the weights alone
-    (Engine.rest).
+    (Engine.rest). vLLM takes its share of a GPU instead, unless the recipe states its cache.
     """
-    rollout = recipe.rollout_settings
+    rollout, cpu = recipe.rollout_settings, device.is_cpu
     if passes.sizes.engine is None or rollout is None:
+        return
+    if rollout.type == "vllm" and not cpu and rollout.cache_tokens is None:
+        yield from reserved.vllm(recipe, rollout, device, count)
         return
     b = engine_width(rollout, policy, cpu=cpu)
     weights = _engine_weights(recipe, rollout, policy, b, cpu=cpu)

@@ -117,7 +117,10 @@ class Passes:
         if role.scores:
             return {"activations": kept, "backward pass of a layer": layer}
         head = self._head(role, trains=role.model.lora is None)
-        inside = max(layer + head.waiting(), head.ending())
+        # Activations are freed by the time of the embedding's gradient, which comes last. On a CPU
+        # what is freed of them mostly stays with the process.
+        ending = head.ending() - (0 if self.cpu else kept)
+        inside = max(layer + head.waiting(), ending)
         logits, matrix = head.backward()
         return {
             "activations": kept,

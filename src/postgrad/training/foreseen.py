@@ -27,6 +27,7 @@ from postgrad.plan.plan import (
     phase_seconds,
 )
 from postgrad.recipe.recipe import Recipe
+from postgrad.training.peaks import MEMORY, RESERVED
 
 COLUMNS = ("", "foreseen s", "measured s", "foreseen GB", "measured GB")  # of `rows`
 
@@ -54,17 +55,21 @@ class Foreseen:
         """Forecast and measurement by phase, as far as they are known: the median of the steps'
         seconds, the most bytes of any step.
 
-        lines: of metrics.jsonl. peaks: bytes of the process, for phases that are in no step.
+        lines: of metrics.jsonl. peaks: columns of the process, for phases that are in no step.
         """
         steps = warm(lines, recipe) or lines
         by_phase: dict[str, dict[str, float]] = {}
         for name in ("load", *PHASE_OF[recipe.job], "save"):
-            held = [line.get(f"{name}_memory_bytes") or 0 for line in lines]
+            # On a GPU the plan's bytes are those that are reserved for tensors.
+            here = [*lines, peaks]
+            measured = [
+                line.get(f"{name}_{RESERVED}") or line.get(f"{name}_{MEMORY}") or 0 for line in here
+            ]
             figures = {
                 "foreseen_seconds": self.seconds.get(name),
                 "seconds": median(steps, f"{name}_seconds"),
                 "foreseen_memory_bytes": self.bytes.get(name),
-                "memory_bytes": max([*held, peaks.get(name, 0)]) or None,
+                "memory_bytes": max(measured) or None,
             }
             if figures["seconds"] is not None or figures["memory_bytes"] is not None:
                 by_phase[name] = {key: value for key, value in figures.items() if value is not None}

@@ -10,7 +10,7 @@ bits.
 import shlex
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from postgrad.rollout.local.budget import PREFILL_TOKENS, places_for
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.training import foreseen
+from postgrad.training.peaks import Refusal
 from postgrad.training.run import Run
 
 # What torch's allocator for a CPU says in a plain RuntimeError.
@@ -86,7 +87,12 @@ def explain(run: Run, step: int, phase: str, error: BaseException, standing: str
         advice = f"with less it goes on as: {command}"
     else:
         advice = f"what takes less: {GENERAL}; see postgrad plan"
-    run.logs.event("out_of_memory", reason, step=step, phase=phase)
+    refusal = Refusal.of(error)
+    if refusal is not None:  # its words in place of torch's
+        reason = f"{reason.partition('. ')[0]}: {refusal.told()}"
+    run.logs.event(
+        "out_of_memory", reason, step=step, phase=phase, **(asdict(refusal) if refusal else {})
+    )
     return OutOfMemory(f"out of memory in {where}: {reason}; {standing}; {advice}")
 
 

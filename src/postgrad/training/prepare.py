@@ -29,7 +29,7 @@ from postgrad.parallel import device as devices
 from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RewardRecipe, RLRecipe, SFTRecipe
 from postgrad.training import foreseen, memory, pairs, rl, sft
 from postgrad.training.loop import Job
-from postgrad.training.peaks import Peaks, gauge_for
+from postgrad.training.peaks import Peaks, gauges_for
 from postgrad.training.pinned import require_unchanged
 from postgrad.training.run import Clock, Run, StopSignals
 from postgrad.training.saving import store_of
@@ -115,7 +115,7 @@ def prepare(
         sentinels,
         watchdog,
         StopSignals(recipe.checkpoint.grace_seconds),
-        Clock(peaks=Peaks(gauge_for(choices.device))),
+        Clock(peaks=Peaks(*gauges_for(choices.device))),
         untried=untried,
     )
     _tell_start(run, checkpoint)

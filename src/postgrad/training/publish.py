@@ -5,10 +5,11 @@ SkyRL#1680; vLLM's reload keeps a tied output head), so learner and engine score
 after each one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Logprobs, Sequences
@@ -23,6 +24,10 @@ PROBE_TOKENS = 128  # of each: enough to tell weights apart, little enough to co
 class Publisher:
     """Sends the policy's weights to the engine and probes them.
 
+    Both may work on one GPU, so each gives its memory back before the other takes its own: the
+    learner before the engine wakes for weights, again before it wakes for its cache, and after the
+    probe; the engine when it rests.
+
     The probe's sequences are the newest samples where there are any (`show`), else prompts. The
     engine scores them before the policy learns: weights that it borrows change with the update.
     """
@@ -32,9 +37,12 @@ class Publisher:
         policy: PolicyRole,
         engine: Engine,
         prompts: Sequence[NDArray[np.int32]],
+        give_back: Callable[[], None],
     ) -> None:
+        """prompts: token ids to probe with. give_back: `Fleet.rest`."""
         self._policy = policy
         self._engine = engine
+        self._give_back = give_back
         self._probe = [tokens[:PROBE_TOKENS] for tokens in prompts[:PROBES]]
         self._before = self._engines()
 
@@ -47,10 +55,17 @@ class Publisher:
 
     def __call__(self) -> dict[str, float]:
         """Publishes the weights; returns the probe's metrics for the sentinel."""
-        self._engine.load_weights(self._policy.hub_weights(), self._policy.updates)
+        self._give_back()
+        self._engine.load_weights(self._weights(), self._policy.updates)
         before, self._before = self._before, self._engines()
         learner = self._policy.logprobs(_scored_everywhere(self._probe)).result()
+        self._give_back()
         return probed(before, self._before, list(learner))
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights; then what gathering them took is given back."""
+        yield from self._policy.hub_weights()
+        self._give_back()
 
     def _engines(self) -> list[Logprobs]:
         return self._engine.logprobs(self._probe, self._policy.temperature)

@@ -257,6 +257,7 @@ def assemble(
     roles = _roles(run, recipe, path, checkpoint)
     if learned is not None:
         learned.role = run.fleet.frozen_reward_model(learned.path)
+    run.fleet.rest()  # what loading took, before an engine looks how much is free
     engine = memory.engine(
         run,
         path,
@@ -264,10 +265,11 @@ def assemble(
         sequences=max(run.geometry.samples_per_step, evaluator.sequences if evaluator else 0),
         max_len=max(recipe.data.max_len, evaluator.max_len if evaluator else 0),
     )
+    first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
+    publish = Publisher(roles.policy, engine, first, run.fleet.rest)
+    engine.rest()  # as it does while the policy learns
     readers = [roles.reference, learned and learned.role]
     memory.try_tokens(run, roles.learners, readers)
-    first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
-    publish = Publisher(roles.policy, engine, first)
     run.sentinels.at_once(0, publish())  # proves the weights of a resumed run too
     source = _source(run, recipe, prompts, engine, scorer, tokenizer)
     return RLJob(

@@ -1,6 +1,7 @@
 """A small model's directory, and engines over processes that only speak like vLLM."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -21,17 +22,22 @@ START = Start("a model", "float32", 40, 4, 1 << 20, 1, 0.5, True, False, True)
 
 @pytest.fixture
 def make_engine(tmp_path: Path) -> Iterator[Callable[..., VLLMEngine]]:
-    """make_engine(behaviour, ..., sleeps=False): over one process for each behaviour."""
+    """make_engine(behaviour, ..., level=0): over one process for each behaviour."""
     made: list[VLLMProcess] = []
 
-    def make(*behaviours: str, sleeps: bool = False) -> VLLMEngine:
+    def make(*behaviours: str, level: int = 0) -> VLLMEngine:
         inbox: SimpleQueue[Arrived] = SimpleQueue()
         for number, behaviour in enumerate(behaviours or ("well",)):
             log = tmp_path / f"vllm-{number}.log"
             options = ProcessOptions(fake_vllm(tmp_path, behaviour), 1, None, log)
             made.append(VLLMProcess(number, options, START, inbox))
         model = Model(small_model(), small_tokenizer(), (1,), torch.float32, START.max_len)
-        return VLLMEngine(made, inbox, model, sleeps=sleeps)
+        engine = VLLMEngine(made, inbox, model, level=level)
+        with ExitStack() as ending:
+            for process in made:
+                ending.callback(process.close)
+            engine.on_close(ending.pop_all())
+        return engine
 
     yield make
     for process in made:
@@ -50,18 +56,20 @@ def model_path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def start_engine(model_path: str, tmp_path: Path) -> Iterator[Callable[..., VLLMEngine]]:
-    """start_engine(behaviour, **settings of rollout.vllm): as a run starts it."""
+    """start_engine(behaviour, place={}, **settings of rollout.vllm): as a run starts it. place:
+    where, on a CPU unless it says otherwise.
+    """
     made: list[VLLMEngine] = []
 
-    def make(behaviour: str = "well", **settings: Any) -> VLLMEngine:
+    def make(behaviour: str = "well", place: Mapping[str, Any] = {}, **settings: Any) -> VLLMEngine:
         python = fake_vllm(tmp_path, behaviour)
         rollout = RolloutSettings.model_validate(
             {"type": "vllm", "vllm": {"python": python, **settings}}
         )
-        dtype, device = torch.float32, torch.device("cpu")
+        dtype = torch.float32
         model = start.read_model(model_path, dtype, 40)
         sizes = start.sizes_of(model_path, rollout, dtype, sequences=8, max_len=40)
-        options = {"device": device, "threads": 1, "logs": tmp_path}
+        options = {"device": torch.device("cpu"), "threads": 1, "logs": tmp_path, **place}
         made.append(start.start(model_path, rollout, model, sizes, **options))
         return made[-1]
 

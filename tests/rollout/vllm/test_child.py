@@ -21,6 +21,7 @@ class Counting:
         self.calls: list[Any] = []
         self.running: dict[str, Any] = {}
         self.cache_emptied = True
+        self.asleep: set[str] = set()
         self.vllm_config = SimpleNamespace(
             cache_config=SimpleNamespace(num_gpu_blocks=3, block_size=16)
         )
@@ -69,9 +70,15 @@ class Counting:
 
     def sleep(self, level: int) -> None:
         self.calls.append(("sleep", level))
+        self.asleep = {"weights", "kv_cache"}
 
-    def wake_up(self) -> None:
-        self.calls.append(("wake",))
+    def wake_up(self, tags: list[str]) -> bool:
+        self.calls.append(("wake", *tags))
+        self.asleep -= set(tags)
+        return not self.asleep
+
+    def is_sleeping(self) -> bool:
+        return bool(self.asleep)
 
     def reset_prefix_cache(self, reset_running_requests: bool) -> bool:
         return self.cache_emptied and reset_running_requests
@@ -176,10 +183,13 @@ def test_tokens_are_scored_at_the_temperature_and_sampling_is_left_alone(served:
     assert engine.calls[-2:] == [("divide_logits", 0.5), ("divide_logits", 1.0)]
 
 
-def test_sleeping_keeps_the_weights(served: Any) -> None:
-    server, engine, _ = served
-    ask(server, {"do": "sleep", "call": 1}, {"do": "wake", "call": 2})
-    assert engine.calls[1:] == [("sleep", 1), ("wake",)]
+def test_it_wakes_part_by_part_and_tells_whether_it_still_sleeps(served: Any) -> None:
+    server, engine, told = served
+    parts = ["weights", "kv_cache"]
+    wakes = [{"do": "wake", "call": 2, "part": part} for part in parts]
+    ask(server, {"do": "sleep", "call": 1, "level": 2}, *wakes)
+    assert engine.calls[1:] == [("sleep", 2), ("wake", "weights"), ("wake", "kv_cache")]
+    assert [one["value"] for one in told] == [True, True, False]
 
 
 def test_a_sample_that_vllm_gave_up_is_an_error(served: Any) -> None:

@@ -12,6 +12,7 @@ import torch
 from contracts.conftest import small_model
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.linear import SHAPES_KEPT
+from postgrad.parallel.device import ALLOCATOR
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.vllm import engine as engine_module
@@ -113,16 +114,115 @@ def test_diverged_weights_are_an_error_and_no_sample(make_engine):
         generate(make_engine("diverged"), [request()])
 
 
-def test_it_sleeps_when_nothing_is_asked_and_wakes_for_whatever_is(make_engine, tmp_path):
-    engine = make_engine(sleeps=True)
+def moves(folder, number=0):
+    """The calls of a process, a wake with its part."""
+    return [one.get("part", one["do"]) for one in said(folder, number) if "call" in one]
+
+
+PUBLISH = ["weights", "start_weights", "load_weights", "finish_weights", "kv_cache"]
+
+
+def test_beside_a_learner_it_wakes_for_weights_loads_them_and_wakes_for_its_cache(
+    make_engine, tmp_path
+):
+    engine = make_engine("well", "well", level=2)
+    for step in (1, 2):
+        engine.rest()
+        engine.rest()
+        engine.load_weights(weights(), step)
+        assert generate(engine, [request()])[0].versions == ((step, 4),)
+    for number in (0, 1):
+        assert moves(tmp_path, number) == ["sleep", *PUBLISH] * 2
+    assert {one["level"] for one in said(tmp_path) if one["do"] == "sleep"} == {2}
+
+
+def test_weights_that_were_dropped_are_not_sampled_from(make_engine, tmp_path):
+    engine = make_engine(level=2)
     engine.rest()
-    engine.rest()
+    for use in (lambda: engine.submit(request()), lambda: engine.logprobs([np.arange(3)], 1.0)):
+        with pytest.raises(RunError, match=r"dropped its weights .* publish weights before"):
+            use()
     engine.load_weights(weights(), 1)
+    assert engine.logprobs([np.arange(3)], 1.0)[0].tolist() == [0, -2, -2]
+    assert moves(tmp_path) == ["sleep", *PUBLISH, "score"]
+
+
+def test_weights_that_were_kept_wake_for_whatever_is_asked(make_engine, tmp_path):
+    engine = make_engine(level=1)
     engine.rest()
     generate(engine, [request()])
-    what = [one["do"] for one in said(tmp_path)]
-    assert [one for one in what if one in ("sleep", "wake")] == ["sleep", "wake"] * 2
-    assert what.index("wake") < what.index("start_weights")
+    engine.rest()
+    engine.logprobs([np.arange(3)], 1.0)
+    assert moves(tmp_path) == ["sleep", "weights", "kv_cache"] * 2 + ["score"]
+
+
+def test_on_devices_of_its_own_it_never_sleeps(make_engine, tmp_path):
+    engine = make_engine(level=0)
+    engine.rest()
+    engine.load_weights(weights(), 1)
+    assert moves(tmp_path) == PUBLISH[1:-1]
+
+
+def test_it_does_not_sleep_while_samples_are_in_flight(make_engine, tmp_path):
+    """vLLM would abort them."""
+    engine = make_engine(level=2)
+    engine.submit(request())
+    engine.rest()
+    assert len(engine.completed()) > 0
+    assert moves(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["sleep", "wake_weights", "start_weights", "load_weights", "finish_weights", "wake_kv_cache"],
+)
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_failure_on_the_way_from_sleep_to_work_leaves_no_engine_half_awake(
+    make_engine, point, level
+):
+    """The second of two engines fails; the first would go on."""
+    engine = make_engine("well", f"fails_at_{point}", level=level)
+
+    def step():
+        engine.rest()
+        engine.load_weights(weights(), 1)
+
+    with pytest.raises(RunError, match=r"vLLM engine 1 failed: RuntimeError: CUDA error"):
+        step()
+    assert [process.alive for process in engine._processes] == [False, False]
+    for use in (step, lambda: engine.submit(request()), lambda: engine.logprobs([[1, 2]], 1.0)):
+        with pytest.raises(RunError, match="vLLM has been ended: see the error before this one"):
+            use()
+
+
+def test_weights_that_break_off_leave_no_engine_half_awake(make_engine):
+    """The learner's ranks may be lost while they send."""
+    engine = make_engine("well", level=2)
+    engine.rest()
+
+    def broken():
+        yield weights()[0]
+        raise RunError("rank 1 died")
+
+    with pytest.raises(RunError, match="rank 1 died"):
+        engine.load_weights(broken(), 1)
+    assert not engine._processes[0].alive
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "message"),
+    [("stays_awake", "0 does not sleep when"), ("stays_asleep", "0 still sleeps after it was")],
+)
+def test_an_engine_that_does_not_do_what_it_is_told_is_found(make_engine, behaviour, message):
+    engine = make_engine(behaviour, level=2)
+
+    def step():
+        engine.rest()
+        engine.load_weights(weights(), 1)
+
+    with pytest.raises(RunError, match=message):
+        step()
+    assert not engine._processes[0].alive
 
 
 @pytest.mark.parametrize(
@@ -184,6 +284,54 @@ def test_what_is_set_for_the_controllers_products_does_not_reach_vllm(make_engin
     for variable in SHAPES_KEPT:
         assert os.environ[variable]
         assert variable not in told
+
+
+@pytest.mark.parametrize(
+    ("stated", "kept"),
+    [
+        ("expandable_segments:True", None),
+        ("max_split_size_mb:64,expandable_segments:True", "max_split_size_mb:64"),
+        ("garbage_collection_threshold:0.8", "garbage_collection_threshold:0.8"),
+    ],
+)
+@pytest.mark.parametrize("variable", ALLOCATOR)
+def test_vllm_sleeps_in_a_pool_and_gets_no_expandable_segments(
+    make_engine, monkeypatch, variable, stated, kept
+):
+    for name in ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, stated)
+    engine = make_engine()
+    engine.ready(60.0)
+    environment = Path(f"/proc/{engine._processes[0].pid}/environ").read_text("utf-8").split("\0")
+    of_allocator = [line for line in environment if line.startswith(ALLOCATOR)]
+    assert of_allocator == ([f"{variable}={kept}"] if kept else [])
+
+
+@pytest.mark.parametrize(
+    ("beside_learner", "visible", "stated", "level"),
+    [
+        (True, "3", {}, 2),  # one card for both
+        (True, "0,1", {}, 0),  # the learner has the first, the engine the last
+        (True, "0,1", {"engines": 2}, 2),  # one of the engines has the learner's
+        (False, "3", {}, 0),  # a rollout worker with a card of its own
+        (True, "3", {"sleep": False}, 0),
+        (True, "3", {"sleep": True}, 2),
+        (False, "3", {"sleep": True}, 1),
+    ],
+)
+def test_an_engine_sleeps_without_its_weights_on_a_learners_card_alone(
+    start_engine, tmp_path, monkeypatch, beside_learner, visible, stated, level
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    place = {"device": torch.device("cuda"), "beside_learner": beside_learner}
+    engine = start_engine(**stated, place=place)
+    engine.rest()
+    engine.load_weights(weights(), 1)
+    slept = [one["level"] for one in said(tmp_path) if one["do"] == "sleep"]
+    assert slept == ([level] if level else [])
+    environment = Path(f"/proc/{engine._processes[0].pid}/environ").read_text("utf-8").split("\0")
+    assert f"CUDA_VISIBLE_DEVICES={visible.split(',')[-1]}" in environment
 
 
 def test_an_environment_without_vllm_is_a_wrong_recipe(start_engine):

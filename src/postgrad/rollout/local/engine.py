@@ -29,6 +29,7 @@ from postgrad.models.attention import require_embedded
 from postgrad.models.decoder import decoder_of
 from postgrad.models.head import target_logprobs
 from postgrad.models.supported import is_tested
+from postgrad.parallel.device import give_back
 from postgrad.rollout.engine import EngineStats, take_over
 from postgrad.rollout.local.attention import Decoding
 from postgrad.rollout.local.budget import PREFILL_TOKENS, SharedPrompts, align
@@ -216,6 +217,7 @@ class LocalEngine:
         if not (self._rows.count or self._waiting or self._prefilled):
             self._decoder.forget()
             self._cache.release()
+            give_back(self._device)
 
     def _places(self, request: Request) -> int:
         # The last token is never computed, but a place for it keeps the arithmetic plain.

@@ -126,8 +126,8 @@ class EngineServer:
                 "update_weights", kwargs={"update_info": {"path": path}}
             ),
             "finish_weights": self._finish_weights,
-            "sleep": partial(self._engine.sleep, level=1),  # weights are kept, in host memory
-            "wake": self._engine.wake_up,
+            "sleep": self._sleep,
+            "wake": self._wake,
         }
 
     def _sample(
@@ -198,6 +198,20 @@ class EngineServer:
             yield
         finally:
             self._engine.collective_rpc("divide_logits", args=(1.0,))
+
+    def _sleep(self, level: int) -> bool:
+        """Frees the device: at level 1 weights are kept in host memory, at level 2 dropped. Returns
+        whether the engine sleeps now.
+        """
+        self._engine.sleep(level=level)
+        return self._engine.is_sleeping()
+
+    def _wake(self, part: str) -> bool:
+        """Takes the memory of a part again, "weights" or "kv_cache". Returns whether the engine
+        still sleeps: it samples once both parts are awake.
+        """
+        self._engine.wake_up(tags=[part])
+        return self._engine.is_sleeping()
 
     def _finish_weights(self, version: int) -> None:
         """Switch to the new weights: later tokens get `version`. Keys and values of the old weights

@@ -6,8 +6,8 @@ to rounding, not on the rest of the batch.
 """
 
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -33,6 +33,7 @@ from postgrad.rollout.vllm.process import (
 from postgrad.rollout.vllm.protocol import SampledTokens
 
 SILENT_SECONDS = 1.0  # without a message, after which the processes are checked
+PARTS = ("weights", "kv_cache")  # vLLM's names of what sleeps, in the order in which it wakes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,12 @@ class Model:
 
 
 class VLLMEngine:
-    """The Engine protocol over vLLM processes, whose messages arrive in one inbox."""
+    """The Engine protocol over vLLM processes, whose messages arrive in one inbox.
+
+    On a learner's devices it sleeps between two publishes: `rest` frees weights and cache,
+    `load_weights` takes the memory of the weights, loads them, and then takes that of the cache.
+    Whatever fails on this way ends all processes, so that none is left asleep or half awake.
+    """
 
     def __init__(
         self,
@@ -55,15 +61,19 @@ class VLLMEngine:
         inbox: "SimpleQueue[Arrived]",
         model: Model,
         *,
-        sleeps: bool = False,
+        level: int = 0,
     ) -> None:
-        """sleeps: whether `rest` frees the devices, because the learner shares them."""
+        """level: of vLLM's sleep while the engine rests. 0: it stays awake; 1: weights are kept in
+        host memory; 2: they are dropped, and have to be loaded before anything is computed.
+        """
         self.stats = EngineStats()
         self._processes = processes
         self._inbox = inbox
         self._model = model
-        self._sleeps = sleeps
-        self._asleep = False
+        self._level = level
+        self._asleep: tuple[str, ...] = ()  # the parts that sleep, of PARTS
+        self._empty = False  # the weights were dropped and not loaded yet
+        self._failed = False  # a change between sleep and work has failed
         self._ending = ExitStack()
         self._open: dict[int, tuple[Request, int]] = {}  # by key: the request and its sample
         self._keys = 0
@@ -83,7 +93,7 @@ class VLLMEngine:
             )
         if not prompt or not request.sample_ids:
             raise ValueError(f"ticket {request.ticket}: a request needs a token and a sample")
-        self._wake()
+        self._be_ready()
         keys = range(self._keys, self._keys + len(request.sample_ids))
         self._keys = keys.stop
         self._open |= {
@@ -112,17 +122,22 @@ class VLLMEngine:
         return done
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace all weights; keys and values of samples in flight are computed again."""
-        self._wake()
+        """Replace all weights; keys and values of samples in flight are computed again. An engine
+        that sleeps is awake afterwards.
+        """
         named = (
             (self._names[id(parameter)], tensor)  # a tied weight by the name that vLLM reads
             for _, parameter, tensor in checked(self._model.skeleton, weights)
         )
-        self._call("start_weights")
-        for bucket in buckets(named, self._model.dtype):
-            with shared(bucket) as path:
-                self._call("load_weights", path=path)
-        self._call("finish_weights", version=version)
+        with self._changing():
+            self._wake("weights")
+            self._call("start_weights")
+            for bucket in buckets(named, self._model.dtype):
+                with shared(bucket) as path:
+                    self._call("load_weights", path=path)
+            self._call("finish_weights", version=version)
+            self._empty = False
+            self._wake("kv_cache")  # last: nothing is computed while weights are loaded
 
     def logprobs(
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
@@ -132,7 +147,7 @@ class VLLMEngine:
         """
         if self.busy:
             raise RunError("vLLM scores tokens only while no samples are in flight")
-        self._wake()
+        self._be_ready()
         token_lists = [np.asarray(sequence).tolist() for sequence in sequences]
         logprobs = [
             [np.array(row, np.float32) for row in value]
@@ -146,10 +161,16 @@ class VLLMEngine:
         return bool(self._open)
 
     def rest(self) -> None:
-        """Free the devices' memory, where the learner shares them, until the next request."""
-        if self._sleeps and not self._asleep:
-            self._call("sleep")
-            self._asleep = True
+        """Free the memory of devices that a learner shares, unless samples are in flight: until
+        weights are loaded, at level 1 also until the next request.
+        """
+        if not self._level or self._asleep or self.busy:
+            return
+        with self._changing():
+            self._asleep, self._empty = PARTS, self._level > 1
+            asleep = self._call("sleep", level=self._level)
+            if not all(asleep):
+                raise RunError(f"vLLM engine {asleep.index(False)} does not sleep when it has to")
 
     def on_close(self, stack: ExitStack) -> None:
         """Sets the stack that `close` unwinds: it ends the processes and removes temporary logs."""
@@ -178,10 +199,44 @@ class VLLMEngine:
                 raise slow[0].error(f"was not ready after rollout.vllm.start_seconds = {seconds:g}")
         return [self._values.pop((process.number, -1)) for process in self._processes]
 
-    def _wake(self) -> None:
+    def _be_ready(self) -> None:
+        """Wakes what sleeps. Raises RunError where there are no weights to wake."""
+        self._require_whole()
+        if self._empty:
+            raise RunError(
+                "vLLM has dropped its weights to make room for the learner: publish weights before "
+                "anything is sampled or scored"
+            )
         if self._asleep:
-            self._call("wake")
-            self._asleep = False
+            with self._changing():
+                for part in PARTS:
+                    self._wake(part)
+
+    def _require_whole(self) -> None:
+        if self._failed:
+            raise RunError("vLLM has been ended: see the error before this one")
+
+    def _wake(self, part: str) -> None:
+        """Wakes a part, if it sleeps. Raises RunError where an engine sleeps after the last one."""
+        if part not in self._asleep:
+            return
+        asleep = self._call("wake", part=part)
+        self._asleep = tuple(other for other in self._asleep if other != part)
+        if not self._asleep and any(asleep):
+            raise RunError(f"vLLM engine {asleep.index(True)} still sleeps after it was woken")
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """A change that all processes make, or else all end: after a failure nobody knows which
+        memory each of them has, and an end gives back all of it.
+        """
+        self._require_whole()
+        try:
+            yield
+        except BaseException:
+            self._failed = True
+            self.close()
+            raise
 
     def _call(self, action: str, **arguments: Any) -> list[Any]:
         """Call `action` in all processes at once. Returns the value of each."""

@@ -23,6 +23,7 @@ from torch import Tensor
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.process import write
 from postgrad.models.linear import SHAPES_KEPT
+from postgrad.parallel.device import without_expandable
 from postgrad.rollout.engine import portions
 from postgrad.rollout.vllm.protocol import Start, line
 
@@ -233,7 +234,7 @@ class VLLMProcess:
 
 def _environment(options: ProcessOptions) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in _KEPT_OUT}
-    environment |= _ENVIRONMENT
+    environment = without_expandable(environment) | _ENVIRONMENT
     if options.devices is None:
         return environment | {"OMP_NUM_THREADS": str(options.threads)}
     return environment | {"CUDA_VISIBLE_DEVICES": ",".join(options.devices)}

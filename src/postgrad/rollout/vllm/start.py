@@ -68,9 +68,11 @@ def start(
     device: torch.device,
     threads: int,
     logs: Path | None,
+    beside_learner: bool = False,
 ) -> VLLMEngine:
     """Engines that can sample, with the weights of `path`. logs: the directory of their logs, made
-    if it is missing; None: a temporary one, removed when the engine closes.
+    if it is missing; None: a temporary one, removed when the engine closes. beside_learner: a
+    learner works on this process's first GPU, so an engine there sleeps while the learner works.
 
     Raises UsageError where vLLM's environment or the devices are missing, and RunError with the end
     of the log where vLLM does not start.
@@ -81,10 +83,9 @@ def start(
     if cpu and vllm.sleep:
         raise UsageError("rollout.vllm.sleep: vLLM cannot sleep on a CPU; leave it out")
     devices = None if cpu else _devices(vllm.engines, vllm.tensor_parallel)
-    shares = devices is not None and any(
-        _learners_device() in engine_devices for engine_devices in devices
-    )
-    message = _start_message(path, settings, model, sizes, cpu=cpu, shares=shares)
+    shares = beside_learner and any(_first_device() in visible for visible in devices or ())
+    level = _sleep_level(vllm.sleep, shares=shares)
+    message = _start_message(path, settings, model, sizes, cpu=cpu, sleep=level > 0)
     inbox: SimpleQueue[Arrived] = SimpleQueue()
     with ExitStack() as started:
         if logs is None:
@@ -97,10 +98,20 @@ def start(
             options = ProcessOptions(python, threads, visible, _log(logs, number))
             processes.append(VLLMProcess(number, options, message, inbox))
             started.callback(processes[-1].close)
-        engine = VLLMEngine(processes, inbox, model, sleeps=message.sleep)
+        engine = VLLMEngine(processes, inbox, model, level=level)
         engine.ready(vllm.start_seconds)
         engine.on_close(started.pop_all())
     return engine
+
+
+def _sleep_level(stated: bool | None, *, shares: bool) -> int:
+    """vLLM's level of sleep: 2 on a learner's GPU, 1 on GPUs of its own where the recipe asks for
+    it, 0 for none. Level 1 copies the weights to the host's memory and back. Level 2 drops them:
+    before an engine samples again, a publish brings new ones anyway.
+    """
+    if stated is None:
+        return 2 if shares else 0
+    return (2 if shares else 1) if stated else 0
 
 
 def _start_message(
@@ -110,9 +121,9 @@ def _start_message(
     sizes: EngineSizes,
     *,
     cpu: bool,
-    shares: bool,
+    sleep: bool,
 ) -> Start:
-    """The first message to every process. shares: whether the learner uses one of their devices."""
+    """The first message to every process."""
     vllm = settings.vllm
     name, revision = split_revision(path)
     return Start(
@@ -125,7 +136,7 @@ def _start_message(
         tensor_parallel=vllm.tensor_parallel,
         memory_fraction=vllm.memory_fraction,
         eager=cpu if vllm.eager is None else vllm.eager,
-        sleep=shares if vllm.sleep is None else vllm.sleep,
+        sleep=sleep,
         whole_prompts=cpu,
     )
 
@@ -172,6 +183,6 @@ def _devices(engines: int, tensor_parallel: int) -> list[tuple[str, ...]]:
     ]
 
 
-def _learners_device() -> str:
+def _first_device() -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",")[0] if visible else "0"

@@ -1,0 +1,113 @@
+"""The configurations of benchmarks.plan_memory_gpu: real shapes, rows of one length."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from postgrad.core.records import Prompt, Rollout
+
+MODELS = {"0.6B": "Qwen/Qwen3-0.6B", "1.7B": "Qwen/Qwen3-1.7B", "8B": "Qwen/Qwen3-8B"}
+ROW = 1024  # tokens of a row, or of a prompt with all of its answers
+NEW, ANSWERS = 96, 8
+RANKS = 8  # of a sharded case; one of them is run
+JOBS = {"grpo": "rl", "ppo": "rl"}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A job on a model, and what is special about it."""
+
+    job: str
+    size: str
+    words: tuple[str, ...] = ()
+    tokens: int = 8192  # of a micro-batch; an update has two
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return " ".join((self.job, self.size, *self.words, str(self.tokens)))
+
+    @property
+    def sampled(self) -> bool:
+        """Whether an engine samples the answers."""
+        return self.job in JOBS
+
+    @property
+    def row(self) -> int:
+        """Tokens of a row of the data: in RL a prompt, which its answers fill up to ROW."""
+        return ROW - ANSWERS * NEW if self.sampled else ROW
+
+    def recipe(self, model: Path, rows: Path) -> dict[str, Any]:
+        """The recipe without its run directory."""
+        words = dict.fromkeys(self.words, True)
+        count = 2 * self.tokens // ROW * (RANKS if "zero3" in words else 1)
+        settings: dict[str, Any] = {"path": str(model)}
+        if "adapter" in words:
+            settings["lora"] = {"rank": 64, "alpha": 64}
+        if "checkpointing" in words:
+            settings["gradient_checkpointing"] = True
+        recipe: dict[str, Any] = {
+            "job": JOBS.get(self.job, self.job),
+            "steps": 2,
+            "model": settings,
+            "learner": {"threads": 1},
+            "batch": {"train_batch_size": count, "micro_train_tokens": self.tokens},
+            "data": {"path": str(rows), "prompt": "question", "cache": False, "max_len": ROW},
+        }
+        if "zero3" in words:
+            recipe["learner"] |= {"ranks": RANKS, "sharding": "zero3"}
+            recipe["cluster"] = {"type": "ray"}
+        if self.job == "preference":
+            recipe["data"] |= {"prompt": "question", "chosen": "answer", "rejected": "other"}
+            recipe["batch"]["train_batch_size"] = count // 2
+        if not self.sampled:
+            if self.job == "sft":
+                recipe["data"] |= {"answer": "answer"}
+            return recipe
+        recipe["batch"] = {
+            "rollout_batch_size": count,
+            "n_samples_per_prompt": ANSWERS,
+            "micro_train_tokens": self.tokens,
+        }
+        recipe["algorithm"] = {"type": self.job, "kl_coef": 0.05 * ("reference" in words)}
+        recipe["rewards"] = [{"type": f"{__name__}:by_sample"}]
+        recipe["rollout"] = {
+            "max_new_tokens": NEW,
+            "slots": 128,
+            "cache_tokens": 128 * (ROW + 16),
+        }
+        if self.job == "ppo":
+            recipe["critic"] = {"model": {"gradient_checkpointing": "checkpointing" in words}}
+        return recipe
+
+
+def by_sample(prompt: Prompt, rollout: Rollout) -> float:
+    """A reward that no text decides, so that every group has something to learn: 1 for every second
+    sample of a prompt.
+    """
+    return float(rollout.sample % 2)
+
+
+def cases() -> Iterator[Case]:
+    """All of them: updates of two full micro-batches."""
+    for words in ((), ("checkpointing",), ("adapter",), ("adapter", "checkpointing")):
+        yield Case("sft", "0.6B", words)
+    yield Case("sft", "0.6B", (), 16384)
+    yield Case("sft", "0.6B", ("checkpointing",), 16384)
+    yield Case("sft", "1.7B")
+    yield Case("sft", "1.7B", ("checkpointing",), 16384)
+    yield Case("sft", "1.7B", ("adapter",))
+    yield Case("sft", "1.7B", ("zero3",))
+    yield Case("sft", "8B", ("adapter", "checkpointing"))
+    yield Case("sft", "8B", ("zero3", "checkpointing"))
+    yield Case("sft", "8B", ("zero3", "checkpointing"), 32768)
+    yield Case("grpo", "0.6B")
+    yield Case("grpo", "0.6B", ("reference", "checkpointing"))
+    yield Case("grpo", "1.7B", ("checkpointing",))
+    yield Case("grpo", "1.7B", ("adapter", "reference"))
+    yield Case("grpo", "8B", ("adapter", "checkpointing"))
+    yield Case("grpo", "8B", ("zero3", "checkpointing"))
+    yield Case("ppo", "0.6B")
+    yield Case("ppo", "1.7B", ("checkpointing",))
+    yield Case("preference", "0.6B", ("checkpointing",))

@@ -1,0 +1,109 @@
+"""What a GPU holds beside tensors: workspaces of cuBLAS, what torch's allocator has reserved in pages
+and in holes between tensors, buffers of NCCL, the share of a vLLM process.
+
+torch maps memory page by page (expandable segments, parallel.device) and gives it back between
+phases, so that a phase begins without holes. Within it a freed tensor leaves one, which the next
+tensors fill as far as they fit.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from postgrad.plan.activations import FLOAT32
+from postgrad.plan.hardware import Device
+from postgrad.plan.held import PHASES, MemoryLine, MemoryPhase, always, awake
+from postgrad.plan.roles import PlannedRole, adapted_layers
+from postgrad.plan.sizes import Sharing
+from postgrad.recipe.recipe import Recipe
+from postgrad.rollout.settings import RolloutSettings
+
+NCCL = "buffers of NCCL"  # purposes of lines that torch's allocator does not see
+VLLM = "share of vLLM"
+OUTSIDE = frozenset((NCCL, VLLM))
+
+# cuBLAS has a workspace for each thread that multiplies: the one of forward passes, and autograd's.
+# ":4096:8" of parallel.device are 8 of 4096 KiB, which is also what a Hopper card has without it.
+HANDLES, WORKSPACE = 2, 8 * 4096 * 2**10
+# torch's allocator maps pages of 20 MiB for tensors from 1 MiB on, and of 2 MiB for smaller ones,
+# for each stream of its own.
+LARGE_PAGE, SMALL_PAGE = 20 * 2**20, 2 * 2**20
+STREAMS, SHARDED_STREAMS = 1, 3  # FSDP2 has one more to gather into and one to reduce in
+HOLES: Mapping[MemoryPhase, float] = {}
+# NCCL receives through 10 MiB in each channel of a communicator, with a ring and a tree. That is
+# 0.67 GB over NVLink, where 0.69 GB were read on four A100 (github.com/NVIDIA/nccl/issues/964).
+CHANNEL = 2 * 10 * 2**20
+CHANNELS = {"nvlink": 32, "xgmi": 32, "pcie": 4, "none": 0}
+
+
+def workspaces() -> Iterator[MemoryLine]:
+    """Those of cuBLAS, from the first product on."""
+    count = HANDLES * WORKSPACE
+    yield MemoryLine("run", "workspaces of cuBLAS", dict.fromkeys(PHASES[1:], count))
+
+
+def pages(sharing: Sharing) -> Iterator[MemoryLine]:
+    """The last page of each segment, which is not full."""
+    streams = SHARDED_STREAMS if sharing.divided > 1 else STREAMS
+    yield MemoryLine("run", "pages", always(streams * (LARGE_PAGE + SMALL_PAGE)))
+
+
+def communication(sharing: Sharing, device: Device) -> Iterator[MemoryLine]:
+    """Buffers of NCCL's communicators, which stay from their first use on."""
+    count = communicators(sharing) * CHANNELS[device.link] * CHANNEL
+    yield MemoryLine("run", NCCL, dict.fromkeys(PHASES[1:], count))
+
+
+def communicators(sharing: Sharing) -> int:
+    """How many a rank takes part in (parallel.ranks.Groups): that of all ranks; those over which
+    layers and other weights are sharded, which tensor parallelism keeps apart; between groups that
+    hold all weights; of the ranks that share a sequence, matrices, or both.
+    """
+    if sharing.ranks == 1:
+        return 0
+    tensor, context = sharing.tensor > 1, sharing.context > 1
+    sharded = sharing.divided > 1
+    groups = sharded and sharing.replicas * sharing.context > sharing.divided
+    each = (sharded, sharded and tensor, groups, tensor, context, tensor and context)
+    return 1 + sum(each)
+
+
+def publishing(
+    policy: PlannedRole, sharing: Sharing, b: int, *, sampled: bool
+) -> Iterator[MemoryLine]:
+    """What a weight takes on its way to the engine: where it is divided, the parts of all ranks and
+    the weight that they make (parallel.sharding.whole_tensor); with an adapter, a matrix and its
+    product of A and B in float32.
+    """
+    if not sampled:
+        return
+    shape, count = policy.shape, 0
+    largest = max(shape.embedding_parameters, shape.hidden_size * shape.intermediate_size)
+    width = FLOAT32 if policy.model.lora is None else b
+    if sharing.divided > 1 or sharing.tensor > 1:
+        count = int(largest * width * (2 + 1 / max(sharing.divided, sharing.tensor)))
+    if policy.model.lora is not None:
+        matrices = [m * k for m, k in adapted_layers(shape, policy.model.lora)]
+        count = max(count, 2 * FLOAT32 * max(matrices, default=0))
+    yield MemoryLine("run", "weights on their way to the engine", {"save": count})
+
+
+def vllm(
+    recipe: Recipe, rollout: RolloutSettings, device: Device, count: int
+) -> Iterator[MemoryLine]:
+    """The share of a vLLM process on the learner's device, which sleeps while the learner works
+    unless the recipe says otherwise. count: devices of a machine.
+    """
+    settings, ranks = rollout.vllm, recipe.learner.ranks
+    here = settings.engines * settings.tensor_parallel >= count  # they take the last devices first
+    if recipe.cluster.engines(ranks):
+        here = recipe.cluster.policy.colocate is not None
+    if here:
+        taken = int(settings.memory_fraction * device.memory_bytes)
+        phases = always(taken) if settings.sleep is False else awake(taken)
+        yield MemoryLine("engine", VLLM, phases)
+
+
+def holes(lines: Sequence[MemoryLine]) -> Iterator[MemoryLine]:
+    """Freed memory between tensors: a share of what the passes of a phase, `lines`, take."""
+    taken = {phase: sum(line.bytes.get(phase, 0) for line in lines) for phase in PHASES}
+    counts = {phase: int(HOLES.get(phase, 0.0) * count) for phase, count in taken.items()}
+    yield MemoryLine("run", "holes between tensors", counts)
