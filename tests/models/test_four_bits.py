@@ -179,7 +179,9 @@ def test_a_twin_shares_every_tensor_and_follows_what_changes_in_place(fresh: Fre
 
 
 def test_an_adapters_directory_is_refused_as_a_base(fresh: Fresh, tmp_path: Path) -> None:
-    adapter = moved(add_adapter(load_model(str(fresh("qwen3")), dtype=torch.float32).lm, SMALL, seed=0))
+    adapter = moved(
+        add_adapter(load_model(str(fresh("qwen3")), dtype=torch.float32).lm, SMALL, seed=0)
+    )
     write_adapter(adapter.parameters(), SMALL, str(fresh("qwen3")), tmp_path / "adapter")
     with pytest.raises(UsageError, match="cannot be merged into weights of four bits"):
         load_model(str(tmp_path / "adapter"), dtype=torch.float32, quantize="4bit")

@@ -49,9 +49,7 @@ class ExportedRole:
         dtype = compute_dtype(choices.dtype, torch.device("cpu"))
         on_cpu = {name: weight.detach().cpu() for name, weight in weights.items()}
         if self.lora is not None:
-            on_cpu = merged_state(
-                self.base, on_cpu, self.lora, quantize=self.quantize, dtype=dtype
-            )
+            on_cpu = merged_state(self.base, on_cpu, self.lora, quantize=self.quantize, dtype=dtype)
         scale = None
         if self.scores:
             trained = self.stem.startswith("reward_model.")

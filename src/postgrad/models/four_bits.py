@@ -169,5 +169,7 @@ class _Pack(ConversionOps):
             codes, *rest = quantize_4bit(weight[0] if isinstance(weight, list) else weight)
             packed[name] = nn.Parameter(codes, requires_grad=False)
             owner = name.rpartition(".")[0]
-            packed |= {f"{owner}.{field}": t for field, t in zip(FourBits._fields[1:], rest, strict=True)}
+            packed |= {
+                f"{owner}.{field}": t for field, t in zip(FourBits._fields[1:], rest, strict=True)
+            }
         return packed

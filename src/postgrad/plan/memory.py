@@ -70,9 +70,7 @@ class Memory:
         """
         outside = {FRAME, *reserved.OUTSIDE}
         return tuple(
-            line
-            for line in self.lines
-            if line.role != VERIFIERS and line.purpose not in outside
+            line for line in self.lines if line.role != VERIFIERS and line.purpose not in outside
         )
 
     def above_baseline(self, phase: MemoryPhase) -> int:
@@ -220,7 +218,9 @@ def _engine(
     weights = _engine_weights(recipe, rollout, policy, b, cpu=cpu)
     yield MemoryLine("engine", "weights", weights)
     if not weights:
-        yield MemoryLine("engine", "a matrix of four bits, expanded", awake(expanded(policy, b, cpu=cpu)))
+        yield MemoryLine(
+            "engine", "a matrix of four bits, expanded", awake(expanded(policy, b, cpu=cpu))
+        )
     elif cpu and b == FLOAT32 and policy.shape.model_type in LLAMA_TYPES:  # models.linear.in_order
         ordered = policy.shape.matrix_parameters * FLOAT32
         yield MemoryLine("engine", "weights as products read them", awake(ordered))

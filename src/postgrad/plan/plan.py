@@ -137,9 +137,7 @@ def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
         roles=roles,
         sizes=planned_sizes,
         lengths=lengths,
-        memory=memory(
-            recipe, roles, planned_sizes, sharing, device, lengths, facts.hardware.count
-        ),
+        memory=memory(recipe, roles, planned_sizes, sharing, device, lengths, facts.hardware.count),
         timing=times if measured is None else measured.applied(times),
         calibrated=measured and measured.source,
     )
