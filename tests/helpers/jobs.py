@@ -107,6 +107,7 @@ JOBS = {
     "dapo with a reference that follows": Job("rl", 0.0, WORDS + BATCH + DAPO),
     "grpo with kl and ema": Job("rl", 0.9, WORDS + GRPO),
     "grpo with lora": Job("rl", 0.0, WORDS + GRPO + LORA),
+    "grpo in four bits": Job("rl", 0.0, WORDS + GRPO + LORA + '[model]\nquantize = "4bit"\n'),
     "ppo": Job("rl", 0.0, WORDS + PPO),
     "reward model": Job("reward", 0.0, PAIRS, "reward_model"),
     "reward model with ema": Job("reward", 0.9, PAIRS, "reward_model"),

@@ -140,6 +140,12 @@ REFUSED = {
         'recipe.toml:22: critic.model.quantize: "4bit" weights are frozen, so there has to be an '
         "adapter that trains: give [critic.model.lora]",
     ),
+    "an engine in another dtype than the four bits that it reads": (
+        PPO.replace('some/model"\n', 'some/model"\nquantize = "4bit"\n')
+        + LORA
+        + '\n[rollout]\ndtype = "float32"\n',
+        'rollout.dtype: "float32": the engine reads the policy\'s weights in four bits',
+    ),
     "a target that cannot be a layer's name": (
         PPO + '\n[model.lora]\ntargets = [".*proj"]\n',
         "model.lora.targets: '.*proj' is not the end of a layer's name",

@@ -70,6 +70,28 @@ def test_warm_up_below_one_is_a_share(flags: list[str], wanted: dict[str, float]
     assert {key: one for key, one in learner.items() if "warmup" in key} == wanted
 
 
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("adamw_torch", None),
+        ("paged_adamw_32bit", None),
+        ("adamw_bnb_8bit", "8bit"),
+        ("paged_adamw_8bit", "8bit"),
+    ],
+)
+def test_adamw_in_eight_bits_has_its_key(name: str, state: str | None) -> None:
+    found = of("--optim", name)
+    assert found.problem is None
+    assert found.recipe["learner"].get("optimizer_state") == state
+    assert found.recipe["learner"].get("optimizer", "adamw") == "adamw"
+
+
+def test_another_optimizer_is_missing() -> None:
+    found = of("--optim", "adafactor")
+    assert "optimizer_state" not in found.recipe["learner"]
+    assert any("adafactor" in str(entry) for entry in found.missing)
+
+
 def test_a_least_rate_is_a_share_of_the_rate() -> None:
     found = of("--learning_rate", "1e-5", "--lr_scheduler_type", "cosine_with_min_lr",
                "--lr_scheduler_kwargs", '{"min_lr": 1e-6}')  # fmt: skip

@@ -20,6 +20,7 @@ from postgrad.core.hub import split_revision
 from postgrad.core.records import Logprobs
 from postgrad.fleet.choices import Choices
 from postgrad.models.files import is_adapter
+from postgrad.models.four_bits import in_four_bits, twin
 from postgrad.models.load import load_model, load_tokenizer
 from postgrad.models.rope import require_length
 from postgrad.parallel import device as devices
@@ -70,24 +71,37 @@ def build_engine(
     max_len: int,
     logs: Path | None = None,
     borrows: bool = False,
+    policy: nn.Module | None = None,
     beside_learner: bool = False,
 ) -> tuple[Engine, Choices]:
     """The engine with the weights of `path` (a server has its own), closed with `stack`, and the
     choices with its sizes.
 
     sequences: how many are sampled at once; max_len: tokens of the longest. logs: see
-    rollout.vllm.start. borrows: see LocalEngine. beside_learner: a learner works on this process's
-    first GPU.
+    rollout.vllm.start. borrows: see LocalEngine. policy: the model that is trained, where it is in
+    this process: the built-in engine may read its weights, see shares_weights. beside_learner: a
+    learner works on this process's first GPU.
     """
     sizes = {"sequences": sequences, "max_len": max_len}
     if settings.type == "local":
-        return _local(settings, path, choices, **sizes, borrows=borrows)
+        shared = policy if policy is not None and shares_weights(policy, choices) else None
+        return _local(settings, path, choices, **sizes, borrows=borrows, shared=shared)
     if settings.type == "vllm":
         return _vllm(settings, path, choices, stack, logs, **sizes, beside_learner=beside_learner)
     model = settings.openai.model or split_revision(path)[0]
     server = OpenAIEngine(settings.openai, model, load_tokenizer(path))
     stack.callback(server.close)
     return server, choices
+
+
+def shares_weights(policy: nn.Module, choices: Choices) -> bool:
+    """Whether the built-in engine reads a policy's weights where they are, without a copy: those in
+    four bits with their adapter, and on a GPU those of a whole model in the engine's dtype.
+    """
+    if in_four_bits(policy):
+        return True
+    trains_whole = all(parameter.requires_grad for parameter in policy.parameters())
+    return trains_whole and choices.device == "cuda" and choices.rollout_dtype == choices.dtype
 
 
 def _local(
@@ -98,20 +112,26 @@ def _local(
     sequences: int,
     max_len: int,
     borrows: bool,
+    shared: nn.Module | None,
 ) -> tuple[LocalEngine, Choices]:
-    """The built-in engine, with a copy of the model unless it borrows one."""
+    """The built-in engine, with a copy of the model unless it borrows one, or shares `shared`."""
     device = torch.device(choices.device)
     assert choices.rollout_dtype is not None  # of every job that answers
-    dtype = compute_dtype(choices.rollout_dtype, device)
-    model = load_model(path, dtype=dtype, device=device)
-    require_length(model.config, max_len, path)
-    sizes = choices.sizes or probe_sizes(model.lm, settings, sequences=sequences, max_len=max_len)
+    if shared is None:
+        dtype = compute_dtype(choices.rollout_dtype, device)
+        model = load_model(path, dtype=dtype, device=device)
+        lm, tokenizer = model.lm, model.tokenizer
+    else:
+        lm, tokenizer = twin(shared), load_tokenizer(path)
+    require_length(lm.config, max_len, path)
+    sizes = choices.sizes or probe_sizes(lm, settings, sequences=sequences, max_len=max_len)
     engine = LocalEngine(
-        model.lm,
-        model.tokenizer,
+        lm,
+        tokenizer,
         slots=sizes.slots,
         cache_tokens=sizes.cache_tokens,
         borrows=borrows,
+        shares=shared is not None,
     )
     return engine, replace(choices, slots=sizes.slots, cache_tokens=sizes.cache_tokens)
 

@@ -12,6 +12,7 @@ from postgrad.core.errors import UsageError
 from postgrad.fleet.choices import Choices
 from postgrad.models.adapter_files import merged_state, write_adapter
 from postgrad.models.export import export_hf
+from postgrad.models.four_bits import Quantize
 from postgrad.models.score import RewardScale, scale_of_state
 from postgrad.models.settings import LoraSettings
 from postgrad.parallel.device import compute_dtype
@@ -27,6 +28,7 @@ class ExportedRole:
     lora: LoraSettings | None  # of its adapter; None where the file holds all weights
     scores: bool  # it has a score head
     template: str = ""  # the recipe's data.chat_template
+    quantize: Quantize = "none"  # of the frozen base under its adapter
 
     def export(
         self,
@@ -47,7 +49,7 @@ class ExportedRole:
         dtype = compute_dtype(choices.dtype, torch.device("cpu"))
         on_cpu = {name: weight.detach().cpu() for name, weight in weights.items()}
         if self.lora is not None:
-            on_cpu = merged_state(self.base, on_cpu, self.lora)
+            on_cpu = merged_state(self.base, on_cpu, self.lora, quantize=self.quantize, dtype=dtype)
         scale = None
         if self.scores:
             trained = self.stem.startswith("reward_model.")
@@ -98,7 +100,7 @@ def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
     lora, template = recipe.model.lora, recipe.data.chat_template
 
     def of_base(stem: str, *, scores: bool) -> ExportedRole:
-        return ExportedRole(stem, base, lora, scores, template)
+        return ExportedRole(stem, base, lora, scores, template, recipe.model.quantize)
 
     if recipe.trained_role == "reward_model":
         return {"reward_model": of_base("reward_model.weights", scores=True)}
@@ -109,6 +111,7 @@ def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
         if recipe.algorithm.needs().critic:
             model = recipe.critic.model
             start = model.source or base
-            critic = ExportedRole("critic.weights", start, model.lora, scores=True)
-            by_stem["critic"] = replace(critic, template=template)
+            by_stem["critic"] = ExportedRole(
+                "critic.weights", start, model.lora, True, template, model.quantize
+            )
     return by_stem

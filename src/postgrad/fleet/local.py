@@ -153,13 +153,16 @@ class LocalFleet:
         give_back(torch.device(self._site.choices.device))
 
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
-        """Fleet.engine: it borrows the weights of the policy, which is in this process too."""
+        """Fleet.engine: it borrows the weights of the policy, which is in this process too; those
+        in four bits, and the adapter on them, it reads where they are.
+        """
         settings = self._site.recipe.rollout_settings
         assert settings is not None  # of every job that samples
         require_trainable(settings)
         engine, self._site.choices = build_engine(
             settings, path, self._site.choices, stack,
             sequences=sequences, max_len=max_len, logs=self._logs, borrows=True,
+            policy=self._policy.backbone.lm,
             beside_learner=True,
         )  # fmt: skip
         return engine

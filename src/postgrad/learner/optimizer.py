@@ -12,6 +12,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from postgrad.core.errors import RunError, UsageError
+from postgrad.learner.eight_bits import (
+    MOMENTS,
+    STATE,
+    EightBitAdamW,
+    is_quantized,
+    piece_of_state,
+    state_type,
+)
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.linear import sum_gradients_in
 from postgrad.parallel.ranks import ALONE, Ranks
@@ -156,9 +164,11 @@ class MasterOptimizer:
                 f'{sorted(self.master)[:3]}...: take "adamw"'
             )
         self._muon = Muon(matrices if settings.optimizer == "muon" else {}, settings, self._gather)
-        self._moments = {
-            name: MUON if name in self._muon.weights else ADAMW for name in self.master
-        }
+        small = settings.optimizer_state == "8bit"
+        quantized = {n: p for n, p in self.master.items() if small and is_quantized(self.pieces[n])}
+        self._eight_bits = EightBitAdamW(quantized, settings)
+        self._moments = dict.fromkeys(self.master, ADAMW)
+        self._moments |= dict.fromkeys(self._muon.weights, MUON) | dict.fromkeys(quantized, STATE)
         rest = [p for name, p in self.master.items() if self._moments[name] == ADAMW]
         decayed = [p for p in rest if p.ndim >= 2]
         plain = [p for p in rest if p.ndim < 2]  # norms and biases
@@ -214,6 +224,7 @@ class MasterOptimizer:
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self._adamw.step()
+        self._eight_bits.step(rate, self.updates + 1)
         ratio = (self._settings.muon_lr or self._settings.lr) / self._settings.lr
         self._muon.step(rate * ratio, moving=norm > 0.0)
         for master in self.master.values():
@@ -274,16 +285,32 @@ class MasterOptimizer:
 
     def state(self) -> dict[str, Tensor]:
         """The number of updates (int64, "updates"), and after the first one the moments: AdamW's as
-        NAME.exp_avg and NAME.exp_avg_sq, Muon's as NAME.momentum_buffer.
+        NAME.exp_avg and NAME.exp_avg_sq, of eight bits with NAME.exp_avg_scale and
+        NAME.exp_avg_sq_scale, Muon's as NAME.momentum_buffer.
         """
         tensors = {UPDATES: torch.tensor(self.updates)}
         for name, master in self.master.items() if self.updates else ():
             if self._moments[name] == MUON:
                 tensors[f"{name}.{MUON[0]}"] = self._muon.momentum[name]
+            elif self._moments[name] == STATE:
+                state = self._eight_bits.state[name]
+                tensors |= {f"{name}.{part}": state[part] for part in STATE}
             else:
                 moments = self._adamw.state[master]
                 tensors |= {f"{name}.{moment}": moments[moment] for moment in ADAMW}
         return tensors
+
+    @property
+    def scale_pieces(self) -> dict[str, TensorPiece]:
+        """Where this rank's parts of the scales of moments in eight bits lie, by their names in
+        `state`. The parts of other moments lie as those of their weights do.
+        """
+        return {
+            f"{name}.{part}": piece_of_state(part, self.pieces[name])
+            for name in self._eight_bits.weights
+            for part in STATE
+            if part not in MOMENTS
+        }
 
     def parts_of(self, kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's parts of whole tensors by hub name. Other names or shapes are a RunError.
@@ -297,12 +324,20 @@ class MasterOptimizer:
         """Bytes of weights() and state() after the first update; of parts that several ranks hold,
         only on the first of them.
         """
-        kept = [
-            p.nbytes * (1 + len(self._moments[name]))
-            for name, p in self.master.items()
-            if self.pieces[name].first
-        ]
-        return sum(kept) + torch.int64.itemsize
+        kept = torch.int64.itemsize
+        for name, master in self.master.items():
+            if self.pieces[name].first:
+                kept += master.nbytes
+                for piece, dtype in self._state_of(name).values():
+                    kept += math.prod(piece.sizes) * dtype.itemsize
+        return kept
+
+    def _state_of(self, name: str) -> dict[str, tuple[TensorPiece, torch.dtype]]:
+        """Of a weight's state by name: where this rank's part lies, and its dtype."""
+        moments, piece = self._moments[name], self.pieces[name]
+        if moments == STATE:
+            return {part: (piece_of_state(part, piece), state_type(part)) for part in moments}
+        return dict.fromkeys(moments, (piece, torch.float32))
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
@@ -313,23 +348,34 @@ class MasterOptimizer:
         _check("weights", weights, shapes)
         updates = _updates_of(state)
         moments = {
-            f"{name}.{moment}": shapes[name]
-            for name, moment_names in self._moments.items()
-            for moment in moment_names
+            f"{name}.{moment}": (torch.Size(piece.shape), dtype)
+            for name in self.master
+            for moment, (piece, dtype) in self._state_of(name).items()
             if updates
         }
-        _check("optimizer state", state, {UPDATES: torch.Size(()), **moments})
+        sizes = {name: shape for name, (shape, _) in moments.items()}
+        _check("optimizer state", state, {UPDATES: torch.Size(()), **sizes})
+        for name, (_, dtype) in moments.items():
+            if state[name].dtype != dtype:
+                raise RunError(
+                    f"{name!r} of the checkpoint's optimizer state is {state[name].dtype}, here it "
+                    f"is {dtype}: learner.optimizer_state has to stay as it was"
+                )
         for name, master in self.master.items():
             piece = self.pieces[name]
             master.copy_(piece.of(weights[name]))
             if not updates:
                 continue
             saved = {
-                moment: torch.empty_like(master).copy_(piece.of(state[f"{name}.{moment}"]))
-                for moment in self._moments[name]
+                moment: torch.empty(part.sizes, dtype=dtype, device=master.device).copy_(
+                    part.of(state[f"{name}.{moment}"])
+                )
+                for moment, (part, dtype) in self._state_of(name).items()
             }
             if self._moments[name] == MUON:
                 self._muon.momentum[name] = saved[MUON[0]]
+            elif self._moments[name] == STATE:
+                self._eight_bits.state[name] = saved
             else:
                 step = torch.tensor(float(updates), device=master.device)
                 self._adamw.state[master] = {"step": step, **saved}

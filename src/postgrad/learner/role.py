@@ -147,8 +147,10 @@ class Learner(ABC, Generic[AnyAlgorithm]):
 
     @property
     def pieces(self) -> Mapping[str, TensorPiece]:
-        """Where this rank's parts of the trained weights lie in the whole tensors, by name."""
-        return self.optimizer.pieces
+        """Where this rank's parts of the trained weights, and of state that is not shaped as they
+        are, lie in the whole tensors, by name.
+        """
+        return self.optimizer.pieces | self.optimizer.scale_pieces
 
     @property
     def updates(self) -> int:

@@ -20,9 +20,12 @@ class LearnerSettings(Settings):
     optimizer "muon": Muon for the matrices of the decoder's layers, AdamW for all else. Its steps
     are about as long as AdamW's, so that `lr` is the rate of both; `muon_lr` gives Muon another
     rate, on the same schedule.
+
+    optimizer_state "8bit": AdamW's moments of matrices take a byte a number (arXiv:2110.02861).
     """
 
     optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer_state: Literal["float32", "8bit"] = "float32"  # AdamW's moments of matrices
     lr: float = Field(default=1e-6, gt=0.0)  # the rate after warm-up
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_updates: int = Field(default=0, ge=0)  # or warmup_ratio
@@ -54,6 +57,20 @@ class LearnerSettings(Settings):
             raise ValueError(
                 f"warmup_updates = {self.warmup_updates} and warmup_ratio = {self.warmup_ratio:g} "
                 "both say how long the rate warms up: leave one of them out, or set it to 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_quantized_state(self) -> Self:
+        if self.optimizer_state == "8bit" and self.optimizer != "adamw":
+            raise ValueError(
+                f'optimizer_state = "8bit" is of AdamW\'s moments, and optimizer is '
+                f'"{self.optimizer}": take "adamw", or leave optimizer_state out'
+            )
+        if self.optimizer_state == "8bit" and self.tensor_parallel > 1:
+            raise ValueError(
+                f'optimizer_state = "8bit" quantises rows of matrices, which tensor_parallel = '
+                f"{self.tensor_parallel} cuts: use 1, and sharding over the ranks"
             )
         return self
 

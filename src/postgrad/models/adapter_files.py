@@ -16,6 +16,7 @@ from postgrad.core.hub import pretrained, split_revision
 from postgrad.models.adapter_reader import HEAD, HEAD_WEIGHT, last_names, read_adapter
 from postgrad.models.adapters import add_adapter
 from postgrad.models.export import PROBE, TOLERANCE, export_hf
+from postgrad.models.four_bits import Quantize
 from postgrad.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter
 from postgrad.models.load import load_config, load_model, load_tokenizer, require_readable
 from postgrad.models.named_templates import with_template
@@ -61,13 +62,22 @@ def write_adapter(
 
 @torch.no_grad()
 def merged_state(
-    base: str, weights: Mapping[str, Tensor], settings: LoraSettings
+    base: str,
+    weights: Mapping[str, Tensor],
+    settings: LoraSettings,
+    *,
+    quantize: Quantize = "none",
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, Tensor]:
     """The base with the adapter merged into it, in float32 by hub name, as export_hf takes it. One
     matrix is merged at a time. Raises RunError where the adapter is of another model.
+
+    quantize, dtype: what the adapter was trained on: into a base in four bits, which were taken of
+    weights in `dtype`, it is merged as they read, not into the weights that they came from.
     """
     load = load_score_model if HEAD_WEIGHT in weights else load_model
-    adapter = add_adapter(load(base, dtype=torch.float32).lm, settings, seed=0)
+    read_in = torch.float32 if quantize == "none" else dtype
+    adapter = add_adapter(load(base, dtype=read_in, quantize=quantize).lm, settings, seed=0)
     adapter.load(weights)
     state = dict(adapter.frozen())
     for name, tensor in adapter.merged():

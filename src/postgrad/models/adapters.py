@@ -6,7 +6,7 @@ small neighbour for every adapter, by name. Which adapter acts is state of the m
 
 import re
 import warnings
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,6 +19,7 @@ from postgrad.core import seeds
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
 from postgrad.models.adapter_reader import HEAD, PREFIX, linear_layers
+from postgrad.models.four_bits import FourBitLinear, base_weight
 from postgrad.models.score import in_float32
 from postgrad.models.settings import LoraSettings
 
@@ -154,7 +155,7 @@ class Adapter:
         for layer_name, layer in self._adapted_layers():
             if hasattr(layer, "lora_A"):
                 a, b = layer.lora_A[self.name].weight, layer.lora_B[self.name].weight
-                matrices = layer.get_base_weight().float(), a, b
+                matrices = base_weight(layer).float(), a, b
                 base, a, b = (_full_tensor(matrix) for matrix in matrices)
                 yield (
                     f"{layer_name}.weight",
@@ -165,16 +166,23 @@ class Adapter:
                     yield f"{layer_name}.{end}", tensor.detach().clone()
 
     def frozen(self) -> Iterator[tuple[str, Tensor]]:
-        """The frozen model's weights by hub name, without its `score` head; a tied weight once."""
+        """The frozen model's weights by hub name, without its `score` head; a tied weight once.
+        Those in four bits are expanded, one at a time.
+        """
+        yield from self._frozen(frozenset())
+
+    def _frozen(self, without: Set[str]) -> Iterator[tuple[str, Tensor]]:
         pattern = re.compile(r"\.(lora_[AB]|original_module|modules_to_save)\.")
         for parameter_name, parameter in self.lm.named_parameters():
-            if not pattern.search(parameter_name):
-                yield parameter_name.replace(".base_layer.", "."), parameter.detach()
+            name = parameter_name.replace(".base_layer.", ".")
+            if not pattern.search(parameter_name) and name not in without:
+                layer = self.lm.get_submodule(parameter_name.rpartition(".")[0])
+                packed = isinstance(layer, FourBitLinear) and parameter is layer.weight
+                yield name, base_weight(layer) if packed else parameter.detach()
 
     def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
         """A whole model by hub name: `frozen` weights of other layers, then `merged` ones."""
-        targets = {f"{name}.weight" for name, _ in self._adapted_layers()}
-        yield from ((name, weight) for name, weight in self.frozen() if name not in targets)
+        yield from self._frozen({f"{name}.weight" for name, _ in self._adapted_layers()})
         yield from self.merged()
 
     @torch.no_grad()

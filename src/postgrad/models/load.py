@@ -5,12 +5,11 @@ models.config_check), and any error that a library raises over them becomes one 
 """
 
 import copy
-import importlib.util
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,6 +29,7 @@ from postgrad.models import files
 from postgrad.models.adapter_reader import HEAD, merge_adapter, read_adapter
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.config_check import require_config
+from postgrad.models.four_bits import Quantize, loading_arguments
 from postgrad.models.headers import read_headers, require_fit
 from postgrad.models.linear import fuse_norms, speed_up
 from postgrad.models.probe import require_same_outputs
@@ -37,43 +37,8 @@ from postgrad.models.rope import hold_frequencies
 from postgrad.models.settings import looks_local
 from postgrad.models.supported import is_tested, require_interface, require_supported
 
-Quantize = Literal["none", "4bit"]
-
 SCALE_KEYS = ("reward_mean", "reward_std")  # in config.json of a reward model
 LONGEST = 400  # characters of a library's message that are shown
-
-
-def loading_arguments(quantize: Quantize, device: torch.device) -> dict[str, Any]:
-    """More arguments of from_pretrained; {} for "none".
-
-    "4bit": NF4 with doubly quantised scales, products in bfloat16, by bitsandbytes; output and
-    score heads stay unquantised. Raises UsageError without CUDA or bitsandbytes.
-    """
-    if quantize == "none":
-        return {}
-    missing = [
-        requirement
-        for requirement, there in {
-            "a CUDA device": device.type == "cuda" and torch.cuda.is_available(),
-            "the package bitsandbytes": importlib.util.find_spec("bitsandbytes") is not None,
-        }.items()
-        if not there
-    ]
-    if missing:
-        raise UsageError(
-            f'model.quantize = "4bit" needs {" and ".join(missing)}: not here; take "none", which '
-            "trains the same adapter on a base in model.dtype"
-        )
-    from transformers import BitsAndBytesConfig
-
-    config = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-        llm_int8_skip_modules=["lm_head", "score"],  # acts for four bits too, despite its name
-    )
-    return {"quantization_config": config, "device_map": {"": device}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +63,7 @@ def load_model(
 
     path: also "org/name@REVISION" (core.hub), or the directory of a PEFT adapter, which is merged
     into its base (models.adapter_reader), here and in the other functions.
-    quantize: for a model that gets an adapter, see loading_arguments.
+    quantize: "4bit" holds the matrices of the layers so, for a model that gets an adapter.
 
     The model attends with our attention, so `hidden_states` can run it over layouts. It is in eval
     mode, with gradient checkpointing, which acts only in train mode, in that.
@@ -119,8 +84,7 @@ def place(lm: Any, path: str, device: torch.device | None, *, gradient_checkpoin
     """Moves a model to its device, swaps in our faster layers, and sets its mode as load_model
     says. A model of an untested type is probed there (models.probe).
     """
-    if not getattr(lm, "is_quantized", False):  # four-bit weights were read onto the device
-        lm.to(device or torch.device("cpu"))
+    lm.to(device or torch.device("cpu"))
     speed_up(lm, device or torch.device("cpu"))
     fuse_norms(lm, device or torch.device("cpu"))
     hold_frequencies(lm, path)

@@ -16,13 +16,12 @@ from transformers import AutoModelForSequenceClassification
 
 from postgrad.core.errors import UsageError
 from postgrad.core.seeds import integer
+from postgrad.models.four_bits import Quantize, loading_arguments
 from postgrad.models.load import (
     SCALE_KEYS,
     LoadedModel,
-    Quantize,
     load_config,
     load_tokenizer,
-    loading_arguments,
     place,
     read_weights,
     require_whole,

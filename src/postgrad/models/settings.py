@@ -75,7 +75,7 @@ class ModelSettings(Settings):
     dtype: "float32"; "bfloat16" computes in bfloat16 over float32 master weights; "auto" is
     bfloat16 on CUDA, and on a CPU what a short measurement at the start of a run says.
     quantize: "4bit" holds the frozen weights under an adapter in four bits (QLoRA,
-    arXiv:2305.14314), on CUDA.
+    arXiv:2305.14314), those of the layers' matrices.
     """
 
     path: str | None = None  # Hugging Face directory, hub id, or "@NAME": a stage of a pipeline

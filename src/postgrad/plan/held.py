@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from postgrad.plan.activations import FLOAT32
-from postgrad.plan.roles import PlannedRole
+from postgrad.plan.roles import PlannedRole, adapted_layers, linear_layers
 from postgrad.plan.sizes import Sharing
 
 MemoryPhase = Literal["load", "rollout", "score", "update", "save"]
 PHASES: tuple[MemoryPhase, ...] = get_args(MemoryPhase)
 
+# learner.eight_bits.SMALLEST and ops.quantization.WIDE_BLOCK, which a test holds them to
+SMALLEST, WIDE_BLOCK = 4096, 256
 FOUR_BITS = 4.127 / 8  # bytes a weight, NF4 with double quantization (arXiv:2305.14314)
 
 
@@ -103,17 +105,53 @@ def gradients(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> int:
 
 
 def moment_bytes(role: PlannedRole) -> int:
-    """Bytes that the optimizer keeps for all trained weights: two float32 numbers for each weight;
-    Muon one for each weight of the layers' matrices.
+    """Bytes that the optimizer keeps for all trained weights: two float32 numbers for each weight,
+    or two of eight bits for each of a matrix; Muon one for each weight of the layers' matrices.
     """
     if role.learner is None:
         return 0
     both = 2 * FLOAT32 * role.trained
+    if role.learner.optimizer_state == "8bit":
+        matrices = list(_trained_matrices(role))
+        plain = role.trained - sum(count * m * k for count, m, k in matrices)
+        return 2 * FLOAT32 * plain + sum(c * _quantized_bytes(m, k) for c, m, k in matrices)
     if role.learner.optimizer == "adamw":
         return both
     if role.model.lora is not None:
         return FLOAT32 * role.trained
     return both - FLOAT32 * role.shape.layers * role.shape.layer_matrix_parameters
+
+
+def _trained_matrices(role: PlannedRole) -> Iterator[tuple[int, int, int]]:
+    """(count, rows, columns) of the matrices that train."""
+    shape, lora = role.shape, role.model.lora
+    if lora is not None:
+        for inputs, outputs in adapted_layers(shape, lora):
+            yield shape.layers, lora.rank, inputs
+            yield shape.layers, outputs, lora.rank
+        return
+    hidden = shape.hidden_size
+    yield shape.layers, shape.layer_matrix_parameters // hidden, hidden
+    yield 1, shape.vocab_size, hidden
+    if shape.head_parameters and not role.scores:
+        yield 1, shape.vocab_size, hidden
+
+
+def _quantized_bytes(rows: int, columns: int) -> int:
+    """Bytes of both moments of a matrix in eight bits; a small one's stay float32."""
+    if rows * columns < SMALLEST:
+        return 2 * FLOAT32 * rows * columns
+    return 2 * rows * (columns + FLOAT32 * -(-columns // WIDE_BLOCK))
+
+
+def expanded(role: PlannedRole, b: int, *, cpu: bool) -> int:
+    """Bytes while a product expands the largest of the matrices in four bits; 0 without any. On a
+    CPU it passes through float32.
+    """
+    if role.model.quantize == "none":
+        return 0
+    largest = max(m * k for m, k in linear_layers(role.shape).values())
+    return largest * (FLOAT32 + 2 if cpu else b)
 
 
 def state_bytes(role: PlannedRole) -> int:

@@ -19,6 +19,7 @@ from postgrad.plan.held import (
     MemoryPhase,
     always,
     awake,
+    expanded,
     gathered,
     gradients,
     held,
@@ -158,7 +159,10 @@ def _passing(
     by_name = {role.name: role for role in roles}
     for role in roles:
         b = width(role.model.dtype, cpu=passes.cpu)
-        copies = {"gathered weights": gathered(by_name[role.on or role.name], b, sharing)}
+        copies = {
+            "gathered weights": gathered(by_name[role.on or role.name], b, sharing),
+            "a matrix of four bits, expanded": expanded(role, b, cpu=passes.cpu),
+        }
         reading[role.name] = copies | _divided(passes.reading(role), sharing)
         if role.learner is not None:
             summed = copies | {"gradients": gradients(role, b, sharing, cpu=passes.cpu)}
@@ -211,8 +215,13 @@ def _engine(
         yield from reserved.vllm(recipe, rollout, device, count)
         return
     b = engine_width(rollout, policy, cpu=cpu)
-    yield MemoryLine("engine", "weights", _engine_weights(recipe, rollout, policy, b, cpu=cpu))
-    if cpu and b == FLOAT32 and policy.shape.model_type in LLAMA_TYPES:  # models.linear.in_order
+    weights = _engine_weights(recipe, rollout, policy, b, cpu=cpu)
+    yield MemoryLine("engine", "weights", weights)
+    if not weights:
+        yield MemoryLine(
+            "engine", "a matrix of four bits, expanded", awake(expanded(policy, b, cpu=cpu))
+        )
+    elif cpu and b == FLOAT32 and policy.shape.model_type in LLAMA_TYPES:  # models.linear.in_order
         ordered = policy.shape.matrix_parameters * FLOAT32
         yield MemoryLine("engine", "weights as products read them", awake(ordered))
     yield MemoryLine("engine", "key-value cache", awake(passes.cache(policy, b)))
@@ -229,14 +238,30 @@ def _engine_weights(
     """
     shape, lora = policy.shape, policy.model.lora
     copied = always(shape.parameters() * b)
-    here = rollout.type == "local" and recipe.learner.ranks == 1
+    if shares_weights(recipe, policy, cpu=cpu):
+        return {}
     frozen_in = FLOAT32 if lora is None else width(policy.model.dtype, cpu=cpu)
-    if not here or recipe.cluster.engines(1) or b != FLOAT32 or frozen_in != FLOAT32:
+    if not _samples_here(recipe, rollout) or b != FLOAT32 or frozen_in != FLOAT32:
         return copied
     outputs = shape.query_size + 2 * shape.key_size + 2 * shape.intermediate_size
     joined = shape.hidden_size * outputs if shape.model_type in LLAMA_TYPES else 0
     merged = sum(m * k for m, k in adapted_layers(shape, lora)) if lora is not None else 0
     return {**always(shape.layers * max(joined, merged) * b), "load": copied["load"]}
+
+
+def shares_weights(recipe: Recipe, policy: PlannedRole, *, cpu: bool) -> bool:
+    """Whether the engine has no weights of its own (fleet.engines.shares_weights)."""
+    rollout = recipe.rollout_settings
+    if rollout is None or not _samples_here(recipe, rollout):
+        return False
+    alike = engine_width(rollout, policy, cpu=cpu) == width(policy.model.dtype, cpu=cpu)
+    return policy.model.quantize != "none" or (policy.model.lora is None and alike and not cpu)
+
+
+def _samples_here(recipe: Recipe, rollout: RolloutSettings) -> bool:
+    """Whether the engine is in the policy's process."""
+    alone = rollout.type == "local" and recipe.learner.ranks == 1
+    return alone and not recipe.cluster.engines(1)
 
 
 def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> Iterator[MemoryLine]:

@@ -12,7 +12,7 @@ from postgrad.plan.calibration import Measured, factors, machine_of
 from postgrad.plan.hardware import Efficiency, Hardware, efficiency_of
 from postgrad.plan.held import MemoryPhase
 from postgrad.plan.lengths import RowLengths, longest
-from postgrad.plan.memory import Memory, engine_width, memory
+from postgrad.plan.memory import Memory, engine_width, memory, shares_weights
 from postgrad.plan.roles import Find, PlannedRole, planned_roles
 from postgrad.plan.sizes import Sharing, Sizes, sizes
 from postgrad.plan.timing import CostModel, Timing, timing
@@ -116,7 +116,9 @@ def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
     policy, rollout = roles[0], recipe.rollout_settings
     b = 0 if rollout is None else engine_width(rollout, policy, cpu=device.is_cpu)
     before = memory(recipe, roles, Sizes(0, 0, None, 0), sharing, device, lengths).at("load")
-    free = int((device.memory_bytes - before - policy.shape.parameters() * b) * FREE)
+    shared = shares_weights(recipe, policy, cpu=device.is_cpu)
+    copied = 0 if shared else policy.shape.parameters() * b
+    free = int((device.memory_bytes - before - copied) * FREE)
     planned_sizes = sizes(
         recipe,
         geometry,

@@ -162,6 +162,13 @@ def engine_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
             ("rollout", "slots"),
             f'"auto" tries the built-in engine: give a number, or leave it out for {rollout.type}',
         )
+    model = recipe.model
+    if rollout.type == "local" and model.quantize != "none" and rollout.dtype != "auto":
+        yield (
+            ("rollout", "dtype"),
+            f'"{rollout.dtype}": the engine reads the policy\'s weights in four bits and computes '
+            "in model.dtype: leave it out",
+        )
     if rollout.type == "openai":
         yield from _openai(recipe)
 

@@ -16,6 +16,9 @@ PACKED = "padding is never computed here"
 ENGINE = 'the built-in engine samples here; rollout.type = "vllm" and rollout.vllm are vLLM\'s'
 OFFLOAD = "say learner.offload = true where learner.sharding divides the state over ranks"
 LAUNCH = "how processes are launched"
+# transformers' names, also after "paged_", which lets moments swap to the host
+ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_32bit")
+EIGHT_BITS = ("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit")
 ASSUMED = "devices are not said, so one is assumed: give --devices N where more train"
 
 # transformers' name -> schedule here, share of the rate at the end (None: it stays constant)
@@ -181,9 +184,20 @@ def adapter(draft: Draft, options: Options, names: Sequence[str], four_bits: str
         if layers and layers != ["all-linear"]:
             draft.put("model.lora.targets", layers)
     if quantize and value:
-        draft.put("model.quantize", "4bit", "CUDA only")
+        draft.put("model.quantize", "4bit")
     elif quantize:
         draft.miss(four_bits, quantize, "weights in four bits are frozen: they need an adapter")
+
+
+def optimizer(draft: Draft, name: str, value: Any, default: str) -> None:
+    """transformers' name of an optimizer: AdamW, with moments in float32 or in eight bits."""
+    spelling = str(value).lower()
+    if spelling.removeprefix("paged_") in EIGHT_BITS:
+        draft.put("learner.optimizer_state", "8bit", "blocks end with each row of a matrix")
+    if spelling.removeprefix("paged_") in (*EIGHT_BITS, *ADAMW):
+        draft.put("learner.optimizer", "adamw", default)
+    else:
+        draft.miss(name, value, f"learner.optimizer knows {', '.join((*ADAMW, *EIGHT_BITS))}")
 
 
 def sources(draft: Draft, entries: Sequence[dict[str, Any]], section: str = "data") -> None:

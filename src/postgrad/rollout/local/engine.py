@@ -98,15 +98,24 @@ class LocalEngine:
     """
 
     def __init__(
-        self, lm: nn.Module, tokenizer: Any, *, slots: int, cache_tokens: int, borrows: bool = False
+        self,
+        lm: nn.Module,
+        tokenizer: Any,
+        *,
+        slots: int,
+        cache_tokens: int,
+        borrows: bool = False,
+        shares: bool = False,
     ) -> None:
         """lm: the engine's own copy. slots: sequences decoded together in a cache of `cache_tokens`
         places; fewer where sequences are longer than cache_tokens / slots. borrows: loaded weights
         are not copied where that is possible (take_over), so whoever changes them in place has to
-        load them again before the next request.
+        load them again before the next request. shares: all weights of `lm` are the learner's
+        (models.four_bits.twin), so that none of those to be loaded are read.
         """
         self.stats = EngineStats()
-        self._lm = lm.eval().requires_grad_(False)
+        self._lm = lm.eval() if shares else lm.eval().requires_grad_(False)
+        self._shares = shares
         self._decoder = decoder_of(lm)
         self._tokenizer = tokenizer
         self._slots = slots
@@ -168,7 +177,8 @@ class LocalEngine:
         """Replace all weights. Prompts that were computed ahead are computed again; rows in
         progress keep their keys and values.
         """
-        take_over(self._lm, weights, borrow=self._borrows)
+        if not self._shares:
+            take_over(self._lm, weights, borrow=self._borrows)
         self._decoder.forget()
         self._rows.end_version(self._version)
         self._version = version

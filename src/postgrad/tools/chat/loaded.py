@@ -104,7 +104,11 @@ def _weights(recipe: Recipe, checkpoint: Checkpoint, base: str) -> Mapping[str, 
     """The policy's whole weights by hub name, an adapter's merged into its base."""
     role = roles_of(recipe, base)["policy"]
     weights = checkpoint.tensors(role.stem)
-    return weights if role.lora is None else merged_state(base, weights, role.lora)
+    if role.lora is None:
+        return weights
+    stated = checkpoint.state.choices.get("dtype") or "auto"
+    dtype = devices.compute_dtype(stated, torch.device("cpu"))
+    return merged_state(base, weights, role.lora, quantize=role.quantize, dtype=dtype)
 
 
 def _dtype(checkpoint: Checkpoint) -> str:

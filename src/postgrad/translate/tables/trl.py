@@ -69,8 +69,7 @@ RULES: dict[str, Rule] = {
     "shuffle_dataset": to("data.shuffle", read=flag),
     "resume_from_checkpoint": to("checkpoint.load_checkpoint", read=on),
     "save_total_limit": common.kept_checkpoints,
-    "optim": choice("learner.optimizer", {
-        "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw"}),
+    "optim": common.optimizer,
     "gamma": to("algorithm.gamma", read=decimal),
     "lam": to("algorithm.lam", read=decimal),
     "whiten_rewards": to("algorithm.whiten_rewards", read=on),

@@ -1,0 +1,79 @@
+"""The recipes for small cards on the stub, at the shapes of their models: prints as JSON what the
+plan foresees, and the peaks of torch's allocator over two steps.
+
+Rows are as long as the recipe allows, but few, and answers are short: their decoding would be all
+that the test does. Weights are read by transformers from files of zeros that take no room on disk.
+"""
+
+import json
+import struct
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from benchmarks import plan_memory_gpu_child as child
+from helpers.gpu_stub import ROOT
+from postgrad.models.load import read_weights
+from postgrad.recipe.load import load_recipe, parse_recipe
+from postgrad.recipe.recipe import Recipe
+
+PROMPTS, SAMPLES, NEW = 4, 8, 32
+
+
+def shortened(path: Path, model: Path, rows: Path) -> Recipe:
+    """The recipe at `path` with two steps of few rows, and without an evaluation."""
+    sections = tomllib.loads(path.read_text("utf-8"))
+    del sections["eval"], sections["checkpoint"]
+    sections["steps"] = 2
+    sections["model"]["path"] = str(model)
+    sections["data"] = {
+        "path": str(rows), "prompt": "question", "cache": False,
+        "max_len": sections["data"]["max_len"],
+    }  # fmt: skip
+    sections["rewards"] = [{"type": "helpers.by_sample:by_sample"}]
+    sections["batch"] |= {"rollout_batch_size": PROMPTS, "train_batch_size": PROMPTS * SAMPLES}
+    sections["rollout"]["max_new_tokens"] = NEW
+    sections["learner"] |= {"threads": 1, "warmup_updates": 0}
+    return parse_recipe(sections)
+
+
+def sparse_weights(model: Path) -> None:
+    """A safetensors file of zeros, of which only the header is written."""
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+    header, end = dict[str, Any](), 0
+    for name, parameter in lm.named_parameters():
+        start, end = end, end + 2 * parameter.numel()
+        header[name] = {
+            "dtype": "BF16", "shape": list(parameter.shape), "data_offsets": [start, end],
+        }  # fmt: skip
+    text = json.dumps(header).encode()
+    with (model / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+
+
+def told_of(name: str, folder: Path, hardware: str) -> dict[str, Any]:
+    """What the plan says of a recipe, and what its run takes."""
+    path = ROOT / "recipes" / "24gb" / f"{name}.toml"
+    hub_id = load_recipe(path).model.path
+    assert hub_id is not None
+    model, rows = folder / "model", folder / "rows.jsonl"
+    child.make(hub_id, model)
+    sparse_weights(model)
+    longest = load_recipe(path).data.max_len
+    child.write_rows(model, longest - NEW, 16, answered=False, to=rows)
+    recipe = shortened(path, model, rows)
+    with patch.object(child, "on_device", read_weights):
+        run = child.run(recipe, folder / "run")
+    return {"plan": child.foreseen(recipe, hardware), "run": run}
+
+
+if __name__ == "__main__":
+    name, folder, hardware = sys.argv[1:]
+    print(json.dumps(told_of(name, Path(folder), hardware)))

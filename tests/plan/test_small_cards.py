@@ -1,0 +1,79 @@
+"""What the plan says of weights in four bits and of moments in eight."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from postgrad.learner import eight_bits
+from postgrad.learner.optimizer import MasterOptimizer
+from postgrad.learner.settings import LearnerSettings
+from postgrad.models.adapters import add_adapter
+from postgrad.models.known_shapes import shape_of_model
+from postgrad.models.settings import LoraSettings, ModelSettings
+from postgrad.models.shapes import shape_of
+from postgrad.ops import quantization
+from postgrad.plan import held
+from postgrad.plan.hardware import parse_hardware
+from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.roles import PlannedRole
+from postgrad.recipe.load import load_recipe
+
+FOLDER = Path(__file__).parent.parent.parent / "recipes" / "24gb"
+SMALL = LearnerSettings(optimizer_state="8bit")
+
+
+def planned(name: str, *flags: str) -> Outlook:
+    recipe = load_recipe(FOLDER / f"{name}.toml", flags)
+    return outlook(recipe, Facts(shape_of_model, parse_hardware("RTX-4090")))
+
+
+@pytest.mark.parametrize("name", ["grpo_8b_qlora", "grpo_1.7b"])
+def test_the_recipes_for_small_cards_fit_one(name: str) -> None:
+    found = planned(name)
+    assert found.fits
+    engine = {line.purpose for line in found.memory.lines if line.role == "engine"}
+    assert "weights" not in engine  # it reads the policy's
+    assert found.sizes.engine is not None
+    assert found.sizes.engine.slots >= 16
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("grpo_8b_qlora", ("--model.quantize", "none")),
+        ("grpo_1.7b", ("--learner.optimizer_state", "float32")),
+        ("grpo_1.7b", ("--rollout.dtype", "float32")),  # then the engine has a copy
+    ],
+)
+def test_without_what_makes_them_small_they_do_not(name: str, flags: tuple[str, ...]) -> None:
+    assert not planned(name, *flags).fits
+
+
+def test_the_constants_are_those_of_the_learner() -> None:
+    assert held.SMALLEST == eight_bits.SMALLEST
+    assert held.WIDE_BLOCK == quantization.WIDE_BLOCK
+    packed = quantization.quantize_4bit(torch.ones(1024, 1024))
+    bits = sum(tensor.nbytes for tensor in packed) / 2**20
+    assert bits == pytest.approx(held.FOUR_BITS, rel=1e-3)
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=24, alpha=24)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_moments_are_those_that_the_optimizer_will_keep(
+    lora: LoraSettings | None, tied: bool
+) -> None:
+    """Of full rows to the byte; where a row ends within a block, within a hundredth."""
+    config = AutoConfig.for_model(
+        "qwen3", vocab_size=500, hidden_size=256, intermediate_size=512, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=64, tie_word_embeddings=tied,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    lm = AutoModelForCausalLM.from_config(config)
+    trained = lm if lora is None else add_adapter(lm, lora, seed=0).parameters()
+    shape = shape_of(config.to_dict())
+    model = ModelSettings(path="x", lora=lora)
+    role = PlannedRole("policy", shape, model, SMALL)
+    kept = MasterOptimizer(trained, SMALL).state_bytes() - torch.int64.itemsize
+    assert held.state_bytes(role) == pytest.approx(kept, rel=1e-9 if lora is None else 0.01)
