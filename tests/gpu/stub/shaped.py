@@ -1,8 +1,8 @@
 """Runs shipped recipes with the shapes of their models: `shaped.py FOLDER NAME ...`, of CASES.
 Prints what each asked of the device, as JSON by name.
 
-Weights are never read or written: a model's file is a header and a hole, transformers makes the
-model on the device, and no checkpoint is saved (100 GB of zeros). Rows are synthetic and as long as
+Weights are never read, hashed or written: a model's file is a header and a hole, transformers makes
+the model on the device, and no checkpoint is saved (100 GB of zeros). Rows are synthetic and as long as
 the recipe allows; a step has fewer of them, and answers are short. The rest is that of the recipe:
 layers, vocabulary, micro-batches, optimiser, loss.
 """
@@ -23,6 +23,7 @@ from command import told_of
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from helpers.stub_device import counts
+from postgrad.models import save
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.fresh import make_fresh
 from postgrad.models.settings import ModelInit, TokenizerInit
@@ -124,6 +125,10 @@ def _on_device(kind: Any) -> Any:
     return made
 
 
+def _hash_without_weights(files_hash: Any) -> Any:
+    return lambda files: files_hash([file for file in files if file.suffix != ".safetensors"])
+
+
 def write_rows(job: str, length: int, to: Path) -> None:
     """Rows of about `length` tokens, each of a character."""
 
@@ -214,6 +219,7 @@ def main(folder: Path, names: list[str]) -> dict[str, Any]:
     for kind in (AutoModelForCausalLM, AutoModelForSequenceClassification):
         kind.from_pretrained = _on_device(kind)
     transformers.logging.set_verbosity_error()
+    save.files_hash = _hash_without_weights(save.files_hash)
     Saver.save = lambda *arguments, **more: None  # type: ignore[method-assign]
     Run.phase = _counted(Run.phase)  # type: ignore[method-assign]
     found: dict[str, Any] = {}
