@@ -2,9 +2,9 @@
 Prints what each asked of the device, as JSON by name.
 
 Weights are never read, hashed or written: a model's file is a header and a hole, transformers makes
-the model on the device, and no checkpoint is saved (100 GB of zeros). Rows are synthetic and as long as
-the recipe allows; a step has fewer of them, and answers are short. The rest is that of the recipe:
-layers, vocabulary, micro-batches, optimiser, loss.
+the model on the device, and no checkpoint is saved (100 GB of zeros). Rows are synthetic and as
+long as the recipe allows; a step has fewer of them, and answers are short. The rest is that of the
+recipe: layers, vocabulary, micro-batches, optimiser, loss.
 """
 
 import contextlib
