@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.gpu_stub, pytest.mark.slow]
 SCRIPT = str(Path(__file__).parent / "shaped.py")
 GB = 1e9
 MOST = {"7b/ppo_lora": 141 * GB}  # what a recipe says where that is less than the card
-# The most that the phases of a step may ask of the device: two micro-batches and an update each, and
+# The most that a step may ask of the device by phase: two micro-batches and an update each, and
 # 256 samples of 16 tokens. Measured with torch 2.13, and a hundredth for other versions. A change
 # that asks for less lowers them.
 BUDGETS: dict[str, dict[str, dict[str, int]]] = {
