@@ -221,7 +221,7 @@ def main(folder: Path, names: list[str]) -> dict[str, Any]:
         kind.from_pretrained = _on_device(kind)
     transformers.logging.set_verbosity_error()
     save.files_hash = _hash_without_weights(save.files_hash)
-    CheckpointStore.require_space = lambda *arguments: None  # type: ignore[method-assign]
+    CheckpointStore.require_space = lambda *arguments: 1 << 60  # type: ignore[method-assign]
     Saver.save = lambda *arguments, **more: None  # type: ignore[method-assign]
     Run.phase = _counted(Run.phase)  # type: ignore[method-assign]
     found: dict[str, Any] = {}
