@@ -20,6 +20,21 @@ RUNTIME = re.compile(r"__cuda\w+|cuda[A-Z]\w+|cublas\w+")
 DRIVER = re.compile(r"cu[A-Z]\w+")
 PYTHONS = [path for path in os.environ.get("POSTGRAD_STUB_PYTHONS", "").split(":") if path]
 
+# Every shipped recipe: those of rows in a file, those of pipelines, those that run at the shapes of
+# their models, by the memory of the card in GB (2^30 bytes): recipes of all weights say that they
+# need more than a card of 80.
+SINGLE = {
+    "gsm8k_sft": "gsm8k.jsonl",
+    "gsm8k_grpo": "gsm8k.jsonl",
+    "hh_reward": "hh-rlhf-harmless.jsonl.gz",
+}
+PIPELINES = ("quickstart", "game", "rlhf_tiny", "preferences", "algorithms")
+SHAPED = {
+    "80": ["0.6B sft", "0.6B grpo", "7b/dpo_lora", "7b/grpo_lora", "7b/reward_lora"],
+    "192": ["7b/sft", "7b/dpo", "7b/reward", "7b/grpo", "7b/ppo_lora"],
+}
+SEVERAL_DEVICES = {"cluster/grpo"}  # 7b/grpo on 16 ranks: NCCL does not start on the stub
+
 
 @dataclass(frozen=True)
 class Stub:
@@ -127,6 +142,17 @@ def versions(python: str) -> dict[str, str]:
     script = "import json; from importlib.metadata import version as v; print(json.dumps("
     script += "{name: v(name) for name in ('torch', 'transformers', 'triton')}))"
     return json.loads(_output(python, "-c", script))
+
+
+def without_kernels(of_case: dict[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in of_case.items() if name != "attention"}
+
+
+def brief(kernel: dict[str, Any]) -> str:
+    """A kernel's resources in a line, without what tells equal ones apart."""
+    name = kernel["name"].rstrip("_0123456789")
+    spilled = f", {kernel['local']} bytes of frame" if kernel["local"] else ""
+    return f"{name}: {kernel['registers']} registers, {kernel['shared']} bytes shared{spilled}"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Runs shipped recipes with the shapes of their models: `shaped.py FOLDER NAME ...`, of CASES.
 Prints what each asked of the device, as JSON by name.
 
-Weights are never read or written: a model's file is a header and a hole, transformers makes the
-model on the device, and no checkpoint is saved (100 GB of zeros). Rows are synthetic and as long as
-the recipe allows; a step has fewer of them, and answers are short. The rest is that of the recipe:
-layers, vocabulary, micro-batches, optimiser, loss.
+Weights are never read, hashed or written: a model's file is a header and a hole, transformers makes
+the model on the device, and no checkpoint is saved (100 GB of zeros). Rows are synthetic and as
+long as the recipe allows; a step has fewer of them, and answers are short. The rest is that of the
+recipe: layers, vocabulary, micro-batches, optimiser, loss.
 """
 
 import contextlib
@@ -23,6 +23,8 @@ from command import told_of
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from helpers.stub_device import counts
+from postgrad.checkpoint.store import CheckpointStore
+from postgrad.models import save
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.fresh import make_fresh
 from postgrad.models.settings import ModelInit, TokenizerInit
@@ -86,7 +88,7 @@ def write_model(source: str, to: Path, *, scores: bool) -> None:
     config = AutoConfig.for_model(row.pop("model_type"), **row, **special)
     kind: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
     if scores:
-        config.num_labels = 1
+        config.num_labels, config.reward_mean, config.reward_std = 1, 0.0, 1.0
     with torch.device("meta"):
         lm = kind.from_config(config, dtype=torch.bfloat16)
     config.architectures = [type(lm).__name__]
@@ -122,6 +124,10 @@ def _on_device(kind: Any) -> Any:
         return (lm, report) if rest.get("output_loading_info") else lm
 
     return made
+
+
+def _hash_without_weights(files_hash: Any) -> Any:
+    return lambda files: files_hash([file for file in files if file.suffix != ".safetensors"])
 
 
 def write_rows(job: str, length: int, to: Path) -> None:
@@ -214,6 +220,8 @@ def main(folder: Path, names: list[str]) -> dict[str, Any]:
     for kind in (AutoModelForCausalLM, AutoModelForSequenceClassification):
         kind.from_pretrained = _on_device(kind)
     transformers.logging.set_verbosity_error()
+    save.files_hash = _hash_without_weights(save.files_hash)
+    CheckpointStore.require_space = lambda *arguments: 1 << 60  # type: ignore[method-assign]
     Saver.save = lambda *arguments, **more: None  # type: ignore[method-assign]
     Run.phase = _counted(Run.phase)  # type: ignore[method-assign]
     found: dict[str, Any] = {}

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from helpers.gpu_stub import ROOT, Stub
+from helpers.gpu_stub import PIPELINES, ROOT, SINGLE, Stub, brief, without_kernels
 from helpers.jobs import JOBS, write_recipe
 
 pytestmark = pytest.mark.gpu_stub
 COMMAND = str(Path(__file__).parent / "command.py")
-HH = "hh-rlhf-harmless.jsonl.gz"
 BY_SAMPLE = '\n[[rewards]]\ntype = "helpers.by_sample:by_sample"\n[scoring]'
 WIDE = {"hidden_size = 16": "hidden_size = 64", "intermediate_size = 32": "intermediate_size = 128"}
 FILTERS = ["--rollout.top_k", "8", "--rollout.top_p", "0.9", "--rollout.min_p", "0.01"]
@@ -29,8 +28,6 @@ CASES = {name: (name, list[str]()) for name in JOBS} | VARIANTS
 # Compute capabilities and GB, and bytes of shared memory that a block may ask for there.
 CARDS = [("8.0", "80"), ("8.9", "24"), ("9.0", "24")]
 SHARED = {"8.0": 166912, "8.9": 101376, "9.0": 232448}
-SINGLE = {"gsm8k_sft": "gsm8k.jsonl", "gsm8k_grpo": "gsm8k.jsonl", "hh_reward": HH}
-PIPELINES = ("quickstart", "game", "rlhf_tiny", "preferences", "algorithms")
 
 
 def command(folder: Path, case: str, *more: str) -> list[str]:
@@ -50,17 +47,6 @@ def dry_run(folder: Path, pipeline: str) -> list[str]:
     """The shipped recipes as they are, of which a dry run takes one small step each."""
     run = ["--run_dir", str(folder / pipeline), "--debug", "--dry-run"]
     return ["train", str(ROOT / "recipes" / pipeline), *run]
-
-
-def without_kernels(of_case: dict[str, Any]) -> dict[str, Any]:
-    return {name: each for name, each in of_case.items() if name != "attention"}
-
-
-def brief(kernel: dict[str, Any]) -> str:
-    """A kernel's resources in a line, without what tells equal ones apart."""
-    name = kernel["name"].rstrip("_0123456789")
-    spilled = f", {kernel['local']} bytes of frame" if kernel["local"] else ""
-    return f"{name}: {kernel['registers']} registers, {kernel['shared']} bytes shared{spilled}"
 
 
 def ask(stub: Stub, to: Path, commands: dict[str, list[str]], **environment: str) -> dict[str, Any]:
