@@ -9,9 +9,8 @@ import torch
 from helpers.placed import RL
 from postgrad.cluster import connection
 from postgrad.cluster.placing import Node
-from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.errors import UsageError
-from postgrad.fleet.ranked import RankedFleet, wants_of
+from postgrad.fleet.ranked import device_of, wants_of
 from postgrad.plan.advice import ranked
 from postgrad.recipe.load import parse_recipe, with_overrides
 
@@ -96,7 +95,7 @@ def test_a_run_works_on_the_gpus_of_its_cluster_though_its_first_process_has_non
     monkeypatch.setattr(connection, "stop", lambda: asked.append("stop"))
     monkeypatch.setattr(connection, "nodes_alive", lambda: nodes)
     with ExitStack() as stack:
-        found = RankedFleet.device(ClusterSettings(type="ray", **settings), stack)
+        found = device_of(parse_recipe({**RL, "cluster": {"type": "ray", **settings}}), stack)
     assert found == device
     assert asked == ([] if gpus is None else ["start", "stop"])
 
@@ -104,5 +103,5 @@ def test_a_run_works_on_the_gpus_of_its_cluster_though_its_first_process_has_non
 def test_a_user_who_hides_the_gpus_gets_a_run_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with ExitStack() as stack:
-        settings = ClusterSettings(type="ray", address="head:6379")
-        assert RankedFleet.device(settings, stack) == "cpu"
+        cluster = {"type": "ray", "address": "head:6379"}
+        assert device_of(parse_recipe({**RL, "cluster": cluster}), stack) == "cpu"

@@ -42,6 +42,22 @@ def copied(tensors):
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_moments_that_are_made_before_the_first_step_change_no_bit(make_learner, experience, kind):
+    """As on a GPU, where the first step would make them among what it frees."""
+    lazy, early = (make_learner(optimizer=kind) for _ in range(2))
+    assert not lazy.optimizer.has_moments
+    early.optimizer._make_moments()
+    for learner in (lazy, early):
+        learner.update(Update(experience, ALL), GRPO()).result()
+    states = [learner.optimizer.state() for learner in (lazy, early)]
+    assert states[0].keys() == states[1].keys()
+    for name, tensor in states[0].items():
+        assert torch.equal(tensor, states[1][name]), name
+    for name, weight in lazy.weights().items():
+        assert torch.equal(weight, early.weights()[name]), name
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_loaded_optimizer_goes_on_with_the_same_bits(make_learner, experience, kind, dtype):

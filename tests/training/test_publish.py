@@ -9,10 +9,10 @@ import pytest
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.process import done
 from postgrad.core.ragged import Ragged
-from postgrad.fleet.local import LocalFleet
 from postgrad.observe.console import Console
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.training.publish import Publisher
+from postgrad.training.run import Run
 from postgrad.training.start import train
 
 
@@ -122,7 +122,7 @@ def test_learner_and_engine_take_turns_with_the_memory_of_a_run(
 
         monkeypatch.setattr(kind, name, call)
 
-    noted(LocalFleet, "rest", "fleet")
+    noted(Run, "give_back", "fleet")
     noted(LocalEngine, "rest", "rests")
     noted(LocalEngine, "load_weights", "loads")
     train(make_recipe("rl"), console)

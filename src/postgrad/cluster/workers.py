@@ -226,8 +226,8 @@ class Workers:
                 continue
             if isinstance(error, _TimedOut):
                 late = [n for n, e in failed if isinstance(e, _TimedOut) and e.late]
-                told = error if error.late else self._hung(error, sorted({*silent, *late}))
-                ranked.append((2 if error.late else 1, number, told))
+                hung = error if error.late else self._hung(error, sorted({*silent, *late}))
+                ranked.append((2 if error.late else 1, number, hung))
                 continue
             cause = error.cause if isinstance(error, RayTaskError) else error
             if not isinstance(cause, PostgradError | OSError) or cause is error:

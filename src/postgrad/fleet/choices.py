@@ -81,7 +81,7 @@ def choose(
     """
     recorded_value = recorded.get
     probed = devices.choose(recipe.learner.threads, recipe.learner.deterministic)
-    device = recorded_value("device") or device or probed.device
+    device = str(recorded_value("device") or device or probed.device)
     dtype = _dtype(recipe, recorded_value("dtype"), device, measure)
     threads = recipe.learner.threads or recorded_value("threads")
     sampling = recipe.rollout_settings

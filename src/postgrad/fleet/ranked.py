@@ -105,20 +105,6 @@ class RankedFleet:
         console.note(f"{ranks} ranks, {recipe.learner.sharding} sharding, behind Ray")
         return cls(site, group, reservation, console, logs, folder)
 
-    @staticmethod
-    def device(settings: ClusterSettings, stack: ExitStack) -> str:
-        """What the ranks work on, "cuda" or "cpu". Without an address they are on this machine;
-        else the cluster is asked, since its first machine, where the loop runs, may lack GPUs. A
-        connection that this makes ends with `stack`.
-        """
-        here = devices.choose(None, False).device
-        if settings.address is None or here == "cuda" or os.environ.get(VISIBLE) == "":
-            return here
-        if settings.policy.gpus is not None:
-            return "cuda" if settings.policy.gpus else "cpu"
-        _connect(settings, stack)
-        return "cuda" if any(node.gpus for node in connection.nodes_alive()) else "cpu"
-
     def policy(self, path: str, temperature: float = 1.0) -> "RankedRole":
         lora = self._site.recipe.model.lora
         return self._load("policy", path, temperature, temperature=temperature, lora=lora)
@@ -146,8 +132,7 @@ class RankedFleet:
         self._group.call("release", role).result()
 
     def rest(self) -> None:
-        if self._site.choices.device == "cuda":
-            self._group.call("rest").result()
+        self._group.call("rest").result()
 
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
         """Fleet.engine: in the workers that the recipe places, else in this process, with a copy of
@@ -201,6 +186,20 @@ class RankedFleet:
         choices = self._site.choices
         self._site.choices = replace(choices, frozen={**choices.frozen, **frozen})
         return RankedRole(self._group, role or method, temperature, lora=lora)
+
+
+def device_of(recipe: Recipe, stack: ExitStack) -> str:
+    """What the models work on, "cuda" or "cpu". Without an address they are on this machine; else
+    the cluster is asked, since its first machine, where the loop runs, may lack GPUs. A connection
+    that this makes ends with `stack`.
+    """
+    here, settings = devices.choose(None, False).device, recipe.cluster
+    if settings.address is None or here == "cuda" or os.environ.get(VISIBLE) == "":
+        return here
+    if settings.policy.gpus is not None:
+        return "cuda" if settings.policy.gpus else "cpu"
+    _connect(settings, stack)
+    return "cuda" if any(node.gpus for node in connection.nodes_alive()) else "cpu"
 
 
 def _connect(settings: ClusterSettings, stack: ExitStack) -> None:

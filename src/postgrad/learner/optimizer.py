@@ -183,6 +183,21 @@ class MasterOptimizer:
             fused=True,
         )
         self.updates = 0
+        self.has_moments = any(master.device.type == "cuda" for master in self.master.values())
+        if self.has_moments:
+            self._make_moments()
+
+    def _make_moments(self) -> None:
+        """Makes the zeros that the first step would make. On a GPU it would make them among
+        gradients and activations, and they would keep the pages that those leave.
+        """
+        for name, master in self.master.items():
+            if self._moments[name] == MUON:
+                self._muon.momentum[name] = torch.zeros_like(master)
+            elif self._moments[name] == ADAMW:
+                step = torch.zeros((), device=master.device)
+                zeros = {moment: torch.zeros_like(master) for moment in ADAMW}
+                self._adamw.state[master] = {"step": step, **zeros}
 
     @staticmethod
     def _master_of(working: nn.Parameter) -> nn.Parameter:

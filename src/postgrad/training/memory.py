@@ -324,8 +324,8 @@ def _output(learner: Learner[Any], layout: Layout) -> torch.Tensor:
 
 
 def _moments_to_come(learner: Learner[Any]) -> int:
-    """Bytes that the optimizer will allocate at its first step; 0 after it."""
-    if learner.optimizer.updates:
+    """Bytes that the optimizer will allocate at its first step; 0 where it has."""
+    if learner.optimizer.updates or learner.optimizer.has_moments:
         return 0
     masters = sum(master.nbytes for master in learner.optimizer.master.values())
     return learner.optimizer.state_bytes() - masters

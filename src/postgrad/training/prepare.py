@@ -13,11 +13,11 @@ from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import Checkpoint, CheckpointStore, Untidy
 from postgrad.core.cursor import Cursor
 from postgrad.core.hub import split_revision
-from postgrad.fleet.choices import choose
+from postgrad.fleet.choices import Choices, choose
 from postgrad.fleet.engines import require_startable
 from postgrad.fleet.fleet import Fleet
 from postgrad.fleet.local import LocalFleet, base_model
-from postgrad.fleet.ranked import RankedFleet
+from postgrad.fleet.ranked import RankedFleet, device_of
 from postgrad.models.load import load_config
 from postgrad.models.supported import experts_of
 from postgrad.observe.console import Console
@@ -29,7 +29,7 @@ from postgrad.parallel import device as devices
 from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RewardRecipe, RLRecipe, SFTRecipe
 from postgrad.training import foreseen, memory, pairs, rl, sft
 from postgrad.training.loop import Job
-from postgrad.training.peaks import Peaks, gauges_for
+from postgrad.training.peaks import Gauge, Peaks, gauges_for
 from postgrad.training.pinned import require_unchanged
 from postgrad.training.run import Clock, Run, StopSignals
 from postgrad.training.saving import store_of
@@ -97,11 +97,8 @@ def prepare(
     recorded: Mapping[str, Any] = checkpoint.state.choices if checkpoint else {}
     recorded = {name: old for name, old in recorded.items() if name not in allow_change}
     read = require_unchanged(recipe, recorded.get("sources") or {}, allow_change)
-    local = recipe.cluster.type == "local"
-    device = None if local else RankedFleet.device(recipe.cluster, stack)
-    choices = replace(choose(recipe, recorded, device=device), sources=read)
-    placement = choices.placement if local else choices.placement.here()
-    devices.apply(placement)
+    choices = replace(choose(recipe, recorded, device=device_of(recipe, stack)), sources=read)
+    gauges = _set_up(recipe, choices)
     choices, untried = memory.planned(recipe, choices, recorded)
     logs.rewind(checkpoint.state.log_offsets if checkpoint else {})
     suited = recipe.sentinels.for_dtypes(choices.dtype, choices.rollout_dtype)
@@ -119,7 +116,7 @@ def prepare(
         sentinels,
         watchdog,
         StopSignals(recipe.checkpoint.grace_seconds),
-        Clock(peaks=Peaks(*(gauges_for(choices.device) if placement == choices.placement else ()))),
+        Clock(peaks=Peaks(*gauges)),
         untried=untried,
     )
     _tell_start(run, checkpoint)
@@ -128,6 +125,15 @@ def prepare(
     state = checkpoint.state if checkpoint else _beginning()
     _tell_chosen(run, state, resumed=checkpoint is not None)
     return run, job, base, state
+
+
+def _set_up(recipe: Recipe, choices: Choices) -> tuple[Gauge, ...]:
+    """Sets torch up in this process. Returns the gauges of its memory; none where it has none, or
+    where the models are on a device that this process lacks.
+    """
+    placement = choices.placement if recipe.cluster.type == "local" else choices.placement.here()
+    devices.apply(placement)
+    return gauges_for(placement.device) if placement == choices.placement else ()
 
 
 def _fleet(run: Run, stack: ExitStack, *, again: bool) -> Fleet:

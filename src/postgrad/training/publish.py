@@ -39,7 +39,7 @@ class Publisher:
         prompts: Sequence[NDArray[np.int32]],
         give_back: Callable[[], None],
     ) -> None:
-        """prompts: token ids to probe with. give_back: `Fleet.rest`."""
+        """prompts: token ids to probe with. give_back: `Run.give_back`."""
         self._policy = policy
         self._engine = engine
         self._give_back = give_back

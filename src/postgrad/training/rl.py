@@ -257,7 +257,7 @@ def assemble(
     roles = _roles(run, recipe, path, checkpoint)
     if learned is not None:
         learned.role = run.fleet.frozen_reward_model(learned.path)
-    run.fleet.rest()  # what loading took, before an engine looks how much is free
+    run.give_back()  # what loading took, before an engine looks how much is free
     engine = memory.engine(
         run,
         path,
@@ -266,7 +266,7 @@ def assemble(
         max_len=max(recipe.data.max_len, evaluator.max_len if evaluator else 0),
     )
     first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
-    publish = Publisher(roles.policy, engine, first, run.fleet.rest)
+    publish = Publisher(roles.policy, engine, first, run.give_back)
     engine.rest()  # as it does while the policy learns
     readers = [roles.reference, learned and learned.role]
     memory.try_tokens(run, roles.learners, readers)

@@ -169,6 +169,11 @@ class Run:
         self.rows, self.geometry = rows, self.recipe.geometry(rows)
         self.clock.peaks.set_baseline()  # data is read, and no weight is
 
+    def give_back(self) -> None:
+        """Where a phase ends, on GPUs: what the models' devices keep beside them (`Fleet.rest`)."""
+        if self.choices.device == "cuda":
+            self.fleet.rest()
+
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Generator[None]:
         """Times a phase, shows its progress (`advance`) and watches that it does not hang."""

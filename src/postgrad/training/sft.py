@@ -90,11 +90,11 @@ def assemble(
     rows.restore(policy, checkpoint)
     engine = publish = None
     if evaluator is not None:
-        run.fleet.rest()  # what loading took, before an engine looks how much is free
+        run.give_back()  # what loading took, before an engine looks how much is free
         engine = memory.engine(
             run, path, stack, sequences=evaluator.sequences, max_len=evaluator.max_len
         )
-        publish = Publisher(policy, engine, evaluator.probe(PROBES), run.fleet.rest)
+        publish = Publisher(policy, engine, evaluator.probe(PROBES), run.give_back)
         engine.rest()
     memory.try_tokens(run, [policy])
     algorithm = recipe.algorithm

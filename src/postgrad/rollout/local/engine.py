@@ -217,7 +217,8 @@ class LocalEngine:
         if not (self._rows.count or self._waiting or self._prefilled):
             self._decoder.forget()
             self._cache.release()
-            give_back(self._device)
+            if self._device.type == "cuda":
+                give_back(self._device)
 
     def _places(self, request: Request) -> int:
         # The last token is never computed, but a place for it keeps the arithmetic plain.
