@@ -23,9 +23,14 @@ from postgrad.learner.context import RankRows, SharedAttention, require_heads
 from postgrad.learner.tensor import cut_matrices, require_matrices
 from postgrad.models import head
 from postgrad.models.adapters import Adapter
-from postgrad.models.attention import AttentionContext, hidden_states, layers_of, require_embedded
+from postgrad.models.attention import (
+    AttentionContext,
+    hidden_states,
+    layers_of,
+    require_embedded,
+    to_device,
+)
 from postgrad.models.tree import TreeAttention
-from postgrad.parallel.device import to_device
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import Sharding
 

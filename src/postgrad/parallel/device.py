@@ -5,13 +5,11 @@ Dtype and number of threads of a CPU may be measured.
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
-import numpy as np
 import psutil
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from postgrad.core.errors import RunError
@@ -24,8 +22,6 @@ NARROWEST = 256  # below this hidden size most of the time is not products
 CLEARLY = 1.5  # least speed-up of products; the other half of a step gets no faster
 WORTH = 0.9  # more threads are used where they take at most this share of the time
 
-_libraries: dict[str, str] = {}  # of the placement that was applied
-
 Multiply = Callable[[Tensor, Tensor], Tensor]  # states [N, K] and a weight [M, K]: [N, M]
 
 
@@ -36,8 +32,6 @@ class Placement:
     device: str  # "cpu" or "cuda"
     threads: int  # CPU threads of torch
     deterministic: bool  # torch's deterministic algorithms
-    # Of float32 products on a CPU, by the shape of their matrix ("1024x256"): "mkl" or "onednn".
-    products: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def to_json(self) -> dict[str, object]:
         """JSON values for the run state."""
@@ -45,7 +39,6 @@ class Placement:
             "device": self.device,
             "threads": self.threads,
             "deterministic": self.deterministic,
-            "products": dict(self.products),
         }
 
 
@@ -67,35 +60,12 @@ def apply(placement: Placement) -> torch.device:
             "other hardware gives other bits: allow it with --allow-change device"
         )
     torch.set_num_threads(placement.threads)
-    _libraries.clear()
-    _libraries.update(placement.products)
     if placement.deterministic:  # before the first product: cuBLAS reads it with its first handle
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(placement.deterministic)
     # That mode also fills every new tensor with NaN, for debugging: one more pass over memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     return torch.device(placement.device)
-
-
-def product_name(rows: int, columns: int) -> str:
-    """The name of a matrix [rows, columns] in Placement.products."""
-    return f"{rows}x{columns}"
-
-
-def product_library(rows: int, columns: int) -> str | None:
-    """The library that this process was told to multiply such a matrix with; None: none."""
-    return _libraries.get(product_name(rows, columns))
-
-
-def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """An array as a tensor on `device`: on a CPU in the same memory. To a GPU it is copied from
-    pinned memory, and nothing waits: torch keeps that memory until the copy has ended, and uses it
-    again for a later array.
-    """
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -25,7 +25,6 @@ from postgrad.observe.run_dir import RunDirectory
 from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
-from postgrad.parallel import device as devices
 from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RewardRecipe, RLRecipe, SFTRecipe
 from postgrad.training import foreseen, memory, pairs, rl, sft
 from postgrad.training.loop import Job
@@ -97,7 +96,7 @@ def prepare(
     recorded = {name: old for name, old in recorded.items() if name not in allow_change}
     read = require_unchanged(recipe, recorded.get("sources") or {}, allow_change)
     choices = replace(choose(recipe, recorded), sources=read)
-    devices.apply(choices.placement)
+    choices.apply()
     choices, untried = memory.planned(recipe, choices, recorded)
     logs.rewind(checkpoint.state.log_offsets if checkpoint else {})
     suited = recipe.sentinels.for_dtypes(choices.dtype, choices.rollout_dtype)
