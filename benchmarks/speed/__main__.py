@@ -4,8 +4,8 @@
 
 Both sides take turns in one run. Printed are the processor, medians (least to most) and ratios of
 medians, by the wall clock and in CPU time; on a shared machine the latter is the steadier one.
---precision best lets each side compute in float32 and in bfloat16 and takes the faster. A peer that lives in another
-environment is named by --peer-python.
+--precision best lets each side compute in float32 and in bfloat16 and takes the faster. A peer that
+lives in another environment is named by --peer-python.
 """
 
 import argparse

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from postgrad.models import head, shapes
+from postgrad.models import head
 from postgrad.models.linear import sum_gradients_in
 
 VOCABULARY, HIDDEN, ENTRIES = 37, 12, 23
@@ -82,7 +82,7 @@ def test_chunks_that_are_computed_again_give_the_gradients_of_one_that_is_kept(
     model, hidden = Model(), torch.randn(ENTRIES, HIDDEN)
     targets, coming = torch.randint(0, VOCABULARY, (ENTRIES,)), torch.randn(2, ENTRIES)
     whole, wanted = gradients(model, hidden, targets, coming)
-    monkeypatch.setitem(shapes.CHUNK_BYTES, "cpu", 4 * 5 * VOCABULARY)
+    monkeypatch.setitem(head.CHUNK_BYTES, "cpu", 4 * 5 * VOCABULARY)
     cut, got = gradients(model, hidden, targets, coming)
     torch.testing.assert_close(cut, whole, rtol=1e-6, atol=1e-6)
     for one, other in zip(got, wanted, strict=True):
@@ -113,7 +113,7 @@ def of_narrow(rows: int, *, with_master: bool) -> float:
     hidden = torch.randn(entries, width, dtype=torch.bfloat16)
     targets, coming = torch.randint(0, vocabulary, (entries,)), torch.randn(entries)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(shapes.CHUNK_BYTES, "cpu", 4 * rows * vocabulary)
+        patch.setitem(head.CHUNK_BYTES, "cpu", 4 * rows * vocabulary)
         (head.target_logprobs(model, hidden, targets)[0] * coming).sum().backward()
     probs = nn.functional.linear(hidden, weight).double().softmax(-1)
     of_logits = (nn.functional.one_hot(targets, vocabulary) - probs) * coming[:, None].double()
@@ -142,7 +142,7 @@ def test_a_head_that_is_more_than_a_matrix_has_the_same_gradients(
     model, hidden = Model(), torch.randn(ENTRIES, HIDDEN)
     model.config = SimpleNamespace(vocab_size=VOCABULARY, **shaped)
     targets, coming = torch.randint(0, VOCABULARY, (ENTRIES,)), torch.randn(2, ENTRIES)
-    monkeypatch.setitem(shapes.CHUNK_BYTES, "cpu", 4 * 5 * VOCABULARY)
+    monkeypatch.setitem(head.CHUNK_BYTES, "cpu", 4 * 5 * VOCABULARY)
     plain, wanted = gradients(model, hidden, targets, coming)
     model.head.register_forward_hook(lambda *_: None)  # as an adapter acts on it
     hooked, got = gradients(model, hidden, targets, coming)

@@ -15,11 +15,10 @@ from postgrad.models.linear import (
     faster_library,
     from_outputs,
     in_order,
+    product_name,
     project,
     speed_up,
 )
-from postgrad.parallel import device
-from postgrad.parallel.device import product_name
 
 pytestmark = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512", reason="only CPUs with AVX-512 take it"
@@ -175,11 +174,12 @@ def test_a_run_does_not_grow_with_the_number_of_shapes_that_it_has_multiplied() 
 def test_a_shape_that_a_run_found_faster_in_mkl_is_multiplied_by_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(device._libraries, product_name(40, 24), "mkl")  # pyright: ignore[reportPrivateUsage]
-    model = nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 24))
+    monkeypatch.setitem(linear._libraries, product_name(40, 24), "mkl")  # pyright: ignore[reportPrivateUsage]
+    first = nn.Linear(24, 40)
+    model = nn.Sequential(first, nn.Linear(40, 24))
     speed_up(model, torch.device("cpu"))
     assert [type(module) for module in model] == [nn.Linear, OneDNNLinear]
-    weight, x, gradient = model[0].weight.detach(), torch.randn(5, 24), torch.randn(5, 40)
+    weight, x, gradient = first.weight.detach(), torch.randn(5, 24), torch.randn(5, 40)
     assert in_order(weight) is weight
     assert torch.equal(project(x, weight, None), x @ weight.t())
     assert torch.equal(from_outputs(gradient, weight), gradient @ weight)

@@ -14,7 +14,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
-from postgrad.models import shapes
+from postgrad.models import head
 from postgrad.models import tree as tree_module
 from postgrad.models.attention import ATTENTION_NAME, AttentionContext, hidden_states
 from postgrad.models.head import full_logits, target_logprobs
@@ -190,7 +190,7 @@ def test_the_head_in_chunks_is_the_head_at_once(name: str, monkeypatch: pytest.M
     gradient = hidden.grad.clone()
     hidden.grad = None
 
-    monkeypatch.setitem(shapes.CHUNK_BYTES, "cpu", 4 * 61 * 7)
+    monkeypatch.setitem(head.CHUNK_BYTES, "cpu", 4 * 61 * 7)
     got, got_entropy = target_logprobs(lm, hidden, targets, temperature=0.7, with_entropy=True)
     (got.sum() + got_entropy.square().sum()).backward()
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)

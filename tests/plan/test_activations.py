@@ -14,6 +14,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout import blocks
 from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.models import head
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.load import place
@@ -84,5 +85,6 @@ def test_what_is_foreseen_is_what_autograd_keeps(
 
 
 def test_sizes_that_a_plan_repeats_are_those_of_the_program() -> None:
+    assert (head.CHUNK_BYTES, head.CHUNK_ROWS) == (passes.CHUNK_BYTES, passes.CHUNK_ROWS)
     assert blocks.QUERY_RUN == activations.QUERY_RUN
     assert sampler.CHUNK_VALUES == passes.SAMPLED_TOGETHER

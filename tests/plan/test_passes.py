@@ -5,9 +5,9 @@ from typing import Any
 
 from postgrad.core.process import TRIM_BYTES
 from postgrad.models import linear
+from postgrad.models.head import chunk_rows
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.settings import ModelInit, ModelSettings
-from postgrad.models.shapes import chunk_rows
 from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.held import PHASES
 from postgrad.plan.memory import Memory

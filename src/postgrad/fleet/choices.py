@@ -18,7 +18,13 @@ from postgrad.core.errors import UsageError
 from postgrad.models.config_check import require_config
 from postgrad.models.files import CONFIG, read_object, weights_source
 from postgrad.models.known_shapes import shape_of_model
-from postgrad.models.linear import faster_library, has_fast_products, project
+from postgrad.models.linear import (
+    faster_library,
+    has_fast_products,
+    product_name,
+    project,
+    use_libraries,
+)
 from postgrad.models.settings import ModelSettings
 from postgrad.models.shapes import ModelShape, shape_of
 from postgrad.models.supported import is_tested
@@ -55,7 +61,12 @@ class Choices:
     @property
     def placement(self) -> Placement:
         """How torch has to be set up in this process."""
-        return Placement(self.device, self.threads, self.deterministic, self.products)
+        return Placement(self.device, self.threads, self.deterministic)
+
+    def apply(self) -> torch.device:
+        """Sets this process up as chosen. Raises RunError without the device."""
+        use_libraries(self.products)
+        return devices.apply(self.placement)
 
     @property
     def sizes(self) -> EngineSizes | None:
@@ -181,7 +192,7 @@ def _products(
     shape = _shape(recipe)
     if shape is None or shape.hidden_size < devices.NARROWEST:
         return {}
-    return {devices.product_name(*each): faster_library(*each) for each in shape.matrices}
+    return {product_name(*each): faster_library(*each) for each in shape.matrices}
 
 
 def _shape(recipe: Recipe) -> ModelShape | None:

@@ -23,7 +23,6 @@ from postgrad.models.files import is_adapter
 from postgrad.models.four_bits import in_four_bits, twin
 from postgrad.models.load import load_model, load_tokenizer
 from postgrad.models.rope import require_length
-from postgrad.parallel import device as devices
 from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
@@ -205,7 +204,7 @@ class EngineWorker:
         self._settings = settings
         self._beside_learner = loaded.cluster.policy.colocate is not None
         self._sent: SimpleQueue[NamedTensors | None] = SimpleQueue()
-        devices.apply(choices.placement)
+        choices.apply()
 
     def build(
         self, path: str, choices: Choices, sequences: int, max_len: int, logs: str

@@ -22,7 +22,6 @@ from postgrad.core.files import sync_file
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.local import LocalFleet
 from postgrad.learner.optimizer import UPDATES
-from postgrad.parallel import device as devices
 from postgrad.parallel.ranks import ALONE, Grid, Ranks
 from postgrad.parallel.sharding import WHOLE, TensorPiece, whole_tensor
 from postgrad.recipe.load import recipe_from_json
@@ -43,7 +42,7 @@ class RankWorker:
 
     def __init__(self, recipe: Mapping[str, Any], choices: Choices) -> None:
         loaded = recipe_from_json(dict(recipe))
-        devices.apply(choices.placement)
+        choices.apply()
         self._site = _Site(loaded, loaded.geometry(), choices)
         self._ranks = ALONE
         self._fleet = LocalFleet(self._site)

@@ -36,10 +36,10 @@ from postgrad.models.attention import (
     hidden_states,
     layers_of,
     require_embedded,
+    to_device,
     windows_of,
 )
 from postgrad.models.tree import FlexAttention, TreeAttention
-from postgrad.parallel.device import to_device
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import Sharding
 

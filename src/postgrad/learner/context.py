@@ -15,8 +15,7 @@ from torch import Tensor
 
 from postgrad.core.errors import UsageError
 from postgrad.layout.layout import Layout
-from postgrad.models.attention import AttentionContext
-from postgrad.parallel.device import to_device
+from postgrad.models.attention import AttentionContext, to_device
 from postgrad.parallel.exchange import heads_from_rows, outputs_of_all, rows_from_heads
 from postgrad.parallel.ranks import Ranks
 

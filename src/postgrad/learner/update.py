@@ -16,7 +16,7 @@ from postgrad.core import seeds
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience
 from postgrad.layout.layout import Layout
-from postgrad.parallel.device import to_device
+from postgrad.models.attention import to_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,17 @@ def windows_of(lm: nn.Module) -> tuple[int | None, ...]:
     return tuple(sorted(windows, key=lambda window: window or 0))
 
 
+def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """An array as a tensor on `device`: on a CPU in the same memory. To a GPU it is copied from
+    pinned memory, and nothing waits: torch keeps that memory until the copy has ended, and uses it
+    again for a later array.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 def require_embedded(lm: nn.Module, token_ids: NDArray[np.integer]) -> None:
     """Raises UsageError for a token id that a model has no embedding for. On a GPU the embedding
     kernel would abort the process instead.

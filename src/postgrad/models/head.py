@@ -1,7 +1,7 @@
 """The output head: from hidden states to logits and logprobs, never all of [T, V] at once.
 
 The final soft-cap and logit scaling that some models have belong to the head. Logprobs and
-entropies are computed in chunks of entries (models.shapes.chunk_rows). With more than one chunk,
+entropies are computed in chunks of entries (`chunk_rows`). With more than one chunk,
 logits are not kept for the backward pass but computed again there, and their gradient overwrites
 them: memory is one chunk's [chunk, V], whatever the batch.
 """
@@ -16,8 +16,12 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from postgrad.models.linear import MatrixGradient, OneDNNLinear, from_outputs, project
-from postgrad.models.shapes import chunk_rows
 
+# Float32 logits that the output head has at a time, and rows, of which it takes at least so many.
+# A GPU reads the output matrix and its gradient once for each chunk, which takes longer than the
+# products of a few hundred rows.
+CHUNK_BYTES = {"cpu": 2**26, "gpu": 2**29}
+CHUNK_ROWS = {"cpu": 1, "gpu": 1024}
 BLOCK_VALUES = 2**17  # of them in one elementwise step on a CPU: 512 KiB, half a second-level cache
 
 
@@ -47,6 +51,12 @@ def scores(lm: nn.Module, hidden: Tensor) -> Tensor:
     float32, for the N rows that are read alone.
     """
     return lm.score(hidden)[:, 0]  # pyright: ignore[reportCallIssue]
+
+
+def chunk_rows(vocabulary: int, *, cpu: bool) -> int:
+    """Rows of logits [rows, vocabulary] that are computed at a time."""
+    device = "cpu" if cpu else "gpu"
+    return max(CHUNK_ROWS[device], CHUNK_BYTES[device] // (4 * vocabulary))
 
 
 class _TokenLogprobs(torch.autograd.Function):

@@ -9,6 +9,7 @@ of Intel MKL can be as fast or faster: a run measures both for each shape (`fast
 
 import functools
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from postgrad.models.settings import LLAMA_TYPES
-from postgrad.parallel.device import WIDEST, cpu_seconds, product_library
+from postgrad.parallel.device import WIDEST, cpu_seconds
 
 NARROW = (torch.bfloat16, torch.float16)
 LARGE_WEIGHT = 2**24  # numbers of a weight; to the gradient of a larger one parts are added
 
 MKL, ONEDNN = "mkl", "onednn"
+_libraries: dict[str, str] = {}  # of this process, by product_name
 PROBED_ROWS = 128  # of the products that decide between them
 CLEARLY_FASTER = 0.8  # MKL is taken where it needs at most this share of oneDNN's time
 
@@ -162,11 +164,24 @@ def has_fast_products() -> bool:
     return True
 
 
+def product_name(rows: int, columns: int) -> str:
+    """What a run's choices call a matrix [rows, columns]: "1024x256"."""
+    return f"{rows}x{columns}"
+
+
+def use_libraries(products: Mapping[str, str]) -> None:
+    """From now on float32 products on a CPU are those of the libraries that a run chose, by
+    `product_name`; of other shapes oneDNN's, where it is there.
+    """
+    _libraries.clear()
+    _libraries.update(products)
+
+
 def uses_onednn(weight: Tensor) -> bool:
     """Whether float32 products with a matrix on a CPU are oneDNN's: where it is there, and the run
     has not found MKL clearly faster for this shape.
     """
-    return has_fast_products() and product_library(*weight.shape) != MKL
+    return has_fast_products() and _libraries.get(product_name(*weight.shape)) != MKL
 
 
 def faster_library(rows: int, columns: int) -> str:

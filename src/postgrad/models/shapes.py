@@ -20,18 +20,6 @@ KV_HEADS = {"qwen2": 32, "qwen3": 32, "mistral": 8, "gemma": 16, "gemma2": 4, "g
 HEAD_DIM = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256}
 MULTIPLY_ADD = 2  # FLOPs
 
-# Float32 logits that the output head has at a time, and rows, of which it takes at least so many.
-# A GPU reads the output matrix and its gradient once for each chunk, which takes longer than the
-# products of a few hundred rows.
-CHUNK_BYTES = {"cpu": 2**26, "gpu": 2**29}
-CHUNK_ROWS = {"cpu": 1, "gpu": 1024}
-
-
-def chunk_rows(vocabulary: int, *, cpu: bool) -> int:
-    """Rows of logits [rows, vocabulary] that the output head computes at a time."""
-    device = "cpu" if cpu else "gpu"
-    return max(CHUNK_ROWS[device], CHUNK_BYTES[device] // (4 * vocabulary))
-
 
 @dataclass(frozen=True, slots=True)
 class ForwardFlops:

@@ -7,12 +7,10 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-import numpy as np
 import psutil
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from postgrad.core.errors import RunError
@@ -31,8 +29,6 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # in use, and pieces of other sizes leave no holes.
 EXPANDABLE = "expandable_segments"
 
-_libraries: dict[str, str] = {}  # of the placement that was applied
-
 Multiply = Callable[[Tensor, Tensor], Tensor]  # states [N, K] and a weight [M, K]: [N, M]
 
 
@@ -43,8 +39,6 @@ class Placement:
     device: str  # "cpu" or "cuda"
     threads: int  # CPU threads of torch
     deterministic: bool  # torch's deterministic algorithms
-    # Of float32 products on a CPU, by the shape of their matrix ("1024x256"): "mkl" or "onednn".
-    products: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def here(self) -> "Placement":
         """The same for a process that computes nothing on the device, and may lack it: the loop of
@@ -58,7 +52,6 @@ class Placement:
             "device": self.device,
             "threads": self.threads,
             "deterministic": self.deterministic,
-            "products": dict(self.products),
         }
 
 
@@ -82,8 +75,6 @@ def apply(placement: Placement) -> torch.device:
     torch.set_num_threads(placement.threads)
     if placement.device == "cuda" and not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = f"{EXPANDABLE}:True"  # read at the first allocation
-    _libraries.clear()
-    _libraries.update(placement.products)
     if placement.deterministic:  # before the first product: cuBLAS reads it with its first handle
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(placement.deterministic)
@@ -111,27 +102,6 @@ def without_expandable(environment: Mapping[str, str]) -> dict[str, str]:
         if left := ",".join(part for part in parts if EXPANDABLE not in part):
             kept[name] = left
     return kept
-
-
-def product_name(rows: int, columns: int) -> str:
-    """The name of a matrix [rows, columns] in Placement.products."""
-    return f"{rows}x{columns}"
-
-
-def product_library(rows: int, columns: int) -> str | None:
-    """The library that this process was told to multiply such a matrix with; None: none."""
-    return _libraries.get(product_name(rows, columns))
-
-
-def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """An array as a tensor on `device`: on a CPU in the same memory. To a GPU it is copied from
-    pinned memory, and nothing waits: torch keeps that memory until the copy has ended, and uses it
-    again for a later array.
-    """
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -7,7 +7,7 @@ or in the backward pass of the last layer. The second shows as what it takes bey
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from postgrad.models.shapes import ModelShape, chunk_rows
+from postgrad.models.shapes import ModelShape
 from postgrad.plan import activations
 from postgrad.plan.activations import FLOAT32, Blocks
 from postgrad.plan.lengths import RowLengths
@@ -16,7 +16,10 @@ from postgrad.plan.sizes import Sizes, width
 from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.local.budget import LANES, align
 
-PART = 2**24  # models.linear.LARGE_WEIGHT, which a test holds it to
+# models.head.CHUNK_BYTES and CHUNK_ROWS, which a test holds them to: on a CPU, on a GPU
+CHUNK_BYTES = {"cpu": 2**26, "gpu": 2**29}
+CHUNK_ROWS = {"cpu": 1, "gpu": 1024}
+PART = 2**24  # models.linear.LARGE_WEIGHT, the same
 
 SAMPLED = 4  # bytes a logit while a token is drawn: its weight
 FILTERED = 41  # and with top_k, top_p or min_p: it is sorted, ranked and summed up
@@ -40,7 +43,9 @@ class Head:
 
     @property
     def _rows(self) -> int:
-        return chunk_rows(self.shape.vocab_size, cpu=self.cpu)
+        device = "cpu" if self.cpu else "gpu"
+        fitting = CHUNK_BYTES[device] // (FLOAT32 * self.shape.vocab_size)
+        return max(CHUNK_ROWS[device], fitting)
 
     @property
     def _values(self) -> int:

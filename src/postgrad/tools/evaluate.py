@@ -32,7 +32,6 @@ from postgrad.fleet.local import frozen_policy, frozen_reward_model
 from postgrad.learner.score import last_scores
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
-from postgrad.parallel import device as devices
 from postgrad.recipe.recipe import (
     Answering,
     Comparing,
@@ -93,7 +92,7 @@ def evaluate(
 
 def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
     choices = choose(recipe, {}, measure=False)
-    devices.apply(choices.placement)
+    choices.apply()
     if not isinstance(recipe, Answering):
         return evaluate_pairs(recipe, path, choices, console)
     answered = _answers(recipe, path, choices, console) if recipe.samples_answers else []

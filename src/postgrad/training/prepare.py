@@ -25,7 +25,6 @@ from postgrad.observe.run_dir import RunDirectory
 from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
-from postgrad.parallel import device as devices
 from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RewardRecipe, RLRecipe, SFTRecipe
 from postgrad.training import foreseen, memory, pairs, rl, sft
 from postgrad.training.loop import Job
@@ -132,7 +131,7 @@ def _set_up(recipe: Recipe, choices: Choices) -> tuple[Gauge, ...]:
     where the models are on a device that this process lacks.
     """
     placement = choices.placement if recipe.cluster.type == "local" else choices.placement.here()
-    devices.apply(placement)
+    replace(choices, device=placement.device).apply()
     return gauges_for(placement.device) if placement == choices.placement else ()
 
 

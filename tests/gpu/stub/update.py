@@ -22,7 +22,7 @@ from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.role import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
-from postgrad.models import shapes
+from postgrad.models import head as of_models
 from postgrad.models.attention import ATTENTION_NAME, AttentionContext
 from postgrad.models.load import place
 from postgrad.parallel.device import Placement, apply
@@ -101,7 +101,7 @@ def head() -> dict[str, Any]:
     update = Update(experience(16, ENTRIES // 16 + 1), np.arange(16))
 
     found = {"as it is": asked(lambda: step(role, update))}
-    shapes.CHUNK_BYTES["gpu"], shapes.CHUNK_ROWS["gpu"] = shapes.CHUNK_BYTES["cpu"], 1
+    of_models.CHUNK_BYTES["gpu"], of_models.CHUNK_ROWS["gpu"] = of_models.CHUNK_BYTES["cpu"], 1
     return found | {"110 rows": asked(lambda: step(role, update))}
 
 
