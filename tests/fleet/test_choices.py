@@ -22,6 +22,7 @@ from postgrad.observe.console import Console
 from postgrad.parallel import device
 from postgrad.training.start import train
 
+AUTO = {"compile": "auto"}
 WIDE = {"init": {"hidden_size": 512, "intermediate_size": 1024}}
 
 
@@ -141,11 +142,11 @@ def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_layers_are_compiled_on_cuda_with_flex_attention(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not choose(make_recipe("rl"), {}, measure=False).compiled
+    assert not choose(make_recipe("rl", model=AUTO), {}, measure=False).compiled
     as_on_cuda(monkeypatch)
-    assert choose(make_recipe("rl"), {}).compiled
-    assert not choose(make_recipe("rl", model={"compile": False}), {}).compiled
-    assert not choose(make_recipe("rl", model={"attention": "sdpa"}), {}).compiled
+    assert not choose(make_recipe("rl"), {}).compiled
+    assert choose(make_recipe("rl", model=AUTO), {}).compiled
+    assert not choose(make_recipe("rl", model={**AUTO, "attention": "sdpa"}), {}).compiled
     assert choose(make_recipe("rl", model={"attention": "sdpa", "compile": True}), {}).compiled
 
 
@@ -153,11 +154,12 @@ def test_a_run_goes_on_with_the_layers_that_it_began_with(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_on_cuda(monkeypatch)
-    before = choose(make_recipe("rl"), {}).to_json()
-    assert choose(make_recipe("rl"), before).compiled
-    assert not choose(make_recipe("rl"), {**before, "compiled": False}).compiled
+    recipe = make_recipe("rl", model=AUTO)
+    before = choose(recipe, {}).to_json()
+    assert choose(recipe, before).compiled
+    assert not choose(recipe, {**before, "compiled": False}).compiled
     del before["compiled"]  # a run of an earlier version
-    assert not choose(make_recipe("rl"), before).compiled
+    assert not choose(recipe, before).compiled
 
 
 def test_compiled_layers_are_refused_on_a_cpu(make_recipe: MakeRecipe) -> None:
@@ -168,9 +170,9 @@ def test_compiled_layers_are_refused_on_a_cpu(make_recipe: MakeRecipe) -> None:
 def test_only_tested_types_in_whole_weights_are_compiled_unasked(make_recipe: MakeRecipe) -> None:
     choices = replace(choose(make_recipe("rl"), {}, measure=False), compiled=True)
     tested, other = SimpleNamespace(model_type="gemma3_text"), SimpleNamespace(model_type="olmo2")
-    assert runs_compiled(choices, ModelSettings(), tested)
-    assert not runs_compiled(choices, ModelSettings(), other)
+    assert runs_compiled(choices, ModelSettings(compile="auto"), tested)
+    assert not runs_compiled(choices, ModelSettings(compile="auto"), other)
     assert runs_compiled(choices, ModelSettings(compile=True), other)
     assert not runs_compiled(choices, ModelSettings(compile=False), tested)
-    quantized = ModelSettings(quantize="4bit", lora=LoraSettings())
+    quantized = ModelSettings(compile="auto", quantize="4bit", lora=LoraSettings())
     assert not runs_compiled(choices, quantized, tested)

@@ -86,7 +86,7 @@ class ModelSettings(Settings):
     attention: Literal["auto", "sdpa", "flex"] = "auto"  # "flex": on CUDA only
     # Decoder layers by torch.compile: true on CUDA only; "auto" is true there with flex attention,
     # for the tested types. One graph for all layers and lengths, compiled in the first step.
-    compile: bool | Literal["auto"] = "auto"
+    compile: bool | Literal["auto"] = False
     gradient_checkpointing: bool = False  # compute activations again in the backward pass
     lora: LoraSettings | None = None
     quantize: Literal["none", "4bit"] = "none"
