@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.gpu.checks import SPELLING
+from benchmarks.gpu.checks import SPELLING, ends
 from benchmarks.gpu.peers import require
 from benchmarks.gpu.session import Case, Result, Session
 from benchmarks.gpu.training_runs import Watching, quicker
@@ -48,13 +48,14 @@ def learned(session: Session) -> Result:
     words += ["--batch.rollout_batch_size", "4", *AT_ONCE] if session.small else []
     rl = run(session, "rl", session.deadline - CLOSING, words)
     rewards = [line["reward"] for line in rl["lines"]]
+    first, last = ends(rewards)
     return {
         "sft": {"steps": len(sft["lines"]), "losses": [line["loss"] for line in sft["lines"]],
                 "seconds": sft["seconds"]},
-        "rl": {"steps": len(rewards), "seconds": rl["seconds"], "rewards": rewards,
+        "rl": {"steps": len(rewards), "seconds": rl["seconds"], "rewards": rewards, "last_reward": last,
                "stopped": rl["stopped"]},
         "accuracy": [[line["step"], line.get("accuracy")] for line in rl["evaluations"]],
-        "passed": len(rewards) > 1 and rewards[-1] > rewards[0],
+        "passed": last > first,
     }  # fmt: skip
 
 
