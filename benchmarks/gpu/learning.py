@@ -52,8 +52,8 @@ def learned(session: Session) -> Result:
     return {
         "sft": {"steps": len(sft["lines"]), "losses": [line["loss"] for line in sft["lines"]],
                 "seconds": sft["seconds"]},
-        "rl": {"steps": len(rewards), "seconds": rl["seconds"], "rewards": rewards, "last_reward": last,
-               "stopped": rl["stopped"]},
+        "rl": {"steps": len(rewards), "seconds": rl["seconds"], "rewards": rewards,
+               "last_reward": last, "stopped": rl["stopped"]},
         "accuracy": [[line["step"], line.get("accuracy")] for line in rl["evaluations"]],
         "passed": last > first,
     }  # fmt: skip
