@@ -16,8 +16,8 @@ from postgrad.core.hub import pretrained, split_revision
 from postgrad.models.adapter_reader import HEAD, HEAD_WEIGHT, last_names, read_adapter
 from postgrad.models.adapters import add_adapter
 from postgrad.models.export import PROBE, TOLERANCE, export_hf
-from postgrad.models.four_bits import Quantize
 from postgrad.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter
+from postgrad.models.four_bits import Quantize
 from postgrad.models.load import load_config, load_model, load_tokenizer, require_readable
 from postgrad.models.named_templates import with_template
 from postgrad.models.save import save_model
