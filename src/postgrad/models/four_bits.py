@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers.core_model_loading import ConversionOps
-from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
@@ -107,7 +108,7 @@ def loading_arguments(quantize: Quantize, device: torch.device) -> dict[str, Any
     """More arguments of from_pretrained, which reads onto `device` then; {} for "none"."""
     if quantize == "none":
         return {}
-    return {"quantization_config": _Config(), "device_map": {"": device}}
+    return {"quantization_config": _Config(METHOD), "device_map": {"": device}}  # pyright: ignore[reportArgumentType]
 
 
 @register_quantization_config(METHOD)
