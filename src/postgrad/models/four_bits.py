@@ -61,10 +61,10 @@ class FourBitLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """input: [..., in]; returns [..., out]."""
-        return _Product.apply(input, self)  # pyright: ignore[reportReturnType]
+        return _ExpandedProduct.apply(input, self)  # pyright: ignore[reportReturnType]
 
 
-class _Product(torch.autograd.Function):
+class _ExpandedProduct(torch.autograd.Function):
     """x @ W.T + b, which keeps nothing: the backward pass expands W again."""
 
     @staticmethod
@@ -101,7 +101,7 @@ def twin(lm: nn.Module) -> nn.Module:
     in place changes in both. Which adapter acts, hooks and modes are its own; it is in eval mode.
     """
     shared: dict[int, Any] = {id(t): t for t in chain(lm.parameters(), lm.buffers())}
-    return copy.deepcopy(lm, shared).eval()
+    return copy.deepcopy(lm, shared).train(False)
 
 
 def loading_arguments(quantize: Quantize, device: torch.device) -> dict[str, Any]:

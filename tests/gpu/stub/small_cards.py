@@ -23,8 +23,8 @@ from postgrad.recipe.load import load_recipe, parse_recipe
 from postgrad.recipe.recipe import Recipe
 
 PROMPTS, SAMPLES, NEW = 8, 8, 16
-ROW = 872  # tokens of a prompt: with its answers 1000, of which micro-batches hold 3 and 8
-SLOTS = {"grpo_8b_qlora": 32, "grpo_1.7b": 16}  # what "auto" chooses on an RTX 4090
+ROW = 872  # tokens of a prompt: with its answers 1000, of which micro-batches hold 2 and 8
+SLOTS = {"grpo_8b_qlora": 32, "grpo_1.7b": 32}  # what "auto" chooses on an RTX 4090
 
 
 def shortened(path: Path, model: Path, rows: Path) -> Recipe:

@@ -14,7 +14,7 @@ CONTEXT = 1_000_000_000  # of which the driver and the kernels take so many
 
 
 @pytest.mark.parametrize("name", ["grpo_8b_qlora", "grpo_1.7b"])
-def test_two_steps_fit_a_card_of_24_gb_as_planned(
+def test_two_steps_take_what_is_planned_on_a_card_of_24_gb(
     stub: Stub, results: dict[str, Any], name: str, tmp_path: Path
 ) -> None:
     path = f"{ROOT / 'src'}:{ROOT / 'tests'}:{ROOT}"
@@ -26,5 +26,5 @@ def test_two_steps_fit_a_card_of_24_gb_as_planned(
         "planned": plan["bytes"], "allocated": run["allocated"], "reserved": run["reserved"],
         "phases": run["phases"],
     }  # fmt: skip
-    assert run["reserved"] + CONTEXT < CARD
-    assert plan["bytes"] == pytest.approx(run["reserved"], rel=0.1)
+    assert run["allocated"] + CONTEXT < CARD
+    assert plan["bytes"] == pytest.approx(run["allocated"], rel=0.05)
