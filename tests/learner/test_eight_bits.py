@@ -1,4 +1,6 @@
-"""AdamW with moments in eight bits: exact steps, convergence, resume, and what ranks may not change."""
+"""AdamW with moments in eight bits: exact steps, convergence, resume, and what ranks may not
+change.
+"""
 
 import math
 from collections.abc import Iterator
@@ -37,7 +39,7 @@ def step(weight: nn.Parameter, optimizer: EightBitAdamW, gradient: Any, number: 
 
 
 def test_a_step_is_adamw_on_the_moments_as_they_read() -> None:
-    """Loshchilov and Hutter 2019, algorithm 2, in float64, with what is stored between the steps."""
+    """Loshchilov and Hutter 2019, algorithm 2, in float64, with what is stored between steps."""
     settings = LearnerSettings(lr=0.1, weight_decay=0.5, betas=(0.8, 0.9), **SMALL)  # pyright: ignore[reportArgumentType]
     rng = np.random.default_rng(0)
     weight = nn.Parameter(torch.from_numpy(rng.normal(size=(6, 300))).float())

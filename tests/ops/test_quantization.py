@@ -1,4 +1,6 @@
-"""Four and eight bits: the tables, the nearest code, error bounds, and what chunks may not change."""
+"""Four and eight bits: tables, the nearest code, error bounds, and what chunks may not change."""
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -78,7 +80,7 @@ def test_four_bits_are_the_nearest_values_of_scaled_blocks(
     spread = np.abs(scales - scales.mean()).max()
     off = np.abs(back.flatten().double().numpy() - want).max()
     assert off <= 0.9 / 128 * spread + 1e-7 * scales.max()
-    widest = max(b - a for a, b in zip(NF4, NF4[1:], strict=False)) / 2
+    widest = max(b - a for a, b in pairwise(NF4)) / 2
     assert (back - x.float()).abs().max() <= (widest + 0.01) * scales.max()
     assert packed.codes.numel() == len(flat) // 2
 

@@ -1,5 +1,5 @@
-"""AdamW with moments in eight bits: a quarter of their memory (Dettmers et al. 2022, 8-bit Optimizers
-via Block-wise Quantization, arXiv:2110.02861).
+"""AdamW with moments in eight bits, a quarter of their memory (Dettmers et al. 2022, 8-bit
+Optimizers via Block-wise Quantization, arXiv:2110.02861).
 
 Where the paper's blocks run through a flattened weight, these end with each row of a matrix. So a
 moment does not depend on how rows are divided over ranks, and an embedding that is seldom seen does

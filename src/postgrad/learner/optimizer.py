@@ -239,7 +239,8 @@ class MasterOptimizer:
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self._adamw.step()
-        self._eight_bits.step(rate, self.updates + 1)
+        if self._eight_bits.weights:
+            self._eight_bits.step(rate, self.updates + 1)
         ratio = (self._settings.muon_lr or self._settings.lr) / self._settings.lr
         self._muon.step(rate * ratio, moving=norm > 0.0)
         for master in self.master.values():

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers.core_model_loading import ConversionOps
-from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
@@ -60,10 +61,10 @@ class FourBitLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """input: [..., in]; returns [..., out]."""
-        return _Product.apply(input, self)  # pyright: ignore[reportReturnType]
+        return _ExpandedProduct.apply(input, self)  # pyright: ignore[reportReturnType]
 
 
-class _Product(torch.autograd.Function):
+class _ExpandedProduct(torch.autograd.Function):
     """x @ W.T + b, which keeps nothing: the backward pass expands W again."""
 
     @staticmethod
@@ -100,14 +101,14 @@ def twin(lm: nn.Module) -> nn.Module:
     in place changes in both. Which adapter acts, hooks and modes are its own; it is in eval mode.
     """
     shared: dict[int, Any] = {id(t): t for t in chain(lm.parameters(), lm.buffers())}
-    return copy.deepcopy(lm, shared).eval()
+    return copy.deepcopy(lm, shared).train(False)
 
 
 def loading_arguments(quantize: Quantize, device: torch.device) -> dict[str, Any]:
     """More arguments of from_pretrained, which reads onto `device` then; {} for "none"."""
     if quantize == "none":
         return {}
-    return {"quantization_config": _Config(), "device_map": {"": device}}
+    return {"quantization_config": _Config(METHOD), "device_map": {"": device}}  # pyright: ignore[reportArgumentType]
 
 
 @register_quantization_config(METHOD)

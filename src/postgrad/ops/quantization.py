@@ -79,7 +79,8 @@ def quantize_4bit(x: Tensor) -> FourBits:
     codes: list[Tensor] = []
     largest: list[Tensor] = []
     midpoints = _midpoints(_nf4(x.device))
-    for part in flat.split(CHUNK):
+    for start in range(0, len(flat), CHUNK):
+        part = flat[start : start + CHUNK]
         blocks = functional.pad(part.float(), (0, -len(part) % BLOCK)).view(-1, BLOCK)
         maxima = blocks.abs().amax(-1, keepdim=True)
         shares = blocks / maxima.clamp(min=torch.finfo(torch.float32).tiny)
@@ -116,7 +117,7 @@ def _expanded(
 
 @cache
 def _compiled() -> Callable[..., Tensor]:
-    return torch.compile(_expanded, fullgraph=True, dynamic=True)
+    return torch.compile(_expanded, fullgraph=True, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _nearest(shares: Tensor, midpoints: Tensor) -> Tensor:
