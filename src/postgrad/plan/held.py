@@ -86,6 +86,16 @@ def gathered(role: PlannedRole, b: int, sharing: Sharing) -> int:
     return size
 
 
+def arriving(role: PlannedRole, b: int, sharing: Sharing) -> int:
+    """Bytes that FSDP2 gathers weights into before it copies them to where they compute: those
+    outside the layers and the next layer's. Its stream has segments of its own on a GPU, which keep
+    them for the next time.
+    """
+    if _shards(role, sharing) == 1:
+        return 0
+    return (_outside(role) + role.shape.layer_parameters // sharing.tensor) * b
+
+
 def gradients(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> int:
     """Bytes of the gradients of an update, in float32. They are unsharded until they are summed
     over ranks. Where every micro-batch sums them (ZeRO-2), only one layer's are unsharded at a

@@ -94,6 +94,10 @@ class Head:
         if not self.trains or (self.cpu and self.width == FLOAT32 and self._adds_in_place):
             return 0
         wide = 0
+        if self.sharded and not self.cpu:  # FSDP2 reduces all outside of the layers at once
+            matrices = 1 if self.shape.tied else 2
+            reduced = matrices * self.shape.embedding_parameters * (self.width + FLOAT32)
+            return max(self.waiting() + self._matrix, reduced)
         if self.sharded and self.width != FLOAT32:
             wide = self.shape.embedding_parameters * FLOAT32
         return self.waiting() + self._matrix + wide

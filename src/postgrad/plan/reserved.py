@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.hardware import Device
-from postgrad.plan.held import PHASES, MemoryLine, MemoryPhase, always, awake
+from postgrad.plan.held import PHASES, MemoryLine, MemoryPhase, always, arriving, awake
 from postgrad.plan.roles import PlannedRole, adapted_layers
-from postgrad.plan.sizes import Sharing
+from postgrad.plan.sizes import Sharing, width
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.settings import RolloutSettings
 
@@ -67,6 +67,12 @@ def communicators(sharing: Sharing) -> int:
     return 1 + sum(each)
 
 
+def gathering(roles: Sequence[PlannedRole], sharing: Sharing) -> Iterator[MemoryLine]:
+    """What gathered weights arrive in, of the largest role: kept from the first pass on."""
+    count = max(arriving(role, width(role.model.dtype, cpu=False), sharing) for role in roles)
+    yield MemoryLine("run", "weights as they arrive", {"score": count, "update": count})
+
+
 def publishing(
     policy: PlannedRole, sharing: Sharing, b: int, *, sampled: bool
 ) -> Iterator[MemoryLine]:
@@ -78,9 +84,9 @@ def publishing(
         return
     shape, count = policy.shape, 0
     largest = max(shape.embedding_parameters, shape.hidden_size * shape.intermediate_size)
-    width = FLOAT32 if policy.model.lora is None else b
+    each = FLOAT32 if policy.model.lora is None else b
     if sharing.divided > 1 or sharing.tensor > 1:
-        count = int(largest * width * (2 + 1 / max(sharing.divided, sharing.tensor)))
+        count = int(largest * each * (2 + 1 / max(sharing.divided, sharing.tensor)))
     if policy.model.lora is not None:
         matrices = [m * k for m, k in adapted_layers(shape, policy.model.lora)]
         count = max(count, 2 * FLOAT32 * max(matrices, default=0))
