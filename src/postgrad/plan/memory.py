@@ -189,7 +189,7 @@ def _of_gpu(
     yield from reserved.publishing(policy, sharing, b, sampled=sampled)
     yield from reserved.workspaces()
     yield from reserved.pages(sharing)
-    yield from reserved.holes(passing)
+    yield from reserved.holes(passing, roles)
     yield from reserved.communication(sharing, device)
 
 

@@ -18,6 +18,8 @@ from postgrad.rollout.local.budget import LANES, align
 
 PART = 2**24  # models.linear.LARGE_WEIGHT, which a test holds it to
 
+LOGITS = "logits of a chunk"  # a purpose
+
 SAMPLED = 4  # bytes a logit while a token is drawn: its weight
 FILTERED = 41  # and with top_k, top_p or min_p: it is sorted, ranked and summed up
 SAMPLED_TOGETHER = 2**24  # rollout.local.sampler.CHUNK_VALUES
@@ -138,7 +140,7 @@ class Passes:
         logits, matrix = head.backward()
         return {
             "activations": kept,
-            "logits of a chunk": logits,
+            LOGITS: logits,
             "gradient of the output matrix": matrix,
             "backward pass of a layer": max(0, inside - logits - matrix),
         }
@@ -168,7 +170,7 @@ class Passes:
             return {"activations": layer}
         stream = 2 * tokens * role.shape.hidden_size * b
         logits = self._head(role, trains=False).forward()
-        return {"activations": layer, "logits of a chunk": max(0, stream + logits - layer)}
+        return {"activations": layer, LOGITS: max(0, stream + logits - layer)}
 
     def cache(self, role: PlannedRole, b: int) -> int:
         """Bytes of the engine's cache. A CPU takes memory only for pages that are written: a prompt
