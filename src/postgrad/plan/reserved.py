@@ -78,7 +78,8 @@ def gathering(roles: Sequence[PlannedRole], sharing: Sharing) -> Iterator[Memory
     """
     count = max(arriving(role, width(role.model.dtype, cpu=False), sharing) for role in roles)
     yield MemoryLine("run", "weights as they arrive", {"score": count, "update": count})
-    reduced = max(FLOAT32 * outside(role) for role in roles) if count else 0
+    trained = [role for role in roles if role.learner is not None and role.model.lora is None]
+    reduced = max((FLOAT32 * outside(role) for role in trained if count), default=0)
     left = int(reduced * (1 / sharing.divided + REDUCED_HOLES))
     yield MemoryLine("run", "gradients as they leave", {"update": left})
 
