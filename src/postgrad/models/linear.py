@@ -294,9 +294,10 @@ class MatrixGradient:
         """What autograd has to add to the matrix's gradient, in its dtype: all, or nothing (None)
         where it was added in place.
         """
-        if self._adds_to is not None or self._sum is None:
+        total, self._sum = self._sum, None  # the graph, and so this object, lives on for a while
+        if self._adds_to is not None or total is None:
             return None
-        return self._sum.to(self._dtype)
+        return total.to(self._dtype)
 
 
 def from_outputs(gradient: Tensor, weight: Tensor) -> Tensor:

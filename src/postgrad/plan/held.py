@@ -83,9 +83,19 @@ def gathered(role: PlannedRole, b: int, sharing: Sharing) -> int:
     size = FLOAT32 * role.trained if adapter and not sharing.gathers else 0
     if _shards(role, sharing) > 1:
         layers = 2 if sharing.gathers else role.shape.layers
-        copied = _outside(role) + layers * role.shape.layer_parameters // sharing.tensor
+        copied = outside(role) + layers * role.shape.layer_parameters // sharing.tensor
         size += copied * b
     return size
+
+
+def arriving(role: PlannedRole, b: int, sharing: Sharing) -> int:
+    """Bytes that FSDP2 gathers weights into before it copies them to where they compute: those
+    outside the layers and the next layer's. Its stream has segments of its own on a GPU, which keep
+    them for the next time.
+    """
+    if _shards(role, sharing) == 1:
+        return 0
+    return (outside(role) + role.shape.layer_parameters // sharing.tensor) * b
 
 
 def gradients(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> int:
@@ -186,7 +196,7 @@ def _tensor_share(role: PlannedRole, sharing: Sharing) -> float:
     return 1 - cut / role.parameters
 
 
-def _outside(role: PlannedRole) -> int:
+def outside(role: PlannedRole) -> int:
     """How many weights lie outside the layers: embeddings, the last norm, the head."""
     return role.parameters - role.shape.layers * role.shape.layer_parameters
 

@@ -189,10 +189,11 @@ def _of_gpu(
     """What a GPU holds beside tensors and what they are sent through."""
     policy, b = roles[0], width(roles[0].model.dtype, cpu=False)
     sampled = recipe.trains_on_rollouts and recipe.samples_answers
+    yield from reserved.gathering(roles, sharing)
     yield from reserved.publishing(policy, sharing, b, sampled=sampled)
     yield from reserved.workspaces()
     yield from reserved.pages(sharing)
-    yield from reserved.holes(passing)
+    yield from reserved.holes(passing, roles)
     yield from reserved.communication(sharing, device)
 
 

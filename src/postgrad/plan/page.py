@@ -155,12 +155,12 @@ def engine_notes(recipe: Recipe, device: Device) -> Iterator[str]:
         return
     places = "" if vllm.tensor_parallel == 1 else f" over {vllm.tensor_parallel} devices each"
     copies = "1 process" if vllm.engines == 1 else f"{vllm.engines} processes"
-    whole = f"vLLM: {copies}{places}, each with a whole copy of the weights and a cache"
+    about = f"vLLM: {copies}{places}, each with a whole copy of the weights and a cache"
     if device.is_cpu or rollout.cache_tokens is not None:
-        yield f"{whole}; the engine's lines are those of one built-in engine"
+        yield f"{about}; the engine's lines are those of one built-in engine"
         return
     taken = vllm.memory_fraction * device.memory_bytes / 1e9
     yield (
-        f"{whole}; it reserves rollout.vllm.memory_fraction = {vllm.memory_fraction:g} of each of "
+        f"{about}; it reserves rollout.vllm.memory_fraction = {vllm.memory_fraction:g} of each of "
         f"its devices, {taken:.1f} GB, which is a line above where a learner has the device too"
     )

@@ -21,6 +21,8 @@ CHUNK_BYTES = {"cpu": 2**26, "gpu": 2**29}
 CHUNK_ROWS = {"cpu": 1, "gpu": 1024}
 PART = 2**24  # models.linear.LARGE_WEIGHT, the same
 
+LOGITS = "logits of a chunk"  # a purpose
+
 SAMPLED = 4  # bytes a logit while a token is drawn: its weight
 FILTERED = 41  # and with top_k, top_p or min_p: it is sorted, ranked and summed up
 SAMPLED_TOGETHER = 2**24  # rollout.local.sampler.CHUNK_VALUES
@@ -99,6 +101,10 @@ class Head:
         if not self.trains or (self.cpu and self.width == FLOAT32 and self._adds_in_place):
             return 0
         wide = 0
+        if self.sharded and not self.cpu:  # FSDP2 reduces all outside of the layers at once
+            matrices = 1 if self.shape.tied else 2
+            reduced = matrices * self.shape.embedding_parameters * (self.width + FLOAT32)
+            return max(self.waiting() + self._matrix, reduced)
         if self.sharded and self.width != FLOAT32:
             wide = self.shape.embedding_parameters * FLOAT32
         return self.waiting() + self._matrix + wide
@@ -139,7 +145,7 @@ class Passes:
         logits, matrix = head.backward()
         return {
             "activations": kept,
-            "logits of a chunk": logits,
+            LOGITS: logits,
             "gradient of the output matrix": matrix,
             "backward pass of a layer": max(0, inside - logits - matrix),
         }
@@ -169,7 +175,7 @@ class Passes:
             return {"activations": layer}
         stream = 2 * tokens * role.shape.hidden_size * b
         logits = self._head(role, trains=False).forward()
-        return {"activations": layer, "logits of a chunk": max(0, stream + logits - layer)}
+        return {"activations": layer, LOGITS: max(0, stream + logits - layer)}
 
     def cache(self, role: PlannedRole, b: int) -> int:
         """Bytes of the engine's cache. A CPU takes memory only for pages that are written: a prompt

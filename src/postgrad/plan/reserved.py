@@ -6,13 +6,14 @@ phases, so that a phase begins without holes. Within it a freed tensor leaves on
 tensors fill as far as they fit.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.hardware import Device
-from postgrad.plan.held import PHASES, MemoryLine, MemoryPhase, always, awake
+from postgrad.plan.held import PHASES, MemoryLine, always, arriving, awake, outside
+from postgrad.plan.passes import LOGITS
 from postgrad.plan.roles import PlannedRole, adapted_layers
-from postgrad.plan.sizes import Sharing
+from postgrad.plan.sizes import Sharing, width
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.settings import RolloutSettings
 
@@ -28,7 +29,10 @@ HANDLES, WORKSPACE = 2, 8 * 4096 * 2**10
 LARGE_PAGE, SMALL_PAGE = 20 * 2**20, 2 * 2**20
 STREAMS, SHARDED_STREAMS = 1, 3  # FSDP2 has one more to gather into and one to reduce in
 # Freed pieces that nothing fits into, of what a pass takes: 1 to 2.5%, measured (docs/planning.md).
-HOLES: Mapping[MemoryPhase, float] = {"score": 0.015, "update": 0.015}
+# Beside a frozen output matrix, whose gradient would fill it, also the logits in bfloat16: a fifth
+# of a chunk.
+HOLES, CHUNK_HOLES = 0.015, 0.2
+REDUCED_HOLES = 0.5  # of what FSDP2 reduces outside the layers, measured in two cases
 # NCCL receives through 10 MiB in each channel of a communicator, with a ring and a tree. That is
 # 0.67 GB over NVLink, where 0.69 GB were read on four A100 (github.com/NVIDIA/nccl/issues/964).
 CHANNEL = 2 * 10 * 2**20
@@ -67,6 +71,19 @@ def communicators(sharing: Sharing) -> int:
     return 1 + sum(each)
 
 
+def gathering(roles: Sequence[PlannedRole], sharing: Sharing) -> Iterator[MemoryLine]:
+    """What gathered weights arrive in, of the largest role: kept from the first pass on. And what
+    is left of the reduction outside the layers, which is the largest: the shard that it gives, in
+    the memory of another stream, and a part of its input, into which later tensors are put.
+    """
+    count = max(arriving(role, width(role.model.dtype, cpu=False), sharing) for role in roles)
+    yield MemoryLine("run", "weights as they arrive", {"score": count, "update": count})
+    trained = [role for role in roles if role.learner is not None and role.model.lora is None]
+    reduced = max((FLOAT32 * outside(role) for role in trained if count), default=0)
+    left = int(reduced * (1 / sharing.divided + REDUCED_HOLES))
+    yield MemoryLine("run", "gradients as they leave", {"update": left})
+
+
 def publishing(
     policy: PlannedRole, sharing: Sharing, b: int, *, sampled: bool
 ) -> Iterator[MemoryLine]:
@@ -78,9 +95,9 @@ def publishing(
         return
     shape, count = policy.shape, 0
     largest = max(shape.embedding_parameters, shape.hidden_size * shape.intermediate_size)
-    width = FLOAT32 if policy.model.lora is None else b
+    each = FLOAT32 if policy.model.lora is None else b
     if sharing.divided > 1 or sharing.tensor > 1:
-        count = int(largest * width * (2 + 1 / max(sharing.divided, sharing.tensor)))
+        count = int(largest * each * (2 + 1 / max(sharing.divided, sharing.tensor)))
     if policy.model.lora is not None:
         matrices = [m * k for m, k in adapted_layers(shape, policy.model.lora)]
         count = max(count, 2 * FLOAT32 * max(matrices, default=0))
@@ -103,8 +120,15 @@ def vllm(
         yield MemoryLine("engine", VLLM, phases)
 
 
-def holes(lines: Sequence[MemoryLine]) -> Iterator[MemoryLine]:
+def holes(lines: Sequence[MemoryLine], roles: Sequence[PlannedRole]) -> Iterator[MemoryLine]:
     """Freed memory between tensors: a share of what the passes of a phase, `lines`, take."""
-    taken = {phase: sum(line.bytes.get(phase, 0) for line in lines) for phase in PHASES}
-    counts = {phase: int(HOLES.get(phase, 0.0) * count) for phase, count in taken.items()}
-    yield MemoryLine("run", "holes between tensors", counts)
+    adapted = {role.name for role in roles if role.model.lora is not None}
+    counts = {
+        phase: sum(_share(line, line.role in adapted) * line.bytes.get(phase, 0) for line in lines)
+        for phase in PHASES
+    }
+    yield MemoryLine("run", "holes between tensors", {p: int(n) for p, n in counts.items()})
+
+
+def _share(line: MemoryLine, adapted: bool) -> float:
+    return HOLES + (CHUNK_HOLES if adapted and line.purpose == LOGITS else 0.0)

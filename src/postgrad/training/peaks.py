@@ -199,10 +199,10 @@ class Refusal:
     def of(cls, error: BaseException | None) -> "Refusal | None":
         """What the error, or one that it was raised from, says; None where none says all of it."""
         while error is not None:
-            found = {name: re.search(pattern, str(error)) for name, pattern in _SAID.items()}
+            matches = {name: re.search(pattern, str(error)) for name, pattern in _SAID.items()}
             sizes = {
                 name: int(float(match[1]) * _UNITS[match[2]])
-                for name, match in found.items()
+                for name, match in matches.items()
                 if match is not None
             }
             if len(sizes) == len(_SAID):
