@@ -8,6 +8,7 @@ time of an update, and of a decoding step, goes into such products. It needs AVX
 
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -163,9 +164,14 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x: [N, K], weight: [M, K] as `in_order` gives it, bias: [M]; returns x @ weight.T + bias,
     [N, M], no gradient.
     """
-    if x.device.type == "cpu" and x.dtype == torch.float32 and has_fast_products():
-        return _linear(x, weight, bias)
-    return nn.functional.linear(x, weight, bias)
+    return product_for(x)(x, weight, bias)
+
+
+def product_for(numbers: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """What `project` multiplies with where its arguments have the device and dtype of `numbers`."""
+    if numbers.device.type == "cpu" and numbers.dtype == torch.float32 and has_fast_products():
+        return _linear
+    return nn.functional.linear
 
 
 class OneDNNLinear(nn.Linear):
