@@ -11,6 +11,7 @@ from postgrad.models.linear import in_order, project
 from postgrad.models.tree import TreeAttention
 from postgrad.rollout.engine import Request, generate, take_over
 from postgrad.rollout.local import engine as engine_module
+from postgrad.rollout.local.attention import Decoding
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.prompts import lay_out_plain
 from postgrad.rollout.settings import SamplingSettings
@@ -119,14 +120,14 @@ def test_rows_that_end_at_any_length_are_decoded_in_few_shapes(
         )
 
     shapes = set()
-    attend = engine_module.Decoding.attend
+    attend = Decoding.attend
 
     def seen(self, layer, query, key, value, **how):
         shapes.add((query.shape[1], self._old, self._new))
         return attend(self, layer, query, key, value, **how)
 
     alone = sampled(1)
-    monkeypatch.setattr(engine_module.Decoding, "attend", seen)
+    monkeypatch.setattr(Decoding, "attend", seen)
     together = sampled(40)
     assert {rows for rows, _, _ in shapes} == {1, 2, 4, 8, 16, 32, 40}
     assert {old for _, old, _ in shapes} == {16}

@@ -27,7 +27,7 @@ from postgrad.observe.sentinels.stall import Stall
 from postgrad.observe.settings import SentinelSettings
 from postgrad.observe.watchdog import Watchdog
 from postgrad.recipe.pipeline import load_pipeline
-from postgrad.rollout.local import engine
+from postgrad.rollout.local import step as decode
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.rows import Rows
 from postgrad.rollout.source import LiveSource
@@ -123,12 +123,12 @@ def writes(choose: Callable[[Rows, int], str | None], after: int = 0) -> Plant:
     """
 
     def plant(patch: Patch) -> None:
-        step, draw = LocalEngine._step, engine.sample
+        start, draw = LocalEngine._step, decode.sample
         now: list[Any] = []
 
         def marked(self: Any, *more: Any) -> None:
             now[:] = [self._rows, self._version]
-            step(self, *more)
+            start(self, *more)
 
         def told(logits: torch.Tensor, *more: Any) -> Any:
             logprobs = logits.log_softmax(-1)
@@ -142,7 +142,7 @@ def writes(choose: Callable[[Rows, int], str | None], after: int = 0) -> Plant:
             return drawn
 
         patch.setattr(LocalEngine, "_step", marked)
-        patch.setattr(engine, "sample", told)
+        patch.setattr(decode, "sample", told)
 
     return plant
 

@@ -10,14 +10,14 @@ import zlib
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = (x ^ (x >> np.uint64(30))) * _MIX_1
-    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    x = (x ^ (x >> np.uint64(30))) * MIX_1
+    x = (x ^ (x >> np.uint64(27))) * MIX_2
     return x ^ (x >> np.uint64(31))
 
 
@@ -28,10 +28,10 @@ def bits(seed: int, stream: str, *counters: ArrayLike) -> NDArray[np.uint64]:
     non-negative integers. Returns an array of the broadcast shape (0-d without counters).
     """
     with np.errstate(over="ignore"):  # wrapping modulo 2**64 is the arithmetic that is meant
-        state = _mix(np.asarray(seed % 2**64, np.uint64) + _GOLDEN)
-        state = _mix((state ^ np.uint64(zlib.crc32(stream.encode()))) + _GOLDEN)
+        state = _mix(np.asarray(seed % 2**64, np.uint64) + GOLDEN)
+        state = _mix((state ^ np.uint64(zlib.crc32(stream.encode()))) + GOLDEN)
         for counter in counters:
-            state = _mix((state ^ np.asarray(counter).astype(np.uint64)) + _GOLDEN)
+            state = _mix((state ^ np.asarray(counter).astype(np.uint64)) + GOLDEN)
     return state
 
 

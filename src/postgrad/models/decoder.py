@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from postgrad.models.attention import AttentionContext, hidden_states
 from postgrad.models.head import full_logits
-from postgrad.models.linear import OneDNNLinear, in_order, project
+from postgrad.models.linear import OneDNNLinear, in_order, product_for
 from postgrad.models.settings import LLAMA_TYPES
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -26,6 +26,17 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 class Decoder(Protocol):
     """A model without gradients over T packed tokens."""
+
+    @property
+    def static(self) -> bool:
+        """Whether `hidden_states` and `logits` call the same operations for every input of a shape
+        and never wait for the device: then a CUDA graph can stand for them.
+        """
+        ...
+
+    def prepare(self) -> None:
+        """Reads changed weights now, as the products read them, and not with the next product."""
+        ...
 
     def hidden_states(
         self, input_ids: Tensor, positions: Tensor, context: AttentionContext
@@ -47,8 +58,13 @@ class Decoder(Protocol):
 class ModuleDecoder:
     """Any model that was loaded with our attention, through its own modules."""
 
+    static = False  # transformers' modules decide by values in places
+
     def __init__(self, lm: nn.Module) -> None:
         self._lm = lm
+
+    def prepare(self) -> None:
+        """Nothing to do: the modules read the parameters themselves."""
 
     def hidden_states(
         self, input_ids: Tensor, positions: Tensor, context: AttentionContext
@@ -81,16 +97,21 @@ class _Linear:
         biases = [module.bias for module in modules]
         self._biases: list[nn.Parameter] | None = None if biases[0] is None else biases
         self._read: tuple[Tensor, Tensor | None] | None = None  # weight (reordered) and bias
+        self._multiply = product_for(self._weights[0])
         self._join()
 
     def forget(self) -> None:
         self._read = None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def prepare(self) -> None:
         if self._read is None:  # parameters may have been replaced since they were joined
             weight, bias = self._join()
-            self._read = in_order(weight), bias
-        return project(x, *self._read)
+            self._read, self._multiply = (in_order(weight), bias), product_for(weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.prepare()
+        assert self._read is not None
+        return self._multiply(x, *self._read)
 
     def _join(self) -> tuple[Tensor, Tensor | None]:
         """Weight [M, K] and bias [M]: the parameters are views into them."""
@@ -128,14 +149,27 @@ class LayeredDecoder:
         self._layers = [_read(layer, config) for layer in model.layers]
         self._norm = _norm(model.norm)
         self._head = _Linear([lm.lm_head])
-
-    def forget(self) -> None:
-        for layer in self._layers:
+        self._products = [
+            product
+            for layer in self._layers
             for product in (
                 layer.queries_keys_values, layer.attention_out, layer.gate_up, layer.down
-            ):  # fmt: skip
-                product.forget()
-        self._head.forget()
+            )
+        ]  # fmt: skip
+        self._products.append(self._head)
+
+    @property
+    def static(self) -> bool:
+        """Types of rotary positions that depend on the longest position read it from the device."""
+        return getattr(self._rotary, "rope_type", "default") not in ("dynamic", "longrope")
+
+    def forget(self) -> None:
+        for product in self._products:
+            product.forget()
+
+    def prepare(self) -> None:
+        for product in self._products:
+            product.prepare()
 
     def hidden_states(
         self, input_ids: Tensor, positions: Tensor, context: AttentionContext
@@ -183,10 +217,11 @@ def _rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     cosine, sine = angles
     half = x.shape[-1] // 2
     left, right = x[..., :half], x[..., half:]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    torch.mul(left, cosine, out=out[..., :half]).addcmul_(right, sine, value=-1.0)
-    torch.mul(right, cosine, out=out[..., half:]).addcmul_(left, sine)
-    return out
+    turned = (  # torch.compile takes addcmul_ apart, which rounds once more
+        torch.addcmul(left * cosine, right, sine, value=-1.0),
+        torch.addcmul(right * cosine, left, sine),
+    )
+    return torch.cat(turned, -1)
 
 
 def _norm(module: Any) -> _RMSNorm:

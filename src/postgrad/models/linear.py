@@ -9,7 +9,7 @@ of Intel MKL can be as fast or faster: a run measures both for each shape (`fast
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -218,9 +218,12 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x: [N, K], weight: [M, K] as `in_order` gives it, bias: [M]; returns x @ weight.T + bias,
     [N, M], no gradient.
     """
-    if _is_fast(x, weight):
-        return _linear(x, weight, bias)
-    return nn.functional.linear(x, weight, bias)
+    return (_linear if _is_fast(x, weight) else nn.functional.linear)(x, weight, bias)
+
+
+def product_for(weight: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """What `project` multiplies with where numbers have the device and dtype of `weight` [M, K]."""
+    return _linear if _is_fast(weight, weight) else nn.functional.linear
 
 
 class OneDNNLinear(nn.Linear):

@@ -28,11 +28,23 @@ def filled_cache(slots=5, places=16):
     return cache
 
 
-def lanes_of(stretches, lengths, idle=0):
+def decoding(cache, stretches, lengths, places):
+    """Of rows at `places`; those behind the ones that read `stretches` are idle."""
     shared = SharedPrompts(8)
     for name, length in enumerate(lengths):
         shared.join(name, length, 1)
-    return shared.lanes(np.array(stretches), len(stretches) + idle)
+    lanes = shared.lanes(np.array(stretches))
+    lane_of_row = np.pad(lanes.lane_of_row, (0, len(places) - len(stretches)))
+    return Decoding(
+        cache,
+        places=torch.tensor(places),
+        lengths=torch.from_numpy(lanes.lengths),
+        row_of_lane=torch.from_numpy(lanes.row_of_lane),
+        lane_of_row=torch.from_numpy(lane_of_row),
+        width=lanes.width,
+        old=16,
+        new=16,
+    )
 
 
 def by_hand(query, keys, values, position, scale, window, softcap):
@@ -53,11 +65,11 @@ def by_hand(query, keys, values, position, scale, window, softcap):
 @pytest.mark.parametrize("window", [None, 3, 9, 100])
 def test_every_row_attends_to_its_prompt_its_response_and_its_new_token(window, softcap):
     cache = filled_cache()
-    places = np.array([5, 0, 9, 2, 5])
+    places = [5, 0, 9, 2, 5]
     torch.manual_seed(1)
     query = torch.randn(HEADS, 5, DIM)
     key, value = torch.randn(KV, 5, DIM), torch.randn(KV, 5, VALUE_DIM)
-    context = Decoding(cache, lanes_of(STRETCHES, PROMPTS), places)
+    context = decoding(cache, STRETCHES, PROMPTS, places)
     found = context.attend(1, query, key, value, scale=0.3, window=window, softcap=softcap)
     for row, (stretch, place) in enumerate(zip(STRETCHES, places, strict=True)):
         torch.testing.assert_close(cache.responses.keys[1][row, :, place], key[:, row])
@@ -83,7 +95,7 @@ def test_every_row_attends_to_its_prompt_its_response_and_its_new_token(window, 
 def test_decoding_writes_one_place_a_row_and_no_other_layer():
     cache, before = filled_cache(), filled_cache()
     new = torch.ones(KV, 2, DIM), torch.ones(KV, 2, VALUE_DIM)
-    Decoding(cache, lanes_of([0, 0], [4]), np.array([2, 4])).attend(
+    decoding(cache, [0, 0], [4], [2, 4]).attend(
         0, torch.zeros(HEADS, 2, DIM), *new, scale=1.0, window=None, softcap=None
     )
     own, old = cache.responses.keys, before.responses.keys
@@ -101,9 +113,7 @@ def test_idle_rows_change_nothing_for_others_and_write_their_first_place_alone(w
     before, found = filled_cache(), []
     for idle in (0, 2):
         cache, rows = filled_cache(), 5 - 2 + idle
-        context = Decoding(
-            cache, lanes_of(STRETCHES[:3], PROMPTS, idle), np.array([5, 0, 9, 0, 0])[:rows]
-        )
+        context = decoding(cache, STRETCHES[:3], PROMPTS, [5, 0, 9, 0, 0][:rows])
         own = (each[:, :rows] for each in (query, key, value))
         found.append(context.attend(1, *own, scale=0.3, window=window, softcap=None))
     assert found[1].isfinite().all()

@@ -75,6 +75,27 @@ def test_moving_stretches_copies_keys_and_values_of_every_layer():
     assert not cache.prompts.keys[0][0].any()
 
 
+def test_where_nothing_is_copied_moved_stretches_are_looked_up_where_they_stay():
+    cache = KeyValueCache((LayerShape(1, 2, 2),), 5 * 32, torch.float32, torch.device("meta"))
+    cache.divide(5, 16, 16)
+    lengths = np.full(5, 9)
+    cache.responses.move(np.array([0, 1]), np.array([4, 3]), lengths)
+    assert cache.responses.place.tolist() == [4, 3, 2, 1, 0]
+    cache.responses.move(np.array([1]), np.array([2]), lengths)
+    assert cache.responses.place.tolist() == [4, 2, 3, 1, 0]
+    assert cache.prompts.place.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_what_kernels_leave_for_each_other_stays_where_it_is_until_the_cache_is_given_back():
+    cache = KeyValueCache((LayerShape(1, 2, 2),), 64, torch.float32, CPU)
+    wide, narrow = cache.scratch(6, 4)
+    assert (wide.shape, narrow.shape) == ((6, 4), (6,))
+    assert cache.scratch(6, 4)[0] is wide
+    assert cache.scratch(8, 4)[0] is not wide
+    cache.release()
+    assert cache.scratch(6, 4)[0] is not wide
+
+
 def test_a_cache_that_was_given_back_is_zero_again_where_it_is_next_laid_out():
     cache = KeyValueCache((LayerShape(2, 5, 3),), 128, torch.float32, CPU)
     cache.divide(2, 32, 16)

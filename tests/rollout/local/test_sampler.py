@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from helpers.dispatched import Recorded
+from postgrad.core import seeds
 from postgrad.rollout.local import sampler
-from postgrad.rollout.local.sampler import UNIT, Knobs, counted_sums, running_sums, sample
+from postgrad.rollout.local.sampler import (
+    UNIT,
+    Kind,
+    Knobs,
+    counted_sums,
+    running_sums,
+    uniform,
+)
 
 
 @pytest.fixture(params=["as on a CPU", "as on CUDA"], scope="module", autouse=True)
@@ -25,12 +33,23 @@ def _sums(request):
 
 
 def knobs(n, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
-    return Knobs(
+    """As a request has them, in NumPy."""
+    return (
         np.full(n, temperature, np.float32),
         np.full(n, top_k, np.int64),
         np.full(n, top_p, np.float32),
         np.full(n, min_p, np.float32),
     )
+
+
+def sample(logits, settings, numbers, kind=None):
+    """Tokens and logprobs in NumPy. settings: as `knobs` gives them."""
+    wide = (
+        torch.from_numpy(s.astype(np.int64 if i == 1 else float)) for i, s in enumerate(settings)
+    )
+    kind = kind or Kind.of(*settings)
+    drawn = sampler.sample(logits, Knobs(*wide), torch.from_numpy(numbers), kind)
+    return drawn[0].numpy(), drawn[1].numpy()
 
 
 def logits_of(*probabilities):
@@ -114,7 +133,7 @@ def test_filters_are_those_of_transformers(seed, top_k, top_p, min_p, temperatur
 
 
 def test_greedy_rows_take_the_best_token_with_its_logprob_at_temperature_one():
-    mixed = Knobs(
+    mixed = (
         np.array([0.0, 1.0], np.float32),
         np.array([2, 0]),
         np.array([0.5, 1.0], np.float32),
@@ -173,3 +192,38 @@ def test_no_running_sum_of_floats_is_made_on_other_devices_than_a_cpu():
             running_sums(torch.empty(3, 70, dtype=dtype, device="meta"))
     summed = [call for call in ops.calls if call.operation.startswith("aten.cumsum")]
     assert [call.reads for call in summed] == [(torch.int64,)]
+
+
+@given(
+    st.integers(0, 2**64 - 1),
+    st.lists(st.tuples(*[st.integers(0, 2**63 - 1)] * 2), min_size=1, max_size=40),
+)
+def test_the_numbers_are_those_of_numpy_bit_for_bit(seed, counters):
+    first, last = np.array(counters, np.int64).T
+    expected = seeds.uniform(seed, "sample", first, last)
+    key = torch.from_numpy(seeds.bits(seed, "sample", first).view(np.int64))
+    assert uniform(key, torch.from_numpy(last.copy())).numpy().tobytes() == expected.tobytes()
+
+
+def test_rows_that_do_not_need_what_others_need_get_the_same_bits():
+    torch.manual_seed(0)
+    logits, numbers = torch.randn(6, 300), np.random.default_rng(0).random(6)
+    plain = sample(logits.clone(), knobs(6), numbers)
+    everything = sample(logits.clone(), knobs(6), numbers, Kind(True, True, True))
+    for one, other in zip(plain, everything, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind"),
+    [
+        ({}, (False, False, False)),
+        ({"temperature": 0.5}, (True, False, False)),
+        ({"temperature": 0.0, "top_k": 3}, (False, True, False)),
+        ({"top_k": 3}, (False, False, True)),
+        ({"top_p": 0.9}, (False, False, True)),
+        ({"min_p": 0.1}, (False, False, True)),
+    ],
+)
+def test_a_step_computes_what_some_row_needs(setting, kind):
+    assert Kind.of(*knobs(2, **setting)) == kind

@@ -45,11 +45,15 @@ def test_every_row_has_a_lane_of_its_own_in_its_stretch(drawn):
     shared = SharedPrompts(8)
     for name in range(reads.max() + 1):
         shared.join(name, 3 + name, 1)
-    lanes = shared.lanes(reads, len(reads) + 2)
-    assert lanes.width == np.bincount(reads).max()
+    lanes = shared.lanes(reads)
+    assert lanes.used.tolist() == np.bincount(reads).tolist()
+    assert lanes.width == lanes.used.max()
     assert lanes.lengths.tolist() == [3 + name for name in range(reads.max() + 1)]
-    lane_of_row, idle = lanes.lane_of_row[:-2], lanes.lane_of_row[-2:]
+    lane_of_row = lanes.lane_of_row
     assert len(set(lane_of_row.tolist())) == len(reads)
     assert (lane_of_row // lanes.width).tolist() == reads.tolist()
+    assert (lane_of_row % lanes.width < lanes.used[reads]).all()
     assert lanes.row_of_lane[lane_of_row].tolist() == list(range(len(reads)))
-    assert idle.tolist() == [0, 0]
+    wide = shared.lanes(reads, 40)
+    assert wide.row_of_lane[wide.lane_of_row].tolist() == list(range(len(reads)))
+    assert (wide.lane_of_row // 40).tolist() == reads.tolist()

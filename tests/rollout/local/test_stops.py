@@ -38,7 +38,7 @@ def test_any_end_of_sequence_token_ends_a_row(tokenizer):
         (0, 1, 2),
         np.zeros(3, np.int64),
     )
-    rows.append(np.array([1, 7, 8]), np.zeros(3, np.float32))
+    rows.append(np.arange(3), np.array([1, 7, 8], np.int32), np.zeros(3, np.float32))
     assert Stopper((1, 8), tokenizer).stopped(rows).tolist() == [True, False, True]
 
 

@@ -2,13 +2,10 @@
 cache, `Decoding` computes one token for each row over it.
 """
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.models.attention import AttentionContext
-from postgrad.rollout.local.budget import PromptLanes, align
 from postgrad.rollout.local.cache import KeyValueCache, LayerShape
 
 # Not -inf: a window may hide all of a prompt, and then its share has to be 0, not NaN.
@@ -61,18 +58,26 @@ class Decoding:
     scaled_dot_product_attention on CPUs.
     """
 
-    def __init__(self, cache: KeyValueCache, lanes: PromptLanes, places: NDArray[np.int64]) -> None:
-        """places: [N] index of the new token in its row's response."""
-        device = cache.responses.keys[0].device
+    def __init__(
+        self,
+        cache: KeyValueCache,
+        *,
+        places: Tensor,
+        lengths: Tensor,
+        row_of_lane: Tensor,
+        lane_of_row: Tensor,
+        width: int,
+        old: int,
+        new: int,
+    ) -> None:
+        """places: [N] index of the new token in its row's response. The others as in PromptLanes;
+        those of idle rows are not read. old, new: how many places of prompts and of responses are
+        attended to.
+        """
         self._cache = cache
-        self._width = lanes.width
-        # Places of responses and prompts that any row attends to, rounded up to a repeated shape.
-        self._new = min(align(int(places.max()) + 1), cache.responses.places)
-        self._old = min(align(int(lanes.lengths.max())), cache.prompts.places)
-        self._places, self._lengths, self._rows, self._lanes = (
-            torch.from_numpy(a).to(device)
-            for a in (places, lanes.lengths, lanes.row_of_lane, lanes.lane_of_row)
-        )
+        self._width, self._old, self._new = width, old, new
+        self._places, self._lengths = places, lengths
+        self._rows, self._lanes = row_of_lane, lane_of_row
         self._index: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._bias: dict[tuple[int, int, int | None, torch.dtype], tuple[Tensor, Tensor]] = {}
 

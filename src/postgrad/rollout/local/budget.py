@@ -68,6 +68,19 @@ def align(tokens: int) -> int:
     return -(-tokens // ALIGN) * ALIGN
 
 
+def rows_computed(count: int, capacity: int, device: str) -> int:
+    """How many rows a step computes for `count` rows, idle ones included, so that few shapes occur.
+
+    On a CPU a multiple of ALIGN, or a power of two for the last few rows, which may go on long. On
+    CUDA, where each number of rows is a graph, a power of two or one and a half times that.
+    """
+    few = 1 << (count - 1).bit_length()
+    if device == "cpu":
+        return min(few, align(count), capacity)
+    between = few // 4 * 3
+    return min(max(ALIGN, between if between >= count else few), capacity)
+
+
 def places_for(max_len: int) -> int:
     """The most places that a prompt and a response of together `max_len` tokens take."""
     return align(max_len) + ALIGN
@@ -90,12 +103,13 @@ def close_gaps(
 
 @dataclass(frozen=True, slots=True)
 class PromptLanes:
-    """N computed rows arranged by the prompts that they read: A stretches of `width` lanes."""
+    """N rows arranged by the prompts that they read: A stretches of `width` lanes."""
 
     lengths: NDArray[np.int64]  # [A] tokens of each stretch's prompt
+    used: NDArray[np.int64]  # [A] lanes of each stretch that have a row: the first ones
     width: int  # lanes of each stretch
     row_of_lane: NDArray[np.int64]  # [A * width]; any row, here 0, where a lane is empty
-    lane_of_row: NDArray[np.int64]  # [N] in [0, A * width), 0 for idle rows
+    lane_of_row: NDArray[np.int64]  # [N] in [0, A * width)
 
 
 class SharedPrompts:
@@ -146,13 +160,13 @@ class SharedPrompts:
         self._rows[:left] = np.bincount(stretches, minlength=left)
         return to, source
 
-    def lanes(self, stretches: NDArray[np.int64], rows_computed: int) -> PromptLanes:
-        """The lanes of a step over `rows_computed` rows. stretches: what the rows in use read; the
-        other rows are idle.
+    def lanes(self, stretches: NDArray[np.int64], width: int | None = None) -> PromptLanes:
+        """The lanes of a step. stretches: what each row reads. width: lanes of a stretch; None: as
+        many as the most used one needs.
         """
         count = int(stretches.max()) + 1
         rows = np.bincount(stretches, minlength=count)
-        width = int(rows.max())
+        width = width or int(rows.max())
         order = np.argsort(stretches, kind="stable")
         first = np.cumsum(rows) - rows
         lane = np.empty(len(stretches), np.int64)
@@ -160,5 +174,4 @@ class SharedPrompts:
         lane += stretches * width
         row_of_lane = np.zeros(count * width, np.int64)
         row_of_lane[lane] = np.arange(len(stretches))
-        idle = rows_computed - len(stretches)
-        return PromptLanes(self.length[:count], width, row_of_lane, np.pad(lane, (0, idle)))
+        return PromptLanes(self.length[:count], rows, width, row_of_lane, lane)

@@ -35,14 +35,21 @@ class Stretches:
     keys: tuple[Tensor, ...]  # for each layer [slots, KV, places, D]
     values: tuple[Tensor, ...]  # for each layer [slots, KV, places, Dv]
     places: int  # token places of each stretch
+    place: NDArray[np.int64]  # [slots] where in the tensors the stretch of each number is
 
     def move(
         self, to: NDArray[np.int64], source: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> None:
-        """Copy the stretches `source` to the numbers `to`, which do not overlap. lengths: tokens of
+        """The stretches `source` get the numbers `to`, which do not overlap. lengths: tokens of
         every stretch, indexed by the new numbers.
+
+        On a CPU, where products read stretches that lie side by side, they are copied. On CUDA
+        attention looks up where each is.
         """
         if not len(to):
+            return
+        if self.keys[0].device.type != "cpu":
+            self.place[to], self.place[source] = self.place[source], self.place[to]
             return
         tokens = int(lengths[to].max())
         onto, of = (torch.from_numpy(a).to(self.keys[0].device) for a in (to, source))
@@ -67,15 +74,15 @@ class KeyValueCache:
         self.tokens = tokens
         self._shapes = shapes
         self._dtype = dtype
-        self._device = device
+        self.device = device
         self.release()
 
     def release(self) -> None:
         """Free the allocation; `divide` makes it again."""
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
-        self.prompts = Stretches((), (), 0)
-        self.responses = Stretches((), (), 0)
+        self.prompts = self.responses = Stretches((), (), 0, np.arange(0))
+        self._scratch: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def divide(self, slots: int, prompt: int, response: int) -> None:
         """Lay the allocation out for `slots` rows; its content is lost.
@@ -94,13 +101,22 @@ class KeyValueCache:
         self.prompts = self._stretches(0, slots, prompt)
         self.responses = self._stretches(slots * prompt, slots, response)
 
+    def scratch(self, count: int, dim: int) -> tuple[Tensor, Tensor]:
+        """Float32 [count, dim] and [count] for what a kernel leaves for the next one, the same each
+        time: CUDA graphs have their addresses. They are zeros at first.
+        """
+        if (count, dim) not in self._scratch:
+            wide = torch.zeros(count, dim, device=self.device)
+            self._scratch[count, dim] = wide, torch.zeros(count, device=self.device)
+        return self._scratch[count, dim]
+
     def _places(self, values: int) -> Tensor:
         """Zeros for all places, flat, `values` a token. On a CPU the array begins on a cache line,
         and takes a page of memory when it is first written.
         """
         count = self.tokens * values
-        if self._device.type != "cpu":
-            return torch.zeros(count, dtype=self._dtype, device=self._device)
+        if self.device.type != "cpu":
+            return torch.zeros(count, dtype=self._dtype, device=self.device)
         spare, size = 64, count * self._dtype.itemsize
         raw = torch.from_numpy(np.zeros(size + spare, np.uint8))
         start = -raw.data_ptr() % spare
@@ -123,4 +139,5 @@ class KeyValueCache:
                 for flat, s in zip(self._values, self._shapes, strict=True)
             ),
             places,
+            np.arange(slots),
         )

@@ -1,26 +1,21 @@
 """The built-in engine.
 
 Each step of `completed`: waiting samples take the free rows (their prompts computed ahead, packed),
-every row computes its next token's logits, tokens are drawn, ended rows leave and the last rows
-close the gaps. Which samples share a batch (order, refills, row numbers) is a function of tickets,
-samples, turns and token counts, never of the clock or of earlier calls.
+every row computes its next token's logits, tokens are drawn (step.py), ended rows leave and the
+last rows close the gaps. Which samples share a batch (order, refills, row numbers) is a function of
+tickets, samples, turns and token counts, never of the clock or of earlier calls.
+
+On CUDA the tokens of a step are read when the next one has been launched, so that the device never
+waits for the host: a row that has ended computes one more token, which is thrown away.
 """
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import torch
-
-from postgrad.models.probe import own_attention, probe_sequences, same, spread, unsupported
-from postgrad.rollout.engine import Completion, Request
-from postgrad.rollout.settings import SamplingSettings
-
-if TYPE_CHECKING:
-    pass
 import heapq
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -28,10 +23,10 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.models.attention import require_embedded
 from postgrad.models.decoder import decoder_of
 from postgrad.models.head import target_logprobs
+from postgrad.models.probe import own_attention, probe_sequences, same, spread, unsupported
 from postgrad.models.supported import is_tested
 from postgrad.parallel.device import give_back
-from postgrad.rollout.engine import EngineStats, take_over
-from postgrad.rollout.local.attention import Decoding
+from postgrad.rollout.engine import Completion, EngineStats, Request, take_over
 from postgrad.rollout.local.budget import PREFILL_TOKENS, SharedPrompts, align
 from postgrad.rollout.local.cache import KeyValueCache
 from postgrad.rollout.local.prompts import (
@@ -42,8 +37,10 @@ from postgrad.rollout.local.prompts import (
     run_plain,
 )
 from postgrad.rollout.local.rows import Rows, Stopper, eos_token_ids
-from postgrad.rollout.local.sampler import sample
+from postgrad.rollout.local.step import Flight, Stepper
+from postgrad.rollout.settings import SamplingSettings
 
+AHEAD = {"cpu": 0, "cuda": 1}  # steps that are launched before the tokens of one are read
 NEW = 5  # tokens of each sample
 SAMPLES = (0, 1)  # of each prompt: they share it in the cache
 
@@ -133,6 +130,10 @@ class LocalEngine:
         self._rows = Rows(0, 0)
         self._shared = SharedPrompts(0)
         self._prompts_computed = 0  # since the engine was idle: names a prompt's stretches
+        self._stepper = Stepper(self._decoder, self._cache, 0)
+        self._flights: list[Flight] = []  # steps whose tokens are not read yet, oldest first
+        self._ended: list[Completion] = []  # that `advance` has still to return
+        self._ahead = AHEAD[self._device.type]
         if not is_tested(lm.config):
             require_same_samples(self, lm)
             self.stats, self._submitted = EngineStats(), 0
@@ -156,19 +157,24 @@ class LocalEngine:
     def completed(self) -> list[Completion]:
         """Decode until at least one sample has ended; [] where none is open."""
         done: list[Completion] = []
-        while not done and (self._rows.count or self._waiting or self._prefilled):
+        while not done and (self._rows.count or self._waiting or self._prefilled or self._ended):
             done = self.advance()
         return done
 
     @torch.inference_mode()
     def advance(self) -> list[Completion]:
-        """Decode one token for every row. Returns the samples that end with it."""
+        """Decode one token for every row. Returns the samples that have ended, as far as tokens are
+        read.
+        """
         started = time.perf_counter()
         decoding = self._rows.count
-        fresh = self._admit()
+        self._admit()
         admitted = time.perf_counter()
-        self._step(decoding, fresh)
-        done = self._release()
+        if self._rows.count:
+            self._step(decoding)
+        while len(self._flights) > self._ahead:
+            self._read()
+        done, self._ended = self._ended, []
         self.stats.prefill_seconds += admitted - started
         self.stats.decode_seconds += time.perf_counter() - admitted
         return done
@@ -177,9 +183,12 @@ class LocalEngine:
         """Replace all weights. Prompts that were computed ahead are computed again; rows in
         progress keep their keys and values.
         """
+        while self._flights:
+            self._read()
         if not self._shares:
             take_over(self._lm, weights, borrow=self._borrows)
         self._decoder.forget()
+        self._stepper.forget()
         self._rows.end_version(self._version)
         self._version = version
         if self._prefilled is not None:
@@ -217,6 +226,7 @@ class LocalEngine:
         if not (self._rows.count or self._waiting or self._prefilled):
             self._decoder.forget()
             self._cache.release()
+            self._stepper = Stepper(self._decoder, self._cache, 0)
             if self._device.type == "cuda":
                 give_back(self._device)
 
@@ -224,11 +234,8 @@ class LocalEngine:
         # The last token is never computed, but a place for it keeps the arithmetic plain.
         return align(len(request.token_ids)) + align(request.sampling.max_new_tokens)
 
-    def _admit(self) -> list[Tensor]:
-        """Give free rows to waiting samples. Returns the hidden states of the new rows,
-        [rows, hidden] for each batch of prompts.
-        """
-        fresh: list[Tensor] = []
+    def _admit(self) -> None:
+        """Give free rows to waiting samples."""
         if not self._rows.count and self._waiting and self._prefilled is None:
             self._divide()
         while self._rows.count < self._rows.capacity:
@@ -240,15 +247,13 @@ class LocalEngine:
                 self._prompts_computed += len(self._prefilled.hidden)
             pool = self._prefilled
             taken = pool.take(self._rows.capacity - self._rows.count)
-            fresh.append(self._start(pool, taken))
+            self._start(pool, taken)
             if pool.empty:
                 self._prefilled = None
-        return fresh
 
-    def _start(self, pool: Prefilled, taken: list[tuple[int, tuple[int, ...]]]) -> Tensor:
-        """Make rows for samples of `pool`'s requests: `taken` as Prefilled.take gives it. Returns
-        [rows, hidden], the states that predict their first tokens.
-        """
+    def _start(self, pool: Prefilled, taken: list[tuple[int, tuple[int, ...]]]) -> None:
+        """Make rows for samples of `pool`'s requests: `taken` as Prefilled.take gives it."""
+        first_row = self._rows.count
         lengths = np.diff(pool.starts)
         first_name = self._prompts_computed - len(pool.hidden)
         opened: list[tuple[int, int]] = []
@@ -263,7 +268,8 @@ class LocalEngine:
         if opened:
             numbers, filled = np.array(opened, np.int64).T
             pool.copy_to(self._cache.prompts, numbers, filled)
-        return pool.hidden.index_select(0, torch.tensor(prompts, device=self._device))
+        states = pool.hidden.index_select(0, torch.tensor(prompts, device=self._device))
+        self._stepper.enter(first_row, states)
 
     def _divide(self) -> None:
         """Lay the empty cache out again, as a function of the waiting requests alone.
@@ -284,6 +290,7 @@ class LocalEngine:
         self._cache.divide(slots, prompt, new)
         self._rows = Rows(slots, new)
         self._shared = SharedPrompts(slots)
+        self._stepper = Stepper(self._decoder, self._cache, slots)
         self._prompts_computed = 0
 
     def _next_prompts(self) -> list[Request]:
@@ -304,53 +311,47 @@ class LocalEngine:
             requests.append(heapq.heappop(self._waiting)[1])
         return requests
 
-    def _step(self, decoding: int, fresh: list[Tensor]) -> None:
-        """One token for every row; the first `decoding` rows have a token to continue from."""
+    def _step(self, decoding: int) -> None:
+        """Start computing a token for every row; the first `decoding` rows continue from one."""
+        self._flights.append(self._stepper.launch(self._rows, self._shared, decoding))
+        self.stats.decode_steps += 1
+        self.stats.decode_slots += self._rows.capacity
+
+    def _read(self) -> None:
+        """Add the tokens of the oldest step that is not read yet, and free the rows that end."""
         rows = self._rows
-        hidden = torch.cat(([self._decode(decoding)] if decoding else []) + fresh)
-        idle = rows.computed(rows.count) - rows.count
-        logits = self._decoder.logits(nn.functional.pad(hidden, (0, 0, 0, idle)))[: rows.count]
-        tokens, logprobs = sample(logits, rows.knobs(), rows.uniform())
+        here, tokens, logprobs = self._flights.pop(0).read()
         broken = np.flatnonzero(~np.isfinite(logprobs))
         if len(broken):
-            row = broken[0]
+            row = here[broken[0]]
             raise RunError(
                 f"the policy's logits are not finite (version {self._version}, ticket "
                 f"{rows.ticket[row]}, sample {rows.sample[row]}, token {rows.written[row]}): "
                 "the weights have diverged; go back to a checkpoint with a lower learner.lr"
             )
-        rows.append(tokens, logprobs)
-        self.stats.response_tokens += rows.count
-        self.stats.decode_steps += 1
-        self.stats.decode_slots += rows.capacity
+        rows.append(here, tokens, logprobs)
+        self.stats.response_tokens += len(here)
+        self._release()
 
-    def _decode(self, count: int) -> Tensor:
-        """The hidden states [count, hidden] after each of the first `count` rows' newest token."""
-        rows = self._rows
-        computed, places = rows.computed(count), rows.places(count)
-        # Idle rows write where whoever begins there later writes before it looks.
-        newest, places, positions = (
-            np.pad(values, (0, computed - count))
-            for values in (rows.newest(count), places, rows.prompt[:count] + places)
-        )
-        context = Decoding(self._cache, self._shared.lanes(rows.stretch[:count], computed), places)
-        ids, positions = (torch.from_numpy(a).to(self._device) for a in (newest, positions))
-        return self._decoder.hidden_states(ids, positions, context)[:count]
-
-    def _release(self) -> list[Completion]:
-        """Free the rows that have ended. Returns their completions."""
+    def _release(self) -> None:
+        """Free the rows that have ended, among those with a token."""
         rows = self._rows
         n = rows.count
         stopped = self._stopper.stopped(rows)
-        gone = np.flatnonzero(stopped | (rows.written[:n] >= rows.limit[:n]))
+        ends = (stopped | (rows.written[:n] >= rows.limit[:n])) & (rows.written[:n] > 0)
+        gone = np.flatnonzero(ends)
         if not len(gone):
-            return []
-        done = self._completions(gone, stopped)
+            return
+        self._ended += self._completions(gone, stopped)
         to, source = rows.remove(gone)
-        self._cache.responses.move(to, source, rows.written)
+        self._cache.responses.move(to, source, rows.launched)
+        self._stepper.move(to, source)
+        for flight in self._flights:
+            flight.move(gone, to, source)
         to, source = self._shared.keep(rows.stretch[: rows.count])
         self._cache.prompts.move(to, source, self._shared.length)
-        return done
+        if not rows.count:
+            self._flights.clear()
 
     def _completions(self, gone: NDArray[np.int64], stopped: NDArray[np.bool_]) -> list[Completion]:
         rows = self._rows

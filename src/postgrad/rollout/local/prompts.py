@@ -101,7 +101,7 @@ class Prefilled:
         offset = np.minimum(np.arange(longest), lengths[:, None] - 1)
         device = self.hidden.device
         index = torch.from_numpy((self.starts[prompts][:, None] + offset).ravel()).to(device)
-        to = torch.from_numpy(numbers).to(device)
+        to = torch.from_numpy(stretches.place[numbers]).to(device)
         for store, packed in (
             *zip(stretches.keys, self.keys, strict=True),
             *zip(stretches.values, self.values, strict=True),

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from postgrad.core import seeds
 from postgrad.core.errors import UsageError
 from postgrad.rollout.engine import Request
-from postgrad.rollout.local.budget import align, close_gaps
-from postgrad.rollout.local.sampler import Knobs
+from postgrad.rollout.local.budget import close_gaps
+from postgrad.rollout.local.sampler import Kind
 
 
 class Rows:
@@ -31,10 +31,13 @@ class Rows:
         self.sample = np.zeros(capacity, np.int64)
         self.ticket = np.zeros(capacity, np.int64)
         self.turn = np.zeros(capacity, np.int64)
-        self.seed = np.zeros(capacity, np.int64)
+        # The random bits of (seed, ticket, sample, turn): with the token's index they give the
+        # number that draws it.
+        self.key = np.zeros(capacity, np.uint64)
         self.prompt = np.zeros(capacity, np.int64)  # tokens before the response
         self.stretch = np.zeros(capacity, np.int64)  # number of the prompt's stretch, see shared.py
         self.written = np.zeros(capacity, np.int64)  # tokens of the response so far
+        self.launched = np.zeros(capacity, np.int64)  # and those that are being computed
         self.limit = np.zeros(capacity, np.int64)  # most tokens of the response
         self.has_stop = np.zeros(capacity, np.bool_)
         self.temperature = np.zeros(capacity, np.float32)
@@ -53,10 +56,12 @@ class Rows:
         self.sample[rows] = samples
         self.ticket[rows] = request.ticket
         self.turn[rows] = request.turn
-        self.seed[rows] = request.seed
+        counters = request.ticket, np.array(samples, np.int64), request.turn
+        self.key[rows] = seeds.bits(request.seed, "sample", *counters)
         self.prompt[rows] = len(request.token_ids)
         self.stretch[rows] = stretches
         self.written[rows] = 0
+        self.launched[rows] = 0
         self.limit[rows] = sampling.max_new_tokens
         self.has_stop[rows] = bool(sampling.stop)
         self.temperature[rows] = sampling.temperature
@@ -65,47 +70,26 @@ class Rows:
         self.min_p[rows] = sampling.min_p
         self.count += len(samples)
 
-    def computed(self, count: int) -> int:
-        """How many rows a step computes for `count` rows, idle ones included, so that few shapes
-        occur: a multiple of ALIGN, or a power of two for the last few rows, which may go on long.
-        """
-        few = 1 << (count - 1).bit_length()
-        return min(few, align(count), self.capacity)
-
     def newest(self, count: int) -> NDArray[np.int64]:
         """[count] the newest token of each of the first rows, which must have one."""
         return self.tokens[np.arange(count), self.written[:count] - 1].astype(np.int64)
 
-    def places(self, count: int) -> NDArray[np.int64]:
-        """[count] the index of the newest token of each of the first rows in its response."""
-        return self.written[:count] - 1
-
-    def knobs(self) -> Knobs:
-        """How the next token of each row is chosen."""
+    def kind(self) -> Kind:
+        """What choosing the next tokens takes."""
         n = self.count
-        return Knobs(self.temperature[:n], self.top_k[:n], self.top_p[:n], self.min_p[:n])
+        return Kind.of(self.temperature[:n], self.top_k[:n], self.top_p[:n], self.min_p[:n])
 
-    def uniform(self) -> NDArray[np.float64]:
-        """[count] in [0, 1): the random number that draws each row's next token, a function of
-        (seed, ticket, sample, turn, position).
-        """
-        n = self.count
-        numbers = np.empty(n)
-        for seed in np.unique(self.seed[:n]):
-            same_seed = self.seed[:n] == seed
-            counters = (
-                c[:n][same_seed] for c in (self.ticket, self.sample, self.turn, self.written)
-            )
-            numbers[same_seed] = seeds.uniform(int(seed), "sample", *counters)
-        return numbers
-
-    def append(self, tokens: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
-        """Add each row's next token and its logprob: [count] each."""
-        rows = np.arange(self.count)
-        place = self.written[: self.count]
+    def append(
+        self,
+        rows: NDArray[np.int64],
+        tokens: NDArray[np.int32],
+        logprobs: NDArray[np.float32],
+    ) -> None:
+        """Add the next token and its logprob of each of the rows numbered `rows`."""
+        place = self.written[rows]
         self.tokens[rows, place] = tokens
         self.logprobs[rows, place] = logprobs
-        place += 1
+        self.written[rows] = place + 1
 
     def end_version(self, version: int) -> None:
         """Record that `version` wrote every row's tokens since the version before it."""
@@ -123,9 +107,9 @@ class Rows:
         """Free rows and close the gaps. Returns (to, source): row source[i] became row to[i]."""
         left, to, source = close_gaps(self.count, gone)
         for column in (
-            self.requests, self.spans, self.sample, self.ticket, self.turn, self.seed, self.prompt,
-            self.stretch, self.written, self.limit, self.has_stop, self.temperature, self.top_k,
-            self.top_p, self.min_p, self.tokens, self.logprobs,
+            self.requests, self.spans, self.sample, self.ticket, self.turn, self.key, self.prompt,
+            self.stretch, self.written, self.launched, self.limit, self.has_stop,
+            self.temperature, self.top_k, self.top_p, self.min_p, self.tokens, self.logprobs,
         ):  # fmt: skip
             column[to] = column[source]
         self.count = left

@@ -1,32 +1,64 @@
 """Choosing tokens: the inverse CDF at one counter-based random number a token.
 
+The numbers are those of core.seeds, computed where the logits are. Nothing here waits for a device.
+
 With weights e_i = softmax(l / T)_i, filtered ones set to 0, the token is the first i whose
 running sum exceeds u * sum(e), and its logprob is log(e_i / sum(e)): what it was drawn from.
 Filters act in transformers' order (top-k, then top-p, then min-p), each on what the last one left.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from postgrad.core import seeds
+
 CHUNK_VALUES = 2**24  # logits processed together: bounds what filters sort and sum
 
 
 STRETCH = 64  # tokens of the vocabulary whose weights are summed before any running sum
+# The constants of core.seeds in the bits of int64: torch multiplies no uint64.
+GOLDEN, MIX_1, MIX_2 = (
+    int(constant.astype(np.int64)) for constant in (seeds.GOLDEN, seeds.MIX_1, seeds.MIX_2)
+)
 UNIT = 2.0**-52  # weights are counted in it: float64 holds any sum of units below 2 exactly
+
+
+class Kind(NamedTuple):
+    """What some of the rows of a step need; rows that do not need it get the same bits."""
+
+    heated: bool  # a temperature other than 1
+    greedy: bool  # temperature 0
+    filtered: bool  # top-k, top-p or min-p, of a row that is not greedy
+
+    @staticmethod
+    def of(
+        temperature: NDArray[np.float32],
+        top_k: NDArray[np.int64],
+        top_p: NDArray[np.float32],
+        min_p: NDArray[np.float32],
+    ) -> "Kind":
+        """Of N rows; arguments as in Knobs."""
+        greedy = temperature == 0.0
+        filters = (top_k > 0) | (top_p < 1.0) | (min_p > 0.0)
+        heated = bool(np.any(~greedy & (temperature != 1.0)))
+        return Kind(heated, bool(greedy.any()), bool(np.any(filters & ~greedy)))
 
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """Sampling parameters of N rows."""
+    """Sampling parameters of N rows, on their device. Numbers that a request has in float32 are
+    float64 here.
+    """
 
-    temperature: NDArray[np.float32]  # [N], 0: greedy
-    top_k: NDArray[np.int64]  # [N], 0: off
-    top_p: NDArray[np.float32]  # [N], 1: off
-    min_p: NDArray[np.float32]  # [N], 0: off
+    temperature: Tensor  # [N], 0: greedy
+    top_k: Tensor  # [N], 0: off
+    top_p: Tensor  # [N], 1: off
+    min_p: Tensor  # [N], 0: off
 
     def rows(self, which: slice) -> "Knobs":
         """The parameters of a slice of the rows."""
@@ -34,46 +66,54 @@ class Knobs:
             self.temperature[which], self.top_k[which], self.top_p[which], self.min_p[which]
         )
 
-    @property
-    def filtered(self) -> bool:
-        """Whether any sampled row has a filter on; greedy rows need none."""
-        on = (self.top_k > 0) | (self.top_p < 1.0) | (self.min_p > 0.0)
-        return bool(np.any(on & (self.temperature > 0.0)))
+
+def uniform(key: Tensor, counter: Tensor) -> Tensor:
+    """[N] float64 in [0, 1): the bits of seeds.uniform where `key` [N] int64 are seeds.bits of all
+    counters but the last, and `counter` [N] int64 is the last.
+
+    Products and sums of int64 wrap as those of uint64 do; only shifts have to be told of the sign.
+    """
+    x = (key ^ counter) + GOLDEN
+    x = (x ^ _shifted(x, 30)) * MIX_1
+    x = (x ^ _shifted(x, 27)) * MIX_2
+    x = x ^ _shifted(x, 31)
+    return _shifted(x, 11).double() * 2.0**-53
 
 
-def sample(
-    logits: Tensor, knobs: Knobs, uniform: NDArray[np.float64]
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """logits: [N, V] float32, overwritten; uniform: [N] in [0, 1). Returns [N] tokens and [N]
-    logprobs in nats.
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def sample(logits: Tensor, knobs: Knobs, uniform: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+    """logits: [N, V] float32, overwritten; uniform: [N] float64 in [0, 1). Returns [N] tokens and
+    [N] float32 logprobs in nats.
 
     A row whose logits are not finite gets a NaN logprob; the caller knows whose row it is.
     """
     size = max(1, CHUNK_VALUES // logits.shape[1])
+    if len(logits) <= size:
+        return _sample(logits, knobs, uniform, kind)
     parts = [
-        _sample(logits[i : i + size], knobs.rows(slice(i, i + size)), uniform[i : i + size])
+        _sample(logits[i : i + size], knobs.rows(slice(i, i + size)), uniform[i : i + size], kind)
         for i in range(0, len(logits), size)
     ]
-    return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
-def _sample(
-    logits: Tensor, knobs: Knobs, uniform: NDArray[np.float64]
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    device = logits.device
-    greedy = knobs.temperature == 0.0
-    scale = np.where(greedy, np.float32(1.0), knobs.temperature)
-    if np.any(scale != 1.0):
-        logits /= torch.from_numpy(scale).to(device)[:, None]
-    best = logits.argmax(-1, keepdim=True) if greedy.any() else None
+def _sample(logits: Tensor, knobs: Knobs, uniform: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+    greedy = (knobs.temperature == 0.0)[:, None]
+    if kind.heated:
+        scale = knobs.temperature.float()[:, None]
+        logits /= scale.masked_fill(greedy, 1.0) if kind.greedy else scale
+    best = logits.argmax(-1, keepdim=True) if kind.greedy else None
     weights = torch.softmax(logits, -1)  # float32; its sum is 1 up to rounding, hence `total`
-    if knobs.filtered:
-        weights = _filter(weights, knobs)
-    token, total = _draw(weights, torch.from_numpy(uniform).to(device)[:, None])
+    if kind.filtered:
+        weights = _filter(weights, knobs, greedy)
+    token, total = _draw(weights, uniform[:, None])
     if best is not None:
-        token = torch.where(torch.from_numpy(greedy).to(device)[:, None], best, token)
+        token = torch.where(greedy, best, token)
     logprob = (weights.gather(-1, token).double() / total).log().float()
-    return token[:, 0].cpu().numpy(), logprob[:, 0].cpu().numpy()
+    return token[:, 0], logprob[:, 0]
 
 
 def _draw(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,20 +170,21 @@ def _search(running: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return place, target - before
 
 
-def _filter(weights: Tensor, knobs: Knobs) -> Tensor:
-    """Weights with the filtered tokens at 0. Ties are broken by the lower token id."""
+def _filter(weights: Tensor, knobs: Knobs, greedy: Tensor) -> Tensor:
+    """Weights with the filtered tokens at 0. Ties are broken by the lower token id. greedy: [N, 1]
+    rows that have no filters.
+    """
     vocabulary = weights.shape[1]
-    device = weights.device
-    greedy = knobs.temperature == 0.0
     ranked, order = torch.sort(weights, dim=-1, descending=True, stable=True)
-    top_k = np.where((knobs.top_k == 0) | greedy, vocabulary, knobs.top_k)
-    rank = torch.arange(vocabulary, device=device)
-    ranked = ranked.masked_fill(rank >= torch.from_numpy(top_k).to(device)[:, None], 0.0)
+    top_k = knobs.top_k[:, None]
+    top_k = top_k.masked_fill((top_k == 0) | greedy, vocabulary)
+    rank = torch.arange(vocabulary, device=weights.device)
+    ranked = ranked.masked_fill(rank >= top_k, 0.0)
     running = running_sums(ranked)
     before = running - ranked
-    top_p = torch.from_numpy(np.where(greedy, np.float32(1.0), knobs.top_p)).to(device)
-    cut = (before >= top_p.double()[:, None] * running[:, -1:]) & (top_p < 1.0)[:, None]
+    top_p = knobs.top_p[:, None].masked_fill(greedy, 1.0)
+    cut = (before >= top_p * running[:, -1:]) & (top_p < 1.0)
     ranked = ranked.masked_fill(cut, 0.0)
-    min_p = torch.from_numpy(np.where(greedy, np.float32(0.0), knobs.min_p)).to(device)
-    ranked = ranked.masked_fill(ranked < min_p[:, None] * ranked[:, :1], 0.0)
+    min_p = knobs.min_p.float()[:, None].masked_fill(greedy, 0.0)
+    ranked = ranked.masked_fill(ranked < min_p * ranked[:, :1], 0.0)
     return torch.zeros_like(weights).scatter_(-1, order, ranked)

@@ -1,0 +1,255 @@
+"""Attention of decoding on CUDA: three kernels that read every length on the device, so that one
+CUDA graph serves all lengths.
+
+`_store` writes the new keys and values. `_attend` goes through a stretch of the cache, prompts with
+up to 16 rows at a time and responses with one, in several parts, and leaves each part's result
+with the log of its sum (Hydragen, arXiv:2402.05099; flash-decoding). `_merge` weighs the parts. The
+order of every sum is fixed by the number of rows, never by the lengths of other rows.
+"""
+
+import math
+from typing import Any
+
+import triton  # pyright: ignore[reportMissingImports]  # comes with builds of torch for CUDA
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+
+from postgrad.rollout.local.budget import LANES
+from postgrad.rollout.local.cache import KeyValueCache, Stretches
+
+PROGRAMS = 512  # that a kernel should have at least: a few for each of a GPU's processors
+MOST_PARTS = 16  # of a stretch
+TILE_BYTES = 16384  # of one tile of queries, keys or values: four of them fit every GPU
+
+
+@triton.jit
+def _store(
+    key, value, keys, values, written, slots, key_head, key_row, value_head, value_row, places,
+    KV: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = tl.maximum(tl.load(written + row) - 1, 0)
+    to = (tl.load(slots + row) * KV + head) * places + place
+    d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    new = tl.load(key + head * key_head + row * key_row + d, mask=d < D)
+    tl.store(keys + to * D + d, new, mask=d < D)
+    new = tl.load(value + head * value_head + row * value_row + dv, mask=dv < DV)
+    tl.store(values + to * DV + dv, new, mask=dv < DV)
+
+
+@triton.jit
+def _attend(
+    query, keys, values, parts, sums, written, prompt, row_of_lane, used, lengths, slots,
+    query_head, query_row, places, window, scale, softcap,
+    PROMPTS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    KV: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TAKEN: tl.constexpr,
+    FIRST: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    blocks: tl.constexpr = (WIDTH + TAKEN - 1) // TAKEN
+    stretch, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    head, split = tl.program_id(1), tl.program_id(2)
+    m, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    lane = block * TAKEN + m // GROUPS
+    if PROMPTS:
+        here = (m < TAKEN * GROUPS) & (lane < tl.load(used + stretch))
+        row = tl.load(row_of_lane + stretch * WIDTH + lane, mask=here, other=0)
+        length = tl.load(lengths + stretch)
+        if block * TAKEN >= tl.load(used + stretch):
+            return
+    else:
+        here = m < GROUPS
+        row = (stretch + m * 0).to(tl.int64)
+        length = tl.maximum(tl.load(written + stretch) - 1, 0) + 1
+    query_heads = head * GROUPS + m % GROUPS
+    at = query + row * query_row + query_heads * query_head
+    asked = tl.load(at[:, None] + d[None, :], mask=here[:, None] & (d < D)[None, :], other=0.0)
+    if WINDOW:  # the first place that each row sees
+        first = tl.maximum(tl.load(written + row, mask=here, other=0) - 1, 0) - window + 1
+        if PROMPTS:
+            first += tl.load(prompt + row, mask=here, other=0)
+    base = (tl.load(slots + stretch) * KV + head) * places
+    share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
+    start = split * share
+    end = tl.minimum(start + share, length)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sought = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    for begin in range(start, end, BLOCK_N):
+        place = begin + n
+        stored = (base + place)[:, None]
+        inside = (place < end)[:, None]
+        key = tl.load(keys + stored * D + d[None, :], mask=inside & (d < D)[None, :], other=0.0)
+        scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
+        if SOFTCAP:
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+        seen = (place < end)[None, :]
+        if WINDOW:
+            seen = seen & (place[None, :] >= first[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp(scores - level[:, None])
+        kept = tl.exp(top - level)
+        total = total * kept + tl.sum(weights, 1)
+        value = tl.load(
+            values + stored * DV + dv[None, :], mask=inside & (dv < DV)[None, :], other=0.0
+        )
+        added = tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+        sought = sought * kept[:, None] + added
+        top = higher
+    empty = total == 0.0
+    sought = sought / tl.where(empty, 1.0, total)[:, None]
+    log_sum = tl.where(empty, float("-inf"), top + tl.log(tl.where(empty, 1.0, total)))
+    to = (row * (KV * GROUPS) + query_heads) * PARTS + FIRST + split
+    tl.store(sums + to, log_sum, mask=here)
+    tl.store(
+        parts + to[:, None] * DV + dv[None, :], sought, mask=here[:, None] & (dv < DV)[None, :]
+    )
+
+
+@triton.jit
+def _merge(
+    parts, sums, out,
+    PARTS: tl.constexpr, BLOCK_P: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64)
+    p, dv = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_DV)
+    log_sum = tl.load(sums + at * PARTS + p, mask=p < PARTS, other=float("-inf"))
+    top = tl.max(log_sum, 0)
+    weights = tl.exp(log_sum - tl.where(top == float("-inf"), 0.0, top))
+    total = tl.sum(weights, 0)
+    sought = tl.load(
+        parts + (at * PARTS + p)[:, None] * DV + dv[None, :],
+        mask=(p < PARTS)[:, None] & (dv < DV)[None, :],
+        other=0.0,
+    )
+    merged = tl.sum(sought * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + at * DV + dv, merged.to(out.dtype.element_ty), mask=dv < DV)
+
+
+def splits(rows: int, heads: int) -> tuple[int, int]:
+    """Into how many parts the stretches of prompts and of responses are cut, powers of two, so that
+    there are about PROGRAMS programs. heads: key heads.
+    """
+
+    def parts(programs: int) -> int:
+        return min(MOST_PARTS, 1 << max(0, math.ceil(math.log2(PROGRAMS / programs))))
+
+    return parts(-(-rows // LANES) * heads), parts(rows * heads)
+
+
+class PagedDecoding:
+    """One new token for each of the first N rows, as attention.Decoding, with kernels."""
+
+    def __init__(
+        self,
+        cache: KeyValueCache,
+        *,
+        written: Tensor,
+        prompt: Tensor,
+        response: Tensor,
+        length: Tensor,
+        used: Tensor,
+        stretch: Tensor,
+        row_of_lane: Tensor,
+        rows: int,
+    ) -> None:
+        """All int64, with an entry for each row of the cache. written: tokens of the response, the
+        new one included; prompt: tokens of the prompt; response: where in the cache the response
+        is. Of prompts: length, `used` lanes, and where in the cache `stretch` it is; row_of_lane:
+        [capacity * LANES]. rows: N.
+        """
+        self._cache = cache
+        self._written, self._prompt, self._response = written, prompt, response
+        self._length, self._used, self._stretch = length, used, stretch
+        self._row_of_lane, self._rows = row_of_lane, rows
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """query [H, N, D], key [KV, N, D], value [KV, N, Dv]; returns [N, H, Dv].
+
+        Stores the new keys and values in the cache first.
+        """
+        heads, rows, dim = query.shape
+        kv_heads, _, value_dim = value.shape
+        query, key, value = (
+            t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value)
+        )
+        prompts, responses = self._cache.prompts, self._cache.responses
+        sizes: dict[str, Any] = {
+            "KV": kv_heads, "D": dim, "DV": value_dim, "BLOCK_D": _tile(dim),
+            "BLOCK_DV": _tile(value_dim),
+        }  # fmt: skip
+        _store[rows, kv_heads](  # pyright: ignore[reportIndexIssue]
+            key, value, responses.keys[layer], responses.values[layer], self._written,
+            self._response, key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+            responses.places, **sizes,
+        )  # fmt: skip
+        of_prompts, of_responses = splits(rows, kv_heads)
+        count = of_prompts + of_responses
+        parts, sums = self._cache.scratch(rows * heads * count, value_dim)
+        how = {
+            "window": window or 0, "scale": scale, "softcap": softcap or 0.0,
+            "WINDOW": window is not None, "SOFTCAP": softcap is not None,
+            "GROUPS": heads // kv_heads, "PARTS": count, **sizes,
+        }  # fmt: skip
+        for stretches, first, split in (
+            (prompts, 0, of_prompts),
+            (responses, of_prompts, of_responses),
+        ):
+            self._attend(layer, query, stretches, parts, sums, first, split, how)
+        out = query.new_empty(rows, heads, value_dim)
+        merging = {"DV": value_dim, "BLOCK_DV": _tile(value_dim)}
+        _merge[(rows * heads,)](  # pyright: ignore[reportIndexIssue]
+            parts, sums, out, PARTS=count, BLOCK_P=triton.next_power_of_2(count), **merging
+        )
+        return out
+
+    def _attend(
+        self,
+        layer: int,
+        query: Tensor,
+        stretches: Stretches,
+        parts: Tensor,
+        sums: Tensor,
+        first: int,
+        split: int,
+        how: dict[str, Any],
+    ) -> None:
+        """The parts of prompts, or of responses, from part number `first` on."""
+        of_prompts = stretches is self._cache.prompts
+        width = LANES if of_prompts else 1
+        bytes_each = query.element_size() * max(how["BLOCK_D"], how["BLOCK_DV"])
+        block = max(16, min(64, TILE_BYTES // bytes_each))  # products take 16 rows at least
+        groups = how["GROUPS"]
+        taken = max(1, min(width, block // groups))
+        taken = 1 << (taken.bit_length() - 1)
+        blocks = -(-width // taken)
+        grid = self._rows * blocks, how["KV"], split
+        _attend[grid](  # pyright: ignore[reportIndexIssue]
+            query, stretches.keys[layer], stretches.values[layer], parts, sums, self._written,
+            self._prompt, self._row_of_lane, self._used, self._length,
+            self._stretch if of_prompts else self._response,
+            query.stride(0), query.stride(1), stretches.places,
+            PROMPTS=of_prompts, WIDTH=width, TAKEN=taken, FIRST=first, SPLITS=split,
+            BLOCK_M=max(16, triton.next_power_of_2(taken * groups)), BLOCK_N=block,
+            num_warps=4, num_stages=2, **how,
+        )  # fmt: skip
+
+
+def _tile(dim: int) -> int:
+    """A size that products take, at least `dim`."""
+    return max(16, triton.next_power_of_2(dim))

@@ -1,0 +1,306 @@
+"""One decode step as a function of buffers that stay where they are.
+
+`step` is device work alone: it asks the host for nothing, so it is traced by torch.compile and
+captured as a CUDA graph. What the host decides between steps (which rows are in use, what they
+read, how they sample) is one block of numbers, uploaded when it has changed. Everything else is in
+a `StepShape`: two steps of one shape call the same operations.
+
+`Stepper` runs steps. On CUDA it captures a graph for each shape that comes a second time. Results
+are copied to the host in the background, and read when the caller asks for them.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from postgrad.models.attention import AttentionContext
+from postgrad.models.decoder import Decoder
+from postgrad.rollout.local.attention import Decoding
+from postgrad.rollout.local.budget import LANES, SharedPrompts, align, rows_computed
+from postgrad.rollout.local.cache import KeyValueCache
+from postgrad.rollout.local.rows import Rows
+from postgrad.rollout.local.sampler import Kind, Knobs, sample, uniform
+
+# Columns of the block, an integer of 64 bits for each row; KNOBS are float64 in the same bits.
+COLUMNS = ("source", "written", "active", "fresh", "prompt", "key", "lane", "response", "top_k")
+KNOBS = ("temperature", "top_p", "min_p")
+STRETCHES = ("length", "used", "place")  # of prompts: tokens, lanes in use, place in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What decides which operations a step calls, apart from the sizes of its buffers."""
+
+    decoded: int  # rows that go through the layers; 0: all rows are new
+    sampled: int  # rows whose logits are computed
+    drawn: int  # rows that get a token
+    enters: bool  # there may be rows whose first token is drawn: `entering` has their states
+    kind: Kind
+    # Of attention in blocks; a kernel that reads the lengths itself has 0 for all of them.
+    old: int = 0  # places of prompts that are attended to
+    new: int = 0  # places of responses that are attended to
+    stretches: int = 0  # prompts
+    width: int = 0  # lanes of each
+
+
+class StepBuffers:
+    """What a step reads and writes, for up to `capacity` rows.
+
+    ids: [capacity] the newest token of each row. results: [2, capacity] int32, the drawn tokens and
+    the bits of their float32 logprobs. entering: [capacity, hidden] the states that predict the
+    first tokens of new rows, None before there was one.
+    """
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity = capacity
+        names = (*COLUMNS, *KNOBS, *STRETCHES)
+        self.block = torch.zeros(len(names) + LANES, capacity, dtype=torch.int64, device=device)
+        self.ids = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self.results = torch.zeros(2, capacity, dtype=torch.int32, device=device)
+        self.entering: Tensor | None = None
+        columns = dict(zip(names, self.block, strict=False))
+        self.columns = columns
+        self.written, self.active = columns["written"], columns["active"]
+        self.fresh, self.prompt, self.key = columns["fresh"], columns["prompt"], columns["key"]
+        self.row_of_lane = self.block[len(names) :].flatten()
+        wide = [columns[name].view(torch.float64) for name in KNOBS]
+        self.knobs = Knobs(wide[0], columns["top_k"], wide[1], wide[2])
+
+    def places(self, rows: int) -> Tensor:
+        """[rows] the index of the newest token of each of the first rows in its response, 0 for
+        rows without one.
+        """
+        return (self.written[:rows] - 1).clamp_(min=0)
+
+    def enter(self, first: int, states: Tensor) -> None:
+        """Take the states [N, hidden] of new rows, from row number `first` on."""
+        if self.entering is None:
+            self.entering = states.new_zeros(self.capacity, states.shape[1])
+        self.entering[first : first + len(states)].copy_(states)
+
+
+def step(decoder: Decoder, cache: KeyValueCache, buffers: StepBuffers, shape: StepShape) -> None:
+    """One token for each of the first rows, into `ids` and `results`; their keys and values into
+    the cache.
+    """
+    hidden: Tensor | None = None
+    if shape.decoded:
+        rows = shape.decoded
+        positions = buffers.prompt[:rows] + buffers.places(rows)
+        context = _attention(cache, buffers, shape)
+        hidden = decoder.hidden_states(buffers.ids[:rows], positions, context)
+    if shape.enters:
+        hidden = _entered(hidden, buffers, shape)
+    assert hidden is not None  # a step without old rows has new ones
+    n = shape.drawn
+    numbers = uniform(buffers.key[:n], buffers.written[:n])
+    logits = decoder.logits(hidden)[:n]
+    tokens, logprobs = sample(logits, buffers.knobs.rows(slice(0, n)), numbers, shape.kind)
+    buffers.ids[:n].copy_(tokens)
+    buffers.results[0, :n].copy_(tokens)
+    buffers.results[1, :n].view(torch.float32).copy_(logprobs)
+    buffers.written[:n].add_(buffers.active[:n])
+
+
+def _entered(hidden: Tensor | None, buffers: StepBuffers, shape: StepShape) -> Tensor:
+    """The states [sampled, hidden]: of new rows what their prompts gave."""
+    assert buffers.entering is not None
+    entering = buffers.entering[: shape.sampled]
+    if hidden is None:
+        return entering
+    missing = shape.sampled - shape.decoded
+    decoded = functional.pad(hidden, (0, 0, 0, missing)) if missing else hidden
+    return torch.where(buffers.fresh[: shape.sampled, None] > 0, entering, decoded)
+
+
+def _attention(cache: KeyValueCache, buffers: StepBuffers, shape: StepShape) -> AttentionContext:
+    columns = buffers.columns
+    if buffers.block.device.type != "cpu":
+        from postgrad.rollout.local.paged import PagedDecoding  # Triton is there with CUDA alone
+
+        return PagedDecoding(
+            cache,
+            written=buffers.written,
+            prompt=buffers.prompt,
+            response=columns["response"],
+            length=columns["length"],
+            used=columns["used"],
+            stretch=columns["place"],
+            row_of_lane=buffers.row_of_lane,
+            rows=shape.decoded,
+        )
+    return Decoding(
+        cache,
+        places=buffers.places(shape.decoded),
+        lengths=columns["length"][: shape.stretches],
+        row_of_lane=buffers.row_of_lane[: shape.stretches * shape.width],
+        lane_of_row=columns["lane"][: shape.decoded],
+        width=shape.width,
+        old=shape.old,
+        new=shape.new,
+    )
+
+
+@dataclass(slots=True)
+class Flight:
+    """The results of a step, on their way to the host.
+
+    rows: [N] the number that each row of the step has now, -1 where it has ended since.
+    """
+
+    rows: NDArray[np.int64]
+    _results: Tensor
+    _arrived: torch.cuda.Event | None
+
+    def move(
+        self, gone: NDArray[np.int64], to: NDArray[np.int64], source: NDArray[np.int64]
+    ) -> None:
+        """Rows `gone` have ended, row source[i] is number to[i] now."""
+        size = int(max(self.rows.max(initial=0), source.max(initial=0), gone.max(initial=0))) + 1
+        number = np.arange(size)
+        number[gone] = -1
+        number[source] = to
+        left = self.rows >= 0
+        self.rows[left] = number[self.rows[left]]
+
+    def read(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+        """Waits for the step. Returns (rows, tokens, logprobs) of the rows that are still there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        left = np.flatnonzero(self.rows >= 0)
+        results = self._results.numpy()[:, left]
+        return self.rows[left], results[0], results[1].view(np.float32)
+
+
+class Stepper:
+    """Runs the steps of up to `capacity` rows."""
+
+    def __init__(self, decoder: Decoder, cache: KeyValueCache, capacity: int) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._device = cache.device
+        self._buffers = StepBuffers(capacity, cache.device)
+        self._source = np.arange(capacity)  # the row that each row was at the last upload
+        self._changed = True
+        self._lanes = StepShape(0, 0, 0, False, Kind(False, False, False))  # `old` and what follows
+        self._seen: set[StepShape] = set()
+        self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None  # that all graphs share
+
+    def forget(self) -> None:
+        """Drops the graphs: they read weights that are elsewhere now."""
+        self._seen.clear()
+        self._graphs.clear()
+
+    def enter(self, first: int, states: Tensor) -> None:
+        """New rows from number `first` on, whose first tokens `states` [N, hidden] predict."""
+        self._buffers.enter(first, states)
+        self._changed = True
+
+    def move(self, to: NDArray[np.int64], source: NDArray[np.int64]) -> None:
+        """Row source[i] is number to[i] now; rows have ended."""
+        self._source[to] = self._source[source]
+        self._changed = True
+
+    def launch(self, rows: Rows, shared: SharedPrompts, decoding: int) -> Flight:
+        """Start a step of all rows in use, of which the first `decoding` have a token already."""
+        self._decoder.prepare()
+        count, on_cpu = rows.count, self._device.type == "cpu"
+        sampled = rows_computed(count, rows.capacity, self._device.type)
+        decoded = rows_computed(decoding, rows.capacity, self._device.type) if decoding else 0
+        if self._changed:
+            self._upload(rows, shared, decoding)
+        # The lanes are of the rows that decode; a row is new for one step.
+        self._changed = decoding < count
+        shape = StepShape(decoded, sampled, count, decoding < count, rows.kind())
+        if not on_cpu:  # few shapes: idle rows get tokens too, and a new row takes part in all
+            shape = replace(shape, decoded=sampled, drawn=sampled, enters=True)
+        elif decoding:
+            places = self._cache.responses.places
+            new = min(align(int(rows.launched[:decoding].max())), places)
+            lanes = self._lanes
+            shape = replace(
+                shape, old=lanes.old, new=new, stretches=lanes.stretches, width=lanes.width
+            )
+        self._run(shape)
+        rows.launched[:count] += 1
+        return self._flight(count)
+
+    def _run(self, shape: StepShape) -> None:
+        """A step: as it is, or from its shape's second time on as a graph."""
+        arguments = self._decoder, self._cache, self._buffers, shape
+        if shape not in self._seen or self._device.type == "cpu" or not self._decoder.static:
+            self._seen.add(shape)  # the first time compiles kernels, and chooses those of cuBLAS
+            step(*arguments)
+        else:
+            if shape not in self._graphs:
+                self._graphs[shape] = self._captured(shape)
+            self._graphs[shape].replay()
+
+    def _captured(self, shape: StepShape) -> torch.cuda.CUDAGraph:
+        """A graph of a step. All graphs share one pool of memory: what a step leaves for the next
+        one is in the buffers and the cache, which are older than any of them.
+        """
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            step(self._decoder, self._cache, self._buffers, shape)
+        return graph
+
+    def _flight(self, count: int) -> Flight:
+        results = self._buffers.results
+        if self._device.type == "cpu":
+            return Flight(np.arange(count), results[:, :count].clone(), None)
+        host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+        host.copy_(results, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return Flight(np.arange(count), host, arrived)
+
+    def _upload(self, rows: Rows, shared: SharedPrompts, decoding: int) -> None:
+        """Write the block anew, and put the newest tokens where their rows are now."""
+        capacity, count = rows.capacity, rows.count
+        names = (*COLUMNS, *KNOBS, *STRETCHES)
+        block = np.zeros((len(names) + LANES, capacity), np.int64)
+        columns = dict(zip(names, block, strict=False))
+        columns["source"][:] = self._source
+        columns["written"][:count] = rows.launched[:count]
+        columns["active"][:count] = 1
+        columns["fresh"][decoding:count] = 1
+        columns["prompt"][:count] = rows.prompt[:count]
+        columns["key"][:count] = rows.key[:count].view(np.int64)
+        columns["response"][:] = self._cache.responses.place[:capacity]
+        columns["top_k"][:count] = rows.top_k[:count]
+        for name in KNOBS:
+            columns[name].view(np.float64)[:count] = getattr(rows, name)[:count]
+        if decoding:
+            self._write_lanes(rows, shared, decoding, block)
+        host = torch.from_numpy(block)
+        if self._device.type != "cpu":  # from pinned memory, so that nothing waits for the copy
+            host = host.pin_memory()
+        self._buffers.block.copy_(host, non_blocking=True)
+        ids = self._buffers.ids
+        ids.copy_(ids.index_select(0, self._buffers.columns["source"]))
+        self._source[:] = np.arange(capacity)
+
+    def _write_lanes(
+        self, rows: Rows, shared: SharedPrompts, decoding: int, block: NDArray[np.int64]
+    ) -> None:
+        names = (*COLUMNS, *KNOBS, *STRETCHES)
+        columns = dict(zip(names, block, strict=False))
+        width = None if self._device.type == "cpu" else LANES
+        lanes = shared.lanes(rows.stretch[:decoding], width)
+        stretches = len(lanes.lengths)
+        columns["lane"][:decoding] = lanes.lane_of_row
+        columns["length"][:stretches] = lanes.lengths
+        columns["used"][:stretches] = lanes.used
+        columns["place"][:] = self._cache.prompts.place[: rows.capacity]
+        block[len(names) :].ravel()[: len(lanes.row_of_lane)] = lanes.row_of_lane
+        old = min(align(int(lanes.lengths.max())), self._cache.prompts.places)
+        self._lanes = replace(self._lanes, old=old, stretches=stretches, width=lanes.width)

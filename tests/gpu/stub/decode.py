@@ -1,0 +1,103 @@
+"""What the built-in engine asks of the device in each decode step, at the shapes of Qwen3-0.6B with
+256 rows. Prints JSON.
+
+    decode.py steps       counts of each step, and the samples that ended in it; nothing is computed
+                          on the stub, so every token is token 0
+    decode.py kernels     how the kernels of attention compile, by size of head and dtype
+"""
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from helpers.stub_device import Event, counts, reset, traced
+from postgrad.parallel.device import Placement, apply
+from postgrad.rollout.engine import Request
+from postgrad.rollout.local.cache import KeyValueCache, LayerShape
+from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.local.paged import PagedDecoding
+from postgrad.rollout.settings import SamplingSettings
+
+ROWS, SAMPLES, LONGEST = 256, 8, 200
+SHAPE = {
+    "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+class NoText:
+    """A tokenizer whose end token is never drawn."""
+
+    eos_token_id = 2
+
+    def batch_decode(self, rows: list[Any], **_: Any) -> list[str]:
+        return [""] * len(rows)
+
+
+def engine(dtype: torch.dtype = torch.bfloat16, layers: int = 28) -> LocalEngine:
+    import postgrad.models.attention  # noqa: F401  registers our attention
+
+    config = Qwen3Config(**SHAPE | {"num_hidden_layers": layers})
+    with torch.device("cuda"):
+        lm = AutoModelForCausalLM.from_config(config, attn_implementation="postgrad", dtype=dtype)
+    return LocalEngine(lm, NoText(), slots=ROWS, cache_tokens=ROWS * (128 + 256))
+
+
+def fill(model: LocalEngine, **sampling: Any) -> None:
+    """Each prompt's samples end one step after those of the prompt before it, from 40 steps on."""
+    for ticket in range(ROWS // SAMPLES):
+        limit = min(40 + ticket, LONGEST)
+        prompt = np.arange(100 + ticket % 20, dtype=np.int32)
+        settings = SamplingSettings(max_new_tokens=limit, **sampling)
+        model.submit(Request(ticket, tuple(range(SAMPLES)), prompt, settings))
+
+
+def steps(**sampling: Any) -> dict[str, Any]:
+    model = engine()
+    fill(model, **sampling)
+    each: list[dict[str, int]] = []
+    ended: list[int] = []
+    with traced(Event.WAIT | Event.PAGEABLE, depth=2) as waits:
+        for _ in range(60):
+            reset()
+            ended.append(len(model.advance()))
+            each.append(counts())
+    return {"steps": each, "ended": ended, "waits": dict(waits)}
+
+
+def kernels() -> dict[str, Any]:
+    """Heads and groups as models have them; a window and a soft-cap, as some have them."""
+    device = torch.device("cuda")
+    asked: dict[str, int] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        for dim, groups in ((64, 7), (128, 2), (128, 8), (256, 4), (80, 1)):
+            for window, softcap in ((None, None), (64, 30.0)):
+                cache = KeyValueCache((LayerShape(2, dim, dim),), 16 * 128, dtype, device)
+                cache.divide(16, 64, 64)
+                numbers = {
+                    name: torch.zeros(16, dtype=torch.int64, device=device)
+                    for name in ("written", "prompt", "response", "length", "used", "stretch")
+                }
+                lanes = torch.zeros(256, dtype=torch.int64, device=device)
+                context = PagedDecoding(cache, row_of_lane=lanes, rows=16, **numbers)
+                query = torch.zeros(2 * groups, 16, dim, dtype=dtype, device=device)
+                new = torch.zeros(2, 16, dim, dtype=dtype, device=device)
+                reset()
+                context.attend(0, query, new, new, scale=0.1, window=window, softcap=softcap)
+                name = f"{dtype} {dim} x {groups} {window} {softcap}".removeprefix("torch.")
+                asked[name] = counts()["launches"]
+    return asked
+
+
+if __name__ == "__main__":
+    apply(Placement("cuda", 1, True))
+    if sys.argv[1] == "kernels":
+        print(json.dumps(kernels()))
+    else:
+        filters = {"top_k": 8, "top_p": 0.9} if sys.argv[1] == "filters" else {}
+        print(json.dumps(steps(**filters)))

@@ -1,0 +1,123 @@
+"""Runs the kernels of decode attention in Triton's interpreter, on a CPU, against float64. Prints
+as JSON the largest error of each case, and the places of the cache that were written.
+"""
+
+import json
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from postgrad.rollout.local.budget import LANES, SharedPrompts
+from postgrad.rollout.local.cache import KeyValueCache, LayerShape
+from postgrad.rollout.local.paged import PagedDecoding
+
+PROMPTS = [37, 1, 20]  # tokens
+STRETCHES = [1, 0, 2, 0, 0, *[2] * 14]  # which prompt each row reads
+PLACES = [5, 0, 40, 2, 17, *range(14)]  # of the new token of each row in its response
+CAPACITY, ROWS = 24, 21  # two rows are idle
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 12},
+    "narrow window": {"window": 1},
+    "soft-cap": {"softcap": 1.5},
+    "window and soft-cap": {"window": 30, "softcap": 1.5},
+    "heads of 24 and 8": {"dim": 24, "value_dim": 8},
+    "one query a key": {"groups": 1},
+    "seven queries a key": {"groups": 7},
+    "float16": {"dtype": torch.float16},  # the interpreter multiplies no bfloat16
+}
+
+
+def by_hand(
+    query: Any, keys: Any, values: Any, scale: float, window: int | None, softcap: float | None
+) -> Any:
+    """One row in float64: query [KV, G, D], keys and values [KV, tokens, D]. [KV, G, Dv]."""
+    first = 0 if window is None else max(0, keys.shape[1] - window)
+    scores = query @ keys[:, first:].transpose(1, 2) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    return scores.softmax(-1) @ values[:, first:]
+
+
+def case(
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    dim: int = 16,
+    value_dim: int = 16,
+    groups: int = 2,
+    kv_heads: int = 2,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Any]:
+    torch.manual_seed(0)
+    cache = KeyValueCache(
+        (LayerShape(kv_heads, dim, value_dim),) * 2, CAPACITY * 112, dtype, torch.device("cpu")
+    )
+    cache.divide(CAPACITY, 48, 64)
+    for stretches in (cache.prompts, cache.responses):
+        for store in (*stretches.keys, *stretches.values):
+            store.copy_(torch.randn(store.shape))
+    before = cache.responses.keys[1].clone()
+    mixed = np.random.default_rng(1)
+    response, place = mixed.permutation(CAPACITY), mixed.permutation(CAPACITY)
+    shared = SharedPrompts(CAPACITY)
+    for name, length in enumerate(PROMPTS):
+        shared.join(name, length, 1)
+    count = len(STRETCHES)
+    lanes = shared.lanes(np.array(STRETCHES), LANES)
+
+    def column(numbers: Any) -> torch.Tensor:
+        padded = np.zeros(CAPACITY, np.int64)
+        padded[: len(numbers)] = numbers
+        return torch.from_numpy(padded)
+
+    row_of_lane = np.zeros(CAPACITY * LANES, np.int64)
+    row_of_lane[: len(lanes.row_of_lane)] = lanes.row_of_lane
+    context = PagedDecoding(
+        cache,
+        written=column(np.array(PLACES) + 1),
+        prompt=column([PROMPTS[stretch] for stretch in STRETCHES]),
+        response=column(response),
+        length=column(lanes.lengths),
+        used=column(lanes.used),
+        stretch=column(place),
+        row_of_lane=torch.from_numpy(row_of_lane),
+        rows=ROWS,
+    )
+    query = torch.randn(ROWS, kv_heads * groups, dim).to(dtype).transpose(0, 1)
+    key, value = (
+        torch.randn(ROWS, kv_heads, d).to(dtype).transpose(0, 1) for d in (dim, value_dim)
+    )
+    result = context.attend(1, query, key, value, scale=0.3, window=window, softcap=softcap)
+    errors = []
+    for row in range(count):
+        new, old = int(response[row]), int(place[STRETCHES[row]])
+        length, end = PROMPTS[STRETCHES[row]], PLACES[row] + 1
+        keys, values = (
+            torch.cat([o[1][old, :, :length], n[1][new, :, :end]], 1).double()
+            for o, n in (
+                (cache.prompts.keys, cache.responses.keys),
+                (cache.prompts.values, cache.responses.values),
+            )
+        )
+        assert torch.equal(cache.responses.keys[1][new, :, end - 1], key[:, row])
+        assert torch.equal(cache.responses.values[1][new, :, end - 1], value[:, row])
+        asked = query[:, row].double().view(kv_heads, groups, dim)
+        expected = by_hand(asked, keys, values, 0.3, window, softcap).view(-1, value_dim)
+        errors.append((result[row].double() - expected).abs().max().item())
+    changed = (cache.responses.keys[1] != before).any(-1).any(1).nonzero().tolist()
+    places = [[int(response[row]), place] for row, place in enumerate([*PLACES, 0, 0])]
+    return {
+        "error": max(errors),
+        "as expected": sorted(changed) == sorted(places),
+        "finite": bool(result.isfinite().all()),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: case(**how) for name, how in CASES.items()}))

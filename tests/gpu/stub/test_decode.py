@@ -1,0 +1,83 @@
+"""The built-in engine on CUDA: what a decode step asks of the device, and its attention kernels."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.gpu_stub import Stub
+
+pytestmark = pytest.mark.gpu_stub
+HERE = Path(__file__).parent
+SCRIPT = str(HERE / "decode.py")
+NEW_ROWS = 3  # numbers of rows, each a graph, that the steps of the script pass through
+
+
+@pytest.fixture(scope="module")
+def told(stub: Stub) -> dict[str, Any]:
+    return stub.ask(SCRIPT, "steps")
+
+
+def summed(step: dict[str, int]) -> dict[str, int]:
+    names = ("launches", "graph_launches", "waits", "to_device", "from_device", "pageable")
+    return {name: step[name] for name in names}
+
+
+def test_a_step_is_one_graph_and_one_wait(told: dict[str, Any], results: dict[str, Any]) -> None:
+    steps, ended = told["steps"], told["ended"]
+    quiet = steps[2:40]
+    assert ended[:40] == [0] * 40
+    results["decode step of 256 rows, Qwen3-0.6B"] = quiet[-1]
+    assert {json.dumps(summed(step)) for step in quiet} == {
+        json.dumps(
+            {"launches": 0, "graph_launches": 1, "waits": 1, "to_device": 0, "from_device": 1}
+            | {"pageable": 0}
+        )
+    }
+    assert quiet[-1]["replayed"] < 1000  # the kernels of 28 layers, the head and the sampler
+
+
+def test_rows_that_end_cost_an_upload_and_no_copy_in_the_cache(told: dict[str, Any]) -> None:
+    steps, ended = told["steps"][41:], told["ended"][40:-1]  # what ended is uploaded in the next
+    assert set(ended) == {8}
+    replayed = [step for step in steps if step["graph_launches"] and not step["captures"]]
+    assert len(replayed) > 10
+    assert max(step["launches"] for step in replayed) <= 40
+    assert {step["to_device"] for step in replayed} == {1}
+    assert {step["waits"] for step in replayed} == {1}
+
+
+def test_each_number_of_rows_is_run_once_then_captured_once(told: dict[str, Any]) -> None:
+    steps = told["steps"]
+    eager = [step for step in steps if not step["graph_launches"]]
+    captured = [step for step in steps if step["captures"]]
+    assert len(eager) == len(captured) == NEW_ROWS
+    assert all(step["launches"] > 500 for step in eager)
+    assert all(step["captures"] == 1 and step["launches"] <= 40 for step in captured)
+    assert sum(step["refused"] for step in steps) == 0
+
+
+def test_filters_are_in_the_graph_too(stub: Stub) -> None:
+    told = stub.ask(SCRIPT, "filters")
+    quiet = told["steps"][2:40]
+    assert {(step["launches"], step["graph_launches"], step["waits"]) for step in quiet} == {
+        (0, 1, 1)
+    }
+
+
+@pytest.mark.parametrize("capability", ["8.0", "8.9", "9.0"])
+def test_attention_is_compiled_for_every_size_of_head(stub: Stub, capability: str) -> None:
+    asked = stub.ask(SCRIPT, "kernels", STUB_CAP=capability)
+    assert len(asked) == 20
+    # one store, prompts, responses, their merge; and two new buffers, which are zeroed
+    assert set(asked.values()) == {6}
+
+
+def test_attention_is_that_of_float64(stub: Stub) -> None:
+    found = stub.ask(str(HERE / "interpreted.py"))
+    assert len(found) == 9
+    for name, case in found.items():
+        assert case["error"] < (2e-3 if name == "float16" else 2e-6), name
+        assert case["finite"], name
+        assert case["as expected"], name

@@ -1,0 +1,147 @@
+"""A decode step as a function of buffers, and steps whose tokens are read late."""
+
+import numpy as np
+import pytest
+import torch
+
+from postgrad.models.decoder import LayeredDecoder
+from postgrad.rollout.engine import Request, generate
+from postgrad.rollout.local import engine as engine_module
+from postgrad.rollout.local import step as step_module
+from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.local.step import Flight
+from postgrad.rollout.settings import SamplingSettings
+
+SETTINGS = {
+    "plain": {},
+    "heated": {"temperature": 0.7},
+    "greedy": {"temperature": 0.0},
+    "filtered": {"top_k": 8, "top_p": 0.9, "min_p": 0.02},
+    "stop strings": {"stop": ("ab", "e")},
+}
+
+
+def requests(prompt, **sampling):
+    return [
+        Request(
+            ticket,
+            tuple(range(1 + ticket % 4)),
+            prompt(ticket % 7, 1 + (7 * ticket) % 30),
+            SamplingSettings(max_new_tokens=3 + (5 * ticket) % 20, **sampling),
+            seed=ticket % 3,
+        )
+        for ticket in range(16)
+    ]
+
+
+def mixed(prompt):
+    """Every kind of sampling in one batch."""
+    asked = [requests(prompt, **sampling) for sampling in SETTINGS.values()]
+    return [asked[ticket % len(asked)][ticket] for ticket in range(16)]
+
+
+def sampled(model, tokenizer, asked, kind="qwen3", slots=9, ahead=0):
+    engine = LocalEngine(model(kind), tokenizer, slots=slots, cache_tokens=slots * 64)
+    engine._ahead = ahead
+    return generate(engine, asked), engine.stats
+
+
+def assert_same_bits(done, others):
+    assert len(done) == len(others) > 20
+    for completion, other in zip(done, others, strict=True):
+        assert completion.token_ids.tobytes() == other.token_ids.tobytes()
+        assert completion.logprobs.tobytes() == other.logprobs.tobytes()
+        assert completion.finish_reason == other.finish_reason
+
+
+@pytest.mark.parametrize(("backend", "tokens"), [("eager", 8), ("aot_eager", 3)])
+def test_a_step_is_traced_in_one_graph_and_gives_the_same_bits(
+    backend, tokens, model, prompt, tokenizer, monkeypatch
+):
+    """Few shapes: each takes about a second to trace."""
+    asked = [
+        Request(t, (0, 1), prompt(t, 9), SamplingSettings(max_new_tokens=tokens - t % 2))
+        for t in range(6)
+    ]
+    eager, _ = sampled(model, tokenizer, asked, slots=12)
+    torch._dynamo.reset()
+    traced, calls = torch.compile(step_module.step, backend=backend, fullgraph=True), []
+
+    def compiled(*arguments):
+        calls.append(arguments)
+        traced(*arguments)
+
+    monkeypatch.setattr(step_module, "step", compiled)
+    found, stats = sampled(model, tokenizer, asked, slots=12)
+    assert len(calls) == stats.decode_steps > 2
+    assert torch._dynamo.utils.counters["graph_break"] == {}
+    assert isinstance(calls[0][0], LayeredDecoder)
+    assert len(eager) == len(found) == 12
+    for completion, other in zip(eager, found, strict=True):
+        assert completion.token_ids.tobytes() == other.token_ids.tobytes()
+        assert completion.logprobs.tobytes() == other.logprobs.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+def test_tokens_that_are_read_a_step_late_are_the_same(kind, model, prompt, tokenizer):
+    asked = mixed(prompt)
+    at_once, stats = sampled(model, tokenizer, asked, kind)
+    late, late_stats = sampled(model, tokenizer, asked, kind, ahead=1)
+    assert len(at_once) == len(late) > 20
+    for completion, other in zip(at_once, late, strict=True):
+        assert (completion.ticket, completion.sample) == (other.ticket, other.sample)
+        assert completion.token_ids.tolist() == other.token_ids.tolist()
+        assert (completion.finish_reason, completion.text) == (other.finish_reason, other.text)
+        assert completion.versions == other.versions
+        # Other rows share the batch, so that products round differently.
+        np.testing.assert_allclose(completion.logprobs, other.logprobs, atol=2e-5)
+    assert stats.response_tokens == late_stats.response_tokens
+    assert stats.decode_steps < late_stats.decode_steps
+
+
+def test_as_long_as_no_row_takes_anothers_place_late_tokens_have_the_same_bits(
+    model, prompt, tokenizer
+):
+    asked = [
+        Request(ticket, (0, 1, 2), prompt(ticket, 9), SamplingSettings(max_new_tokens=12))
+        for ticket in range(8)
+    ]
+    for request in asked:  # no row ends before the others
+        assert request.sampling.max_new_tokens == 12
+    engines = []
+    for ahead in (0, 1):
+        engine = LocalEngine(model("qwen3"), tokenizer, slots=24, cache_tokens=24 * 48)
+        engine._stopper._eos = np.array([-1])
+        engine._ahead = ahead
+        engines.append(generate(engine, asked))
+    assert_same_bits(*engines)
+
+
+def test_weights_that_come_between_steps_find_every_token_read(model, prompt, tokenizer):
+    engine = LocalEngine(model("qwen3"), tokenizer, slots=9, cache_tokens=9 * 64)
+    engine._ahead = 1
+    engine._stopper._eos = np.array([-1])
+    for request in requests(prompt)[:3]:  # six rows
+        engine.submit(request)
+    assert engine.advance() == []
+    assert engine._rows.written[0] == 0
+    engine.advance()
+    assert engine._rows.written[0] == 1
+    engine.load_weights(model("qwen3", seed=1).named_parameters(), 1)
+    assert engine._rows.written[0] == 2
+    done = generate(engine, [])
+    assert {completion.versions[0] for completion in done} == {(0, 2)}
+    assert all(completion.versions[1][0] == 1 for completion in done)
+
+
+def test_results_follow_rows_that_move_and_leave_out_rows_that_ended():
+    results = torch.tensor([[10, 11, 12, 13], [0, 0, 0, 0]], dtype=torch.int32)
+    flight = Flight(np.arange(4), results, None)
+    flight.move(np.array([0, 2]), np.array([0]), np.array([3]))  # 1 stays, 3 becomes 0
+    flight.move(np.array([1]), np.zeros(0, np.int64), np.zeros(0, np.int64))
+    rows, tokens, logprobs = flight.read()
+    assert (rows.tolist(), tokens.tolist(), logprobs.tolist()) == ([0], [13], [0.0])
+
+
+def test_on_cuda_tokens_are_read_a_step_late_and_on_a_cpu_at_once():
+    assert engine_module.AHEAD == {"cpu": 0, "cuda": 1}
