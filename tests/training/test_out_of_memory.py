@@ -20,7 +20,7 @@ from postgrad.parallel.device import ALLOCATOR
 from postgrad.rollout.source import LiveSource
 from postgrad.training import memory
 from postgrad.training.memory import OutOfMemory, ran_out
-from postgrad.training.peaks import Refusal
+from postgrad.training.peaks import DeviceFull
 from postgrad.training.rl import RLJob
 from postgrad.training.start import train
 
@@ -182,19 +182,19 @@ def test_a_gpu_that_has_no_memory_says_what_was_reserved_and_fragmented(
 def test_a_setting_is_advised_only_where_it_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ALLOCATOR[0], "max_split_size_mb:512")
     monkeypatch.delenv(ALLOCATOR[1], raising=False)
-    roomy = Refusal(asked=100, free=30, allocated=800, fragmented=80)
-    assert f"{ALLOCATOR[0]}=max_split_size_mb:512,expandable_segments:True" in roomy.told()
-    full = Refusal(asked=100, free=30, allocated=860, fragmented=20)
-    assert "set " not in full.told()
+    roomy = DeviceFull(asked=100, free=30, allocated=800, fragmented=80)
+    assert f"{ALLOCATOR[0]}=max_split_size_mb:512,expandable_segments:True" in roomy.text()
+    full = DeviceFull(asked=100, free=30, allocated=860, fragmented=20)
+    assert "set " not in full.text()
     monkeypatch.setenv(ALLOCATOR[0], "expandable_segments:True")
-    assert "set " not in roomy.told()
+    assert "set " not in roomy.text()
 
 
 def test_what_a_rank_says_of_its_gpu_is_read_where_it_arrives() -> None:
     arrived = RunError("rank 3 failed")
     arrived.__cause__ = torch.OutOfMemoryError(REFUSED_BY_GPU)
-    refusal = Refusal.of(arrived)
+    refusal = DeviceFull.of(arrived)
     assert refusal is not None
     assert refusal.free == 2**30
-    assert Refusal.of(MemoryError("no room")) is None
-    assert Refusal.of(None) is None
+    assert DeviceFull.of(MemoryError("no room")) is None
+    assert DeviceFull.of(None) is None

@@ -37,7 +37,7 @@ from postgrad.rollout.local.budget import PREFILL_TOKENS, places_for
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.training import foreseen
-from postgrad.training.peaks import Refusal
+from postgrad.training.peaks import DeviceFull
 from postgrad.training.run import Run
 
 # What torch's allocator for a CPU says in a plain RuntimeError.
@@ -87,9 +87,9 @@ def explain(run: Run, step: int, phase: str, error: BaseException, standing: str
         advice = f"with less it goes on as: {command}"
     else:
         advice = f"what takes less: {GENERAL}; see postgrad plan"
-    refusal = Refusal.of(error)
+    refusal = DeviceFull.of(error)
     if refusal is not None:  # its words in place of torch's
-        reason = f"{reason.partition('. ')[0]}: {refusal.told()}"
+        reason = f"{reason.partition('. ')[0]}: {refusal.text()}"
     run.logs.event(
         "out_of_memory", reason, step=step, phase=phase, **(asdict(refusal) if refusal else {})
     )

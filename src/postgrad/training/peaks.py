@@ -183,7 +183,7 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class DeviceFull:
     """The memory of a GPU at the moment when it had none for a tensor: bytes.
 
     It is read from the error, because that also comes from other ranks, and because much is freed
@@ -196,7 +196,7 @@ class Refusal:
     fragmented: int  # reserved for tensors, in holes between them
 
     @classmethod
-    def of(cls, error: BaseException | None) -> "Refusal | None":
+    def of(cls, error: BaseException | None) -> "DeviceFull | None":
         """What the error, or one that it was raised from, says; None where none says all of it."""
         while error is not None:
             matches = {name: re.search(pattern, str(error)) for name, pattern in _SAID.items()}
@@ -210,7 +210,7 @@ class Refusal:
             error = error.__cause__
         return None
 
-    def told(self) -> str:
+    def text(self) -> str:
         """For people: reserved, allocated and fragmented bytes, and a setting that helps where the
         holes would have had room.
         """
