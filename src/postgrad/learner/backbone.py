@@ -290,7 +290,8 @@ class Backbone:
             return blocks
         from postgrad.models.compiled import OutsideGraph
 
-        return OutsideGraph(blocks)  # other blocks in every layout: each would need a graph
+        outside: Any = OutsideGraph(blocks)  # torch's decorator has no type
+        return outside  # other blocks in every layout: each would need a graph
 
     @torch.no_grad()
     def column(

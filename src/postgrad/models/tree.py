@@ -159,7 +159,7 @@ def _in_one_copy(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> l
     packed = host.to(device, non_blocking=True)
     # set_, not slices: a compiled graph also guards what a view is a view of.
     return [
-        torch.empty(0, dtype=torch.int32, device=device).set_(packed, start, array.shape)
+        torch.empty(0, dtype=torch.int32, device=device).set_(packed, start, array.shape)  # pyright: ignore[reportCallIssue, reportArgumentType]
         for start, array in zip(starts, arrays, strict=False)
     ]
 

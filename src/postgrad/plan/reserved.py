@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.hardware import Device
-from postgrad.plan.held import PHASES, MemoryLine, always, arriving, awake, outside
+from postgrad.plan.held import PHASES, MemoryLine, MemoryPhase, always, arriving, awake, outside
 from postgrad.plan.passes import LOGITS
 from postgrad.plan.roles import PlannedRole, adapted_layers
 from postgrad.plan.sizes import Sharing, width
@@ -123,11 +123,13 @@ def vllm(
 def holes(lines: Sequence[MemoryLine], roles: Sequence[PlannedRole]) -> Iterator[MemoryLine]:
     """Freed memory between tensors: a share of what the passes of a phase, `lines`, take."""
     adapted = {role.name for role in roles if role.model.lora is not None}
-    counts = {
-        phase: sum(_share(line, line.role in adapted) * line.bytes.get(phase, 0) for line in lines)
+    phases: dict[MemoryPhase, int] = {
+        phase: int(
+            sum(_share(line, line.role in adapted) * line.bytes.get(phase, 0) for line in lines)
+        )
         for phase in PHASES
     }
-    yield MemoryLine("run", "holes between tensors", {p: int(n) for p, n in counts.items()})
+    yield MemoryLine("run", "holes between tensors", phases)
 
 
 def _share(line: MemoryLine, adapted: bool) -> float:
