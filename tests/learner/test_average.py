@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from postgrad.core.errors import RunError
-from postgrad.learner.optimizer import MovingAverage
+from postgrad.learner.role import MovingAverage
 
 
 def test_it_follows_the_weights_by_its_decay() -> None:

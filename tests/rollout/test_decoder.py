@@ -11,7 +11,7 @@ from postgrad.models.linear import in_order, project
 from postgrad.models.tree import TreeAttention
 from postgrad.rollout.engine import Request, generate, take_over
 from postgrad.rollout.local import engine as engine_module
-from postgrad.rollout.local.attention import Decoding
+from postgrad.rollout.local.cache import Decoding
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.prompts import lay_out_plain
 from postgrad.rollout.settings import SamplingSettings

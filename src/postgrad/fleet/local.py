@@ -162,7 +162,7 @@ class LocalFleet:
         engine, self._site.choices = build_engine(
             settings, path, self._site.choices, stack,
             sequences=sequences, max_len=max_len, logs=self._logs, borrows=True,
-            policy=self._policy.backbone.lm,
+            policy=self._policy.backbone.lm if self._ranks.size == 1 else None,
             beside_learner=True,
         )  # fmt: skip
         return engine

@@ -1,6 +1,4 @@
-"""Master weights and their optimizers, AdamW and Muon, and the moving average of weights. All state
-is named tensors.
-"""
+"""Master weights and their optimizers, AdamW and Muon. All state is named tensors."""
 
 import math
 import re
@@ -12,14 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.learner.eight_bits import (
-    MOMENTS,
-    STATE,
-    EightBitAdamW,
-    is_quantized,
-    piece_of_state,
-    state_type,
-)
+from postgrad.learner import eight_bits
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.linear import sum_gradients_in
 from postgrad.parallel.ranks import ALONE, Ranks
@@ -35,28 +26,6 @@ _IN_A_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 UPDATES = "updates"  # name of the only tensor of the state that belongs to no weight
 ADAMW = ("exp_avg", "exp_avg_sq")
 MUON = ("momentum_buffer",)
-
-
-class MovingAverage:
-    """average = decay * average + (1 - decay) * weights, once an update; starts at the weights."""
-
-    def __init__(self, weights: Mapping[str, Tensor], decay: float) -> None:
-        self.decay = decay
-        self.weights = {name: weight.detach().clone() for name, weight in weights.items()}
-
-    @torch.no_grad()
-    def update(self, weights: Mapping[str, Tensor]) -> None:
-        """Moves the average towards `weights`, which an update has just changed."""
-        for name, average in self.weights.items():
-            average.lerp_(weights[name], 1.0 - self.decay)
-
-    @torch.no_grad()
-    def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Takes over the average of a checkpoint. Other names or shapes are a RunError."""
-        if {n: w.shape for n, w in saved.items()} != {n: w.shape for n, w in self.weights.items()}:
-            raise RunError("the checkpoint's moving average is of another model")
-        for name, average in self.weights.items():
-            average.copy_(saved[name])
 
 
 def is_hidden_matrix(name: str, weight: Tensor) -> bool:
@@ -164,11 +133,12 @@ class MasterOptimizer:
                 f'{sorted(self.master)[:3]}...: take "adamw"'
             )
         self._muon = Muon(matrices if settings.optimizer == "muon" else {}, settings, self._gather)
-        small = settings.optimizer_state == "8bit"
-        quantized = {n: p for n, p in self.master.items() if small and is_quantized(self.pieces[n])}
-        self._eight_bits = EightBitAdamW(quantized, settings)
+        names = self.master if settings.optimizer_state == "8bit" else ()
+        quantized = {n: self.master[n] for n in names if eight_bits.is_quantized(self.pieces[n])}
+        self._eight_bits = eight_bits.EightBitAdamW(quantized, settings)
         self._moments = dict.fromkeys(self.master, ADAMW)
-        self._moments |= dict.fromkeys(self._muon.weights, MUON) | dict.fromkeys(quantized, STATE)
+        self._moments |= dict.fromkeys(self._muon.weights, MUON)
+        self._moments |= dict.fromkeys(quantized, eight_bits.STATE)
         rest = [p for name, p in self.master.items() if self._moments[name] == ADAMW]
         decayed = [p for p in rest if p.ndim >= 2]
         plain = [p for p in rest if p.ndim < 2]  # norms and biases
@@ -308,9 +278,9 @@ class MasterOptimizer:
         for name, master in self.master.items() if self.updates else ():
             if self._moments[name] == MUON:
                 tensors[f"{name}.{MUON[0]}"] = self._muon.momentum[name]
-            elif self._moments[name] == STATE:
+            elif self._moments[name] == eight_bits.STATE:
                 state = self._eight_bits.state[name]
-                tensors |= {f"{name}.{part}": state[part] for part in STATE}
+                tensors |= {f"{name}.{part}": state[part] for part in eight_bits.STATE}
             else:
                 moments = self._adamw.state[master]
                 tensors |= {f"{name}.{moment}": moments[moment] for moment in ADAMW}
@@ -322,10 +292,10 @@ class MasterOptimizer:
         `state`. The parts of other moments lie as those of their weights do.
         """
         return {
-            f"{name}.{part}": piece_of_state(part, self.pieces[name])
+            f"{name}.{part}": eight_bits.piece_of_state(part, self.pieces[name])
             for name in self._eight_bits.weights
-            for part in STATE
-            if part not in MOMENTS
+            for part in eight_bits.STATE
+            if part not in eight_bits.MOMENTS
         }
 
     def parts_of(self, kind: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -351,8 +321,11 @@ class MasterOptimizer:
     def _state_of(self, name: str) -> dict[str, tuple[TensorPiece, torch.dtype]]:
         """Of a weight's state by name: where this rank's part lies, and its dtype."""
         moments, piece = self._moments[name], self.pieces[name]
-        if moments == STATE:
-            return {part: (piece_of_state(part, piece), state_type(part)) for part in moments}
+        if moments == eight_bits.STATE:
+            return {
+                part: (eight_bits.piece_of_state(part, piece), eight_bits.state_type(part))
+                for part in moments
+            }
         return dict.fromkeys(moments, (piece, torch.float32))
 
     @torch.no_grad()
@@ -390,7 +363,7 @@ class MasterOptimizer:
             }
             if self._moments[name] == MUON:
                 self._muon.momentum[name] = saved[MUON[0]]
-            elif self._moments[name] == STATE:
+            elif self._moments[name] == eight_bits.STATE:
                 self._eight_bits.state[name] = saved
             else:
                 step = torch.tensor(float(updates), device=master.device)

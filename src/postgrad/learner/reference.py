@@ -17,9 +17,8 @@ from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Logprobs, Sequences
 from postgrad.learner.backbone import Backbone
-from postgrad.learner.optimizer import MovingAverage
 from postgrad.learner.protocols import PolicyRole
-from postgrad.learner.role import Policy
+from postgrad.learner.role import MovingAverage, Policy
 from postgrad.parallel.sharding import TensorPiece, local, piece_of
 
 FIELD = "logprobs"

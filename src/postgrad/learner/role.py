@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.algorithms.base import Algorithm, LossInputs, LossOutput, PolicyAlgorithm
+from postgrad.core.errors import RunError
 from postgrad.core.process import Handle, done
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.backbone import Backbone, Outputs
-from postgrad.learner.optimizer import MasterOptimizer, MovingAverage
+from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.settings import LearnerSettings, learning_rate
 from postgrad.learner.update import FlatColumns, Update
 from postgrad.parallel.sharding import TensorPiece, assembled, whole_tensor
@@ -33,6 +34,28 @@ class UpdateResult:
     # [N] over the experience's flat tokens: the logprobs or scores before the step; NaN where none
     # were computed.
     outputs: NDArray[np.float32]
+
+
+class MovingAverage:
+    """average = decay * average + (1 - decay) * weights, once an update; starts at the weights."""
+
+    def __init__(self, weights: Mapping[str, Tensor], decay: float) -> None:
+        self.decay = decay
+        self.weights = {name: weight.detach().clone() for name, weight in weights.items()}
+
+    @torch.no_grad()
+    def update(self, weights: Mapping[str, Tensor]) -> None:
+        """Moves the average towards `weights`, which an update has just changed."""
+        for name, average in self.weights.items():
+            average.lerp_(weights[name], 1.0 - self.decay)
+
+    @torch.no_grad()
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Takes over the average of a checkpoint. Other names or shapes are a RunError."""
+        if {n: w.shape for n, w in saved.items()} != {n: w.shape for n, w in self.weights.items()}:
+            raise RunError("the checkpoint's moving average is of another model")
+        for name, average in self.weights.items():
+            average.copy_(saved[name])
 
 
 class Policy:

@@ -164,9 +164,10 @@ class _HeadLogprobs(torch.autograd.Function):
                 kept.append(products)
             del products  # before the next ones are there
         logprobs, log_z, entropy = (torch.cat(parts) for parts in zip(*read, strict=True))
-        ctx.save_for_backward(hidden, weight, bias, targets, log_z, entropy, *kept)
-        ctx.config, ctx.temperature, ctx.size = config, temperature, size
         ctx.of_weight = MatrixGradient(weight) if ctx.needs_input_grad[1] else None
+        read_again = None if keep and ctx.of_weight is None else hidden
+        ctx.save_for_backward(read_again, weight, bias, targets, log_z, entropy, *kept)
+        ctx.config, ctx.temperature, ctx.size = config, temperature, size
         return logprobs, entropy
 
     @staticmethod
@@ -174,15 +175,16 @@ class _HeadLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, *read = ctx.saved_tensors
         log_z, entropy, *kept = read
-        of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        shape = len(targets), weight.shape[1]
+        of_hidden = weight.new_empty(shape) if ctx.needs_input_grad[0] else None
         of_bias: list[Tensor] = []
         # The last chunk first: the order that autograd has, and of which rounding depends.
-        for rows in reversed(list(_runs(len(hidden), ctx.size))):
+        for rows in reversed(list(_runs(len(targets), ctx.size))):
             products = kept[0] if kept else project(hidden[rows], weight, bias)
             columns = [column[rows] for column in (targets, log_z, entropy, *gradients)]
             gradient = _of_products(products, columns, ctx.config, ctx.temperature)
             del products
-            narrow = gradient.to(hidden.dtype)
+            narrow = gradient.to(weight.dtype)
             if gradient.device.type != "cpu":
                 gradient = narrow  # what its products read
             if of_hidden is not None:

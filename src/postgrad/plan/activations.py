@@ -105,7 +105,7 @@ def kept(
     layer = shape.hidden_size * width
     if not checkpointing:
         layer = kept_by_layer(shape, width, lora, blocks, cpu=cpu)
-    read = width if lora is None or width == FLOAT32 else 0  # by the head
+    read = width if lora is None else 0  # by the head, for its gradient
     last = shape.hidden_size * (_kept_by_norm(shape, width, lora, cpu=cpu) + read)
     return shape.layers * layer + _masks(shape, FLOAT32 if cpu else width, blocks) + last
 

@@ -272,6 +272,7 @@ def _reference(
         "model": run.choices.frozen["reference"],
         "versions": [torch.__version__],
         "choices": [choices.device, choices.threads, choices.dtype, choices.micro_train_tokens],
+        "compiled": choices.compiled,
         "mkl": sorted(name for name, library in choices.products.items() if library == "mkl"),
         "micro_train_batch_size": recipe.batch.micro_train_batch_size,
         "attention": recipe.model.attention,

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from postgrad.rollout.local.attention import Decoding, Recording
 from postgrad.rollout.local.budget import SharedPrompts
-from postgrad.rollout.local.cache import KeyValueCache, LayerShape
+from postgrad.rollout.local.cache import Decoding, KeyValueCache, LayerShape
+from postgrad.rollout.local.prompts import Recording
 
 CPU = torch.device("cpu")
 HEADS, KV, DIM, VALUE_DIM = 4, 2, 8, 6

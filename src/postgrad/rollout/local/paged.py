@@ -39,6 +39,69 @@ def _store(
 
 
 @triton.jit
+def _vectors(at, places, there, SIZE: tl.constexpr):
+    """The vectors of SIZE numbers that begin at `at`, zeros where they are not `there`."""
+    mask = there[:, None] & (places < SIZE)[None, :]
+    return tl.load(at[:, None] + places[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _scores(asked, key, seen, scale, softcap, SOFTCAP: tl.constexpr):
+    """[M, N] float32, -inf where a query does not see a place."""
+    scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
+    if SOFTCAP:
+        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+    return tl.where(seen, scores, float("-inf"))
+
+
+@triton.jit
+def _with_block(top, total, sought, scores, value):
+    """The largest score, the sum of weights and the weighted values of each query, with one more
+    block of places (Milakov and Gimelshein 2018, arXiv:1805.02867).
+    """
+    higher = tl.maximum(top, tl.max(scores, 1))
+    level = tl.where(higher == float("-inf"), 0.0, higher)
+    weights = tl.exp(scores - level[:, None])
+    kept = tl.exp(top - level)
+    added = tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+    return higher, total * kept + tl.sum(weights, 1), sought * kept[:, None] + added
+
+
+@triton.jit
+def _finished(top, total, sought):
+    """The log of the sum of exp(scores), -inf where a query sees no place, and the mean value."""
+    empty = total == 0.0
+    log_sum = tl.where(empty, float("-inf"), top + tl.log(tl.where(empty, 1.0, total)))
+    return log_sum, sought / tl.where(empty, 1.0, total)[:, None]
+
+
+@triton.jit
+def _query_rows(row_of_lane, used, stretch, block, m, GROUPS, WIDTH, TAKEN, PROMPTS: tl.constexpr):
+    """The row of each of the block's queries, and which of them are there."""
+    if PROMPTS:
+        lane = block * TAKEN + m // GROUPS
+        here = (m < TAKEN * GROUPS) & (lane < tl.load(used + stretch))
+        row = tl.load(row_of_lane + stretch * WIDTH + lane, mask=here, other=0)
+    else:
+        here = m < GROUPS
+        row = (stretch + m * 0).to(tl.int64)
+    return row, here
+
+
+@triton.jit
+def _first_seen(
+    written, prompt, row, here, window, WINDOW: tl.constexpr, PROMPTS: tl.constexpr
+):  # fmt: skip
+    """The first place that each row sees; 0 without a window."""
+    first = row * 0
+    if WINDOW:
+        first = tl.maximum(tl.load(written + row, mask=here, other=0) - 1, 0) - window + 1
+        if PROMPTS:
+            first += tl.load(prompt + row, mask=here, other=0)
+    return first
+
+
+@triton.jit
 def _attend(
     query, keys, values, parts, sums, written, prompt, row_of_lane, used, lengths, slots,
     query_head, query_row, places, window, scale, softcap,
@@ -53,24 +116,17 @@ def _attend(
     head, split = tl.program_id(1), tl.program_id(2)
     m, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    lane = block * TAKEN + m // GROUPS
+    row, here = _query_rows(row_of_lane, used, stretch, block, m, GROUPS, WIDTH, TAKEN, PROMPTS)
     if PROMPTS:
-        here = (m < TAKEN * GROUPS) & (lane < tl.load(used + stretch))
-        row = tl.load(row_of_lane + stretch * WIDTH + lane, mask=here, other=0)
         length = tl.load(lengths + stretch)
         if block * TAKEN >= tl.load(used + stretch):
             return
     else:
-        here = m < GROUPS
-        row = (stretch + m * 0).to(tl.int64)
         length = tl.maximum(tl.load(written + stretch) - 1, 0) + 1
     query_heads = head * GROUPS + m % GROUPS
     at = query + row * query_row + query_heads * query_head
-    asked = tl.load(at[:, None] + d[None, :], mask=here[:, None] & (d < D)[None, :], other=0.0)
-    if WINDOW:  # the first place that each row sees
-        first = tl.maximum(tl.load(written + row, mask=here, other=0) - 1, 0) - window + 1
-        if PROMPTS:
-            first += tl.load(prompt + row, mask=here, other=0)
+    asked = _vectors(at, d, here, D)
+    first = _first_seen(written, prompt, row, here, window, WINDOW, PROMPTS)
     base = (tl.load(slots + stretch) * KV + head) * places
     share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
     start = split * share
@@ -80,30 +136,14 @@ def _attend(
     sought = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     for begin in range(start, end, BLOCK_N):
         place = begin + n
-        stored = (base + place)[:, None]
-        inside = (place < end)[:, None]
-        key = tl.load(keys + stored * D + d[None, :], mask=inside & (d < D)[None, :], other=0.0)
-        scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
-        if SOFTCAP:
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+        key = _vectors(keys + (base + place) * D, d, place < end, D)
+        value = _vectors(values + (base + place) * DV, dv, place < end, DV)
         seen = (place < end)[None, :]
         if WINDOW:
             seen = seen & (place[None, :] >= first[:, None])
-        scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        level = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp(scores - level[:, None])
-        kept = tl.exp(top - level)
-        total = total * kept + tl.sum(weights, 1)
-        value = tl.load(
-            values + stored * DV + dv[None, :], mask=inside & (dv < DV)[None, :], other=0.0
-        )
-        added = tl.dot(weights.to(value.dtype), value, input_precision="ieee")
-        sought = sought * kept[:, None] + added
-        top = higher
-    empty = total == 0.0
-    sought = sought / tl.where(empty, 1.0, total)[:, None]
-    log_sum = tl.where(empty, float("-inf"), top + tl.log(tl.where(empty, 1.0, total)))
+        scores = _scores(asked, key, seen, scale, softcap, SOFTCAP)
+        top, total, sought = _with_block(top, total, sought, scores, value)
+    log_sum, sought = _finished(top, total, sought)
     to = (row * (KV * GROUPS) + query_heads) * PARTS + FIRST + split
     tl.store(sums + to, log_sum, mask=here)
     tl.store(
@@ -143,7 +183,7 @@ def splits(rows: int, heads: int) -> tuple[int, int]:
 
 
 class PagedDecoding:
-    """One new token for each of the first N rows, as attention.Decoding, with kernels."""
+    """One new token for each of the first N rows, as cache.Decoding, with kernels."""
 
     def __init__(
         self,

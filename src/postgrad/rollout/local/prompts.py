@@ -15,8 +15,42 @@ from postgrad.models.attention import AttentionContext
 from postgrad.models.decoder import Decoder, ModuleDecoder
 from postgrad.models.tree import TreeAttention, attention_over
 from postgrad.rollout.engine import Request
-from postgrad.rollout.local.attention import Recording
 from postgrad.rollout.local.cache import LayerShape, Stretches
+
+
+class Recording:
+    """Another context's attention that also keeps keys and values: [KV, T, D] for each layer."""
+
+    def __init__(self, inner: AttentionContext) -> None:
+        self._inner = inner
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    @property
+    def shapes(self) -> tuple[LayerShape, ...]:
+        """The shape of what each layer stored for a token."""
+        pairs = zip(self.keys, self.values, strict=True)
+        return tuple(LayerShape(k.shape[0], k.shape[2], v.shape[2]) for k, v in pairs)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """The inner context's attention. It keeps copies: views would hold the whole projection,
+        queries included.
+        """
+        self.keys.append(key.contiguous())
+        self.values.append(value.contiguous())
+        return self._inner.attend(
+            layer, query, key, value, scale=scale, window=window, softcap=softcap
+        )
 
 
 def lay_out_plain(sequences: list[NDArray[np.int32]]) -> tuple[Layout, Ragged]:

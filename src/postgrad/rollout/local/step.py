@@ -20,9 +20,8 @@ from torch.nn import functional
 
 from postgrad.models.attention import AttentionContext
 from postgrad.models.decoder import Decoder
-from postgrad.rollout.local.attention import Decoding
 from postgrad.rollout.local.budget import LANES, SharedPrompts, align, rows_computed
-from postgrad.rollout.local.cache import KeyValueCache
+from postgrad.rollout.local.cache import Decoding, KeyValueCache
 from postgrad.rollout.local.rows import Rows
 from postgrad.rollout.local.sampler import Kind, Knobs, sample, uniform
 
