@@ -362,13 +362,20 @@ def test_the_limit_of_decoding_reads_each_byte_once(tmp_path: Path) -> None:
 OPTIONAL = {"vllm", "2 x 4 trl", "4 x 4 trl"}
 NOT_HERE = {"flex attention is tree attention", "graphs are eager decoding", "tests/gpu"}
 SHUT_OUT = """
-import sys
+import importlib.util, sys
+
+def refused(name):
+    return name.partition(".")[0] in {refused!r}
 
 class ShutOut:
     def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        if top in {refused!r}:
-            raise ModuleNotFoundError(f"No module named {{top!r}}", name=top)
+        if refused(name):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+find_spec = importlib.util.find_spec  # with it libraries ask what is installed
+importlib.util.find_spec = lambda name, package=None: (
+    None if refused(name) else find_spec(name, package)
+)
 sys.meta_path.insert(0, ShutOut())
 """
 REFUSED = {
