@@ -25,8 +25,9 @@ def test_both_survive_and_give_back_what_they_do_not_hold(
     assert found["error"] is None
     turns = found["turns"]
     owners = [owner for owner, *_ in turns]
-    # loading; then at the start and in each step before, within and after a publish
-    assert owners.count("learner") == 1 + 3 * (1 + STEPS)
+    # loading the roles, then the job; then at the start and in each step before, within and after a
+    # publish
+    assert owners.count("learner") == 2 + 3 * (1 + STEPS)
     assert owners.count("engine") == 1 + STEPS
     for owner, allocated, reserved in turns:
         assert reserved <= 1.05 * allocated + PAGES, (owner, allocated, reserved)
