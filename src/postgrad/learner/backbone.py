@@ -144,11 +144,11 @@ class Backbone:
         divided weights are held in the host's memory. To be called after an adapter was added and
         before an optimizer takes the weights.
         """
-        if self._compiler is not None and ranks.grid.sharers > 1:
+        if self._compiler is not None and (ranks.grid.sharers > 1 or stage != "none"):
             raise UsageError(
-                "model.compile: layers whose rows or matrices are shared by ranks "
-                "(learner.tensor_parallel, learner.context_parallel) are not compiled: use 1 for "
-                "both, or --model.compile false (at a resume with --allow-change model.compile)"
+                "model.compile: layers whose rows or weights are divided over ranks "
+                "(learner.sharding, tensor_parallel, context_parallel) are not compiled: use none "
+                "of these, or --model.compile false (at a resume with --allow-change model.compile)"
             )
         self.ranks = ranks
         lm: Any = self.lm
