@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from command import STUB, counts
 from torch import Tensor
 from torch._dynamo.utils import counters
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from helpers.stub_device import counts, reset
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout
@@ -71,7 +71,7 @@ def layout_of(backbone: Backbone, seed: int) -> Layout:
 
 def asked(call: Any) -> dict[str, int]:
     """What a call asked of the device."""
-    STUB.stub_reset()
+    reset()
     call()
     return {name: counts()[name] for name in LAUNCHES}
 
