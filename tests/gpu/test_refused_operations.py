@@ -58,7 +58,7 @@ def test_the_block_mask_of_flex_attention_asks_for_nothing_that_is_refused() -> 
     )
     with Recorded() as operations:
         FlexAttention(lay_out(sequences, np.arange(3)), torch.device("cpu"))._mask(7)
-    assert operations.calls  # the mask itself is made by NumPy
+    assert len(operations.calls) > 2  # copies: the mask itself is made by NumPy
     assert refused(operations.calls) == []
 
 

@@ -82,12 +82,12 @@ def outcome(backbone: Backbone, seed: int) -> tuple[Tensor, Tensor]:
     return logprobs.detach(), torch.cat(gradients)
 
 
-def require_same(backbone: Backbone, plain: Backbone, seeds: range, rounding: float = 1e-5) -> None:
+def require_same(backbone: Backbone, plain: Backbone, seeds: range) -> None:
     for seed in seeds:
         logprobs, gradient = outcome(backbone, seed)
         expected, expected_gradient = outcome(plain, seed)
         torch.testing.assert_close(logprobs, expected, atol=3e-5, rtol=1e-5)
-        assert (gradient - expected_gradient).norm() <= rounding * expected_gradient.norm()
+        assert (gradient - expected_gradient).norm() <= 1e-5 * expected_gradient.norm()
 
 
 def both(name: str, attention: str = "flex", compiler: str = EAGER) -> tuple[Backbone, Backbone]:
@@ -160,8 +160,8 @@ def test_adapters_are_compiled_and_switched_off() -> None:
         each.adapter = add_adapter(each.lm, LoraSettings(rank=2), seed=0)
         for name, parameter in each.adapter.parameters().items():
             if "lora_B" in name:
-                torch.nn.init.constant_(parameter, 0.1)
-    require_same(backbone, plain, range(1, 3), rounding=2e-4)  # a model with large logits
+                torch.nn.init.constant_(parameter, 0.01)  # more saturates the softmax
+    require_same(backbone, plain, range(1, 3))
     with torch.no_grad(), backbone.as_base(), plain.as_base():
         sequences = sequences_of(1)
         (layout,) = plain.micro_batches(sequences, np.arange(len(sequences)))

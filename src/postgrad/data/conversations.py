@@ -143,8 +143,9 @@ def _selected(
     for row in prepared_rows(settings, book):
         messages = conversation_of(row, settings)
         asked = asked_in(row, messages, settings)
-        fate = selection.left_out(asked, [*asked, *answers_in(messages)])
-        if fate is None and answers_in(messages) and not any(map(bears_loss, messages)):
+        answers = answers_in(messages)
+        fate = selection.left_out(asked, [*asked, *answers])
+        if fate is None and answers and not any(map(bears_loss, messages)):
             fate = "no_loss"
         if fate is not None:
             book.add(fate, row)

@@ -96,22 +96,22 @@ def choose(
     dtype = _dtype(recipe, recorded_value("dtype"), device, measure)
     threads = recipe.learner.threads or recorded_value("threads")
     sampling = recipe.rollout_settings
-    dtypes = (
-        dtype,
-        sampling and _rollout_dtype(sampling.dtype, recorded_value("rollout_dtype"), dtype),
+    rollout_dtype = sampling and _rollout_dtype(
+        sampling.dtype, recorded_value("rollout_dtype"), dtype
     )
+    in_float32 = "float32" in (dtype, rollout_dtype)
     return Choices(
         device=device,
         threads=threads or _threads(device, probed.threads, measure),
         deterministic=recipe.learner.deterministic,
         dtype=dtype,
-        rollout_dtype=dtypes[1],
+        rollout_dtype=rollout_dtype,
         micro_train_tokens=_micro_train_tokens(
             recipe, recorded_value("micro_train_tokens"), device
         ),
         slots=sampling and (sampling.stated_slots or recorded_value("slots")),
         cache_tokens=sampling and (sampling.cache_tokens or recorded_value("cache_tokens")),
-        products=_products(recipe, recorded, device, measure and "float32" in dtypes),
+        products=_products(recipe, recorded, device, measure and in_float32),
         compiled=_compiled(recipe, recorded, device),
         frozen=recorded_value("frozen") or {},
     )

@@ -26,8 +26,6 @@ def settle() -> None:
     settings.recompile_limit = GRAPHS
     # Beyond the limit torch would go on without compiling, with other bits.
     settings.fail_on_recompile_limit_hit = True
-    # Else a divided layer would go on with the graph of an adapter that was switched off since.
-    settings.skip_fsdp_guards = False
 
 
 class OutsideGraph:
@@ -57,9 +55,8 @@ def compile_layers(lm: nn.Module, backend: str = "inductor") -> None:
     """From now on the decoder layers of `lm` run compiled, at their first call. Their modules and
     parameters stay as they are.
 
-    To be called before the weights are divided over ranks: hooks stay outside of the graph, and so
-    does gradient checkpointing, whose second forward runs the same graph as the first. Adapters may
-    be added later.
+    Gradient checkpointing stays outside of the graph: its second forward runs the same one as the
+    first. Adapters may be added later.
     """
     settle()
     compiled: dict[type[nn.Module], Any] = {}

@@ -10,7 +10,7 @@ from helpers.gpu_stub import Stub
 pytestmark = pytest.mark.gpu_stub
 SCRIPT = str(Path(__file__).parent / "handover.py")
 STEPS = 5  # of handover.py
-PAGES = 4 * 20 * 2**20  # torch maps segments by 20 MiB; so many are in use in part, of any model
+PAGES = 3 * 20 * 2**20  # torch maps segments by 20 MiB; so many are in use in part, of any model
 
 
 def run(stub: Stub, folder: Path, *arguments: str) -> dict[str, Any]:
@@ -18,6 +18,7 @@ def run(stub: Stub, folder: Path, *arguments: str) -> dict[str, Any]:
     return stub.ask(SCRIPT, str(folder), *arguments, **card)
 
 
+@pytest.mark.xfail(strict=True, reason="the goal is not met: the engine keeps four pages")
 def test_both_survive_and_give_back_what_they_do_not_hold(
     stub: Stub, results: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -24,12 +24,13 @@ def test_kernels_are_made_for_a_card(
     assert all(of_one["graphs"] > 0 for of_one in told.values())
 
 
+@pytest.mark.xfail(strict=True, reason="the goal is not met: 3 956 launches with torch 2.13")
 def test_a_micro_batch_of_compiled_layers_takes_few_launches(
     stub: Stub, results: dict[str, Any]
 ) -> None:
     told = stub.ask(SCRIPT, "micro-batches")
     results["micro-batches"] = told
-    assert told["compiled"]["launches"] <= 4_000  # the goal is 2 000; 9 600 without compiling
+    assert told["compiled"]["launches"] <= 2000
     assert told["compiled"]["launches"] < told["plain"]["launches"] / 3
     assert told["graphs"] <= 2
     masks = told["masks"]

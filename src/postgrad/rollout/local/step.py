@@ -29,6 +29,7 @@ from postgrad.rollout.local.sampler import Kind, Knobs, sample, uniform
 COLUMNS = ("source", "written", "active", "fresh", "prompt", "key", "lane", "response", "top_k")
 KNOBS = ("temperature", "top_p", "min_p")
 STRETCHES = ("length", "used", "place")  # of prompts: tokens, lanes in use, place in the cache
+NAMED = (*COLUMNS, *KNOBS, *STRETCHES)  # behind them LANES columns without names
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +58,15 @@ class StepBuffers:
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.capacity = capacity
-        names = (*COLUMNS, *KNOBS, *STRETCHES)
-        self.block = torch.zeros(len(names) + LANES, capacity, dtype=torch.int64, device=device)
+        self.block = torch.zeros(len(NAMED) + LANES, capacity, dtype=torch.int64, device=device)
         self.ids = torch.zeros(capacity, dtype=torch.int64, device=device)
         self.results = torch.zeros(2, capacity, dtype=torch.int32, device=device)
         self.entering: Tensor | None = None
-        columns = dict(zip(names, self.block, strict=False))
+        columns = dict(zip(NAMED, self.block, strict=False))
         self.columns = columns
         self.written, self.active = columns["written"], columns["active"]
         self.fresh, self.prompt, self.key = columns["fresh"], columns["prompt"], columns["key"]
-        self.row_of_lane = self.block[len(names) :].flatten()
+        self.row_of_lane = self.block[len(NAMED) :].flatten()
         wide = [columns[name].view(torch.float64) for name in KNOBS]
         self.knobs = Knobs(wide[0], columns["top_k"], wide[1], wide[2])
 
@@ -265,9 +265,8 @@ class Stepper:
     def _upload(self, rows: Rows, shared: SharedPrompts, decoding: int) -> None:
         """Write the block anew, and put the newest tokens where their rows are now."""
         capacity, count = rows.capacity, rows.count
-        names = (*COLUMNS, *KNOBS, *STRETCHES)
-        block = np.zeros((len(names) + LANES, capacity), np.int64)
-        columns = dict(zip(names, block, strict=False))
+        block = np.zeros((len(NAMED) + LANES, capacity), np.int64)
+        columns = dict(zip(NAMED, block, strict=False))
         columns["source"][:] = self._source
         columns["written"][:count] = rows.launched[:count]
         columns["active"][:count] = 1
@@ -291,8 +290,7 @@ class Stepper:
     def _write_lanes(
         self, rows: Rows, shared: SharedPrompts, decoding: int, block: NDArray[np.int64]
     ) -> None:
-        names = (*COLUMNS, *KNOBS, *STRETCHES)
-        columns = dict(zip(names, block, strict=False))
+        columns = dict(zip(NAMED, block, strict=False))
         width = None if self._device.type == "cpu" else LANES
         lanes = shared.lanes(rows.stretch[:decoding], width)
         stretches = len(lanes.lengths)
@@ -300,6 +298,6 @@ class Stepper:
         columns["length"][:stretches] = lanes.lengths
         columns["used"][:stretches] = lanes.used
         columns["place"][:] = self._cache.prompts.place[: rows.capacity]
-        block[len(names) :].ravel()[: len(lanes.row_of_lane)] = lanes.row_of_lane
+        block[len(NAMED) :].ravel()[: len(lanes.row_of_lane)] = lanes.row_of_lane
         old = min(align(int(lanes.lengths.max())), self._cache.prompts.places)
         self._lanes = replace(self._lanes, old=old, stretches=stretches, width=lanes.width)
