@@ -68,6 +68,7 @@ REGISTRIES = (
     "observe/sentinels",
     "rewards",
     "rewards/ifeval",
+    "rollout/transport",
 )
 VAGUE = frozenset(
     [

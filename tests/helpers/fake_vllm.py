@@ -55,6 +55,10 @@ for line in sys.stdin:
     if behaviour == "_".join(["fails_at", message["do"], *filter(None, [message.get("part")])]):
         tell({"failed": "RuntimeError: CUDA error: out of memory"})
         raise SystemExit(1)
+    if message["do"] == "places":
+        boot = open("/proc/sys/kernel/random/boot_id").read().strip()
+        here = boot + " " + os.readlink("/proc/self/ns/pid")
+        value = [dict(machine=here, card=None, torch_version="0", nccl=None, shares=False)]
     if message["do"] == "sleep":
         asleep = {"weights", "kv_cache"}
         value = behaviour != "stays_awake"
@@ -63,6 +67,15 @@ for line in sys.stdin:
         value = bool(asleep) or behaviour == "stays_asleep"
     if message["do"] == "score":
         value = [[0.0] + [-1.0 - weights] * (len(one) - 1) for one in message["sequences"]]
+    if message["do"] == "start_weights":
+        arrived = []
+    if message["do"] == "load_weights":
+        arrived.append(message["parcel"])
+        if behaviour == "loses_a_parcel":
+            arrived.pop()
+    if message["do"] == "finish_weights" and len(arrived) != message["manifest"]["parcels"]:
+        tell({"failed": "RunError: weights: %d parcels arrived" % len(arrived)})
+        raise SystemExit(1)
     if message["do"] == "finish_weights" and not stale:
         weights = message["version"]
     tell({"done": message["call"], "value": value})

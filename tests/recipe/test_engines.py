@@ -73,3 +73,19 @@ def test_turns_and_a_chat_server_do_not_go_together() -> None:
         else:
             with pytest.raises(UsageError, match=r"rollout\.openai\.endpoint"):
                 parse_recipe(raw)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ({}, "it has none: give .model.lora."),
+        ({"quantize": "4bit", "lora": {"rank": 4}}, "other weights than those that it was trained"),
+    ],
+)
+def test_an_adapter_that_vllm_could_not_apply_is_refused(model: Any, told: str) -> None:
+    served = {"type": "vllm", "vllm": {"lora": "adapter"}}
+    with pytest.raises(UsageError, match=told):
+        parse_recipe({**BASE, "model": {**BASE["model"], **model}, "rollout": served})
+    accepted = {**BASE["model"], "lora": {"rank": 4}}
+    loaded: Any = parse_recipe({**BASE, "model": accepted, "rollout": served})
+    assert loaded.rollout.vllm.lora == "adapter"

@@ -42,7 +42,6 @@ class Worker:
     def __init__(self, title: str, worker: str, arguments: Sequence[Any], *more: Any) -> None:
         recipe, choices = arguments
         self._worker = EngineWorker(recipe, replace(choices, device="cpu"))
-        self._loads: list[Any] = []
 
     def ask(self, number: int, method: str, *arguments: Any) -> Handle[Any]:
         if method == "build":
@@ -52,19 +51,9 @@ class Worker:
         return done(getattr(self._worker, method)(*arguments))
 
     def call(self, method: str, *arguments: Any) -> Handle[Any]:
-        if method == "load_weights":  # waits for what is sent
-            handle: Handle[Any] = Handle()
-            self._loads.append((handle, arguments))
-            return handle
         return self.ask(0, method, *arguments)
 
-    def aside(self, method: str, *arguments: Any) -> Handle[Any]:
-        getattr(self._worker, method)(*arguments)
-        if arguments == (None,):
-            handle, version = self._loads.pop()
-            self._worker.load_weights(*version)
-            handle.set_result(None)
-        return done(None)
+    aside = call
 
     def description(self) -> str:
         return "a rollout worker"

@@ -61,7 +61,7 @@ def test_vllm_without_its_environment_is_refused_before_anything_is_loaded(
 class Written:
     """A policy and an engine that write down what they are asked, in one list."""
 
-    updates, temperature = 3, 1.0
+    updates, temperature, takes_adapters = 3, 1.0, False
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -1,11 +1,9 @@
 """Rollout engines: the one that a recipe names, built here or in a worker process of a cluster."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, fields, replace
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -19,29 +17,43 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.hub import split_revision
 from postgrad.core.records import Logprobs
 from postgrad.fleet.choices import Choices
+from postgrad.fleet.receiving import WorkerWeights
+from postgrad.fleet.sending import RankedWeights, Routes
 from postgrad.models.files import is_adapter
 from postgrad.models.four_bits import in_four_bits, twin
 from postgrad.models.load import load_model, load_tokenizer
 from postgrad.models.rope import require_length
+from postgrad.models.settings import LoraSettings
 from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.agreement import agreed
-from postgrad.rollout.engine import Completion, Engine, EngineStats, Request, portions
+from postgrad.rollout.engine import Completion, Engine, EngineStats, Request, WeightHandover
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.cache import bytes_per_token
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.prompts import layer_shapes
 from postgrad.rollout.openai.engine import OpenAIEngine
 from postgrad.rollout.settings import RolloutSettings
+from postgrad.rollout.transport.route import Stated
+from postgrad.rollout.transport.send import Sent
 from postgrad.rollout.vllm import start as vllm
 from postgrad.rollout.vllm.process import interpreter
 
 WORKER = "postgrad.fleet.engines:EngineWorker"
-SENT_BYTES = 2**26  # of weights in one call to a worker
 SUMMED = tuple(field.name for field in fields(EngineStats))
 
-NamedTensors = Sequence[tuple[str, Tensor]]
+
+def takes_adapters(recipe: Recipe, choices: Choices) -> bool:
+    """Whether rollout workers get the policy's adapter alone: vLLM where the recipe says so; the
+    built-in engine where its own base has the bits of the policy's, so that merging gives the same.
+    """
+    settings, model = recipe.rollout_settings, recipe.model
+    if settings is None or model.lora is None:
+        return False
+    if settings.type == "vllm":
+        return settings.vllm.lora == "adapter"
+    return model.quantize == "none" and choices.dtype == choices.rollout_dtype
 
 
 def require_startable(recipe: Recipe) -> None:
@@ -72,6 +84,7 @@ def build_engine(
     borrows: bool = False,
     policy: nn.Module | None = None,
     beside_learner: bool = False,
+    lora: LoraSettings | None = None,
 ) -> tuple[Engine, Choices]:
     """The engine with the weights of `path` (a server has its own), closed with `stack`, and the
     choices with its sizes.
@@ -79,14 +92,17 @@ def build_engine(
     sequences: how many are sampled at once; max_len: tokens of the longest. logs: see
     rollout.vllm.start. borrows: see LocalEngine. policy: the model that is trained, where it is in
     this process: the built-in engine may read its weights, see shares_weights. beside_learner: a
-    learner works on this process's first GPU.
+    learner works on this process's first GPU. lora: of the policy's adapter.
     """
     sizes = {"sequences": sequences, "max_len": max_len}
     if settings.type == "local":
         shared = policy if policy is not None and shares_weights(policy, choices) else None
         return _local(settings, path, choices, **sizes, borrows=borrows, shared=shared)
     if settings.type == "vllm":
-        return _vllm(settings, path, choices, stack, logs, **sizes, beside_learner=beside_learner)
+        adapter = lora if settings.vllm.lora == "adapter" else None
+        return _vllm(
+            settings, path, choices, stack, logs, adapter, **sizes, beside_learner=beside_learner
+        )
     model = settings.openai.model or split_revision(path)[0]
     server = OpenAIEngine(settings.openai, model, load_tokenizer(path))
     stack.callback(server.close)
@@ -157,6 +173,7 @@ def _vllm(
     choices: Choices,
     stack: ExitStack,
     logs: Path | None,
+    adapter: LoraSettings | None,
     *,
     sequences: int,
     max_len: int,
@@ -172,7 +189,7 @@ def _vllm(
     engine = vllm.start(
         path,
         settings,
-        vllm.read_model(path, dtype, max_len),
+        vllm.read_model(path, dtype, max_len, adapter),
         sizes,
         device=device,
         threads=choices.threads,
@@ -203,8 +220,8 @@ class EngineWorker:
         assert settings is not None  # only jobs that sample have engines
         self._settings = settings
         self._beside_learner = loaded.cluster.policy.colocate is not None
-        self._sent: SimpleQueue[NamedTensors | None] = SimpleQueue()
-        choices.apply()
+        self._lora = loaded.model.lora
+        self._device = choices.apply()
 
     def build(
         self, path: str, choices: Choices, sequences: int, max_len: int, logs: str
@@ -214,8 +231,9 @@ class EngineWorker:
         """
         self._engine, choices = build_engine(
             self._settings, path, choices, ExitStack(), sequences=sequences, max_len=max_len,
-            logs=Path(logs), beside_learner=self._beside_learner,
+            logs=Path(logs), beside_learner=self._beside_learner, lora=self._lora,
         )  # fmt: skip
+        self._weights = WorkerWeights(self._engine, self._device, self._lora)
         return choices
 
     def submit(self, request: Request) -> None:
@@ -225,13 +243,9 @@ class EngineWorker:
         """Engine.completed, and the engine's sums."""
         return self._engine.completed(), astuple(self._engine.stats)
 
-    def send(self, weights: NamedTensors | None) -> None:
-        """The next weights for `load_weights`, which waits for them; None: those were all."""
-        self._sent.put(weights)
-
-    def load_weights(self, version: int) -> None:
-        """Engine.load_weights, of what `send` brings."""
-        self._engine.load_weights(self._received(), version)
+    def weights(self, action: str, *arguments: Any) -> Any:
+        """A step of a publish: a method of WorkerWeights."""
+        return getattr(self._weights, action)(*arguments)
 
     def logprobs(
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
@@ -241,10 +255,6 @@ class EngineWorker:
     def rest(self) -> None:
         self._engine.rest()
 
-    def _received(self) -> Iterator[tuple[str, Tensor]]:
-        while (weights := self._sent.get()) is not None:
-            yield from weights
-
 
 class SharedEngine:
     """An engine of several workers, each with all weights; tickets are dealt in turn.
@@ -253,8 +263,19 @@ class SharedEngine:
     workers that have something to do are waited for, so that later turns enter at fixed points.
     """
 
-    def __init__(self, workers: Workers, dtype: str) -> None:
-        """dtype: what the workers compute in."""
+    def __init__(
+        self,
+        workers: Workers,
+        dtype: str,
+        *,
+        transport: Stated = "auto",
+        takes_adapters: bool = False,
+    ) -> None:
+        """dtype: what the workers compute in. transport: rollout.transport. takes_adapters: they
+        have the policy's base.
+        """
+        self.takes_adapters = takes_adapters
+        self._routes = Routes(transport)
         self.stats = EngineStats()
         self._workers = workers
         self._dtype = dtype
@@ -283,17 +304,13 @@ class SharedEngine:
         self._count(spent)
         return completions
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Engine.load_weights: every worker gets all of them, some at a time."""
-        loading: Future[None] = self._workers.call("load_weights", version)
-        try:
-            for portion in portions(_on_host(weights), SENT_BYTES):
-                self._workers.aside("send", portion).result()
-            self._workers.aside("send", None).result()
-        except RunError:
-            loading.result()  # raises what was behind it
-            raise
-        loading.result()
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Sent:
+        """Engine.load_weights: from the ranks that have them to every worker."""
+        handed = weights if isinstance(weights, WeightHandover) else WeightHandover(weights, _rest)
+        if not isinstance(handed.weights, RankedWeights):
+            raise RunError("rollout workers take weights from ranks alone")
+        dtype = "float32" if self.takes_adapters else self._dtype
+        return handed.weights.publish(self._workers, self._routes, dtype, version, handed.after)
 
     def logprobs(
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
@@ -316,5 +333,5 @@ class SharedEngine:
             setattr(self.stats, name, getattr(self.stats, name) + more)
 
 
-def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    return ((name, tensor.detach().cpu()) for name, tensor in weights)
+def _rest() -> None:
+    """Nothing has to be given back."""

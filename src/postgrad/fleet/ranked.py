@@ -23,6 +23,7 @@ from postgrad.fleet import engines
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.engines import SharedEngine, build_engine, require_trainable
 from postgrad.fleet.fleet import Site
+from postgrad.fleet.sending import RankedWeights
 from postgrad.learner.protocols import PolicyRole, Read
 from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import Update
@@ -145,7 +146,7 @@ class RankedFleet:
         require_trainable(settings)
         engine, self._site.choices = build_engine(
             settings, path, self._site.choices, stack,
-            sequences=sequences, max_len=max_len, logs=self._folder,
+            sequences=sequences, max_len=max_len, logs=self._folder, lora=recipe.model.lora,
         )  # fmt: skip
         return engine
 
@@ -170,8 +171,15 @@ class RankedFleet:
         for handle in [build(number) for number in range(1, count)]:
             handle.result()
         self._console.note(f"{count} rollout workers behind Ray")
-        assert site.choices.rollout_dtype is not None  # of every job that answers
-        return SharedEngine(workers, site.choices.rollout_dtype)
+        assert recipe.rollout_settings is not None  # of every job that answers
+        transport = recipe.rollout_settings.transport
+        assert site.choices.rollout_dtype is not None
+        return SharedEngine(
+            workers,
+            site.choices.rollout_dtype,
+            transport=transport,
+            takes_adapters=engines.takes_adapters(recipe, site.choices),
+        )
 
     def _load(
         self,
@@ -283,12 +291,13 @@ class RankedRole:
     def weights(self) -> Mapping[str, Tensor]:
         return self.tensors()[f"{self._role}.weights"]
 
-    def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Learns.hub_weights: some at a time."""
-        first = True
-        while some := self._group.call("send", self._role, first).result():
-            yield from some
-            first = False
+    def hub_weights(self) -> RankedWeights:
+        """Learns.hub_weights, to be sent from the ranks or iterated over here."""
+        return RankedWeights(self._group, self._role)
+
+    def adapter_weights(self) -> RankedWeights:
+        """PolicyRole.adapter_weights, as `hub_weights`."""
+        return RankedWeights(self._group, self._role, adapter=True)
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """Changes.tensors: they stay on the ranks until one is asked for."""

@@ -192,7 +192,19 @@ def _model(recipe: Sections) -> Iterator[RecipeProblem]:
                 'not see through: use "auto" or false',
             )
             break
-    model = recipe.model
+    model, rollout = recipe.model, recipe.rollout_settings
+    if rollout is not None and rollout.vllm.lora == "adapter":
+        if model.lora is None:
+            yield (
+                ("rollout", "vllm", "lora"),
+                '"adapter" sends the policy\'s adapter, and it has none: give [model.lora]',
+            )
+        elif model.quantize != "none":
+            yield (
+                ("rollout", "vllm", "lora"),
+                f'"adapter" beside model.quantize = "{model.quantize}": vLLM would apply it to '
+                'other weights than those that it was trained on: use "merged"',
+            )
     if model.path is not None:
         return
     if model.init is None:

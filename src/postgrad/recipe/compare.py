@@ -31,6 +31,7 @@ ALLOWED = (
     ),
     "cluster",
     "rollout.vllm",
+    "rollout.transport",
 )
 
 

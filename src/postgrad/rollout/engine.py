@@ -6,7 +6,7 @@ An engine continues token sequences; it knows nothing of environments and reward
 one suite of tests, tests/contracts/test_engines.py.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from postgrad.core.errors import RunError
 from postgrad.core.records import FinishReason
 from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.transport.send import Sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,11 @@ class Engine(Protocol):
 
     stats: EngineStats
 
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether `load_weights` wants the policy's adapter alone: the engine has its base."""
+        ...
+
     def submit(self, request: Request) -> None:
         """Queue a request. Raises UsageError where it is longer than the engine can hold."""
         ...
@@ -86,12 +92,15 @@ class Engine(Protocol):
         """Sample until at least one completion is there; [] where no request is open."""
         ...
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace all weights, by their Hugging Face names; later tokens get `version`.
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Sent | None:
+        """Replace all weights, by their Hugging Face names; later tokens get `version`. Returns the
+        account of what was sent.
 
-        Samples in flight continue with the new weights, and their `versions` record where; the
-        built-in engine keeps their keys and values of the old weights. Raises RunError where a
-        weight is missing, unknown or of another shape.
+        weights: of the policy's `hub_weights`, or where the engine `takes_adapters` of its
+        `adapter_weights`. Samples in flight continue with the new weights, and their `versions`
+        record where; the built-in engine keeps their keys and values of the old weights. Raises
+        RunError where a weight is missing, unknown or of another shape. After any error the engine
+        refuses to work until weights have been loaded whole.
         """
         ...
 
@@ -118,63 +127,90 @@ def generate(engine: Engine, requests: Iterable[Request]) -> list[Completion]:
     return sorted(done, key=lambda c: (c.ticket, c.sample, c.turn))
 
 
-def checked(
-    lm: nn.Module, weights: Iterable[tuple[str, Tensor]]
-) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
-    """(name, parameter of `lm`, new weight) for each of `weights`.
-
-    A tied weight may come under either of its names. Raises RunError when one is unknown, missing
-    or of another shape: a sampler with half of the new weights is worse than none.
+class ExpectedWeights:
+    """The parameters of a model that weights are to come for. A tied weight may come under either
+    of its names.
     """
-    parameters = dict(lm.named_parameters(remove_duplicate=False))
-    missing = {id(parameter): name for name, parameter in parameters.items()}
-    for name, tensor in weights:
-        parameter = parameters.get(name)
+
+    def __init__(self, lm: nn.Module) -> None:
+        self._parameters = dict(lm.named_parameters(remove_duplicate=False))
+        self._missing = {id(parameter): name for name, parameter in self._parameters.items()}
+
+    def parameter(self, name: str, shape: Sequence[int]) -> nn.Parameter:
+        """That of a weight which has come. Raises RunError where it is unknown or of another
+        shape.
+        """
+        parameter = self._parameters.get(name)
         if parameter is None:
             raise RunError(f"weights for the rollout engine: the model has no {name!r}")
-        if parameter.shape != tensor.shape:
+        if list(parameter.shape) != list(shape):
             raise RunError(
-                f"weights for the rollout engine: {name} is {list(tensor.shape)}, "
+                f"weights for the rollout engine: {name} is {list(shape)}, "
                 f"the model's is {list(parameter.shape)}"
             )
-        yield name, parameter, tensor
-        missing.pop(id(parameter), None)
-    if missing:
-        names = ", ".join(sorted(missing.values())[:3])
-        raise RunError(
-            f"weights for the rollout engine: {len(missing)} are missing, such as {names}"
-        )
+        self._missing.pop(id(parameter), None)
+        return parameter
+
+    def require_all(self) -> None:
+        """Raises RunError where one has not come: a sampler with half of the new weights is worse
+        than none.
+        """
+        if self._missing:
+            names = ", ".join(sorted(self._missing.values())[:3])
+            raise RunError(
+                f"weights for the rollout engine: {len(self._missing)} are missing, such as {names}"
+            )
 
 
-def portions(
-    weights: Iterable[tuple[str, Tensor]], size: int
-) -> Iterator[list[tuple[str, Tensor]]]:
-    """`weights` in their order, in lists of up to `size` bytes, each of at least one weight."""
-    portion: list[tuple[str, Tensor]] = []
-    held = 0
-    for name, weight in weights:
-        if portion and held + weight.nbytes > size:
-            yield portion
-            portion, held = [], 0
-        portion.append((name, weight))
-        held += weight.nbytes
-    if portion:
-        yield portion
+@dataclass(frozen=True, slots=True)
+class WeightHandover(Iterable[tuple[str, Tensor]]):
+    """Weights for an engine. after: to be called when all were taken, before the engine makes room
+    for more; iterating to the end calls it.
+    """
+
+    weights: Iterable[tuple[str, Tensor]]
+    after: Callable[[], None]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.weights
+        self.after()
 
 
-@torch.no_grad()
-def take_over(
-    lm: nn.Module, weights: Iterable[tuple[str, Tensor]], *, borrow: bool = False
-) -> None:
-    """Load all weights into `lm`, in its dtype and on its device. Raises RunError as `checked`.
+class WeightIntake:
+    """Loads weights into `lm` as they come, in its dtype and on its device.
 
     borrow: a weight that has both already is used without a copy, so a change in place changes
     `lm` too. Parameters that share memory, as a decoder packs some, are copied all the same.
     """
-    for _, parameter, tensor in checked(lm, weights):
-        alike = tensor.dtype == parameter.dtype and tensor.device == parameter.device
-        alone = parameter.untyped_storage().nbytes() == parameter.nbytes
-        if borrow and alike and alone and tensor.is_contiguous():
-            parameter.data = tensor.detach()
-        else:
-            parameter.copy_(tensor)
+
+    def __init__(self, lm: nn.Module, *, borrow: bool = False) -> None:
+        self.lm = lm
+        self._expected = ExpectedWeights(lm)
+        self._borrow = borrow
+        self.size = 0  # bytes of what was taken, as they came
+
+    @torch.no_grad()
+    def take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Loads some. Raises RunError for one that is unknown or of another shape."""
+        for name, tensor in weights:
+            parameter = self._expected.parameter(name, tensor.shape)
+            alike = tensor.dtype == parameter.dtype and tensor.device == parameter.device
+            alone = parameter.untyped_storage().nbytes() == parameter.nbytes
+            if self._borrow and alike and alone and tensor.is_contiguous():
+                parameter.data = tensor.detach()
+            else:
+                parameter.copy_(tensor)
+            self.size += tensor.nbytes
+
+    def require_all(self) -> None:
+        """Raises RunError where one has not come."""
+        self._expected.require_all()
+
+
+def take_over(
+    lm: nn.Module, weights: Iterable[tuple[str, Tensor]], *, borrow: bool = False
+) -> None:
+    """Loads all weights into `lm`, see WeightIntake. Raises RunError where one is missing."""
+    intake = WeightIntake(lm, borrow=borrow)
+    intake.take(weights)
+    intake.require_all()

@@ -5,17 +5,17 @@ SkyRL#1680; vLLM's reload keeps a tied output head), so learner and engine score
 after each one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Logprobs, Sequences
 from postgrad.learner.protocols import PolicyRole
 from postgrad.observe.sentinels.publish import probed
-from postgrad.rollout.engine import Engine
+from postgrad.rollout.engine import Engine, WeightHandover
+from postgrad.rollout.transport.send import Sent
 
 PROBES = 4  # sequences that are scored twice after each publish
 PROBE_TOKENS = 128  # of each: enough to tell weights apart, little enough to cost nothing
@@ -38,8 +38,10 @@ class Publisher:
         engine: Engine,
         prompts: Sequence[NDArray[np.int32]],
         give_back: Callable[[], None],
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """prompts: token ids to probe with. give_back: `Run.give_back`."""
+        """prompts: token ids to probe with. give_back: `Run.give_back`. warn: for the console."""
+        self._warn, self._warned = warn, False
         self._policy = policy
         self._engine = engine
         self._give_back = give_back
@@ -54,18 +56,30 @@ class Publisher:
             self._before = self._engines()
 
     def __call__(self) -> dict[str, float]:
-        """Publishes the weights; returns the probe's metrics for the sentinel."""
+        """Publishes the weights, or the adapter alone where the engine has its base. Returns the
+        probe's metrics for the sentinel, and those of the way that the weights went.
+        """
         self._give_back()
-        self._engine.load_weights(self._weights(), self._policy.updates)
+        policy, engine = self._policy, self._engine
+        weights = policy.adapter_weights() if engine.takes_adapters else policy.hub_weights()
+        # when all were given out, what gathering them took is given back
+        sent = engine.load_weights(WeightHandover(weights, self._give_back), policy.updates)
         before, self._before = self._before, self._engines()
-        learner = self._policy.logprobs(_scored_everywhere(self._probe)).result()
+        learner = policy.logprobs(_scored_everywhere(self._probe)).result()
         self._give_back()
-        return probed(before, self._before, list(learner))
+        return probed(before, self._before, list(learner)) | self._account(sent)
 
-    def _weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights; then what gathering them took is given back."""
-        yield from self._policy.hub_weights()
-        self._give_back()
+    def _account(self, sent: Sent | None) -> dict[str, float]:
+        """The metrics of a publish. The first that did not go the way that it could says so."""
+        if sent is None:
+            return {}
+        if sent.fallback and not self._warned:
+            self._warned = True
+            self._warn(
+                f"weights go to the engine through {sent.way}, which took {sent.seconds:.1f} s: "
+                f"{sent.fallback}"
+            )
+        return sent.metrics
 
     def _engines(self) -> list[Logprobs]:
         return self._engine.logprobs(self._probe, self._policy.temperature)

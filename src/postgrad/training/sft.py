@@ -94,7 +94,9 @@ def assemble(
         engine = memory.engine(
             run, path, stack, sequences=evaluator.sequences, max_len=evaluator.max_len
         )
-        publish = Publisher(policy, engine, evaluator.probe(PROBES), run.give_back)
+        publish = Publisher(
+            policy, engine, evaluator.probe(PROBES), run.give_back, run.console.warn
+        )
         engine.rest()
     memory.try_tokens(run, [policy])
     algorithm = recipe.algorithm

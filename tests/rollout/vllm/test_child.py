@@ -1,6 +1,8 @@
 """The side of the process, over an engine that is asked as vLLM's is and counts."""
 
+import hashlib
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,8 @@ class Counting:
         self.running: dict[str, Any] = {}
         self.cache_emptied = True
         self.asleep: set[str] = set()
+        self.adapters: list[Any] = []
+        self.lora: Any = None  # of the newest request
         self.vllm_config = SimpleNamespace(
             cache_config=SimpleNamespace(num_gpu_blocks=3, block_size=16)
         )
@@ -30,7 +34,12 @@ class Counting:
     def collective_rpc(self, name: str, args: Any = (), kwargs: Any = None) -> None:
         self.calls.append((name, *args, *(kwargs or {}).values()))
 
-    def add_request(self, name: str, prompt: Any, params: Any) -> None:
+    def add_lora(self, request: Any) -> bool:
+        self.adapters.append(request)
+        return True
+
+    def add_request(self, name: str, prompt: Any, params: Any, lora_request: Any = None) -> None:
+        self.lora = lora_request
         written: list[int] = []
         self.running[name] = (prompt["prompt_token_ids"], params, written)
         self.output_processor.request_states[f"{name}-suffix"] = SimpleNamespace(
@@ -92,6 +101,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Any:
         EngineArgs=lambda **arguments: arguments,
         LLMEngine=SimpleNamespace(from_engine_args=Counting),
         SamplingParams=lambda **params: SimpleNamespace(**params),
+        LoRARequest=lambda **named: SimpleNamespace(**named),
         RequestOutputKind=SimpleNamespace(FINAL_ONLY="final"),
     )
     monkeypatch.setattr(child, "_vllm", lambda module="": fake)
@@ -118,6 +128,10 @@ def ask(server: EngineServer, *messages: dict[str, Any] | None) -> None:
     for message in (*messages, None):
         inbox.put(message)
     server.run(inbox)
+
+
+def finish(server: EngineServer, version: int) -> None:
+    server._do({"do": "finish_weights", "call": version, "version": version, "manifest": {}})
 
 
 def test_samples_without_seeds_are_drawn_together(served: Any) -> None:
@@ -155,8 +169,8 @@ def test_what_is_in_flight_when_weights_come_is_named_span_by_span(served: Any) 
     server._do(sample(1, most=5))
     for version in (3, 4, 8):
         server._step()
-        server._do({"do": "finish_weights", "call": version, "version": version})
-    server._do({"do": "finish_weights", "call": 9, "version": 9})  # nothing was written since
+        finish(server, version)
+    finish(server, 9)  # nothing was written since
     server._step()
     server._step()
     assert told[-1]["versions"] == [[0, 1], [3, 1], [4, 1], [9, 2]]
@@ -167,21 +181,45 @@ def test_keys_and_values_that_stay_are_an_error(served: Any) -> None:
     server, engine, _ = served
     engine.cache_emptied = False
     with pytest.raises(RuntimeError, match="could not be forgotten"):
-        server._do({"do": "finish_weights", "call": 1, "version": 1})
+        finish(server, 1)
 
 
-def test_weights_go_to_every_worker_by_their_path(served: Any) -> None:
+def test_parcels_go_to_every_worker_and_are_counted_before_they_count(served: Any) -> None:
     server, engine, told = served
+    manifest = {"parcels": 1}
     ask(
         server,
         {"do": "start_weights", "call": 1},
-        {"do": "load_weights", "call": 2, "path": "/proc/1/fd/2"},
+        {"do": "load_weights", "call": 2, "parcel": {"number": 0}},
+        {"do": "finish_weights", "call": 3, "version": 4, "manifest": manifest},
     )
     assert engine.calls[1:] == [
         ("start_weight_update",),
-        ("update_weights", {"path": "/proc/1/fd/2"}),
+        ("update_weights", {"parcel": {"number": 0}}),
+        ("require_complete", manifest),
+        ("finish_weight_update",),
+        ("version", "4"),
     ]
-    assert [one["done"] for one in told] == [1, 2]
+    assert [one["done"] for one in told] == [1, 2, 3]
+
+
+def test_an_adapter_serves_all_later_requests_and_is_what_was_sent(
+    served: Any, tmp_path: Path
+) -> None:
+    server, engine, told = served
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"matrices")
+    digest = hashlib.sha256(b"matrices").hexdigest()
+    load = {"do": "load_adapter", "path": str(tmp_path), "version": 7}
+    server._do({**load, "call": 1, "sha256": digest})
+    (added,) = engine.adapters
+    assert (added.lora_path, added.lora_int_id, added.load_inplace) == (str(tmp_path), 1, True)
+    server._do(sample(1, most=1))
+    assert engine.lora.lora_path == str(tmp_path)
+    assert not getattr(engine.lora, "load_inplace", False)
+    server._step()
+    assert told[-1]["versions"] == [[7, 1]]
+    with pytest.raises(RuntimeError, match="does not hold the adapter that was sent"):
+        server._do({**load, "call": 2, "sha256": "0"})
 
 
 def test_tokens_are_scored_at_the_temperature_and_sampling_is_left_alone(served: Any) -> None:
@@ -231,3 +269,9 @@ def test_weights_and_tokenizer_of_a_hub_id_are_of_one_revision() -> None:
     told = engine_arguments(replace(START, revision="v1"))
     assert (told["model"], told["revision"], told["tokenizer_revision"]) == ("a model", "v1", "v1")
     assert engine_arguments(START)["revision"] is None
+
+
+def test_an_engine_of_adapters_has_room_for_the_rank() -> None:
+    told = engine_arguments(replace(START, lora_rank=12))
+    assert (told["enable_lora"], told["max_lora_rank"], told["max_loras"]) == (True, 16, 1)
+    assert "enable_lora" not in engine_arguments(START)

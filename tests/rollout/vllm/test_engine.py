@@ -17,6 +17,7 @@ from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.vllm import engine as engine_module
 from postgrad.rollout.vllm import process as process_module
+from postgrad.rollout.vllm.weights import WeightNames
 
 
 def request(ticket=0, samples=2, turn=0, seed=0, length=3, **sampling):
@@ -93,8 +94,7 @@ def test_weights_arrive_whole_and_are_named(make_engine, tmp_path):
     assert after[0].tolist() == [0, -8, -8, -8, -8]
     (one,) = generate(engine, [request(samples=1)])
     assert one.versions == ((7, 4),)
-    calls = [one["do"] for one in said(tmp_path) if "call" in one]
-    assert calls == ["score", "start_weights", "load_weights", "finish_weights", "score"]
+    assert moves(tmp_path) == ["score", "start_weights", "load_weights", "finish_weights", "score"]
 
 
 def test_half_of_the_weights_are_refused(make_engine):
@@ -115,8 +115,9 @@ def test_diverged_weights_are_an_error_and_no_sample(make_engine):
 
 
 def moves(folder, number=0):
-    """The calls of a process, a wake with its part."""
-    return [one.get("part", one["do"]) for one in said(folder, number) if "call" in one]
+    """The calls of a process, a wake with its part; not the first question where it works."""
+    calls = [one for one in said(folder, number) if "call" in one and one["do"] != "places"]
+    return [call.get("part", call["do"]) for call in calls]
 
 
 PUBLISH = ["weights", "start_weights", "load_weights", "finish_weights", "kv_cache"]
@@ -372,8 +373,33 @@ def test_a_tied_weight_goes_by_the_name_that_vllm_reads(make_engine):
     lm = small_model()
     lm.lm_head.weight = lm.model.embed_tokens.weight
     engine._model = type(engine._model)(lm, None, (1,), torch.float32, 40)
-    engine._names = {id(one): name for name, one in lm.named_parameters()}
+    engine._names = WeightNames(lm)
     both = dict(lm.named_parameters(remove_duplicate=False))
     del both["model.embed_tokens.weight"]
     engine.load_weights(both.items(), 1)
     assert engine.logprobs([np.arange(3)], 1.0)[0].tolist() == [0, -2, -2]
+
+
+def test_a_publish_tells_its_way_its_bytes_and_its_seconds(make_engine):
+    sent = make_engine().load_weights(weights(), 1)
+    assert (sent.way, sent.fallback) == ("memory", "")
+    assert sent.size >= sum(weight.nbytes for _, weight in weights())
+    assert set(sent.metrics) == {"publish/send_seconds", "publish/sent_bytes", "publish/by_memory"}
+
+
+def test_a_parcel_that_was_lost_on_the_way_ends_the_engine(make_engine):
+    engine = make_engine("loses_a_parcel")
+    with pytest.raises(RunError, match="0 parcels arrived"):
+        engine.load_weights(weights(), 1)
+    assert not engine._processes[0].alive
+
+
+def test_a_tied_weight_has_the_name_that_vllm_reads_in_its_parcel(make_engine):
+    lm = small_model(tied=True)
+    names = WeightNames(lm)
+    shape = list(lm.lm_head.weight.shape)
+    parcel = {"number": 0, "tensors": [{"name": "lm_head.weight", "shape": shape}]}
+    (renamed,) = names.of(parcel)["tensors"]
+    assert renamed["name"] == "model.embed_tokens.weight"
+    with pytest.raises(RunError, match="are missing"):
+        names.require_all()

@@ -26,7 +26,7 @@ from postgrad.models.head import target_logprobs
 from postgrad.models.probe import own_attention, probe_sequences, same, spread, unsupported
 from postgrad.models.supported import is_tested
 from postgrad.parallel.device import give_back
-from postgrad.rollout.engine import Completion, EngineStats, Request, take_over
+from postgrad.rollout.engine import Completion, EngineStats, Request, WeightIntake
 from postgrad.rollout.local.budget import PREFILL_TOKENS, SharedPrompts, align
 from postgrad.rollout.local.cache import KeyValueCache
 from postgrad.rollout.local.prompts import (
@@ -39,6 +39,7 @@ from postgrad.rollout.local.prompts import (
 from postgrad.rollout.local.rows import Rows, Stopper, eos_token_ids
 from postgrad.rollout.local.step import Flight, Stepper
 from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.transport.send import Sent
 
 AHEAD = {"cpu": 0, "cuda": 1}  # steps that are launched before the tokens of one are read
 NEW = 5  # tokens of each sample
@@ -94,6 +95,8 @@ class LocalEngine:
     Weights are version 0 until others are loaded.
     """
 
+    takes_adapters = False  # a worker merges them, see fleet/engine_worker.py
+
     def __init__(
         self,
         lm: nn.Module,
@@ -106,7 +109,7 @@ class LocalEngine:
     ) -> None:
         """lm: the engine's own copy. slots: sequences decoded together in a cache of `cache_tokens`
         places; fewer where sequences are longer than cache_tokens / slots. borrows: loaded weights
-        are not copied where that is possible (take_over), so whoever changes them in place has to
+        are not copied where that is possible (WeightIntake): whoever changes them in place has to
         load them again before the next request. shares: all weights of `lm` are the learner's
         (models.four_bits.twin), so that none of those to be loaded are read.
         """
@@ -134,12 +137,14 @@ class LocalEngine:
         self._flights: list[Flight] = []  # steps whose tokens are not read yet, oldest first
         self._ended: list[Completion] = []  # that `advance` has still to return
         self._ahead = AHEAD[self._device.type]
+        self._intake: WeightIntake | None = None  # while weights come
         if not is_tested(lm.config):
             require_same_samples(self, lm)
             self.stats, self._submitted = EngineStats(), 0
 
     def submit(self, request: Request) -> None:
         """Queue a request; lower tickets, then lower samples, then earlier turns go first."""
+        self._require_whole()
         needed = self._places(request)
         if needed > self._cache.tokens:
             raise UsageError(
@@ -166,6 +171,7 @@ class LocalEngine:
         """Decode one token for every row. Returns the samples that have ended, as far as tokens are
         read.
         """
+        self._require_whole()
         started = time.perf_counter()
         decoding = self._rows.count
         self._admit()
@@ -179,14 +185,29 @@ class LocalEngine:
         self.stats.decode_seconds += time.perf_counter() - admitted
         return done
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace all weights. Prompts that were computed ahead are computed again; rows in
-        progress keep their keys and values.
-        """
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Sent:
+        """Replace all weights. Prompts computed ahead are computed again, rows in progress stay."""
+        started, intake = time.perf_counter(), self.begin_weights()
+        if not self._shares:
+            intake.take(weights)
+        self.finish_weights(version)
+        return Sent("local", intake.size, time.perf_counter() - started)
+
+    def begin_weights(self) -> WeightIntake:
+        """No weights to work with until `finish_weights`. Returns what takes new ones."""
         while self._flights:
             self._read()
-        if not self._shares:
-            take_over(self._lm, weights, borrow=self._borrows)
+        self._intake = WeightIntake(self._lm, borrow=self._borrows)
+        return self._intake
+
+    def finish_weights(self, version: int, *, partly: bool = False) -> None:
+        """What was taken is the engine's from here on. Raises RunError where some are missing,
+        unless the others stay as they were (partly).
+        """
+        assert self._intake is not None
+        if not (self._shares or partly):
+            self._intake.require_all()
+        self._intake = None
         self._decoder.forget()
         self._stepper.forget()
         self._rows.end_version(self._version)
@@ -201,6 +222,7 @@ class LocalEngine:
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
     ) -> list[NDArray[np.float32]]:
         """[T] nats for each sequence, 0 for its first token, by packed forwards of the weights."""
+        self._require_whole()
         scored: list[NDArray[np.float32]] = []
         batch: list[NDArray[np.int32]] = []
         for number, sequence in enumerate(sequences):
@@ -229,6 +251,10 @@ class LocalEngine:
             self._stepper = Stepper(self._decoder, self._cache, 0)
             if self._device.type == "cuda":
                 give_back(self._device)
+
+    def _require_whole(self) -> None:
+        if self._intake is not None:
+            raise RunError("a publish to the rollout engine broke off: publish its weights again")
 
     def _places(self, request: Request) -> int:
         # The last token is never computed, but a place for it keeps the arithmetic plain.

@@ -6,7 +6,7 @@ to rounding, not on the rest of the batch.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -19,18 +19,16 @@ from torch import Tensor, nn
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.seeds import integer
+from postgrad.models.settings import LoraSettings
 from postgrad.rollout.agreement import agreed
-from postgrad.rollout.engine import Completion, EngineStats, Request, checked
+from postgrad.rollout.engine import Completion, EngineStats, Request
 from postgrad.rollout.settings import SamplingSettings
-from postgrad.rollout.vllm.process import (
-    STILL_SECONDS,
-    Arrived,
-    Stillness,
-    VLLMProcess,
-    buckets,
-    shared,
-)
+from postgrad.rollout.transport.broadcast import Meeting
+from postgrad.rollout.transport.route import Place, Stated
+from postgrad.rollout.transport.send import LocalSource, Sent, send
+from postgrad.rollout.vllm.process import STILL_SECONDS, Arrived, Stillness, VLLMProcess
 from postgrad.rollout.vllm.protocol import SampledTokens
+from postgrad.rollout.vllm.weights import Called, Seats, WeightNames, write_adapter
 
 SILENT_SECONDS = 1.0  # without a message, after which the processes are checked
 PARTS = ("weights", "kv_cache")  # vLLM's names of what sleeps, in the order in which it wakes
@@ -45,6 +43,7 @@ class Model:
     eos: tuple[int, ...]  # token ids that end a response
     dtype: torch.dtype  # what the engine computes in
     max_len: int  # tokens of the longest sequence, prompt and response
+    adapter: LoraSettings | None = None  # that it samples with; None: its weights are whole
 
 
 class VLLMEngine:
@@ -62,9 +61,12 @@ class VLLMEngine:
         model: Model,
         *,
         level: int = 0,
+        learner: torch.device | str = "cpu",
+        transport: Stated = "auto",
     ) -> None:
         """level: of vLLM's sleep while the engine rests. 0: it stays awake; 1: weights are kept in
         host memory; 2: they are dropped, and have to be loaded before anything is computed.
+        learner: the device that this process's weights come from; transport: the way they go.
         """
         self.stats = EngineStats()
         self._processes = processes
@@ -80,7 +82,8 @@ class VLLMEngine:
         self._calls = 0
         self._values: dict[tuple[int, int], Any] = {}  # of calls, by process and number
         self._done: list[Completion] = []
-        self._names = {id(parameter): name for name, parameter in model.skeleton.named_parameters()}
+        self._seats = Seats(self._each, torch.device(learner), transport)
+        self._names = WeightNames(model.skeleton)
 
     def submit(self, request: Request) -> None:
         """Send a request to the process of its ticket, waking the processes if they sleep."""
@@ -121,23 +124,67 @@ class VLLMEngine:
         done, self._done = self._done, []
         return done
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace all weights; keys and values of samples in flight are computed again. An engine
-        that sleeps is awake afterwards.
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether vLLM applies an adapter to a base that it loaded at its start."""
+        return self._model.adapter is not None
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Sent:
+        """Replace all weights, or the adapter; keys and values of samples in flight are computed
+        again. An engine that sleeps is awake afterwards.
         """
-        named = (
-            (self._names[id(parameter)], tensor)  # a tied weight by the name that vLLM reads
-            for _, parameter, tensor in checked(self._model.skeleton, weights)
-        )
+        started = time.perf_counter()
+        if self._model.adapter is not None:
+            tensors = {name: tensor.detach().cpu() for name, tensor in weights}
+            self.load_adapter(tensors, version)
+            size = sum(tensor.nbytes for tensor in tensors.values())
+            return Sent("adapter", size, time.perf_counter() - started)
+        with self._changing():
+            route, carrier = self._seats.way()
+            return send(LocalSource(weights, self._model.dtype, carrier), self, version, route)
+
+    def load_adapter(self, tensors: Mapping[str, Tensor], version: int) -> None:
+        """Replace the adapter, by PEFT's names. Each process has read it when this returns."""
+        assert self._model.adapter is not None  # of an engine that takes adapters
+        with self._changing():
+            for part in PARTS:
+                self._wake(part)
+            calls: list[Mapping[str, Any]] = [
+                write_adapter(process.folder, version, tensors, self._model.adapter)
+                for process in self._processes
+            ]
+            self._each("load_adapter", calls).result()
+
+    def begin_weights(self) -> None:
+        """Target.begin_weights: wakes the weights' memory; the cache's, last, at the commit."""
+        self._names.begin()
         with self._changing():
             self._wake("weights")
             self._call("start_weights")
-            for bucket in buckets(named, self._model.dtype):
-                with shared(bucket) as path:
-                    self._call("load_weights", path=path)
-            self._call("finish_weights", version=version)
+
+    def take_weights(self, parcel: Mapping[str, Any]) -> Called:
+        """Target.take_weights: every process loads the parcel. Raises RunError for a weight that
+        the model does not have, or has in another shape.
+        """
+        with self._changing():
+            return self._each("load_weights", [{"parcel": self._names.of(parcel)}])
+
+    def commit_weights(self, version: int, manifest: Mapping[str, Any]) -> None:
+        """Target.commit_weights: every process compares what it has with the manifest."""
+        with self._changing():
+            self._names.require_all()
+            self._call("finish_weights", version=version, manifest=dict(manifest))
             self._empty = False
             self._wake("kv_cache")  # last: nothing is computed while weights are loaded
+
+    def places(self) -> list[Place]:
+        """Where the processes are that compute, in the order of their seats in a group."""
+        return self._seats.places()
+
+    def meet(self, meeting: Meeting, first: int) -> None:
+        """Lets the processes that compute join a group, as members `first` and following."""
+        with self._changing():
+            self._seats.meet(meeting, first).result()
 
     def logprobs(
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
@@ -240,14 +287,23 @@ class VLLMEngine:
 
     def _call(self, action: str, **arguments: Any) -> list[Any]:
         """Call `action` in all processes at once. Returns the value of each."""
+        return self._each(action, [arguments]).result()
+
+    def _each(self, action: str, arguments: Sequence[Mapping[str, Any]]) -> Called:
+        """Call `action` in all processes at once, with arguments of each, or the same for all."""
         self._calls += 1
         number = self._calls
-        for process in self._processes:
-            process.send({"do": action, "call": number, **arguments})
+        every = list(arguments) * (len(self._processes) if len(arguments) == 1 else 1)
+        for process, of_process in zip(self._processes, every, strict=True):
+            process.send({"do": action, "call": number, **of_process})
         places = [(process.number, number) for process in self._processes]
-        while any(place not in self._values for place in places):
-            self._receive()
-        return [self._values.pop(place) for place in places]
+
+        def collect() -> list[Any]:
+            while any(place not in self._values for place in places):
+                self._receive()
+            return [self._values.pop(place) for place in places]
+
+        return Called(collect)
 
     def _receive(self) -> None:
         """Handle one message, or check that the processes live where none comes."""

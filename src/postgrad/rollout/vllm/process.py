@@ -1,4 +1,4 @@
-"""One vLLM process on the controller's side: its pipes, its log, its end, the weights it reads."""
+"""One vLLM process on the controller's side: its pipes, its log, its end."""
 
 import json
 import os
@@ -7,8 +7,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,15 +16,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 import psutil
-import torch
-from safetensors.torch import save
-from torch import Tensor
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.process import write
 from postgrad.models.linear import SHAPES_KEPT
 from postgrad.parallel.device import without_expandable
-from postgrad.rollout.engine import portions
 from postgrad.rollout.vllm.protocol import Start, line
 
 VARIABLE = "POSTGRAD_VLLM_PYTHON"
@@ -50,7 +46,6 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-BUCKET = 1 << 28  # bytes of weights that are shared at once; at least one weight
 STILL_SECONDS = 60.0  # after which processes that start are taken to hang
 LOOK_SECONDS = 5.0  # between two measurements
 # Statuses of a process that may hang. One that waits for a disk or a CPU, or is traced, does not.
@@ -173,6 +168,11 @@ class VLLMProcess:
             raise self.died() from error
 
     @property
+    def folder(self) -> Path:
+        """For files of this process alone; removed with it."""
+        return Path(self._folder.name)
+
+    @property
     def pid(self) -> int:
         """The id of the process and of its process group, which has all that it started."""
         return self._process.pid
@@ -254,25 +254,3 @@ def _read(answers: BinaryIO, number: int, inbox: "SimpleQueue[Arrived]") -> None
         inbox.put(Arrived(number, json.loads(text)))
     answers.close()
     inbox.put(Arrived(number, None))
-
-
-def buckets(
-    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, size: int = BUCKET
-) -> Iterator[dict[str, Tensor]]:
-    """Weights by name in dicts of up to `size` bytes, each a copy in `dtype` on the CPU."""
-    copied = (
-        (name, weight.detach().to("cpu", dtype, copy=True).contiguous()) for name, weight in weights
-    )
-    return (dict(portion) for portion in portions(copied, size))
-
-
-@contextmanager
-def shared(bucket: Mapping[str, Tensor]) -> Iterator[str]:
-    """Within it, a path at which processes of the same user read the bucket as safetensors.
-
-    The file is anonymous (memfd): it is freed when the last process that holds it ends, so a killed
-    run leaves nothing behind.
-    """
-    with os.fdopen(os.memfd_create("postgrad-weights"), "wb", buffering=0) as file:
-        write(file, save(dict(bucket)))
-        yield f"/proc/{os.getpid()}/fd/{file.fileno()}"

@@ -1,16 +1,18 @@
 """A weight transfer engine for vLLM's workers, behind vLLM's own interface.
 
-vLLM's own engines need a process group with the trainer (NCCL) or handles of its GPU memory. This
-one reads safetensors from memory that the controller shares, so it works on every device, CPUs
-included, and with different versions of torch on the two sides. vLLM's workers import this module,
-the controller never does.
+It takes the parcels of rollout/transport, by whichever way they come, and loads them layer by layer
+as vLLM loads a checkpoint. vLLM's own engines for NCCL and IPC are written for a trainer with the
+same torch, and their IPC handles are pickled objects. vLLM's workers import this module, the
+controller never does.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from vllm.distributed import (  # pyright: ignore[reportMissingImports]
+    get_tensor_model_parallel_rank,
+)
 from vllm.distributed.weight_transfer.base import (  # pyright: ignore[reportMissingImports]
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -27,6 +29,10 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
     initialize_layerwise_reload,
 )
 
+from postgrad.rollout.transport.broadcast import Meeting
+from postgrad.rollout.transport.parcel import Parcel
+from postgrad.rollout.transport.route import Inlet, Place
+
 
 @dataclass
 class Nothing(WeightTransferInitInfo):
@@ -34,35 +40,37 @@ class Nothing(WeightTransferInitInfo):
 
 
 @dataclass
-class Bucket(WeightTransferUpdateInfo):
+class Arrival(WeightTransferUpdateInfo):
     """Some of the weights."""
 
-    path: str  # of a safetensors file with their Hugging Face names
+    parcel: dict[str, Any]  # rollout.transport.parcel.Parcel as JSON
 
 
-class SharedMemory(WeightTransferEngine[Nothing, Bucket]):
-    """Loads weights from safetensors layer by layer, as vLLM loads a checkpoint."""
+class ParcelTransfer(WeightTransferEngine[Nothing, Arrival]):
+    """Loads weights from parcels."""
 
     init_info_cls = Nothing
-    update_info_cls = Bucket
+    update_info_cls = Arrival
+    inlet: Inlet
 
     def init_transfer_engine(self, init_info: Nothing) -> None:
-        """Does nothing: there is no process group to join."""
+        """Opens the ends of all ways that the device has."""
+        self.inlet = Inlet(self.device)
 
     def start_weight_update(self) -> None:
         """From here on vLLM keeps loaded weights until those of their layer are complete."""
+        self.inlet.receiver.begin()
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load a bucket. vLLM's own method would wait for an accelerator, which a CPU lacks."""
+        """Load a parcel. vLLM's own method would wait for an accelerator, which a CPU lacks."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: Bucket) -> None:
-        """Load the weights of one bucket into the worker's model."""
-        with safe_open(update_info.path, framework="pt") as bucket:
-            weights = [(name, bucket.get_tensor(name)) for name in bucket.keys()]  # noqa: SIM118
+    def receive_weights(self, update_info: Arrival) -> None:
+        """Load the weights of one parcel into the worker's model."""
+        weights = list(self.inlet.receiver.take(Parcel.from_json(update_info.parcel)))
         self.model.load_weights(weights)
 
     def finish_weight_update(self) -> None:
@@ -72,7 +80,8 @@ class SharedMemory(WeightTransferEngine[Nothing, Bucket]):
             pack_tied_heads(self.model)
 
     def shutdown(self) -> None:
-        """Does nothing: no memory is held between updates."""
+        """Leaves the groups that weights came by."""
+        self.inlet.close()
 
 
 def pack_tied_heads(model: torch.nn.Module) -> None:
@@ -93,6 +102,21 @@ class WorkerExtension:
     """Methods that vLLM adds to its workers."""
 
     model_runner: Any
+    device: torch.device
+    weight_transfer_engine: Any
+
+    def place(self) -> dict[str, Any]:
+        """Where this worker computes."""
+        return asdict(Place.here(self.device))
+
+    def meet(self, meeting: dict[str, Any], first: int) -> None:
+        """Join a group: this engine's workers are its members from `first` on."""
+        member = first + get_tensor_model_parallel_rank()
+        self.weight_transfer_engine.inlet.join(Meeting(**meeting), member)
+
+    def require_complete(self, manifest: dict[str, Any]) -> None:
+        """Raise RunError where what arrived is not what was sent."""
+        self.weight_transfer_engine.inlet.receiver.require_complete(manifest)
 
     def divide_logits(self, temperature: float) -> None:
         """Divide all logits by `temperature` from now on; 1.0 turns it off."""
@@ -109,4 +133,4 @@ class WorkerExtension:
         model.compute_logits = divided
 
 
-WeightTransferEngineFactory.register_engine("postgrad", SharedMemory)
+WeightTransferEngineFactory.register_engine("postgrad", ParcelTransfer)

@@ -1,0 +1,161 @@
+"""Payloads by broadcast from one process to all receivers: NCCL between GPUs, gloo between hosts.
+
+The group is apart from the default group that either side may have. It is made through a plain
+TCPStore, so that both sides need no more than torch; route.py says who may be in one group.
+"""
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from postgrad.core.errors import RunError
+from postgrad.rollout.transport.parcel import Parcel
+
+START_SECONDS = 60.0  # until all members are there
+LIMIT_SECONDS = 600.0  # of one broadcast
+LOOPBACK = "127.0.0.1"  # where members of one machine meet
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the members of a group meet; in types of JSON."""
+
+    address: str  # HOST:PORT
+    size: int  # members: the sender, number 0, and all receivers
+    backend: str  # "nccl" or "gloo"
+
+
+class BroadcastGroup:
+    """Member `rank` of a group; the sender is 0. Made and used by all members together."""
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        rank: int,
+        device: torch.device,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """listener: of the sender, from `listening`; its port is the meeting's. Raises RunError
+        where not all members come.
+        """
+        self.device = device if meeting.backend == "nccl" else torch.device("cpu")
+        self.meeting = meeting
+        host, _, port = meeting.address.rpartition(":")
+        more: dict[str, Any] = {}
+        if listener is not None:
+            more = {"master_listen_fd": listener.detach()}  # the store closes it
+        try:
+            self._store = TCPStore(
+                host,
+                int(port),
+                meeting.size,
+                rank == 0,
+                timedelta(seconds=START_SECONDS),
+                wait_for_workers=False,
+                **more,
+            )
+            self._group: Any = self._join(meeting, rank)
+            self._group.broadcast(torch.zeros(1, device=self.device), 0).wait()  # NCCL connects
+        except (RuntimeError, ValueError) as error:
+            raise RunError(
+                f"member {rank} of {meeting.size} of the group that weights are sent by could not "
+                f"join it at {meeting.address} ({meeting.backend}): {str(error).splitlines()[0]}"
+            ) from error
+
+    def _join(self, meeting: Meeting, rank: int) -> Any:
+        limit = timedelta(seconds=LIMIT_SECONDS)
+        self._store.set(f"member/{rank}", "here")  # the group itself would wait for `limit`
+        members = [f"member/{number}" for number in range(meeting.size)]
+        self._store.wait(members, timedelta(seconds=START_SECONDS))
+        if meeting.backend == "nccl":
+            torch.cuda.set_device(self.device)
+            kind: Any = dist.ProcessGroupNCCL  # pyright: ignore[reportAttributeAccessIssue]
+            return kind(self._store, rank, meeting.size, limit)
+        kind = dist.ProcessGroupGloo  # pyright: ignore[reportAttributeAccessIssue]
+        if not meeting.address.startswith(LOOPBACK):
+            return kind(self._store, rank, meeting.size, limit)  # GLOO_SOCKET_IFNAME says where
+        options = kind._Options()
+        options._devices, options._timeout = [kind.create_device(hostname=LOOPBACK)], limit
+        return kind(self._store, rank, meeting.size, options)
+
+    def broadcast(self, payload: Tensor) -> None:
+        """Copies the sender's payload into that of every receiver. Raises RunError where a member
+        is gone.
+        """
+        try:
+            self._group.broadcast(payload, 0).wait()
+            if payload.is_cuda:
+                torch.cuda.synchronize(payload.device)
+        except RuntimeError as error:
+            raise RunError(
+                "weights: a member of the group that they are sent by is gone: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+
+    def close(self) -> None:
+        """Leaves the group."""
+        abort = getattr(self._group, "abort", None)
+        if self.meeting.backend == "nccl" and abort is not None:
+            abort()
+        del self._group
+
+
+class BroadcastCarrier:
+    """Carrier over a group, which outlives it."""
+
+    def __init__(self, group: BroadcastGroup) -> None:
+        self.way: str = group.meeting.backend
+        self._group = group
+
+    def room(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self._group.device)
+
+    def where(self) -> dict[str, Any]:
+        return {}
+
+    def pass_on(self, payload: Tensor) -> None:
+        self._group.broadcast(payload)
+
+    def close(self) -> None: ...
+
+
+class BroadcastFetcher:
+    """Fetcher over a group."""
+
+    def __init__(self, group: BroadcastGroup) -> None:
+        self._group = group
+
+    def fetch(self, parcel: Parcel) -> Tensor:
+        payload = torch.empty(parcel.size, dtype=torch.uint8, device=self._group.device)
+        self._group.broadcast(payload)
+        return payload
+
+    def close(self) -> None:
+        self._group.close()
+
+
+def listening(host: str) -> tuple[socket.socket, str]:
+    """A socket that listens on one address only, and HOST:PORT."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((host, 0))
+    listener.listen(128)
+    return listener, f"{host}:{listener.getsockname()[1]}"
+
+
+def own_address() -> str:
+    """The address at which other machines reach this one: of the interface that gloo uses."""
+    import psutil
+
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    for entry in psutil.net_if_addrs().get(interface, []):
+        if entry.family == socket.AF_INET:
+            return entry.address
+    return socket.gethostbyname(socket.gethostname())

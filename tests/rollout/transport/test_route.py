@@ -1,0 +1,74 @@
+"""The way that weights go, by where learner and engines are."""
+
+import pytest
+import torch
+
+from postgrad.core.errors import RunError
+from postgrad.rollout.transport.route import Place, choose
+
+
+def place(
+    card: str | None = None, machine: str = "here", nccl: str = "2.29.1", shares: bool = True
+) -> Place:
+    return Place(machine, card, "2.13.0", nccl if card else None, shares)
+
+
+HOST = place()
+
+
+@pytest.mark.parametrize(
+    ("senders", "receivers", "way"),
+    [
+        ([HOST], [HOST, HOST], "memory"),
+        ([HOST], [place(machine="there")], "gloo"),
+        ([place("a")], [HOST], "memory"),
+        ([place("a")], [place("a")], "ipc"),
+        ([place("a"), place("b")], [place("b"), place("a")], "ipc"),
+        ([place("a")], [place("b"), place("c", "there")], "nccl"),
+        ([place("a"), place("b")], [place("c")], "nccl"),
+    ],
+)
+def test_the_fastest_way_is_chosen_and_nothing_is_lost(senders, receivers, way) -> None:
+    route = choose("auto", senders, receivers)
+    assert (route.way, route.fallback) == (way, "")
+
+
+@pytest.mark.parametrize(
+    ("senders", "receivers", "way", "reason"),
+    [
+        ([place("a")], [place("b", nccl="2.27.5")], "memory", "NCCL is 2.29.1 .* and 2.27.5 where"),
+        ([place("a")], [place("b", "there", "2.27.5")], "gloo", "install the torch of one"),
+        ([place("a")], [place("a"), place("b")], "memory", "two of its members work on one card"),
+        ([place("a", shares=False)], [place("a")], "memory", "driver cannot share memory"),
+    ],
+)
+def test_what_the_cards_could_and_versions_cannot_is_told(senders, receivers, way, reason) -> None:
+    route = choose("auto", senders, receivers)
+    assert route.way == way
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(route.fallback)
+
+
+@pytest.mark.parametrize(
+    ("stated", "senders", "receivers", "message"),
+    [
+        ("memory", [HOST], [place(machine="there")], "needs learner and engines on one machine"),
+        ("ipc", [HOST], [HOST], "needs GPUs"),
+        ("ipc", [place("a")], [place("b")], "a card that no rank of the learner has"),
+        ("broadcast", [place("a")], [place("a")], "work on one card"),
+    ],
+)
+def test_a_stated_way_that_cannot_be_gone_is_an_error(stated, senders, receivers, message) -> None:
+    with pytest.raises(RunError, match=message):
+        choose(stated, senders, receivers)
+
+
+def test_a_stated_way_is_gone() -> None:
+    assert choose("memory", [place("a")], [place("a")]).way == "memory"
+    assert choose("broadcast", [HOST], [HOST]).way == "gloo"
+
+
+def test_this_process_is_on_its_machine_without_a_card() -> None:
+    here = Place.here(torch.device("cpu"))
+    assert here == Place(**here.to_json())
+    assert (here.card, here.nccl, here.shares) == (None, None, False)
