@@ -296,7 +296,7 @@ class RankedRole:
         return RankedWeights(self._group, self._role)
 
     def adapter_weights(self) -> RankedWeights:
-        """PolicyRole.adapter_weights, as `hub_weights`."""
+        """The adapter's weights, to be sent or iterated over as `hub_weights`."""
         return RankedWeights(self._group, self._role, adapter=True)
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:

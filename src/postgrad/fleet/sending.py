@@ -19,9 +19,9 @@ from postgrad.rollout.transport.broadcast import (
     listening,
     own_address,
 )
-from postgrad.rollout.transport.parcel import BUCKET, Manifest, Sender
+from postgrad.rollout.transport.parcel import BUCKET, Sender, WeightManifest
 from postgrad.rollout.transport.route import Place, Route, Stated, carrier_of, choose
-from postgrad.rollout.transport.send import Awaited, Sent, send
+from postgrad.rollout.transport.send import AwaitedStep, Sent, send
 
 
 class SendsWeights(Protocol):
@@ -89,14 +89,14 @@ class RankSender:
             self._sender.pass_on()
 
     def end(self) -> dict[str, Any]:
-        """Source.end: the manifest."""
+        """The manifest of what was sent; frees the payloads."""
         assert self._sender is not None  # since it was opened
-        manifest: Manifest = self._sender.manifest()
+        manifest: WeightManifest = self._sender.manifest()
         self.close()
         return manifest.to_json()
 
     def close(self) -> None:
-        """Frees the payloads."""
+        """Frees the payloads of a publish, ended or not."""
         if self._sender is not None:
             self._sender.close()
             self._sender = None
@@ -147,7 +147,7 @@ class Routes:
     """The ways from ranks to workers, each chosen at its first publish."""
 
     def __init__(self, stated: Stated) -> None:
-        """stated: rollout.transport."""
+        """stated: the recipe's rollout.transport."""
         self._stated: Stated = stated
         self._chosen: dict[bool, Route] = {}
 
@@ -189,10 +189,10 @@ class _OnGroup:
     def __init__(self, group: CallsAll) -> None:
         self._group = group
 
-    def next(self) -> Awaited:
+    def next(self) -> AwaitedStep:
         return self._group.call("weights", "next")
 
-    def pass_on(self) -> Awaited:
+    def pass_on(self) -> AwaitedStep:
         return self._group.call("weights", "pass_on")
 
     def end(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class _OnWorkers:
     def begin_weights(self) -> None:
         self._workers.call("weights", "begin", self._adapter).result()
 
-    def take_weights(self, parcel: Mapping[str, Any]) -> Awaited:
+    def take_weights(self, parcel: Mapping[str, Any]) -> AwaitedStep:
         return self._workers.call("weights", "take", dict(parcel))
 
     def commit_weights(self, version: int, manifest: Mapping[str, Any]) -> None:

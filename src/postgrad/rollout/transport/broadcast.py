@@ -100,7 +100,7 @@ class BroadcastGroup:
             ) from error
 
     def close(self) -> None:
-        """Leaves the group."""
+        """Leaves the group; the other members notice."""
         abort = getattr(self._group, "abort", None)
         if self.meeting.backend == "nccl" and abort is not None:
             abort()

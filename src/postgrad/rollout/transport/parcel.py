@@ -4,7 +4,7 @@
 
 A parcel says where its payload is and how it is divided; the payload goes by a Carrier of one of
 the ways: memory.py, ipc.py, broadcast.py. Parcels may arrive in any order. What arrived becomes an
-engine's weights only by a commit: `Receiver.require_complete` compares it with the Manifest, in
+engine's weights only by a commit: `Receiver.require_complete` compares it with the manifest, in
 which the sender has counted what it sent.
 
 vLLM's environment lacks postgrad's dependencies, so this folder imports the standard library and
@@ -73,7 +73,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class WeightManifest:
     """What a publish consists of; a receiver that has anything else must not use it."""
 
     parcels: int
@@ -107,7 +107,7 @@ class Carrier(Protocol):
         ...
 
     def close(self) -> None:
-        """Frees all payloads."""
+        """Frees all payloads of this carrier."""
         ...
 
 
@@ -123,7 +123,7 @@ class Fetcher(Protocol):
         ...
 
 
-class Tally:
+class ParcelTally:
     """Counts parcels, in any order."""
 
     def __init__(self) -> None:
@@ -142,9 +142,9 @@ class Tally:
         self._digest += int(parcel.checksum, 16) * ((2 * parcel.number + 1) * _FACTOR)
         self._digest %= _MODULUS
 
-    def manifest(self) -> Manifest:
-        """What was counted."""
-        return Manifest(len(self.numbers), self.tensors, self.size, f"{self._digest:016x}")
+    def manifest(self) -> WeightManifest:
+        """The sums over what was counted."""
+        return WeightManifest(len(self.numbers), self.tensors, self.size, f"{self._digest:016x}")
 
 
 class Sender:
@@ -169,7 +169,7 @@ class Sender:
         self._bucket = bucket
         self._payload: Tensor | None = None
         self._number = 0
-        self._tally = Tally()
+        self._tally = ParcelTally()
 
     @torch.no_grad()
     def next(self) -> Parcel | None:
@@ -205,8 +205,8 @@ class Sender:
         if self._carrier is not None and self._payload is not None:
             self._carrier.pass_on(self._payload)
 
-    def manifest(self) -> Manifest:
-        """What was sent."""
+    def manifest(self) -> WeightManifest:
+        """The sums over what was sent."""
         return self._tally.manifest()
 
     def close(self) -> None:
@@ -223,13 +223,13 @@ class Receiver:
     """Fetches parcels, and sees that each arrives as it was sent."""
 
     def __init__(self, fetchers: Mapping[str, Fetcher]) -> None:
-        """fetchers: by way."""
+        """fetchers: this receiver's, by way."""
         self._fetchers = fetchers
-        self._tally = Tally()
+        self._tally = ParcelTally()
 
     def begin(self) -> None:
         """From here on, parcels are those of a new publish."""
-        self._tally = Tally()
+        self._tally = ParcelTally()
 
     def take(self, parcel: Parcel) -> Iterator[tuple[str, Tensor]]:
         """The weights of a parcel, views of its payload. Raises RunError as `payload`."""
@@ -257,7 +257,7 @@ class Receiver:
     def require_complete(self, sent: Mapping[str, Any]) -> None:
         """Raises RunError where what arrived since `begin` is not the manifest `sent`."""
         arrived = self._tally.manifest()
-        if arrived != Manifest(**sent):
+        if arrived != WeightManifest(**sent):
             missing = sorted(set(range(int(sent["parcels"]))) - self._tally.numbers)
             raise RunError(
                 f"weights: {arrived.parcels} parcels with {arrived.tensors} tensors and "

@@ -17,10 +17,10 @@ from postgrad.core.process import done
 from postgrad.rollout.transport.parcel import BUCKET, Carrier, Sender
 from postgrad.rollout.transport.route import Route
 
-Json = dict[str, Any]
+PublishJson = dict[str, Any]
 
 
-class Awaited(Protocol):
+class AwaitedStep(Protocol):
     """A call that is under way."""
 
     def result(self) -> Any:
@@ -28,18 +28,18 @@ class Awaited(Protocol):
         ...
 
 
-class Source(Protocol):
+class WeightSource(Protocol):
     """The learner's side of a publish, in this process or on ranks."""
 
-    def next(self) -> Awaited:
+    def next(self) -> AwaitedStep:
         """The next parcel as JSON; None once all were packed."""
         ...
 
-    def pass_on(self) -> Awaited:
+    def pass_on(self) -> AwaitedStep:
         """Hands over the newest parcel's payload, while the target takes it."""
         ...
 
-    def end(self) -> Json:
+    def end(self) -> PublishJson:
         """The manifest as JSON; frees the payloads and what gathering took."""
         ...
 
@@ -57,7 +57,7 @@ class Target(Protocol):
         """Makes room; what came of a publish that broke off is forgotten."""
         ...
 
-    def take_weights(self, parcel: Mapping[str, Any]) -> Awaited:
+    def take_weights(self, parcel: Mapping[str, Any]) -> AwaitedStep:
         """Loads a parcel. Parcels may come in any order."""
         ...
 
@@ -98,17 +98,17 @@ class LocalSource:
         carrier: Carrier,
         bucket: int = BUCKET,
     ) -> None:
-        """See Sender."""
+        """The arguments are those of Sender."""
         self._sender = Sender(weights, dtype, carrier, bucket)
 
-    def next(self) -> Awaited:
+    def next(self) -> AwaitedStep:
         parcel = self._sender.next()
         return done(None if parcel is None else parcel.to_json())
 
-    def pass_on(self) -> Awaited:
+    def pass_on(self) -> AwaitedStep:
         return done(self._sender.pass_on())
 
-    def end(self) -> Json:
+    def end(self) -> PublishJson:
         self._sender.close()
         return self._sender.manifest().to_json()
 
@@ -117,7 +117,7 @@ class LocalSource:
 
 
 def send(
-    source: Source,
+    source: WeightSource,
     target: Target,
     version: int,
     route: Route,
@@ -150,7 +150,7 @@ def send(
     return Sent(route.way, manifest["size"], seconds, route.fallback)
 
 
-def _pass_on(source: Source, taking: Awaited) -> None:
+def _pass_on(source: WeightSource, taking: AwaitedStep) -> None:
     """Raises the target's own error, where it has one: it says more than a broken connection."""
     try:
         source.pass_on().result()

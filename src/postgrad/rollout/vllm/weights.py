@@ -89,7 +89,7 @@ class WeightNames:
         self.begin()
 
     def begin(self) -> None:
-        """None has come."""
+        """Forgets which weights have come."""
         self._expected = ExpectedWeights(self._skeleton)
 
     def of(self, parcel: Mapping[str, Any]) -> dict[str, Any]:
