@@ -114,7 +114,7 @@ def prepare(
         store,
         sentinels,
         watchdog,
-        StopSignals(recipe.checkpoint.grace_seconds),
+        StopSignals(recipe.checkpoint.grace_seconds, console.warn),
         Clock(peaks=Peaks(*gauges)),
         untried=untried,
     )

@@ -31,7 +31,7 @@ from postgrad.training.loop import Job, loop
 from postgrad.training.pinned import HubSource, pin
 from postgrad.training.prepare import prepare
 from postgrad.training.profile import Profiled
-from postgrad.training.run import Run
+from postgrad.training.run import Run, Stopped
 from postgrad.training.saving import store_of
 from postgrad.training.summary import summarise, table
 
@@ -154,11 +154,22 @@ def _execute(
         return _once(recipe, directory, console, allowed, old, profile=profile, again=again)
 
     with claimed(directory.path):
-        summary = with_restarts(once, recipe, directory, console)
+        try:
+            summary = with_restarts(once, recipe, directory, console)
+        except KeyboardInterrupt:
+            raise Stopped(f"interrupted: {_standing(recipe, directory)}") from None
     console.table(f"{recipe.job} run in {directory.path}", ("", ""), table(summary))
     beside = foreseen.rows(summary["phases"])
     console.table("foreseen and measured, of a step", foreseen.COLUMNS, beside)
     return summary
+
+
+def _standing(recipe: Recipe, directory: RunDirectory) -> str:
+    """Where a run stands that was stopped at once, and how it goes on."""
+    step = max(store_of(recipe, directory).steps(), default=0)
+    if not step:
+        return "nothing was saved yet; the same command starts the run anew"
+    return f"the checkpoint of step {step} stands; postgrad resume {directory.path} goes on"
 
 
 def _once(
