@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
+from postgrad.core.errors import UsageError
 from postgrad.learner.settings import LearnerSettings, learning_rate, warmup_updates
 
 
@@ -54,7 +54,7 @@ def test_a_share_of_all_updates_that_warms_up_is_rounded_up():
 
 
 def test_a_warm_up_is_stated_once():
-    with pytest.raises(ValidationError, match=r"updates = 5 and warmup_ratio = 0\.1 both"):
+    with pytest.raises(UsageError, match=r"updates = 5 and warmup_ratio = 0\.1 both"):
         LearnerSettings(warmup_updates=5, warmup_ratio=0.1)
 
 

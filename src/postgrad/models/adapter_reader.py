@@ -76,11 +76,13 @@ def read_adapter(path: str | Path) -> AdapterFile:
         raise UsageError(f"{folder / ADAPTER_WEIGHTS} cannot be read: {error}") from error
     _require_whole(weights, config.get("r"), folder / ADAPTER_WEIGHTS)
     try:
-        settings = LoraSettings(
-            rank=config.get("r"),  # pyright: ignore[reportArgumentType]
-            alpha=config.get("lora_alpha"),  # pyright: ignore[reportArgumentType]
-            dropout=config.get("lora_dropout", 0.0),
-            targets=_targets(weights, config),
+        settings = LoraSettings.model_validate(
+            {
+                "rank": config.get("r"),
+                "alpha": config.get("lora_alpha"),
+                "dropout": config.get("lora_dropout", 0.0),
+                "targets": _targets(weights, config),
+            }
         )
     except ValidationError as error:
         first = error.errors()[0]
