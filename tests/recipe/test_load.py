@@ -73,7 +73,7 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
     [
         (
             ("clip_high = 0.28", "clip_hihg = 0.28"),
-            "recipe.toml:20: unknown key 'algorithm.clip_hihg': did you mean 'clip_high'?",
+            "recipe.toml:20: unknown key 'algorithm.clip_hihg': did you mean 'algorithm.clip_high'?",
         ),
         (
             (
@@ -84,11 +84,11 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
         ),
         (
             ('path = "rows.jsonl"', 'pth = "rows.jsonl"'),
-            "recipe.toml:9: unknown key 'data.pth': did you mean 'path'?",
+            "recipe.toml:9: unknown key 'data.pth': did you mean 'data.path'?",
         ),
         (
             ("every = 5", "evry = 5"),
-            "recipe.toml:13: unknown key 'eval.evry': did you mean 'every'?",
+            "recipe.toml:13: unknown key 'eval.evry': did you mean 'eval.every'?",
         ),
         (
             ('run_dir = "runs/a"', 'run_dri = "runs/a"'),
@@ -364,7 +364,10 @@ def test_several_sets_of_data_take_what_they_leave_out_from_data(write: Write) -
     wrong = several.replace("weight = 0.5", "wieght = 0.5\nmax_len = 800")
     text = path.read_text("utf-8").replace(several, wrong)
     lines = refused(write(text=text))
-    assert any("unknown key 'data.sets.1.wieght': did you mean 'weight'?" in one for one in lines)
+    assert any(
+        "unknown key 'data.sets.1.wieght': did you mean 'data.sets.1.weight'?" in one
+        for one in lines
+    )
 
 
 def test_a_set_longer_than_the_rest_of_the_recipe_is_sized_for_is_refused(write: Write) -> None:

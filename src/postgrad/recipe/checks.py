@@ -142,20 +142,10 @@ def moving_reference(
 
 
 def _batch(recipe: Sections) -> Iterator[RecipeProblem]:
-    """Batch numbers that contradict each other, and a warm-up longer than the run."""
-    geometry, problems = derive(recipe.batch, recipe.length(), recipe.parallel)
+    """Batch numbers that contradict each other."""
+    _, problems = derive(recipe.batch, recipe.length(), recipe.parallel)
     for key, text in problems:
         yield tuple(key.split(".")), text
-    updates = geometry.total_updates if geometry else None
-    reported: set[int] = set()  # a critic takes the policy's warm-up over: one message for both
-    for place, learner in recipe.learner_tables.items():
-        warmup = learner.warmup_updates
-        if updates is not None and warmup > updates and warmup not in reported:
-            reported.add(warmup)
-            yield (
-                (*place, "warmup_updates"),
-                f"{warmup} is more than the {updates} updates of the whole run",
-            )
 
 
 def _data(recipe: Sections) -> Iterator[RecipeProblem]:

@@ -75,7 +75,7 @@ def _hint(place: KeyPath, model: type[BaseModel], raw: dict[str, Any]) -> str:
     fields = list(_fields(model, place[:-1], raw))
     close = nearest(name, fields)
     if close:
-        return f"did you mean {close!r}?"
+        return f"did you mean {'.'.join(map(str, (*place[:-1], close)))!r}?"
     elsewhere = [path for path in _paths(model, ()) if path[-1] == name or ".".join(path) == name]
     if elsewhere:
         return f"did you mean {'.'.join(elsewhere[0])!r}?"

@@ -10,6 +10,7 @@ from typing import Any
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
+from postgrad.learner.settings import horizon, shortened_warmup
 from postgrad.observe.loggers.all import require_installed
 from postgrad.observe.run_dir import RunDirectory, require_unclaimed
 from postgrad.plan.hardware import parse_hardware, this_machine
@@ -93,13 +94,9 @@ def check_batches(report: Report, recipe: Recipe, sets: Sets, page: Page | None)
         check.detail = f"{geometry.steps} steps, {geometry.total_updates} updates"
         for warning in _times(recipe, geometry, page):
             report.warn(check, warning)
-        warmup = recipe.learner.warmup_updates
-        if geometry.total_updates is not None and warmup > geometry.total_updates:
-            report.problem(
-                check,
-                f"learner.warmup_updates = {warmup} is more than the {geometry.total_updates} "
-                "updates of the whole run: the rate would never be reached",
-            )
+        updates = horizon(recipe.algorithm, geometry)
+        if updates is not None and (text := shortened_warmup(recipe.learner, updates)):
+            report.warn(check, f"learner.{text}")
 
 
 def _times(recipe: Recipe, geometry: BatchGeometry, page: Page | None) -> Iterator[str]:
