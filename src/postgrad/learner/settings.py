@@ -99,10 +99,8 @@ def warmup_updates(settings: LearnerSettings, total_updates: int) -> int:
     than all.
     """
     share = settings.warmup_ratio * total_updates
-    stated = settings.warmup_updates or math.ceil(
-        round(share, 6)
-    )  # 0.07 * 100 is 7.000000000000001
-    return min(stated, total_updates)
+    rounded_up = math.ceil(round(share, 6))  # 0.07 * 100 is 7.000000000000001
+    return min(settings.warmup_updates or rounded_up, total_updates)
 
 
 def shortened_warmup(settings: LearnerSettings, total_updates: int) -> str | None:
@@ -110,8 +108,8 @@ def shortened_warmup(settings: LearnerSettings, total_updates: int) -> str | Non
     if settings.warmup_updates <= total_updates:
         return None
     return (
-        f"warmup_updates = {settings.warmup_updates} is more than the {total_updates} updates of the "
-        "run: the learning rate rises until the last of them"
+        f"warmup_updates = {settings.warmup_updates} is more than the {total_updates} updates of "
+        "the run: the learning rate rises until the last of them"
     )
 
 
