@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.translate import common
+from postgrad.translate import common, places
 from postgrad.translate.rules import (
     Rule,
     choice,
@@ -10,6 +10,7 @@ from postgrad.translate.rules import (
     family,
     flag,
     missing,
+    missing_above_1,
     needless,
     non_negative,
     on,
@@ -17,12 +18,43 @@ from postgrad.translate.rules import (
     to,
 )
 
+JOBS = {
+    "sft": ("sft", "sft"),
+    "dpo": ("preference", "dpo"),
+    "reward": ("reward", "bradley_terry"),
+    "grpo": ("rl", "grpo"),
+    "ppo": ("rl", "ppo"),
+}
+SCRIPTS = {
+    "finetune": "sft",
+    "olmo_core_finetune": "sft",
+    "dpo": "dpo",
+    "dpo_tune": "dpo",
+    "dpo_tune_cache": "dpo",
+    "reward_modeling": "reward",
+    "grpo": "grpo",
+    "grpo_fast": "grpo",
+    "grpo_vllm_thread_ray_gtrl": "grpo",
+    "ppo_fast": "ppo",
+    "ppo_vllm_thread_ray_gtrl": "ppo",
+    "ppo_vllm_thread_ray_gtrl_olmo": "ppo",
+}
+OTHERS = {
+    "merge_lora": "postgrad export merges an adapter",
+    "merge_models": "means of several models' weights are not here",
+    "benchmark_generators": "postgrad plan says how fast a recipe samples",
+    "sample_logits_vllm": "distillation from a teacher's logits is not here",
+    "olmo_core_.*": "it works on OLMo-core's own format of weights; postgrad reads Hugging Face's",
+    "rejection_sampling|generation": "answers of a model come from postgrad eval",
+}
+
 _TRAINED: dict[str, Any] = {"seed": 42, "per_device_train_batch_size": 8, "learning_rate": 2e-5,
                             "gradient_accumulation_steps": 1, "lr_scheduler_type": "linear",
                             "lora_rank": 64, "lora_alpha": 16, "lora_dropout": 0.1}  # fmt: skip
 _SAMPLED: dict[str, Any] = {"total_episodes": 100_000, "beta": 0.05, "learning_rate": 2e-5,
                             "lr_scheduler_type": "linear", "verification_reward": 10.0,
-                            "max_prompt_token_length": 256}  # fmt: skip
+                            "max_prompt_token_length": 256,
+                            "vllm_gpu_memory_utilization": 0.9}  # fmt: skip
 DEFAULTS: dict[str, dict[str, Any]] = {
     "sft": {**_TRAINED, "num_epochs": 2, "warmup_ratio": 0.03, "max_seq_length": 4096},
     "dpo": {**_TRAINED, "num_epochs": 1, "warmup_ratio": 0.1, "max_seq_length": 4096, "beta": 5.0,
@@ -71,14 +103,14 @@ RULES: dict[str, Rule] = {
     "cliprange_value": to("algorithm.value_clip", read=decimal),
     "model_dtype": choice("model.dtype", {"bfloat16": "bfloat16", "float32": "float32"}),
     "keep_last_n_checkpoints": common.kept_checkpoints,
-    "checkpointing_steps": to("checkpoint.save_steps",
-                              read=lambda n: int(n) if str(n).isdigit() else None),
+    "checkpointing_steps": common.checkpoints,
     "resume_from_checkpoint": to("checkpoint.load_checkpoint", read=on),
     "chat_template_name": common.chat_template,
     "system_prompt_override_file": missing("put the file's text into data.system"),
     "add_bos": missing("the chat template says whether a text begins with a token of its own"),
     "additional_model_arguments": missing("the model is loaded as its config says"),
-    "use_8bit_optimizer": missing("moments are float32"),
+    "use_8bit_optimizer": to("learner.optimizer_state", "AdamW's moments of matrices",
+                             lambda value: "8bit" if flag(value) else None),
     "concatenated_forward": needless("a pair always lies in one forward pass"),
     "async_steps": missing("a step samples with the weights that the last one made"),
     "inflight_updates": missing("weights do not change while an answer is written"),
@@ -91,14 +123,15 @@ RULES: dict[str, Rule] = {
                                   "of the first verifier's score", decimal),
     "remap_verifier": missing("[[rewards]] say by `when` which rows they score"),
     "tools": missing("tools are an environment: docs/environments.md"),
-    "load_balancing_loss": missing("mixtures of experts are not loaded here"),
+    "load_balancing_loss": missing(common.ROUTER),
     "eval_pass_at_k": missing("set eval.n_samples and eval.pass_at"),
     "eval_top_p": missing("evaluation samples at eval.temperature alone"),
     "max_train_samples": to("data.limit", read=non_negative),
     **family("", "fsdp_shard_degree fsdp_num_replicas",
-             missing("learner.sharding divides over all ranks")),
+             missing("learner.sharding divides over all ranks; learner.shard_groups makes groups "
+                     "of them with a copy each")),
     **family("", "deepspeed_offload_param deepspeed_offload_optimizer offload_optimizer "
-             "offload_param", missing(common.OFFLOAD)),
+             "offload_param", common.offload),
     **family("", "max_steps tool_parser_type tool_configs tool_call_names pool_size "
              "per_turn_max_tokens pass_tools_to_chat_template",
              missing("tools are an environment: docs/environments.md")),
@@ -108,13 +141,20 @@ RULES: dict[str, Rule] = {
              missing("verifiers and judges have settings of their own: docs/rewards.md")),
     "masked_mean_axis": missing("algorithm.aggregation says what divides the loss"),
     **family("", "packing padding_free", needless(common.PACKED)),
-    **family("", "use_flash_attn attn_implementation use_liger_kernel fused_optimizer "
-             "low_cpu_mem_usage gather_whole_model deepspeed_zpg compile_model "
-             "activation_memory_budget", needless(common.ATTENTION)),
-    **family("", "vllm_num_engines vllm_tensor_parallel_size vllm_sync_backend "
-             "vllm_enforce_eager vllm_gpu_memory_utilization vllm_enable_prefix_caching "
-             "single_gpu_mode enable_prefix_caching local_rollout_forward_batch_size "
-             "backend_timeout", needless(common.ENGINE)),
+    **family("", "use_flash_attn attn_implementation", missing(common.ATTENTION)),
+    "use_liger_kernel": missing(common.KERNELS),
+    "compile_model": common.compiled,
+    **family("", "activation_memory_budget activation_checkpointing_mode",
+             missing("model.gradient_checkpointing keeps the activations of whole layers or none")),
+    **family("", "deepspeed_zpg zero_hpz_partition_size", missing_above_1(common.HPZ)),
+    **family("", "fused_optimizer low_cpu_mem_usage gather_whole_model",
+             needless("how weights are read and stepped")),
+    "vllm_sync_backend": missing(places.THROUGH_HOST),
+    **family("", "vllm_enable_prefix_caching enable_prefix_caching",
+             needless("it is on with vLLM")),
+    "use_fp8_kv_cache": missing("vLLM's cache has the dtype of the model"),
+    "local_rollout_forward_batch_size": needless(common.CUT_BY_TOKENS),
+    "backend_timeout": needless("cluster.limit_seconds bounds how long ranks wait"),
     **family("", "with_tracking report_to logging_steps exp_name run_name wandb_project_name "
              "wandb_entity wandb_project verbose save_traces record_entropy "
              "rollouts_save_path", needless(common.LOGGING)),
@@ -129,9 +169,9 @@ RULES: dict[str, Rule] = {
              "max_prompt_token_length cache_dataset_only hf_repo_revision timeout "
              "per_device_eval_batch_size num_nodes checkpoint_state_freq checkpoint_state_dir "
              "eval_batch_size max_possible_score llm_judge_model llm_judge_timeout code_api_url "
-             "trust_remote_code zero_hpz_partition_size profiling config_name beaker_eval_freq "
+             "profiling config_name beaker_eval_freq "
              "clean_checkpoints_at_end get_tokenizer_fn local_cache_dir skip_cache",
-             needless("it is so here, or has no place here")),
+             needless(common.SO_HERE)),
 }  # fmt: skip
 
 
