@@ -9,7 +9,7 @@ from postgrad.translate.draft import Draft
 from postgrad.translate.places import replicas
 from postgrad.translate.rules import Options, decimal, flag
 
-LOGGING = "metrics.jsonl is always written, one object a step"
+LOGGING = "metrics.jsonl is always written; observe.loggers names wandb, tensorboard and others"
 ATTENTION = "model.attention chooses between torch's kernels, whose speed and memory differ"
 HPZ = "copies of the weights by machine; learner.shard_groups copies all of the state by group"
 CUT_BY_TOKENS = "what is only computed, not trained, is cut by tokens"
@@ -202,6 +202,28 @@ def sources(draft: Draft, entries: Sequence[dict[str, Any]], section: str = "dat
             draft.put(f"{section}.sets.{number}.{key}", value)
 
 
+def held_out(draft: Draft, sets: Sequence[dict[str, Any]]) -> None:
+    """The datasets of [eval]: a single one in the section, several with names of their own."""
+    names = [eval_set["path"].rpartition("/")[2] for eval_set in sets]
+    named = [
+        {"name": name if names.index(name) == number else f"{name}-{number + 1}", **eval_set}
+        for number, (name, eval_set) in enumerate(zip(names, sets, strict=True))
+    ]
+    sources(draft, named if len(named) > 1 else sets, "eval")
+
+
+def tokenizer(draft: Draft, options: Options, name: str, revision: str) -> None:
+    """A tokenizer of another place than the model's is lost; the model's own needs no key."""
+    place, version = options.take(name), options.take(revision)
+    why = "the tokenizer is read from model.path"
+    if place is not None and options.states(name):
+        same = str(place) == str(draft.get("model.path"))
+        (draft.skip if same else draft.miss)(name, place, why)
+    if version is not None and options.states(revision):
+        same = str(version) == str(draft.get("model.revision", "main"))
+        (draft.skip if same else draft.miss)(revision, version, f"{why}, at model.revision")
+
+
 def push(draft: Draft, repository: Any, private: Any = None) -> None:
     """Where the model goes on the hub, if a source names a repository that can be one."""
     name = str(repository or "")
@@ -212,10 +234,14 @@ def push(draft: Draft, repository: Any, private: Any = None) -> None:
         draft.put("checkpoint.push_private", True)
 
 
+def branch(name: Any) -> str | None:
+    """A revision on the hub; None for `main`, which is read where none is stated."""
+    return None if name in (None, "main") else str(name)
+
+
 def revision(draft: Draft, name: Any) -> None:
     """The model's revision on the hub; `main` is read where none is stated."""
-    if name not in (None, "main"):
-        draft.put("model.revision", str(name))
+    draft.put("model.revision", branch(name))
 
 
 def run_dir(draft: Draft, directory: Any, comment: str = "") -> None:

@@ -91,7 +91,7 @@ def devices(
     nodes = launch.get("num_nodes", launch.get("num_machines", launch.get("nnodes", 1)))
     if any(PurePosixPath(word).name == _NODE_LAUNCHER for word in launcher):
         gpus = launch.get("gpus")
-        if isinstance(gpus, int) and isinstance(nodes, int):
+        if isinstance(gpus, int) and isinstance(nodes, int) and gpus:
             return gpus * nodes
     if isinstance(launch.get("include"), str) and "exclude" not in launch:
         return _included(launch["include"])

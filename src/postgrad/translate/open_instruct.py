@@ -61,9 +61,12 @@ def draft_recipe(source: SourceCommand) -> Draft:
         if program == "dpo":
             _loss(draft, options)
         _adapter(draft, options)
+        _held_out(draft, options)
     _learner(draft, options)
     draft.put("checkpoint.save_hf", True)
     _on_hub(draft, options)
+    draft.put("model.path", options.take("model_name_or_path"))
+    common.tokenizer(draft, options, "tokenizer_name", "tokenizer_revision")
     apply(RULES, options, draft)
     return draft
 
@@ -124,6 +127,14 @@ def _batch(draft: Draft, options: Options, source: SourceCommand) -> None:
     else:
         is_stated = options.states("num_epochs")
         draft.put("epochs", epochs, "" if is_stated else "Open-Instruct's default")
+
+
+def _held_out(draft: Draft, options: Options) -> None:
+    """[eval], where the source names held-out rows."""
+    mixed, splits = options.take("dataset_mixer_eval_list"), "dataset_mixer_eval_list_splits"
+    words = [part for text in options.texts(splits) for part in text.split()]
+    if mixed:
+        common.held_out(draft, mixture(mixed, words))
 
 
 def _loss(draft: Draft, options: Options) -> None:

@@ -5,9 +5,10 @@ import re
 from postgrad.translate import common, places
 from postgrad.translate.common import mixture
 from postgrad.translate.draft import Draft
-from postgrad.translate.rules import Options, decimal, flag
+from postgrad.translate.rules import Options, decimal, flag, texts
 from postgrad.translate.tables.open_instruct import KL_ESTIMATORS, VERIFIERS
 
+_GAME = re.compile(r"guess[_-]number")
 _ENGINES = places.EngineOptions(
     count="vllm_num_engines", tensor_parallel="vllm_tensor_parallel_size",
     memory="vllm_gpu_memory_utilization", eager="vllm_enforce_eager",
@@ -199,10 +200,12 @@ def _rewards(draft: Draft, options: Options, program: str) -> None:
 
 def _environment(draft: Draft, options: Options) -> bool:
     """[environment] for the game of guessing a number; false for any other task."""
-    tools = [word for text in options.texts("tools") for word in text.split()]
+    tools = texts(options.stated.get("tools") or [])
     paths = [str(value) for place, value in draft.values.items() if place[-1] == "path"]
-    if not any(re.search(r"guess[_-]number", name) for name in (*tools, *paths)):
+    if not any(map(_GAME.search, (*tools, *paths))):
         return False
+    if others := [name for name in texts(options.take("tools") or []) if not _GAME.search(name)]:
+        draft.miss("tools", others, "an environment is one game or one set of tools")
     samples, _ = common.per_step(draft)
     each = int(draft.get("batch.n_samples_per_prompt"))
     for place in [place for place in draft.values if place[0] == "data" and place[-1] != "max_len"]:
@@ -244,21 +247,16 @@ def _times(draft: Draft, options: Options) -> None:
     at_start = flag(options.take("eval_on_step_0", False))
     save, splits = options.number("save_freq", -1), options.texts("dataset_mixer_eval_list_splits")
     count, mixed = options.number("num_evals", 0), options.take("dataset_mixer_eval_list")
-    draft.put("checkpoint.save_steps", save if save > 0 else None)
+    state = options.number("checkpoint_state_freq", -1)
+    draft.put("checkpoint.save_steps", next((n for n in (state, save) if n > 0), None))
+    if state > 0 and options.states("save_freq") and save != state:
+        why = 'the model is written at the end; checkpoint.save_hf = "each" writes it at each save'
+        draft.miss("save_freq", save, why)
     if not mixed:
         return
     if count and every <= 0:
         step, _ = common.per_step(draft)
         every = max(1, int(draft.get("total_episodes")) // step // count)
-    sets = mixture(mixed, [part for text in splits for part in text.split()])
-    if len(sets) == 1:
-        common.sources(draft, sets, "eval")
-    else:
-        names = [eval_set["path"].rpartition("/")[2] for eval_set in sets]
-        named = [
-            {"name": name if names.index(name) == number else f"{name}-{number + 1}", **eval_set}
-            for number, (name, eval_set) in enumerate(zip(names, sets, strict=True))
-        ]
-        common.sources(draft, named, "eval")
+    common.held_out(draft, mixture(mixed, [part for text in splits for part in text.split()]))
     draft.put("eval.every", every if every > 0 else None)
     draft.put("eval.at_start", at_start or None)

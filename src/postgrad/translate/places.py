@@ -7,7 +7,7 @@ from typing import Any
 from postgrad.translate.draft import Draft
 from postgrad.translate.rules import Options, decimal, flag
 
-ONE_RANK = "divides state over ranks, and one trains: give --devices N where there are more"
+ONE_RANK = "ranks share the work, and one trains here: give --devices N where there are more"
 ASSUMED = "devices are not said, so one is assumed: give --devices N where more train"
 THROUGH_HOST = "weights reach the engines through host memory, which takes longer than over NCCL"
 _PYTHON = "its interpreter: rollout.vllm.python or POSTGRAD_VLLM_PYTHON"
@@ -48,13 +48,17 @@ def divided(draft: Draft, stage: tuple[str, Any], shares: Mapping[str, tuple[str
         size = int(size or 1)
         if size > 1 and ranks % size == 0:
             draft.put(f"learner.{key}", size)
+        elif size > 1 and ranks == 1:
+            draft.miss(name, size, ONE_RANK)
         elif size > 1:
             draft.miss(name, size, f"{ranks} ranks do not divide into {size}")
     name, level = stage
     if level in (None, 0):
         return
-    if ranks == 1:
-        draft.skip(name, level, ONE_RANK)
+    if ranks == 1 and ASSUMED in draft.notes:
+        draft.miss(name, level, ONE_RANK)
+    elif ranks == 1:
+        draft.skip(name, level, "one rank trains, and has nothing to divide")
     elif draft.get("model.quantize"):
         draft.miss(name, level, "weights in four bits are whole on every rank")
     else:

@@ -12,6 +12,8 @@ from postgrad.translate.shell import UNKNOWN, arguments, commands, named
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".txt", "")
 
+_PRINTERS = ("echo", "printf")  # they show a command and do not run it
+
 # (word, the word after it or "") -> the program that they name, or None. The second argument is
 # None for a program that the user names before a file.
 FindProgram = Callable[[str, str | None], str | None]
@@ -103,7 +105,7 @@ def _of_commands(
     training: list[SourceCommand] = []
     others: list[list[str]] = []
     for words in lines:
-        for place, word in enumerate(words):
+        for place, word in enumerate([] if words[0] in _PRINTERS else words):
             after = words[place + 1] if place + 1 < len(words) else ""
             if (program := program_of(word, after)) is not None:
                 rest = arguments(words[place + 1 :])

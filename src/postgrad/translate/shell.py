@@ -21,8 +21,9 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 Include = Callable[[str], str | None]  # of a file that a script sources, by its name there
 _KEYWORDS = (
     "if", "then", "else", "elif", "fi", "while", "until", "do", "done", "case", "esac", "{", "}",
-    "!", "function", "export", "local", "readonly", "declare",
+    "!",
 )  # fmt: skip
+_SETTERS = ("export", "unset", "local", "readonly", "declare", "function")
 _STARTERS = ("python", "python3", "torchrun", "deepspeed", "accelerate", "srun", "uv", "uvx")
 _OF_TWO_WORDS = ("pip", "ray", "docker", "git", "trl", "vllm", "conda", "beaker", "apt-get")
 _SHELLS = ("bash", "sh", "zsh")
@@ -93,6 +94,8 @@ class _Script:
             variables[here.group(1)] = filled(_joined(body), variables)
         elif (assignment := _SET.match(statement)) is not None and _is_one_word(assignment[3]):
             name, more, text = assignment.groups()
+            if name not in variables and "'" not in text:  # PATH=folder:$PATH
+                text = re.sub(rf"\$\{{{name}\}}|\${name}\b", "", text)
             value = " ".join(_words(filled(text, variables, quoted=True)))
             before = variables.get(name) if more else None
             variables[name] = before + value if isinstance(before, str) else value
@@ -113,7 +116,10 @@ class _Script:
                 return []
         for place, word in enumerate(words[:-2]):
             if PurePosixPath(word).name in _SHELLS and _RUNS.fullmatch(words[place + 1]):
-                inner = self.read(words[place + 2], depth + 1)
+                text = words[place + 2]
+                if text[0] in "\"'":  # quotes that a shell on another machine takes off
+                    text = " ".join(words[place + 2 :]).strip("\"'")
+                inner = self.read(text, depth + 1)
                 return [[*words[:place], *command] for command in inner]
         return [[*self._exported, *words]]
 
@@ -139,29 +145,32 @@ def named(lines: Sequence[list[str]]) -> list[str]:
 
 
 def _parts(words: list[str]) -> Iterator[list[str]]:
-    """The single commands of a line, without what ends them."""
-    rest = words
-    while rest:
-        part = arguments(rest)
-        if part:
+    """The single commands of a line, without what ends them and where their output goes."""
+    part: list[str] = []
+    for word in words:
+        if word in ENDS:
             yield part
-        rest = rest[len(part) :]
-        while rest and not (rest[0] in ENDS or rest[0].endswith(";")):
-            rest = rest[1:]  # a redirection's file
-        rest = rest[1:]
+            part = []
+        else:
+            part.append(word.removesuffix(";"))
+            if word.endswith(";"):
+                yield part
+                part = []
+    yield part
 
 
 def _name(words: list[str]) -> str:
     words = [word.strip(";") for word in words]
     while words and (words[0] in _KEYWORDS or re.match(r"\w+\+?=", words[0])):
         words = words[1:]
-    if not words or (re.match(r"\W|\w+\(\)|\d+$", words[0]) and "/" not in words[0]):
+    is_set = bool(words) and (words[0] in _SETTERS or re.match(r"\w+\(\)|\d+$", words[0]))
+    if not words or is_set or (re.match(r"\W", words[0]) and "/" not in words[0]):
         return ""
     program = PurePosixPath(words[0]).name
     if program in ("nohup", "sudo", "time", "exec", "env"):
         return _name(words[1:])
     if program in _STARTERS:
-        inner = [word for word in words[1:] if word.endswith(".py") or "." in word[1:-1]]
+        inner = [word for word in words[1:] if word.endswith(".py")]
         module = [after for word, after in itertools.pairwise(words) if word in ("-m", "--module")]
         return f"{program} {(module or inner or [''])[0]}".strip()
     plain = [word for word in words[1:] if not word.startswith("-")]

@@ -96,13 +96,15 @@ def translate(
     source = read(words, system.program_of)
     number = _chosen(system, source, command)
     chosen = source.commands[number]
-    if devices is not None:
-        chosen = replace(chosen, devices=devices)
     if (needed := images_of(chosen.program, chosen.options)) is not None:
         raise UsageError(
             f"{needed}: this run needs images, which are not supported yet: postgrad trains on "
             "text alone"
         )
+    if chosen.program and chosen.program not in system.JOBS:
+        raise UsageError(f"{chosen.program}: {_instead(system, chosen.program)}")
+    if devices is not None:
+        chosen = replace(chosen, devices=devices)
     draft = _draft(system, chosen)
     draft.notes[:0] = [
         f"From {draft.system}, by postgrad translate.",
@@ -137,10 +139,7 @@ def _chosen(system: System, source: Source, command: int | None) -> int:
     if command is not None:
         return command - 1
     able = (n for n, program in enumerate(programs) if not program or program in system.JOBS)
-    number = next(able, None)
-    if number is None:
-        raise UsageError("; ".join(f"{name}: {_instead(system, name)}" for name in programs))
-    return number
+    return next(able, 0)
 
 
 def _instead(system: System, program: str) -> str:
@@ -152,14 +151,21 @@ def _instead(system: System, program: str) -> str:
 def _left_out(system: System, source: Source, number: int) -> Iterator[str]:
     """What becomes of a script's other commands."""
     chosen = source.commands[number]
-    for place, command in enumerate(source.commands):
+    skipped: dict[str, list[int]] = {}
+    for place, command in enumerate(source.commands, 1):
         if (command.program, command.options) == (chosen.program, chosen.options):
             continue
         if command.program in system.JOBS:
-            why = f"is a run of its own: translate it with --command {place + 1}"
+            yield (
+                f"Command {place} of the script, {command.program}, is a run of its own: translate "
+                f"it with --command {place}."
+            )
         else:
-            why = f"is not in this recipe: {_instead(system, command.program)}"
-        yield f"Command {place + 1} of the script, {command.program}, {why}."
+            skipped.setdefault(command.program, []).append(place)
+    for program, places in skipped.items():
+        which = f"Command{'s' if len(places) > 1 else ''} {', '.join(map(str, places))}"
+        why = f"{program} is not in this recipe: {_instead(system, program)}"
+        yield f"{which} of the script: {why}."
     if source.others:
         yield f"Other commands of the script, not in the recipe: {', '.join(source.others)}."
 

@@ -72,7 +72,8 @@ def answers(draft: Draft, options: Options, program: str, devices: int) -> None:
     if program == "ppo":
         _ppo_batch(draft, options, devices)
         draft.put("reward_model.model.path", options.take("reward_model_path"))
-        draft.put("model.path", options.take("sft_model_path"), "sft_model_path")
+        named = options.take("model_name_or_path")  # there of the tokenizer
+        draft.put("model.path", options.take("sft_model_path", named), "sft_model_path")
         draft.reward("reward_model")
         missed = options.take("missing_eos_penalty")
         if missed is not None and decimal(missed):

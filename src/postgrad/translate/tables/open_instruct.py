@@ -79,6 +79,11 @@ RENAMED = {  # names that changed, or differ from program to program
     "tokenizer_name_or_path": "tokenizer_name", "chat_template": "chat_template_name",
     "lora_r": "lora_rank", "use_peft": "use_lora", "max_grad_norm": "clip_grad_norm",
     "vllm_num_gpus": "vllm_num_engines",
+    "dataset_train_splits": "dataset_mixer_list_splits",
+    "dataset_eval_mixer": "dataset_mixer_eval_list",
+    "dataset_eval_splits": "dataset_mixer_eval_list_splits",
+    "dpo_loss_type": "loss_type", "dpo_beta": "beta", "train_file": "dataset_name",
+    "load_balancing_weight": "load_balancing_loss", "num_training_steps": "max_train_steps",
     "truncated_importance_sampling_ratio_cap": "rho_clamp_upper_bound",
 }  # fmt: skip
 _AI2 = "Ai2's own cluster and evaluation"
@@ -108,7 +113,18 @@ RULES: dict[str, Rule] = {
     "chat_template_name": common.chat_template,
     "system_prompt_override_file": missing("put the file's text into data.system"),
     "add_bos": missing("the chat template says whether a text begins with a token of its own"),
-    "additional_model_arguments": missing("the model is loaded as its config says"),
+    **family("", "additional_model_arguments rope_scaling_factor",
+             missing("the model is loaded as its config says")),
+    "trust_remote_code": missing("code of a model's repository is never run"),
+    "reward_model_revision": to("reward_model.model.revision", read=common.branch),
+    "data_loader_seed": missing("a run has one seed"),
+    "ephemeral_save_interval": missing("checkpoint.max_ckpt_num says how many of those that "
+                                       "save_steps writes are kept"),
+    "checkpoint_state_dir": to("checkpoint.ckpt_path"),
+    "cp_strategy": missing("ranks of learner.context_parallel exchange keys and values in one way"),
+    "dist_timeout_hours": to("cluster.limit_seconds", read=lambda hours: 3600 * decimal(hours)),
+    "inference_batch_size": to("rollout.slots", read=non_negative),
+    "cache_logprobs_only": missing("the reference's logprobs are computed in the run itself"),
     "use_8bit_optimizer": to("learner.optimizer_state", "AdamW's moments of matrices",
                              lambda value: "8bit" if flag(value) else None),
     "concatenated_forward": needless("a pair always lies in one forward pass"),
@@ -126,6 +142,7 @@ RULES: dict[str, Rule] = {
     "load_balancing_loss": missing(common.ROUTER),
     "eval_pass_at_k": missing("set eval.n_samples and eval.pass_at"),
     "eval_top_p": missing("evaluation samples at eval.temperature alone"),
+    "max_train_steps": missing("total_episodes says how long a run is"),
     "max_train_samples": to("data.limit", read=non_negative),
     **family("", "fsdp_shard_degree fsdp_num_replicas",
              missing("learner.sharding divides over all ranks; learner.shard_groups makes groups "
@@ -133,11 +150,13 @@ RULES: dict[str, Rule] = {
     **family("", "deepspeed_offload_param deepspeed_offload_optimizer offload_optimizer "
              "offload_param", common.offload),
     **family("", "max_steps tool_parser_type tool_configs tool_call_names pool_size "
-             "per_turn_max_tokens pass_tools_to_chat_template",
+             "per_turn_max_tokens pass_tools_to_chat_template max_tool_calls search_api_endpoint "
+             "code_tool_api_endpoint only_reward_good_outputs",
              missing("tools are an environment: docs/environments.md")),
     **family("", "add_r1_style_format_reward code_pass_rate_reward_threshold "
              "code_max_execution_time reward_aggregator apply_evolving_rubric_reward "
-             "max_active_rubrics llm_judge_max_tokens llm_judge_max_context_length",
+             "max_active_rubrics llm_judge_max_tokens llm_judge_max_context_length llm_judge_model "
+             "llm_judge_timeout code_api_url apply_arithmetic_reward arithmetic_reward",
              missing("verifiers and judges have settings of their own: docs/rewards.md")),
     "masked_mean_axis": missing("algorithm.aggregation says what divides the loss"),
     **family("", "packing padding_free", needless(common.PACKED)),
@@ -157,18 +176,18 @@ RULES: dict[str, Rule] = {
     "backend_timeout": needless("cluster.limit_seconds bounds how long ranks wait"),
     **family("", "with_tracking report_to logging_steps exp_name run_name wandb_project_name "
              "wandb_entity wandb_project verbose save_traces record_entropy "
-             "rollouts_save_path", needless(common.LOGGING)),
+             "rollouts_save_path log_grad_norm", needless(common.LOGGING)),
     **family("", "try_launch_beaker_eval_jobs try_launch_beaker_eval_jobs_on_weka "
              "try_auto_save_to_beaker oe_eval_tasks "
              "oe_eval_max_length oe_eval_gpu_multiplier eval_priority eval_workspace "
              "hf_metadata_dataset gs_bucket_path send_slack_alerts "
              "save_to_hub oe_eval_beaker_image do_not_randomize_output_dir", needless(_AI2)),
-    **family("", "tokenizer_name tokenizer_revision use_slow_tokenizer use_fast_tokenizer "
+    **family("", "use_slow_tokenizer use_fast_tokenizer "
              "preprocessing_num_workers dataset_mix_dir dataset_cache_mode dataset_skip_cache "
              "dataset_local_cache_dir dataset_transform_fn overwrite_cache transform_fn "
              "max_prompt_token_length cache_dataset_only hf_repo_revision timeout "
-             "per_device_eval_batch_size num_nodes checkpoint_state_freq checkpoint_state_dir "
-             "eval_batch_size max_possible_score llm_judge_model llm_judge_timeout code_api_url "
+             "per_device_eval_batch_size num_nodes "
+             "eval_batch_size max_possible_score allow_world_padding "
              "profiling config_name beaker_eval_freq "
              "clean_checkpoints_at_end get_tokenizer_fn local_cache_dir skip_cache",
              needless(common.SO_HERE)),

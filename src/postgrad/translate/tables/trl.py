@@ -28,13 +28,16 @@ JOBS = {
     "ppo": ("rl", "ppo"),
 }
 SCRIPTS = {"reward_modeling": "reward", "gspo": "grpo", "ppo_tldr": "ppo", "sft_gpt_oss": "sft",
-            "sft_gemma3": "sft", "sft_nemotron_3": "sft", "rloo_tldr": "rloo"}  # fmt: skip
+            "sft_gemma3": "sft", "sft_nemotron_3": "sft", "rloo_tldr": "rloo",
+           "grpo_continuous_batching": "grpo",
+           "sft_tiny_aya_tool_calling": "sft"}  # fmt: skip
 OTHERS = {
     "vllm-serve": "the run starts its engines itself: rollout.vllm and cluster.rollout",
     "chat": "postgrad chat RUN_DIR",
     "env": "postgrad doctor",
     "openenv/.*|openreward/.*|harbor/.*|grpo_agent|grpo_2048|carla.*": "an agent's world is an "
     "environment: docs/environments.md",
+    "sft_diffusion_gemma": "models that denoise text are not here",
     "async_grpo": "a step samples with the weights that the last one made",
     "gkd|gold|distillation|sdft|sdpo|minillm|ssd|ssd_eval": "distillation is not here",
     "prm": 'reward models of single steps are not here; job = "reward" scores answers',
