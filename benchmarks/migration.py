@@ -156,7 +156,7 @@ def count(system: str, checkout: Path) -> Count:
 
 def main(words: list[str]) -> None:
     """Prints the counts of one checkout."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("system", choices=tuple(CALLS))
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--list", choices=(*KINDS, *REASONS), nargs="*", default=[])

@@ -122,6 +122,19 @@ def test_srun_starts_a_process_for_each_task(launcher: str, count: int) -> None:
     assert devices(launcher.split(), {}, {"SLURM_NTASKS": "6"}) == count
 
 
+def test_options_of_a_launcher_that_nothing_reads_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "accelerate launch --num_processes 2 --mixed_precision bf16 --dynamo_mode x "
+        "trl/scripts/sft.py --model_name_or_path m --dataset_name d",
+        "utf-8",
+    )
+    found = translate("trl", [str(path)])
+    note = "options of the launcher, not in the recipe: mixed_precision, dynamo_mode"
+    assert note in found.draft.notes
+    assert found.recipe["learner"]["ranks"] == 2
+
+
 def test_a_sourced_script_gives_its_variables_and_not_its_commands(tmp_path: Path) -> None:
     (tmp_path / "settings.sh").write_text("MODEL=org/a\ntrl dpo --seed 3\n", "utf-8")
     path = tmp_path / "run.sh"

@@ -11,6 +11,14 @@ from postgrad.translate.shell import VISIBLE
 
 _NODE_LAUNCHER = "mason.py"  # starts a launcher on each of several nodes
 _STARTERS = {"accelerate", "torchrun", "deepspeed", "ray"}  # of processes of their own
+_READ = (  # of launchers, and what follows from the placement here
+    "num_nodes", "num_machines", "nnodes", "nodes", "num_processes", "nproc_per_node", "num_gpus",
+    "gpus", "include", "exclude", "hostfile", "config_file", "deepspeed_config_file", "fsdp",
+    "multi_gpu", "use_deepspeed", "use_fsdp", "ntasks", "ntasks_per_node", "gpus_per_node", "gres",
+    "module", "node_rank", "machine_rank", "master_addr", "master_port", "main_process_ip",
+    "main_process_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id",
+    "deepspeed_multinode_launcher",
+)  # fmt: skip
 _SLURM = {  # what is asked -> how sbatch and srun spell it, before a number
     "nodes": r"-N\s*|--nodes[= ]",
     "tasks": r"-n\s*|--ntasks[= ]",
@@ -63,6 +71,7 @@ class Launch:
     devices: int | None = None  # that train; None where launcher and config do not say
     machines: int | None = None  # over which they are spread; None where that is not said
     stage: int | None = None  # the ZeRO stage in which they divide their state
+    unread: tuple[str, ...] = ()  # names of its options that nothing here reads
 
 
 def launched(
@@ -72,11 +81,16 @@ def launched(
     the program. options: the program's. job: Slurm's variables, where a script asks for them.
     """
     launch = flags(launcher)
-    nodes = _whole(launch, "num_nodes", "num_machines", "nnodes", "nodes")
-    return Launch(devices(launcher, options, job or {}), nodes, zero_stage(launcher, options))
+    nodes = _integer(launch, "num_nodes", "num_machines", "nnodes", "nodes")
+    return Launch(
+        devices(launcher, options, job or {}),
+        nodes,
+        zero_stage(launcher, options),
+        tuple(name for name in launch if name not in _READ),
+    )
 
 
-def _whole(launch: Mapping[str, Any], *names: str) -> int | None:
+def _integer(launch: Mapping[str, Any], *names: str) -> int | None:
     return next((launch[name] for name in names if isinstance(launch.get(name), int)), None)
 
 

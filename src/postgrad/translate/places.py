@@ -78,9 +78,9 @@ def engines(
     """[rollout.vllm] and the place of the engines. shared: on the ranks' devices, else on their
     own. fill: as many engines as the ranks' devices hold, where no number is stated.
     """
-    tensor = _whole(options, names.tensor_parallel)
+    tensor = _integer(options, names.tensor_parallel)
     ranks = int(draft.get("learner.ranks") or 1)
-    count = max(1, ranks // tensor) if fill else _whole(options, names.count)
+    count = max(1, ranks // tensor) if fill else _integer(options, names.count)
     draft.put("rollout.type", "vllm", _PYTHON)
     if shared:
         _on_the_ranks(draft, names, count, tensor, ranks)
@@ -118,7 +118,7 @@ def _on_the_ranks(draft: Draft, names: EngineOptions, count: int, tensor: int, r
         draft.miss(names.tensor_parallel, tensor, why)
 
 
-def _whole(options: Options, name: str) -> int:
+def _integer(options: Options, name: str) -> int:
     return max(1, options.number(name, 1)) if name else 1
 
 

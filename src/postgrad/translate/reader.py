@@ -33,14 +33,14 @@ class SourceCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceCommands:
     """What a script, a command line or a config holds."""
 
     commands: tuple[SourceCommand, ...]  # that train, in order
     others: tuple[str, ...] = ()  # what the other commands are called: "mkdir", "ray start"
 
 
-def read(words: Sequence[str], program_of: FindProgram) -> Source:
+def read(words: Sequence[str], program_of: FindProgram) -> SourceCommands:
     """The training commands of FILE_OR_FLAGS: a script, a config, or a command line as it is typed.
 
     A program before a file, and flags after it, win over the file's. Raises UsageError where
@@ -56,16 +56,16 @@ def read(words: Sequence[str], program_of: FindProgram) -> Source:
         if path.is_file() or path.suffix:
             return _of_file(path, rest[1:], program, program_of)
     if program:
-        return Source((_of_flags(rest, [], program, Path()),))
+        return SourceCommands((_of_flags(rest, [], program, Path()),))
     source = _of_commands([words], program_of, Path(), {})
-    return source if source.commands else Source((_of_flags(words, [], "", Path()),))
+    return source if source.commands else SourceCommands((_of_flags(words, [], "", Path()),))
 
 
-def _of_file(path: Path, extra: list[str], program: str, program_of: FindProgram) -> Source:
+def _of_file(path: Path, extra: list[str], program: str, program_of: FindProgram) -> SourceCommands:
     typed = _of_flags(extra, [], program, path.parent)
     if path.suffix in CONFIGS:
         options = {**config_table(path), **typed.options}
-        return Source((SourceCommand(program, options, notes=typed.notes),))
+        return SourceCommands((SourceCommand(program, options, notes=typed.notes),))
     text = text_of(path)
     job = slurm_job(text)
     lines = commands(text, job, lambda name: _sourced(path.parent, name))
@@ -100,7 +100,7 @@ def _counted(names: Sequence[str]) -> list[str]:
 
 def _of_commands(
     lines: list[list[str]], program_of: FindProgram, folder: Path, job: Mapping[str, str]
-) -> Source:
+) -> SourceCommands:
     """The commands in which a word names a program; the words before it are its launcher's."""
     training: list[SourceCommand] = []
     others: list[list[str]] = []
@@ -115,7 +115,7 @@ def _of_commands(
         else:
             others.append(words)
     beside = [tuple(other for other in training if other is not command) for command in training]
-    return Source(
+    return SourceCommands(
         tuple(
             replace(command, beside=rest) for command, rest in zip(training, beside, strict=True)
         ),
@@ -148,6 +148,8 @@ def _of_flags(
         else:
             options |= config_table(path)
     launch = launched(launcher, stated, job)
+    if launch.unread:
+        notes.append(f"options of the launcher, not in the recipe: {', '.join(launch.unread)}")
     return SourceCommand(
         program, {**options, **stated}, launch.devices, launch.stage, launch.machines, tuple(notes)
     )

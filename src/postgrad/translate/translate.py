@@ -12,7 +12,7 @@ from postgrad.core.text import nearest
 from postgrad.core.untrusted import shown
 from postgrad.recipe.load import parse_recipe
 from postgrad.translate.draft import Draft, toml
-from postgrad.translate.reader import Source, SourceCommand, read
+from postgrad.translate.reader import SourceCommands, SourceCommand, read
 
 _UNREADABLE = (ValueError, TypeError, OverflowError, LookupError, AttributeError, ZeroDivisionError)
 _IMAGE_OPTIONS = {
@@ -76,7 +76,7 @@ class Translation:
         }
 
 
-def sources(name: str, words: Sequence[str]) -> Source:
+def sources(name: str, words: Sequence[str]) -> SourceCommands:
     """The commands of a script, a config or flags of the system called `name`, in order. Raises
     UsageError for what cannot be read.
     """
@@ -130,7 +130,7 @@ def images_of(program: str, options: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _chosen(system: System, source: Source, command: int | None) -> int:
+def _chosen(system: System, source: SourceCommands, command: int | None) -> int:
     """The place of the command to translate. Raises UsageError where there is no such command."""
     programs = [command.program for command in source.commands]
     if command is not None and not 1 <= command <= len(programs):
@@ -148,7 +148,7 @@ def _instead(system: System, program: str) -> str:
     return next(reasons, f"not a program that this translator knows ({', '.join(system.JOBS)})")
 
 
-def _left_out(system: System, source: Source, number: int) -> Iterator[str]:
+def _left_out(system: System, source: SourceCommands, number: int) -> Iterator[str]:
     """What becomes of a script's other commands."""
     chosen = source.commands[number]
     skipped: dict[str, list[int]] = {}

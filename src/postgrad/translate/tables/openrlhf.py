@@ -200,14 +200,16 @@ RULES: dict[str, Rule] = {
     **family("vllm.", "num_engines tensor_parallel_size enforce_eager enable_sleep "
              "gpu_memory_utilization", missing("vLLM samples where vllm.num_engines is above 0")),
     **family("", "local_rank actor.init_on_gpu", needless("how processes start")),
-    **family("rollout.", "micro_batch_size max_tokens_per_gpu vllm_generate_batch_size",
-             needless(common.CUT_BY_TOKENS)),
+    **family("rollout.", "micro_batch_size max_tokens_per_gpu", needless(common.CUT_BY_TOKENS)),
+    "rollout.vllm_generate_batch_size": missing("a round asks for the prompts that a step misses"),
+    "use_ms": missing("models and data come from the Hugging Face hub"),
+    "critic.save_value_network": missing("postgrad export --role critic writes it"),
     **family("logger.", "logging_steps wandb.key wandb.org wandb.group wandb.project "
              "wandb.run_name tensorboard_dir perf", needless(common.LOGGING)),
     **family("", "ckpt.disable_ds ckpt.max_mem", missing("checkpoint.max_ckpt_num says how many")),
-    **family("", "data.multiturn data.disable_fast_tokenizer data.dataloader_num_workers use_ms "
+    **family("", "data.multiturn data.disable_fast_tokenizer data.dataloader_num_workers "
              "model.gradient_checkpointing_reentrant model.compute_fp32_loss_enable "
-             "train.full_determinism_enable critic.save_value_network model.packing",
+             "train.full_determinism_enable model.packing",
              needless(common.SO_HERE)),
 }  # fmt: skip
 _OF_MODEL = {f"model.{entry.partition('=')[2] or entry}" for entry in _BEFORE["model"].split()}
