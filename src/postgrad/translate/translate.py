@@ -12,7 +12,7 @@ from postgrad.core.text import nearest
 from postgrad.core.untrusted import shown
 from postgrad.recipe.load import parse_recipe
 from postgrad.translate.draft import Draft, toml
-from postgrad.translate.reader import SourceCommands, SourceCommand, read
+from postgrad.translate.reader import SourceCommand, SourceCommands, read
 
 _UNREADABLE = (ValueError, TypeError, OverflowError, LookupError, AttributeError, ZeroDivisionError)
 _IMAGE_OPTIONS = {
