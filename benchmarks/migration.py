@@ -117,7 +117,6 @@ def scripts(system: str, checkout: Path) -> Iterator[LaunchScript]:
 
 def _snippets(checkout: Path) -> Iterator[LaunchScript]:
     """Commands in docstrings and pages; those of one text are a script."""
-    folder = Path(tempfile.mkdtemp(prefix="snippets-"))
     modules = sorted(
         path for name in ("examples", "trl") for path in (checkout / name).rglob("*.py")
     )
@@ -126,12 +125,13 @@ def _snippets(checkout: Path) -> Iterator[LaunchScript]:
         (path, ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "") for path in modules
     ]
     texts += [(path, code) for path in pages for code in FENCE.findall(path.read_text("utf-8"))]
-    for number, (path, text) in enumerate(texts):
-        lines = [line for line in COMMAND.findall(text) if re.search(CALLS["trl"], line)]
-        script = folder / f"{number}.sh"
-        script.write_text("\n".join(lines).replace("\\\\\n", "\\\n"), "utf-8")
-        if lines:
-            yield LaunchScript(f"{path.relative_to(checkout)}", script)
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (path, text) in enumerate(texts):
+            lines = [line for line in COMMAND.findall(text) if re.search(CALLS["trl"], line)]
+            script = Path(folder) / f"{number}.sh"
+            script.write_text("\n".join(lines).replace("\\\\\n", "\\\n"), "utf-8")
+            if lines:
+                yield LaunchScript(f"{path.relative_to(checkout)}", script)
 
 
 def count(system: str, checkout: Path) -> Count:
