@@ -247,6 +247,20 @@ def test_the_clock_asks_for_checkpoints_too(make_recipe: Any, console: Console) 
     assert saved(recipe.run_dir) == ["step-000001", "step-000002", "step-000003"]
 
 
+def test_passes_over_the_data_ask_for_checkpoints_too(make_recipe: Any, console: Console) -> None:
+    """12 rows in updates of 8: 8, 16, 24, 32, 40 and 48 are settled, so that passes end in steps 2,
+    3, 5 and 6.
+    """
+    every = {"max_ckpt_num": 9, "save_epochs": 1}
+    recipe = make_recipe("sft", steps=6, data={"size": 12}, checkpoint=every)
+    train(recipe, console)
+    assert saved(recipe.run_dir) == [f"step-00000{step}" for step in (2, 3, 5, 6)]
+    second = {"max_ckpt_num": 9, "save_epochs": 2}
+    recipe = make_recipe("sft", "second", steps=7, data={"size": 12}, checkpoint=second)
+    train(recipe, console)
+    assert saved(recipe.run_dir) == [f"step-00000{step}" for step in (3, 6, 7)]
+
+
 def test_early_stopping_ends_a_run_and_survives_a_resume(
     make_recipe: Any, console: Console
 ) -> None:

@@ -35,8 +35,12 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--devices", type=int, metavar="N", help="that train, if the source is silent"
     )
+    parser.add_argument(
+        "--command", type=int, metavar="N", help="which command of a script; the first that trains"
+    )
     parser.usage = (
-        "postgrad translate openrlhf|open-instruct|trl FILE_OR_FLAGS [--devices N] [--json]"
+        "postgrad translate openrlhf|open-instruct|trl FILE_OR_FLAGS [--devices N] [--command N] "
+        "[--json]"
     )
     commands.add("doctor", _doctor, "what this machine has, and what a run would choose on it")
 
@@ -78,7 +82,7 @@ def _config(args: argparse.Namespace, rest: list[str]) -> Any:
 def _translate(args: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.translate.translate import translate
 
-    translation = translate(args.system, rest, args.devices)
+    translation = translate(args.system, rest, args.devices, args.command)
     if translation.problem is not None:
         print(f"postgrad: not a whole recipe yet: {translation.problem}", file=sys.stderr)
     if not args.json:

@@ -280,7 +280,8 @@ def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> It
             VERIFIERS, "worker processes", always(worker_bytes(rewards, recipe.scoring))
         )
     settings = recipe.checkpoint
-    if settings.save_steps or settings.save_minutes or settings.best_metric:
+    by_times = settings.save_steps or settings.save_minutes or settings.save_epochs
+    if by_times or settings.best_metric:
         state = sum(state_bytes(role) for role in roles)
         copies: dict[MemoryPhase, int] = {"rollout": state, "score": state, "save": state}
         if not recipe.trains_on_rollouts and passes.sizes.micro_tokens:

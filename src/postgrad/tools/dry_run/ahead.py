@@ -105,12 +105,13 @@ def _times(recipe: Recipe, geometry: BatchGeometry, page: Page | None) -> Iterat
     hours = page.outlook.timing.hours if page is not None else None
     saves = recipe.checkpoint
     by_steps = 0 < saves.save_steps < steps
-    if not by_steps and not saves.save_minutes and (hours or 0.0) > LONG_HOURS:
+    otherwise = saves.save_minutes or saves.save_epochs
+    if not by_steps and not otherwise and (hours or 0.0) > LONG_HOURS:
         yield (
             f"nothing is saved before the end of about {hours:.1f} hours: a machine that stops "
             "takes all of them; give checkpoint.save_minutes or checkpoint.save_steps"
         )
-    if saves.save_steps > steps and not saves.save_minutes:
+    if saves.save_steps > steps and not otherwise:
         yield f"checkpoint.save_steps = {saves.save_steps} is more than the run's {steps} steps"
     if recipe.eval.every > steps:
         yield f"eval.every = {recipe.eval.every} is more than the run's {steps} steps"
@@ -227,7 +228,8 @@ def _saves(recipe: Recipe, page: Page | None) -> int:
     """How many checkpoints the run makes in all; 2**30 where that is not known."""
     steps = page.outlook.geometry.steps if page is not None else None
     saves = recipe.checkpoint
-    if steps is None or saves.save_minutes or saves.best_metric is not None:
+    by_more = saves.save_minutes or saves.save_epochs or saves.best_metric is not None
+    if steps is None or by_more:
         return 2**30
     return math.ceil(steps / saves.save_steps) if saves.save_steps else 1
 
