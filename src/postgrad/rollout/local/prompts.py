@@ -11,7 +11,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
-from postgrad.models.attention import AttentionContext
+from postgrad.models.attention import AttentionContext, to_device
 from postgrad.models.decoder import Decoder, ModuleDecoder
 from postgrad.models.tree import TreeAttention, attention_over
 from postgrad.rollout.engine import Request
@@ -72,7 +72,7 @@ def run_plain(
     for the fastest.
     """
     context = Recording(attention or attention_over(layout, device))
-    ids, positions = (torch.from_numpy(a).to(device) for a in (layout.token_ids, layout.positions))
+    ids, positions = (to_device(array, device) for array in (layout.token_ids, layout.positions))
     return decoder.hidden_states(ids, positions, context), context
 
 
@@ -134,8 +134,8 @@ class Prefilled:
         # A shorter prompt is padded with its last token's keys; what lies there is masked.
         offset = np.minimum(np.arange(longest), lengths[:, None] - 1)
         device = self.hidden.device
-        index = torch.from_numpy((self.starts[prompts][:, None] + offset).ravel()).to(device)
-        to = torch.from_numpy(stretches.place[numbers]).to(device)
+        index = to_device((self.starts[prompts][:, None] + offset).ravel(), device)
+        to = to_device(stretches.place[numbers], device)
         for store, packed in (
             *zip(stretches.keys, self.keys, strict=True),
             *zip(stretches.values, self.values, strict=True),
@@ -154,7 +154,7 @@ def prefill(decoder: Decoder, requests: list[Request], device: torch.device) -> 
     layout, _ = lay_out_plain([prompts[i] for i in first])
     hidden, context = run_plain(decoder, layout, device)
     starts = layout.segment_start
-    last = torch.from_numpy(starts[1:] - 1).to(device)
+    last = to_device(starts[1:] - 1, device)
     return Prefilled(
         requests, prompt_of, context.keys, context.values, starts, hidden.index_select(0, last)
     )
