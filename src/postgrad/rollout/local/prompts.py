@@ -131,11 +131,17 @@ class Prefilled:
         """Copy prompts into the cache: prompts[i], one of the P, into stretch numbers[i]."""
         lengths = np.diff(self.starts)[prompts]
         longest = int(lengths.max())
+        device = self.hidden.device
+        if device.type != "cpu":
+            from postgrad.rollout.local.paged import fill  # Triton is there with CUDA alone
+
+            table = np.stack([self.starts[prompts], lengths, stretches.place[numbers]])
+            layers = zip(self.keys, self.values, strict=True)
+            return fill(stretches, layers, to_device(table, device), longest)
         # A shorter prompt is padded with its last token's keys; what lies there is masked.
         offset = np.minimum(np.arange(longest), lengths[:, None] - 1)
-        device = self.hidden.device
-        index = to_device((self.starts[prompts][:, None] + offset).ravel(), device)
-        to = to_device(stretches.place[numbers], device)
+        index = torch.from_numpy((self.starts[prompts][:, None] + offset).ravel())
+        to = torch.from_numpy(stretches.place[numbers])
         for store, packed in (
             *zip(stretches.keys, self.keys, strict=True),
             *zip(stretches.values, self.values, strict=True),
@@ -143,6 +149,7 @@ class Prefilled:
             heads, _, dim = packed.shape
             filled = packed.index_select(1, index).view(heads, len(prompts), longest, dim)
             store[to, :, :longest] = filled.transpose(0, 1)
+        return None
 
 
 def prefill(decoder: Decoder, requests: list[Request], device: torch.device) -> Prefilled:
