@@ -264,8 +264,8 @@ def move_together(lm: nn.Module, device: torch.device) -> None:
     for dtype, parameters in of_dtype.items():
         step = ALIGNED // dtype.itemsize
         sizes = [-(-p.numel() // step) * step for p in parameters]
-        whole = torch.empty(sum(sizes), dtype=dtype, device=device)
-        for parameter, part in zip(parameters, whole.split(sizes), strict=True):
+        buffer = torch.empty(sum(sizes), dtype=dtype, device=device)
+        for parameter, part in zip(parameters, buffer.split(sizes), strict=True):
             parameter.data = part[: parameter.numel()].view_as(parameter).copy_(parameter)
     lm.to(device)  # buffers
 
