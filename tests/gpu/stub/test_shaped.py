@@ -24,7 +24,7 @@ SCRIPT = str(Path(__file__).parent / "shaped.py")
 GB = 1e9
 MOST = {"7b/ppo_lora": 141 * GB}  # what a recipe says where that is less than the card
 # The most that a step may ask of the device by phase: two micro-batches and an update each, and
-# 256 samples of 16 tokens. Measured with torch 2.13, and a few hundredths for other versions. A
+# 256 samples of 16 tokens. Measured with torch 2.11 and 2.13, and a few hundredths of launches. A
 # change that asks for less lowers them. Compiling attention, in the first case, waits 26 times.
 BUDGETS: dict[str, dict[str, dict[str, int]]] = {
     "0.6B sft": {
