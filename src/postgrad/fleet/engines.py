@@ -118,7 +118,9 @@ def _local(
     assert choices.rollout_dtype is not None  # of every job that answers
     if shared is None:
         dtype = compute_dtype(choices.rollout_dtype, device)
-        model = load_model(path, dtype=dtype, device=device)
+        # A weight in a common piece of memory cannot be borrowed; on a CPU there is no need.
+        together = device.type != "cpu" and not borrows
+        model = load_model(path, dtype=dtype, device=device, together=together)
         lm, tokenizer = model.lm, model.tokenizer
     else:
         lm, tokenizer = twin(shared), load_tokenizer(path)

@@ -8,6 +8,7 @@ an order of its own, products read a reordered copy, which `forget` drops. Every
 through its own modules. A test requires the same logits of both.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from postgrad.models.linear import OneDNNLinear, in_order, product_for
 from postgrad.models.settings import LLAMA_TYPES
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+ALIGNED = 16  # bytes: kernels read rows that begin at a multiple of them at their full width
 
 
 class Decoder(Protocol):
@@ -246,6 +248,26 @@ def _joined(parameters: Sequence[nn.Parameter]) -> Tensor:
     first = parameters[0].detach()
     shape = (sum(len(p) for p in parameters), *first.shape[1:])
     return first.as_strided(shape, first.stride())
+
+
+@torch.no_grad()
+def move_together(lm: nn.Module, device: torch.device) -> None:
+    """Moves a model to `device`, all weights of a dtype into one piece of memory.
+
+    Matrices come first, in the order of the modules, so that those of one product lie side by side
+    and need no joining. Joined on a GPU they would leave holes between the weights that stay, and
+    pages (20 MiB, 2 MiB for small weights) with holes are not given back.
+    """
+    of_dtype: defaultdict[torch.dtype, list[nn.Parameter]] = defaultdict(list)
+    for parameter in sorted(lm.parameters(), key=lambda p: p.ndim < 2):
+        of_dtype[parameter.dtype].append(parameter)
+    for dtype, parameters in of_dtype.items():
+        step = ALIGNED // dtype.itemsize
+        sizes = [-(-p.numel() // step) * step for p in parameters]
+        buffer = torch.empty(sum(sizes), dtype=dtype, device=device)
+        for parameter, part in zip(parameters, buffer.split(sizes), strict=True):
+            parameter.data = part[: parameter.numel()].view_as(parameter).copy_(parameter)
+    lm.to(device)  # buffers
 
 
 def _read(layer: Any, config: Any) -> _Layer:

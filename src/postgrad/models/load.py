@@ -29,6 +29,7 @@ from postgrad.models import files
 from postgrad.models.adapter_reader import HEAD, merge_adapter, read_adapter
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.config_check import require_config
+from postgrad.models.decoder import move_together
 from postgrad.models.four_bits import Quantize, loading_arguments
 from postgrad.models.headers import read_headers, require_fit
 from postgrad.models.linear import fuse_norms, speed_up
@@ -58,12 +59,14 @@ def load_model(
     device: torch.device | None = None,
     gradient_checkpointing: bool = False,
     quantize: Quantize = "none",
+    together: bool = False,
 ) -> LoadedModel:
     """The model of a directory or hub id, computing in `dtype`, dropout off.
 
     path: also "org/name@REVISION" (core.hub), or the directory of a PEFT adapter, which is merged
     into its base (models.adapter_reader), here and in the other functions.
     quantize: "4bit" holds the matrices of the layers so, for a model that gets an adapter.
+    together: the weights are in one piece of memory (models.decoder.move_together).
 
     The model attends with our attention, so `hidden_states` can run it over layouts. It is in eval
     mode, with gradient checkpointing, which acts only in train mode, in that.
@@ -76,6 +79,8 @@ def load_model(
     more = loading_arguments(quantize, device or torch.device("cpu"))
     lm, missing = read_weights(path, config, dtype, AutoModelForCausalLM, more)
     require_whole(path, missing=missing)
+    if together:
+        move_together(lm, device or torch.device("cpu"))
     place(lm, path, device, gradient_checkpointing=gradient_checkpointing)
     return LoadedModel(lm, tokenizer, config, path)
 

@@ -59,6 +59,7 @@ def fill(model: LocalEngine, **sampling: Any) -> None:
 
 def steps(**sampling: Any) -> dict[str, Any]:
     model = engine()
+    model.logprobs([np.arange(100, dtype=np.int32)], 1.0)  # compiles the attention of prompts
     fill(model, **sampling)
     each: list[dict[str, int]] = []
     ended: list[int] = []

@@ -31,7 +31,7 @@ LENGTH = 4096
 Account = list[tuple[str, int, int]]  # of turns: whose, bytes allocated, bytes reserved
 
 # Of a model and its run: an update and the engine's cache need about half of 24 GB each. The second
-# has the shapes of Qwen3-0.6B: minutes, by hand.
+# has the shapes of Qwen3-0.6B.
 SIZES: dict[str, dict[str, int]] = {
     "small": {"hidden": 512, "layers": 8, "heads": 8, "prompts": 8, "places": 800_000, "steps": 5},
     "0.6B": {"hidden": 1024, "layers": 28, "heads": 16, "prompts": 1, "places": 90_000, "steps": 2},

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.models.attention import require_embedded
+from postgrad.models.attention import require_embedded, to_device
 from postgrad.models.decoder import decoder_of
 from postgrad.models.head import target_logprobs
 from postgrad.models.probe import own_attention, probe_sequences, same, spread, unsupported
@@ -210,7 +210,7 @@ class LocalEngine:
                 layout, columns = lay_out_plain(batch)
                 hidden, _ = run_plain(self._decoder, layout, self._device)
                 rows, target = (
-                    torch.from_numpy(a).to(self._device) for a in (layout.hidden_row, layout.target)
+                    to_device(array, self._device) for array in (layout.hidden_row, layout.target)
                 )
                 token_logprobs, _ = target_logprobs(
                     self._lm, hidden.index_select(0, rows), target, temperature=temperature
@@ -268,7 +268,7 @@ class LocalEngine:
         if opened:
             numbers, filled = np.array(opened, np.int64).T
             pool.copy_to(self._cache.prompts, numbers, filled)
-        states = pool.hidden.index_select(0, torch.tensor(prompts, device=self._device))
+        states = pool.hidden.index_select(0, to_device(np.array(prompts), self._device))
         self._stepper.enter(first_row, states)
 
     def _divide(self) -> None:
