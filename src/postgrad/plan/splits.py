@@ -139,6 +139,7 @@ class Split:
         timing = self.outlook.timing
         return {
             "overrides": shlex.join(self.overrides),
+            "flags": list(self.overrides),
             "learner_devices": self.outlook.recipe.learner.ranks,
             "engine_devices": self.outlook.places.own,
             "sharding": self.outlook.recipe.learner.sharding,
