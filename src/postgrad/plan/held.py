@@ -74,8 +74,7 @@ def loading(role: PlannedRole, b: int, sharing: Sharing) -> int:
     """
     if _shards(role, sharing) == 1 or role.on is not None:
         return 0
-    shape = role.shape
-    return 2 * max(shape.embedding_parameters, shape.hidden_size * shape.intermediate_size) * b
+    return 2 * role.shape.largest_parameters * b
 
 
 def gathered(role: PlannedRole, b: int, sharing: Sharing) -> int:

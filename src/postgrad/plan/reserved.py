@@ -92,7 +92,7 @@ def publishing(
     if not sampled:
         return
     shape, count = policy.shape, 0
-    largest = max(shape.embedding_parameters, shape.hidden_size * shape.intermediate_size)
+    largest = shape.largest_parameters
     each = FLOAT32 if policy.model.lora is None else b
     if sharing.divided > 1 or sharing.tensor > 1:
         count = int(largest * each * (2 + 1 / max(sharing.divided, sharing.tensor)))
