@@ -185,5 +185,5 @@ def test_engines_are_where_the_recipe_puts_them(
 ) -> None:
     recipe = with_overrides(rl("Qwen/Qwen2.5-0.5B", 2048), flags)
     places = EnginePlaces.of(recipe, parse_hardware(f"{count}xH100"))
-    assert (places.engines, places.each, places.shared, places.own) == expected
+    assert (places.engines, places.each, places.shared_cards, places.own_cards) == expected
     assert places.problem is None

@@ -95,6 +95,17 @@ def test_a_vllm_on_its_own_card_is_given_most_of_it() -> None:
         assert changed.rollout_settings.vllm.memory_fraction == (0.9 if apart else 0.5)
 
 
+def test_a_vllm_beside_a_learner_is_given_half_of_the_card_at_most() -> None:
+    recipe = with_overrides(
+        rl("Qwen/Qwen2.5-7B", 2048, 7, "zero2"), [*VLLM, "--rollout.vllm.memory_fraction", "0.95"]
+    )
+    for flags in arrangements(recipe, 8, "zero2"):
+        changed = with_overrides(recipe, flags)
+        assert changed.rollout_settings is not None
+        apart = changed.cluster.policy.colocate is None
+        assert changed.rollout_settings.vllm.memory_fraction == (0.95 if apart else 0.5)
+
+
 def test_a_search_moves_cards_and_names_the_best_split(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,9 +72,9 @@ def _count(config: Mapping[str, Any], path: str) -> ModelShape:
     if kind not in CONFIG_MAPPING:
         raise UsageError(f"{path} is a {kind} model, which transformers does not have")
     with reading(f"no shape of {path}", "take the config.json that belongs to the weights"):
-        made: Any = CONFIG_MAPPING[kind].from_dict(dict(config))
-    require_supported(made, path)
-    return _shape_of(skeleton(made, AutoModelForCausalLM, path), path)
+        parsed: Any = CONFIG_MAPPING[kind].from_dict(dict(config))
+    require_supported(parsed, path)
+    return _shape_of(skeleton(parsed, AutoModelForCausalLM, path), path)
 
 
 def _shape_of(lm: Any, path: str) -> ModelShape:

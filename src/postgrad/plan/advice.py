@@ -77,11 +77,11 @@ def fewer_devices(now: Outlook) -> Iterator[Change]:
 def _fewer_ranks(now: Outlook) -> Iterator[Change]:
     """As many ranks as the engines leave devices, or as there are, with the engines beside them."""
     recipe, count, stage = now.recipe, now.hardware.count, now.recipe.learner.sharding
-    left = count - now.places.own
+    left = count - now.places.own_cards
     text = "as many ranks as there are devices"
     if left >= 1:
         yield ranked(recipe, left, stage), text
-    if now.places.own:
+    if now.places.own_cards:
         place = (*flags("cluster.rollout", "{}"), *flags("cluster.policy.colocate", "rollout"))
         yield (*ranked(recipe, count, stage), *place), f"{text}, which engines share"
 

@@ -91,10 +91,10 @@ def card_groups(
         refused = problem if engine else None
         groups.append(CardGroup(first, count, names, kept, True, bool(engine), refused))
         first += count
-    if places.own:
+    if places.own_cards:
         kept = engine_memory(recipe, policy, sizes, device, lengths, places)
         names = (places.name,)
-        groups.append(CardGroup(first, places.own, names, kept, False, True, problem))
+        groups.append(CardGroup(first, places.own_cards, names, kept, False, True, problem))
     return tuple(groups)
 
 
@@ -107,7 +107,7 @@ def _of_learners(
     their own would be further entries.
     """
     ranks = recipe.learner.ranks
-    shared = min(places.shared, ranks)
+    shared = min(places.shared_cards, ranks)
     if shared:
         yield shared, roles, places
     if ranks > shared:

@@ -28,7 +28,9 @@ ENGINE = "engine"  # the role of lines of engines
 # Of a vLLM engine: tokens of its largest forward pass (max_num_batched_tokens, its default for all
 # but the largest GPUs), which it keeps room for.
 VLLM_TOKENS = 8192
-FULLEST = 0.9  # the share of a card of its own that vLLM takes by default
+# vLLM's share of a card: of one of its own (vLLM's default), and of one that a learner has too
+# (the default of rollout.vllm.memory_fraction).
+FULLEST, HALF = 0.9, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class EnginePlaces:
 
     engines: int = 0  # each samples its share of the prompts; 0: none works on these cards
     each: int = 1  # cards of an engine: its matrices are divided over them
-    shared: int = 0  # of the learner's cards, the first ones, that have an engine too
-    own: int = 0  # cards of engines alone
+    shared_cards: int = 0  # of the learner's cards, the first ones, that have an engine too
+    own_cards: int = 0  # cards of engines alone
     is_vllm: bool = False
     apart: bool = False  # engines are not in the learner's process
     problem: str | None = None  # why a run refuses the placement
@@ -62,7 +64,7 @@ class EnginePlaces:
         is_vllm = rollout.type == "vllm"
         workers = recipe.cluster.engines(ranks)
         if hardware.device.is_cpu:
-            return cls(1, shared=1, is_vllm=is_vllm, apart=is_vllm or workers > 0)
+            return cls(1, shared_cards=1, is_vllm=is_vllm, apart=is_vllm or workers > 0)
         copies, each = 1, 1
         if is_vllm:
             copies, each = rollout.vllm.engines, rollout.vllm.tensor_parallel
@@ -88,15 +90,15 @@ class EnginePlaces:
     ) -> "EnginePlaces":
         placed = recipe.cluster.rollout
         stated = None if placed is None else placed.gpus
-        given, needed = (stated or 0) // workers, copies * each
+        per_worker, needed = (stated or 0) // workers, copies * each
         problem = None
-        if stated is not None and given < needed:
+        if stated is not None and per_worker < needed:
             problem = (
                 f"cluster.rollout.gpus = {stated}: {workers} workers that work on {needed} cards "
                 f"each need {workers * needed}"
             )
-        own = workers * max(given, needed)
-        return cls(workers * copies, each, 0, own, is_vllm, True, problem)
+        own_cards = workers * max(per_worker, needed)
+        return cls(workers * copies, each, 0, own_cards, is_vllm, True, problem)
 
 
 def engine_width(rollout: RolloutSettings, policy: PlannedRole, *, cpu: bool) -> int:

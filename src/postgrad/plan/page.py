@@ -28,10 +28,10 @@ class Page:
         outlook = self.outlook
         where = f"{outlook.hardware.count} x {outlook.hardware.device.name}"
         if outlook.missing_devices:
-            ranks, own = outlook.recipe.learner.ranks, outlook.places.own
+            ranks, engines = outlook.recipe.learner.ranks, outlook.places.own_cards
             needs = f"{ranks} ranks need a device each"
-            if own:
-                needs = f"{ranks} ranks and {own} for engines are {ranks + own} devices"
+            if engines:
+                needs = f"{ranks} ranks and {engines} for engines are {ranks + engines} devices"
             return f"does not fit: {needs}, there are {where}"
         peak = f"{gigabytes(outlook.memory.peak_bytes)} of {gigabytes(outlook.memory.capacity)}"
         word = "fits" if outlook.fits else "does not fit"
@@ -265,7 +265,7 @@ def engine_notes(outlook: Outlook) -> Iterator[str]:
         f"{about}; vLLM reserves rollout.vllm.memory_fraction = {fraction:g} of a card, "
         f"{fraction * device.memory_bytes / 1e9:.1f} GB"
     )
-    if places.own and fraction < FULLEST:
+    if places.own_cards and fraction < FULLEST:
         yield (
             f"engines have cards of their own: --rollout.vllm.memory_fraction {FULLEST:g} gives "
             "them more cache"

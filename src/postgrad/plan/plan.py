@@ -175,7 +175,7 @@ def _free_bytes(
     if rollout is None:
         return 0
     cpu = device.is_cpu
-    if places.shared:
+    if places.shared_cards:
         before = memory(recipe, roles, Sizes(0, 0), sharing, device, lengths).at("load")
     else:
         before = FRAMEWORK["cpu" if cpu else "gpu"]

@@ -37,7 +37,7 @@ class Offer:
             "count": self.count,
             "overrides": shlex.join(self.overrides),
             "learner_devices": self.outlook.recipe.learner.ranks,
-            "engine_devices": self.outlook.places.own,
+            "engine_devices": self.outlook.places.own_cards,
             "peak_bytes": self.outlook.memory.peak_bytes,
             "hours": self.outlook.timing.hours,
             "device_hours": self.device_hours,
@@ -124,7 +124,7 @@ def _engines_on(offer: Offer) -> str:
     places = offer.outlook.places
     if not offer.outlook.recipe.trains_on_rollouts or not places.engines:
         return ""
-    return str(places.own) if places.own else "the same"
+    return str(places.own_cards) if places.own_cards else "the same"
 
 
 def _hours(hours: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from postgrad.cluster.settings import PolicyPlacement
 from postgrad.core.errors import UsageError
 from postgrad.core.settings import ShardingStage
-from postgrad.plan.engines import FULLEST
+from postgrad.plan.engines import FULLEST, HALF
 from postgrad.plan.hardware import Hardware
 from postgrad.plan.plan import Facts, Outlook, outlook
 from postgrad.recipe.load import with_overrides
@@ -104,20 +104,28 @@ def _shared(recipe: Recipe, count: int, stage: str) -> Overrides:
         *(flags("cluster.policy", "{}") if _places_policy(recipe) else ()),
         *flags("cluster.policy.colocate", "rollout"),
         *(flags("cluster.rollout", "{}") if recipe.cluster.rollout else ()),
+        *_share(recipe, most=HALF),
     )
 
 
 def _apart(recipe: Recipe, ranks: int, workers: int, stage: str) -> Overrides:
     """Flags for `workers` rollout workers with cards of their own, which vLLM then fills."""
-    rollout = recipe.rollout_settings
-    fuller = rollout is not None and rollout.type == "vllm" and rollout.cache_tokens is None
-    fuller = fuller and rollout is not None and rollout.vllm.memory_fraction < FULLEST
     return (
         *_learner(recipe, ranks, stage),
         *(flags("cluster.policy", "{}") if _places_policy(recipe) else ()),
         *flags("cluster.rollout", f"{{ workers = {workers} }}"),
-        *(flags("rollout.vllm.memory_fraction", FULLEST) if fuller else ()),
+        *_share(recipe, least=FULLEST),
     )
+
+
+def _share(recipe: Recipe, least: float = 0.0, most: float = 1.0) -> Overrides:
+    """Flags that bring vLLM's share of a card between two bounds; none where it is there."""
+    rollout = recipe.rollout_settings
+    if rollout is None or rollout.type != "vllm" or rollout.cache_tokens is not None:
+        return ()
+    stated = rollout.vllm.memory_fraction
+    bounded = min(max(stated, least), most)
+    return () if bounded == stated else flags("rollout.vllm.memory_fraction", bounded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +139,7 @@ class Split:
     def engines(self) -> str:
         """The engines and where they are, for people."""
         places = self.outlook.places
-        where = "on the same" if places.shared else f"on {places.own}"
+        where = "on the same" if places.shared_cards else f"on {places.own_cards}"
         return f"{places.name}, {where}" if places.engines else ""
 
     def to_json(self) -> dict[str, Any]:
@@ -141,7 +149,7 @@ class Split:
             "overrides": shlex.join(self.overrides),
             "flags": list(self.overrides),
             "learner_devices": self.outlook.recipe.learner.ranks,
-            "engine_devices": self.outlook.places.own,
+            "engine_devices": self.outlook.places.own_cards,
             "sharding": self.outlook.recipe.learner.sharding,
             "peak_bytes": self.outlook.memory.peak_bytes,
             "step_seconds": timing.step_seconds,
@@ -170,7 +178,7 @@ def fitting_splits(
             after = planned(recipe, overrides, there)
             if after is None or not after.fits:
                 continue
-            key = after.recipe.learner.ranks, after.places.own
+            key = after.recipe.learner.ranks, after.places.own_cards
             splits.setdefault(key, Split(overrides, after))
     return sorted(splits.values(), key=lambda split: split.outlook.timing.step_seconds)
 

@@ -139,7 +139,7 @@ def timing(
         for role in roles
         if role.learner is not None
     )
-    return Timing(step, geometry.steps, once, recipe.learner.ranks + places.own)
+    return Timing(step, geometry.steps, once, recipe.learner.ranks + places.own_cards)
 
 
 @dataclass(frozen=True, slots=True)
