@@ -141,7 +141,9 @@ class RankedFleet:
         recipe, settings = self._site.recipe, self._site.recipe.rollout_settings
         assert settings is not None  # of every job that samples
         if count := recipe.cluster.engines(recipe.learner.ranks):
-            return self._shared_engine(count, path, stack, -(-sequences // count), max_len)
+            answers = recipe.answers_per_prompt  # a prompt is dealt with all of its answers
+            share = -(-sequences // answers // count) * answers
+            return self._shared_engine(count, path, stack, share, max_len)
         require_trainable(settings)
         engine, self._site.choices = build_engine(
             settings, path, self._site.choices, stack,

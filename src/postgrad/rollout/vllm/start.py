@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
+from postgrad.models.known_shapes import any_shape
 from postgrad.models.load import (
     load_config,
     load_generation_config,
@@ -22,7 +23,6 @@ from postgrad.models.load import (
     require_readable,
     skeleton,
 )
-from postgrad.models.shapes import shape_of
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.rows import eos_token_ids
 from postgrad.rollout.settings import RolloutSettings
@@ -148,7 +148,7 @@ def _log(folder: Path, number: int) -> Path:
 
 def _token_bytes(path: str, dtype: torch.dtype) -> int:
     config: dict[str, Any] = load_config(path).to_dict()
-    return shape_of(config, path).cache_bytes_per_token(dtype.itemsize)
+    return any_shape(config, path).cache_bytes_per_token(dtype.itemsize)
 
 
 def _cache_bytes(
