@@ -2,6 +2,7 @@
 every rank loaded all of it.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import torch
 
 from helpers.part_cases import Parts, Watched, load, trained, weight_bytes, write_model
 from helpers.ranks import run_ranks
+from postgrad.checkpoint.parts import Part, Reader, part_name, write_part
+from postgrad.learner.optimizer import UPDATES
+from postgrad.learner.role import PolicyLearner
 from postgrad.models.stored import StoredTensor
 from postgrad.parallel.ranks import Grid, Ranks
-from postgrad.parallel.sharding import local
+from postgrad.parallel.sharding import WHOLE, local
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
@@ -73,3 +77,44 @@ def test_a_model_loaded_in_parts_has_the_bits_of_one_loaded_whole(
 ) -> None:
     paths = [(case, write_model(case, tmp_path)) for case in cases]
     run_ranks(4, compare, tmp_path, paths, divided)
+
+
+RESUMED = [Parts(tied=False), Parts("qwen2", grid=Grid(tensor=2)), Parts(stage="zero1")]
+
+
+def save(learner: Any, ranks: Ranks, folder: Path) -> None:
+    """As fleet/worker.py writes a checkpoint."""
+    for stem, named in learner.tensors().items():
+        parts: dict[str, Part] = {}
+        for name, held in named.items():
+            if name == UPDATES:
+                piece = replace(WHOLE, first=ranks.rank == 0)
+            else:
+                piece = learner.pieces.get(name) or learner.pieces[name.rpartition(".")[0]]
+            if piece.first:
+                parts[name] = Part(held, piece.shape, piece.offsets)
+        write_part(folder / part_name(stem, ranks.rank, ranks.size), parts)
+
+
+def resume(ranks: Ranks, folder: Path, cases: list[tuple[Parts, Path]]) -> None:
+    for case, path in cases:
+        arranged = ranks.arranged(case.grid)
+        learner = trained(case, load(case, path, arranged, whole=False))
+        to = folder / f"saved-{case.name}"
+        to.mkdir(exist_ok=True)
+        save(learner, arranged, to)
+        arranged.gathered(0)  # all have written
+        fresh = PolicyLearner(load(case, path, arranged, whole=False), learner.settings, 100)
+        with Watched() as watched:
+            fresh.load(Reader(to, frozenset(file.name for file in to.iterdir())))
+        for stem, named in learner.tensors().items():
+            found = fresh.tensors()[stem]
+            assert found.keys() == named.keys()
+            assert all(torch.equal(found[name], tensor) for name, tensor in named.items()), case
+        mine = sum(t.nbytes for named in learner.tensors().values() for t in named.values())
+        assert watched.bytes == mine + torch.int64.itemsize, case  # the number of updates: twice
+
+
+def test_a_resume_reads_a_ranks_part_alone(tmp_path: Path) -> None:
+    paths = [(case, write_model(case, tmp_path)) for case in RESUMED]
+    run_ranks(4, resume, tmp_path, paths)

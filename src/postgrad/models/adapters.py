@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Generator, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,7 +25,7 @@ from postgrad.models.adapter_reader import HEAD, PREFIX, linear_layers
 from postgrad.models.four_bits import FourBitLinear, base_weight
 from postgrad.models.score import in_float32
 from postgrad.models.settings import LoraSettings
-from postgrad.models.stored import Box, StoredTensor
+from postgrad.models.stored import Box, StoredTensor, realise
 
 # The layers with adapters of each model: finding them takes longer than switching them.
 _adapted: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
@@ -160,10 +161,9 @@ class Adapter:
                 a, b = layer.lora_A[self.name].weight, layer.lora_B[self.name].weight
                 matrices = base_weight(layer).float(), a, b
                 base, a, b = (_full_tensor(matrix) for matrix in matrices)
-                yield (
-                    f"{layer_name}.weight",
-                    torch.addmm(base, b, a, alpha=layer.scaling[self.name]),
-                )
+                merge = partial(torch.addmm, mat1=b, mat2=a, alpha=layer.scaling[self.name])
+                stored = isinstance(base, StoredTensor)
+                yield f"{layer_name}.weight", base.mapped(merge) if stored else merge(base)
             else:
                 for end, tensor in layer.modules_to_save[self.name].named_parameters():
                     yield f"{layer_name}.{end}", tensor.detach().clone()
@@ -206,6 +206,10 @@ class Adapter:
                     f"{name} has shape {tuple(tensor.shape)}, adapter {self.name!r} has "
                     f"{tuple(parameters[name].shape)}: is it of this model and rank?"
                 )
+        for _, layer in self._adapted_layers():
+            for kind in ("lora_A", "lora_B", "modules_to_save"):
+                realise(getattr(layer, kind, nn.Module()))  # nothing is written into a file
+        parameters = self.parameters()
         for name, tensor in weights.items():
             parameters[name].copy_(tensor)
 

@@ -35,7 +35,7 @@ from postgrad.models.linear import fuse_norms, speed_up
 from postgrad.models.probe import require_same_outputs
 from postgrad.models.rope import hold_frequencies
 from postgrad.models.settings import looks_local
-from postgrad.models.stored import stored_tensors
+from postgrad.models.stored import of_tensors, real, stored_tensors
 from postgrad.models.supported import is_tested, require_interface, require_supported
 from postgrad.parallel.ranks import ALONE, Ranks
 
@@ -61,11 +61,12 @@ class Loading:
     device: torch.device
     quantize: Quantize = "none"
     ranks: Ranks = ALONE
+    in_files: bool = False
 
     @property
-    def in_parts(self) -> bool:
-        """Whether weights stay in their files until they are divided."""
-        return self.ranks.size > 1 and self.quantize == "none"
+    def stored(self) -> bool:
+        """Whether weights stay in their files until somebody needs them."""
+        return (self.in_files or self.ranks.size > 1) and self.quantize == "none"
 
 
 def load_model(
@@ -76,6 +77,7 @@ def load_model(
     gradient_checkpointing: bool = False,
     quantize: Quantize = "none",
     ranks: Ranks = ALONE,
+    in_files: bool = False,
 ) -> LoadedModel:
     """The model of a directory or hub id, computing in `dtype`, dropout off.
 
@@ -84,6 +86,7 @@ def load_model(
     quantize: "4bit" holds the matrices of the layers so, for a model that gets an adapter.
     ranks: those that will divide the model. If there are several, its weights stay in their files
     (models.stored) until Backbone.divide takes this rank's part; those in four bits do not.
+    in_files: True leaves them there in one process too.
 
     The model attends with our attention, so `hidden_states` can run it over layouts. It is in eval
     mode, with gradient checkpointing, which acts only in train mode, in that.
@@ -93,7 +96,7 @@ def load_model(
     """
     config = load_config(path)
     tokenizer = load_tokenizer(path)
-    how = Loading(dtype, device or torch.device("cpu"), quantize, ranks)
+    how = Loading(dtype, device or torch.device("cpu"), quantize, ranks, in_files)
     lm, missing = read_weights(path, config, AutoModelForCausalLM, how)
     require_whole(path, missing=missing)
     place(lm, path, how, gradient_checkpointing=gradient_checkpointing)
@@ -104,10 +107,10 @@ def place(lm: Any, path: str, how: "Loading", *, gradient_checkpointing: bool) -
     """Moves a model to its device, swaps in our faster layers, and sets its mode as load_model
     says. A model of an untested type is probed there (models.probe), by the first rank alone.
     """
-    if how.in_parts:  # stored weights are of their device already
+    if how.stored:  # stored weights are of their device already
         for module in lm.modules():
             for name, buffer in module._buffers.items():
-                module._buffers[name] = buffer if buffer is None else buffer.to(how.device)
+                module._buffers[name] = None if buffer is None else real(buffer).to(how.device)
     else:
         lm.to(how.device)
     speed_up(lm, how.device)
@@ -223,20 +226,22 @@ def read_weights(path: str, config: Any, kind: Any, how: Loading) -> tuple[Any, 
     wanted = "it takes a config and weights as safetensors in the layout of Hugging Face"
     name, at = pretrained(path)
     with reading(f"the model {path} cannot be loaded", wanted):
-        arguments: dict[str, Any] = {
-            "config": config,
-            "dtype": how.dtype,
-            "attn_implementation": ATTENTION_NAME,
-            "output_loading_info": True,
-            "ignore_mismatched_sizes": True,  # so that they are named below
-        }
-        if how.in_parts:
+        if how.stored:
             weights = stored_tensors(_weight_files(path), how.device)
-            read: Any = type(meta).from_pretrained(None, state_dict=weights, **arguments)
+            read: Any = of_tensors(type(meta), config, how.dtype, weights, ATTENTION_NAME)
         else:
-            arguments |= {"use_safetensors": True, "trust_remote_code": False, **at}
-            arguments |= loading_arguments(how.quantize, how.device)
-            read = kind.from_pretrained(name, **arguments)
+            read = kind.from_pretrained(
+                name,
+                config=config,
+                dtype=how.dtype,
+                attn_implementation=ATTENTION_NAME,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # so that they are named below
+                **at,
+                **loading_arguments(how.quantize, how.device),
+            )
     lm, report = read
     require_whole(path, mismatched=[name for name, *_ in report["mismatched_keys"]])
     return lm, list(report["missing_keys"])

@@ -52,6 +52,7 @@ def load_score_model(
     fresh_head: bool = True,
     quantize: Quantize = "none",
     ranks: Ranks = ALONE,
+    in_files: bool = False,
 ) -> LoadedModel:
     """The body of a causal model or of a reward model, with a `score` head; see load_model.
 
@@ -69,7 +70,7 @@ def load_score_model(
         )
     config.num_labels = 1
     tokenizer = load_tokenizer(path)
-    how = Loading(dtype, device or torch.device("cpu"), quantize, ranks)
+    how = Loading(dtype, device or torch.device("cpu"), quantize, ranks, in_files)
     lm, missing = read_weights(path, config, AutoModelForSequenceClassification, how)
     require_whole(path, missing=[name for name in missing if name != HEAD])
     if missing and not fresh_head:

@@ -6,7 +6,7 @@ and FSDP2 divides them, as if they were ordinary. Only the copy into a rank's ow
 that from where it is stored: the rows and columns of that part alone. `realise` reads what is left.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,28 @@ def realise(module: nn.Module) -> None:
                     whole = parameter.real().detach()  # of a file on a CPU: mapped, not copied
                     parameters[parameter] = nn.Parameter(whole, parameter.requires_grad)
                 owner._parameters[name] = parameters[parameter]
+
+
+def of_tensors(
+    kind: Any,
+    config: Any,
+    dtype: torch.dtype,
+    weights: Mapping[str, Tensor],
+    attention: str,
+) -> tuple[Any, dict[str, Any]]:
+    """A model of a class of transformers with the given weights, which may be stored, and its
+    report of the names that it lacks. weights: by the names of files or of parameters. attention:
+    the name of its implementation.
+    """
+    return kind.from_pretrained(
+        None,
+        config=config,
+        dtype=dtype,
+        state_dict=dict(weights),
+        attn_implementation=attention,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are in the report
+    )
 
 
 def whole_box(shape: Sequence[int]) -> Box:
