@@ -293,7 +293,7 @@ def _give_weights(lm: nn.Module, name: str, rank: int, seed: int) -> None:
         layer: Any = layer
         base = layer.get_base_layer().weight
         width = layer.in_features
-        a = _Drawn(seed, f"lora {name} {layer_name}", width)
+        a = _FreshA(seed, f"lora {name} {layer_name}", width)
         shapes = {"lora_A": (rank, width), "lora_B": (layer.out_features, rank)}
         for matrix, read in (("lora_A", a), ("lora_B", _zeros)):
             drawn = StoredTensor(shapes[matrix], torch.float32, base.device, read)
@@ -302,7 +302,7 @@ def _give_weights(lm: nn.Module, name: str, rank: int, seed: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawn:
+class _FreshA:
     """Blocks of a fresh A [rank, width], whose numbers are drawn from counters."""
 
     seed: int

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from postgrad.core.errors import RunError
 
 Box = tuple[tuple[int, int], ...]  # (first index, count) of a block, by dimension
-Read = Callable[[Box], Tensor]  # a block, in CPU memory
+ReadBlock = Callable[[Box], Tensor]  # a block, in CPU memory
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -41,7 +41,7 @@ class StoredTensor(Tensor):
     is a TypeError, and it stays on the device that it is to be read to.
     """
 
-    _read: Read
+    _read: ReadBlock
 
     @staticmethod
     def __new__(
@@ -49,7 +49,7 @@ class StoredTensor(Tensor):
         shape: Sequence[int],
         dtype: torch.dtype,
         device: torch.device,
-        read: Read,
+        read: ReadBlock,
     ) -> "StoredTensor":
         """read: gives blocks of a tensor of this shape and dtype. device: where it will lie."""
         make: Any = Tensor._make_wrapper_subclass  # pyright: ignore[reportAttributeAccessIssue]
@@ -117,7 +117,7 @@ def stored_tensors(files: Iterable[Path], device: torch.device) -> dict[str, Sto
     return tensors
 
 
-def _from_file(path: Path, file: Any, name: str) -> Read:
+def _from_file(path: Path, file: Any, name: str) -> ReadBlock:
     def read(box: Box) -> Tensor:
         try:
             return file.get_slice(name)[_slices(box)] if box else file.get_tensor(name)
@@ -140,8 +140,8 @@ def realise(module: nn.Module) -> None:
         for name, parameter in owner._parameters.items():
             if isinstance(parameter, StoredTensor):
                 if parameter not in parameters:
-                    whole = parameter.real().detach()  # of a file on a CPU: mapped, not copied
-                    parameters[parameter] = nn.Parameter(whole, parameter.requires_grad)
+                    numbers = parameter.real().detach()  # of a file on a CPU: mapped, not copied
+                    parameters[parameter] = nn.Parameter(numbers, parameter.requires_grad)
                 owner._parameters[name] = parameters[parameter]
 
 
@@ -195,7 +195,7 @@ def _noted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: tor
     by_blocks = _BY_BLOCKS.get(func.overloadpacket)
     several = isinstance(results, list | tuple)
     shapes: list[Tensor] = list(results) if several else [results]
-    reads: list[Read] | None = None if by_blocks is None else by_blocks(*args, **kwargs)
+    reads: list[ReadBlock] | None = None if by_blocks is None else by_blocks(*args, **kwargs)
     if reads is None:
         reads = [_from_whole(func, args, kwargs, n, several) for n in range(len(shapes))]
     noted = [
@@ -207,7 +207,7 @@ def _noted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: tor
 
 def _from_whole(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, several: bool
-) -> Read:
+) -> ReadBlock:
     def in_memory(tensor: StoredTensor) -> Tensor:
         return tensor.block(whole_box(tensor.shape))
 
@@ -221,15 +221,15 @@ def _from_whole(
     return read
 
 
-def _same(source: StoredTensor, **_: Any) -> list[Read]:
+def _same(source: StoredTensor, **_: Any) -> list[ReadBlock]:
     return [source.block]
 
 
-def _cast(source: StoredTensor, *, dtype: torch.dtype | None = None, **_: Any) -> list[Read]:
+def _cast(source: StoredTensor, *, dtype: torch.dtype | None = None, **_: Any) -> list[ReadBlock]:
     return [lambda box: source.block(box).to(dtype or source.dtype)]
 
 
-def _part(source: StoredTensor, dim: int, start: int) -> Read:
+def _part(source: StoredTensor, dim: int, start: int) -> ReadBlock:
     """Blocks of the part that begins at `start` of a dimension."""
 
     def read(box: Box) -> Tensor:
@@ -241,13 +241,13 @@ def _part(source: StoredTensor, dim: int, start: int) -> Read:
 
 def _slice(
     source: StoredTensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> list[Read] | None:
+) -> list[ReadBlock] | None:
     dim %= source.ndim
     first = slice(start, end).indices(source.shape[dim])[0]
     return [_part(source, dim, first)] if step == 1 else None
 
 
-def _split(source: StoredTensor, size: int | list[int], dim: int = 0) -> list[Read]:
+def _split(source: StoredTensor, size: int | list[int], dim: int = 0) -> list[ReadBlock]:
     dim %= source.ndim
     if isinstance(size, int):
         return [_part(source, dim, start) for start in range(0, source.shape[dim], size)]
@@ -255,16 +255,16 @@ def _split(source: StoredTensor, size: int | list[int], dim: int = 0) -> list[Re
     return [_part(source, dim, start) for start in starts]
 
 
-def _select(source: StoredTensor, dim: int, index: int) -> list[Read]:
+def _select(source: StoredTensor, dim: int, index: int) -> list[ReadBlock]:
     dim, index = dim % source.ndim, index % source.shape[dim]
     return [lambda box: source.block((*box[:dim], (index, 1), *box[dim:])).squeeze(dim)]
 
 
-def _unbind(source: StoredTensor, dim: int = 0) -> list[Read]:
+def _unbind(source: StoredTensor, dim: int = 0) -> list[ReadBlock]:
     return [_select(source, dim, index)[0] for index in range(source.shape[dim])]
 
 
-def _permute(source: StoredTensor, dims: Sequence[int]) -> list[Read]:
+def _permute(source: StoredTensor, dims: Sequence[int]) -> list[ReadBlock]:
     order = [dim % source.ndim for dim in dims]
 
     def read(box: Box) -> Tensor:
@@ -274,14 +274,14 @@ def _permute(source: StoredTensor, dims: Sequence[int]) -> list[Read]:
     return [read]
 
 
-def _transpose(source: StoredTensor, dim: int = 0, other: int = 1) -> list[Read]:
+def _transpose(source: StoredTensor, dim: int = 0, other: int = 1) -> list[ReadBlock]:
     order = list(range(source.ndim))
     if order[1:]:
         order[dim], order[other] = order[other], order[dim]
     return _permute(source, order)
 
 
-def _cat(tensors: Sequence[StoredTensor], dim: int = 0) -> list[Read] | None:
+def _cat(tensors: Sequence[StoredTensor], dim: int = 0) -> list[ReadBlock] | None:
     if len({tensor.ndim for tensor in tensors}) > 1:  # torch leaves out empty vectors
         return None
     dim %= tensors[0].ndim
@@ -300,7 +300,7 @@ def _cat(tensors: Sequence[StoredTensor], dim: int = 0) -> list[Read] | None:
     return [read]
 
 
-def _stack(tensors: Sequence[StoredTensor], dim: int = 0) -> list[Read]:
+def _stack(tensors: Sequence[StoredTensor], dim: int = 0) -> list[ReadBlock]:
     dim %= tensors[0].ndim + 1
 
     def read(box: Box) -> Tensor:
@@ -311,7 +311,7 @@ def _stack(tensors: Sequence[StoredTensor], dim: int = 0) -> list[Read]:
     return [read]
 
 
-_BY_BLOCKS: dict[Any, Callable[..., list[Read] | None]] = {
+_BY_BLOCKS: dict[Any, Callable[..., list[ReadBlock] | None]] = {
     **dict.fromkeys((aten.detach, aten.alias, aten.clone, aten.lift_fresh), _same),
     aten._to_copy: _cast, aten.slice: _slice, aten.split: _split, aten.split_with_sizes: _split,
     aten.select: _select, aten.unbind: _unbind, aten.permute: _permute,
