@@ -35,7 +35,7 @@ from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.engine import Engine
 
-Load = Callable[[Recipe, ModelSettings, str, Choices], Backbone]
+Load = Callable[[Recipe, ModelSettings, str, Choices, Ranks], Backbone]
 
 
 def base_model(recipe: Recipe, init: Path) -> str:
@@ -97,7 +97,8 @@ class LocalFleet:
         require_unchanged(self._site, "reference", start)
         reference = policy.under_adapter() if start == path else None
         if reference is None:
-            backbone = _causal(recipe, recipe.reference.model, start, self._site.choices)
+            choices = self._site.choices
+            backbone = _causal(recipe, recipe.reference.model, start, choices, self._ranks)
             self._freeze(backbone)
             reference = Policy(backbone, policy.temperature)
         self.roles["reference"] = reference
@@ -107,7 +108,8 @@ class LocalFleet:
         recipe, policy = self._rl_recipe, self._policy
         start = recipe.reference.model.source or path
         require_unchanged(self._site, "reference", start)
-        backbone = _causal(recipe, recipe.reference.model, start, self._site.choices)
+        choices = self._site.choices
+        backbone = _causal(recipe, recipe.reference.model, start, choices, self._ranks)
         backbone.lm.requires_grad_(False)
         self._divide(backbone, recipe.learner)  # as the policy's, row for row
         reference = MovingReference(
@@ -129,7 +131,7 @@ class LocalFleet:
             model = critic.under_adapter()
         else:
             settings, choices = recipe.reward_model.model, self._site.choices
-            backbone = _scoring(recipe, settings, path, choices, fresh_head=False)
+            backbone = _scoring(recipe, settings, path, choices, self._ranks, fresh_head=False)
             self._freeze(backbone)
             model = ScoreRole(backbone, "at")
         self.roles["frozen_reward_model"] = model
@@ -139,7 +141,7 @@ class LocalFleet:
         recipe = self._site.recipe
         settings = recipe.model_tables["reference", "model"]
         require_unchanged(self._site, "reference", path)
-        backbone = _causal(recipe, settings, path, self._site.choices)
+        backbone = _causal(recipe, settings, path, self._site.choices, self._ranks)
         self._freeze(backbone)
         self.roles["frozen_policy"] = Policy(backbone)
         return self.roles["frozen_policy"]
@@ -188,7 +190,7 @@ class LocalFleet:
     ) -> Backbone:
         """With an adapter where the settings say so: the weights under it never change."""
         recipe = self._site.recipe
-        backbone = load(recipe, settings, path, self._site.choices)
+        backbone = load(recipe, settings, path, self._site.choices, self._ranks)
         if settings.lora is not None:
             require_unchanged(self._site, role, path)
             seed = integer(recipe.seed, "adapter")
@@ -247,7 +249,9 @@ def require_unchanged(site: Site, role: str, path: str) -> None:
     site.choices = replace(site.choices, frozen={**site.choices.frozen, role: digest})
 
 
-def _causal(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Backbone:
+def _causal(
+    recipe: Recipe, settings: ModelSettings, path: str, choices: Choices, ranks: Ranks = ALONE
+) -> Backbone:
     require_divisible(recipe.learner, path)
     device = torch.device(choices.device)
     model = load_model(
@@ -256,6 +260,7 @@ def _causal(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices
         device=device,
         gradient_checkpointing=settings.gradient_checkpointing,
         quantize=settings.quantize,
+        ranks=ranks,
     )
     require_length(model.config, recipe.data.max_len, path)
     compiler = "inductor" if runs_compiled(choices, settings, model.config) else None
@@ -268,6 +273,7 @@ def _scoring(
     settings: ModelSettings,
     path: str,
     choices: Choices,
+    ranks: Ranks = ALONE,
     *,
     fresh_head: bool = True,
 ) -> Backbone:
@@ -279,6 +285,7 @@ def _scoring(
         device=device,
         gradient_checkpointing=settings.gradient_checkpointing,
         quantize=settings.quantize,
+        ranks=ranks,
         seed=recipe.seed,
         fresh_head=fresh_head,
     )

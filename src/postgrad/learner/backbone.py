@@ -39,6 +39,7 @@ from postgrad.models.attention import (
     to_device,
     windows_of,
 )
+from postgrad.models.stored import realise
 from postgrad.models.tree import FlexAttention, TreeAttention
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import Sharding
@@ -141,8 +142,9 @@ class Backbone:
 
     def divide(self, ranks: Ranks, stage: ShardingStage, *, offload: bool = False) -> None:
         """From now on runs on `ranks`, with weights divided as their grid and `stage` say. offload:
-        divided weights are held in the host's memory. To be called after an adapter was added and
-        before an optimizer takes the weights.
+        divided weights are held in the host's memory. Of weights that are still in files
+        (models.stored) this rank's part is read, and all of those that are not divided. To be
+        called after an adapter was added and before an optimizer takes the weights.
         """
         if self._compiler is not None and (ranks.grid.sharers > 1 or stage != "none"):
             raise UsageError(
@@ -160,6 +162,7 @@ class Backbone:
         self.sharding = Sharding(
             self._forward, layers, heads, stage, ranks, lm.dtype, offload=offload
         )
+        realise(lm)
 
     def micro_batches(
         self,

@@ -18,6 +18,7 @@ from postgrad.models.adapter_files import merged_state
 from postgrad.models.files import CONFIG, is_adapter
 from postgrad.models.load import load_model
 from postgrad.models.rope import max_positions
+from postgrad.models.stored import real
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.parallel import device as devices
 from postgrad.recipe.load import recipe_from_json
@@ -107,10 +108,11 @@ def _weights(recipe: Recipe, checkpoint: Checkpoint, base: str) -> Mapping[str, 
     role = roles_of(recipe, base)["policy"]
     weights = checkpoint.tensors(role.stem)
     if role.lora is None:
-        return weights
+        return {name: real(weight) for name, weight in weights.items()}
     stated = checkpoint.state.choices.get("dtype") or "auto"
     dtype = devices.compute_dtype(stated, torch.device("cpu"))
-    return merged_state(base, weights, role.lora, quantize=role.quantize, dtype=dtype)
+    merged = merged_state(base, weights, role.lora, quantize=role.quantize, dtype=dtype)
+    return {name: real(weight) for name, weight in merged.items()}
 
 
 def _dtype(checkpoint: Checkpoint) -> str:
