@@ -126,7 +126,7 @@ def _smaller_forward(now: Outlook) -> Iterator[Change]:
 
 
 def _fewer_bits(recipe: Recipe) -> Iterator[Change]:
-    """Moments of a byte a number; an adapter instead of the whole model; that model in four bits."""
+    """Moments of a byte a number; an adapter in place of the model; that model in four bits."""
     learner, model = recipe.learner, recipe.model
     if learner.optimizer == "adamw" and learner.optimizer_state == "float32":
         yield flags("learner.optimizer_state", "8bit"), "AdamW's moments of matrices in eight bits"

@@ -161,7 +161,7 @@ def captured(monkeypatch):
 
 
 def endless(model, tokenizer, **settings):
-    """An engine whose samples end at their limits alone, so that any weights have the same steps."""
+    """An engine whose samples end at their limits: any weights have the same steps."""
     engine = LocalEngine(model, tokenizer, slots=9, cache_tokens=9 * 64, **settings)
     engine._stopper._eos = np.array([-1])
     return engine
