@@ -243,7 +243,8 @@ def test_seven_devices_that_train_and_one_that_samples_are_eight() -> None:
 
 
 def test_more_devices_are_the_advice_where_these_do_not_do() -> None:
-    recipe = rl("Qwen/Qwen2.5-7B", 1024, lora=True)
+    """Compiled layers have no products of four bits."""
+    recipe = with_overrides(rl("Qwen/Qwen2.5-7B", 1024, lora=True), ["--model.compile", "true"])
     facts = Facts(shape_of_model, parse_hardware("RTX-4090"))
     start = outlook(recipe, facts)
     assert not start.fits
@@ -255,6 +256,31 @@ def test_more_devices_are_the_advice_where_these_do_not_do() -> None:
     assert last.after.fits
     assert last.after.recipe.model.lora == recipe.model.lora
     assert last.after.recipe.data.max_len == 1024  # nothing that is learned was changed
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags"),
+    [
+        (rl("Qwen/Qwen2.5-7B", 1024, lora=True), ("--model.quantize", "4bit")),
+        (rl("Qwen/Qwen2.5-1.5B", 1024), ("--learner.optimizer_state", "8bit")),
+    ],
+)
+def test_fewer_bits_are_the_advice_where_a_small_card_does_not_do(
+    recipe: Recipe, flags: tuple[str, str]
+) -> None:
+    facts = Facts(shape_of_model, parse_hardware("RTX-4090"))
+    start = outlook(recipe, facts)
+    assert not start.fits
+    (only,) = advise(start, facts)
+    assert only.overrides == flags
+    assert only.after.fits
+
+
+def test_moments_in_eight_bits_are_not_advised_beside_muon() -> None:
+    recipe = with_overrides(rl("Qwen/Qwen2.5-1.5B", 1024), ["--learner.optimizer", "muon"])
+    facts = Facts(shape_of_model, parse_hardware("RTX-4090"))
+    for advice in advise(outlook(recipe, facts), facts):
+        assert "--learner.optimizer_state" not in advice.overrides
 
 
 def test_fewer_devices_are_the_advice_where_most_of_them_wait() -> None:

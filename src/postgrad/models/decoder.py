@@ -40,6 +40,12 @@ class Decoder(Protocol):
         """Reads changed weights now, as the products read them, and not with the next product."""
         ...
 
+    def addresses(self) -> tuple[int, ...]:
+        """Where the weights lie, after `prepare`. As long as these numbers stay, a CUDA graph of
+        this decoder reads the weights that it has now.
+        """
+        ...
+
     def hidden_states(
         self, input_ids: Tensor, positions: Tensor, context: AttentionContext
     ) -> Tensor:
@@ -67,6 +73,9 @@ class ModuleDecoder:
 
     def prepare(self) -> None:
         """Nothing to do: the modules read the parameters themselves."""
+
+    def addresses(self) -> tuple[int, ...]:
+        return tuple(parameter.data_ptr() for parameter in self._lm.parameters())
 
     def hidden_states(
         self, input_ids: Tensor, positions: Tensor, context: AttentionContext
@@ -143,6 +152,7 @@ class LayeredDecoder:
 
     def __init__(self, lm: Any) -> None:
         model, config = lm.model, lm.config
+        self._parameters: list[nn.Parameter] = list(lm.parameters())
         self._embedding: nn.Parameter = model.embed_tokens.weight
         self._rotary = model.rotary_emb
         self._dim: int = model.layers[0].self_attn.head_dim
@@ -172,6 +182,9 @@ class LayeredDecoder:
     def prepare(self) -> None:
         for product in self._products:
             product.prepare()
+
+    def addresses(self) -> tuple[int, ...]:
+        return tuple(parameter.data_ptr() for parameter in self._parameters)
 
     def hidden_states(
         self, input_ids: Tensor, positions: Tensor, context: AttentionContext

@@ -237,16 +237,16 @@ class FlexAttention:
         # Inside a compiled layer it is a part of that layer's graph.
         kernel: Any = flex_attention if torch.compiler.is_compiling() else _kernel()
         out = kernel(
-            query[None],
-            key[None],
-            value[None],
+            query.view(1, *query.shape),
+            key.view(1, *key.shape),
+            value.view(1, *value.shape),
             score_mod=None if softcap is None else cap,
             block_mask=self._mask(window),
             scale=scale,
             enable_gqa=query.shape[0] != key.shape[0],
             kernel_options=kernel_options(width, query.dtype, self._roomy),
         )
-        return out[0].transpose(0, 1)
+        return out.squeeze(0).transpose(0, 1)
 
 
 def _visible(positions: Tensor, ends: Tensor, window: int | None) -> Any:

@@ -21,7 +21,13 @@ ALL = "all devices train"
 COUNTS = (2, 4, 8, 16, 32, 64)  # devices to try where those that are there are too few
 WORTH = 0.95  # a change that only saves time has to save a twentieth
 WASTED = 2 / 3  # half of the devices are advised where they take less of the device-hours
-CHANGES_LEARNING = ("--model.lora", "--data.max_len")
+CHANGES_LEARNING = (
+    "--learner.optimizer_state",
+    "--model.lora",
+    "--model.quantize",
+    "--data.max_len",
+)
+DIVIDES = ("--learner.ranks", "--learner.sharding", "--learner.offload")
 
 
 def smaller(now: Outlook) -> Iterator[Change]:
@@ -37,9 +43,7 @@ def smaller(now: Outlook) -> Iterator[Change]:
     gathers_cross_host = now.hardware.device.link == "pcie"
     yield from _sharded(now, last="zero2" if gathers_cross_host else "zero3")
     yield from _fewer_places(now, least=FEW)
-    if recipe.model.lora is None:
-        change = ("--model.lora", "{ rank = 64, alpha = 64 }")
-        yield change, "an adapter trains, the model is frozen"
+    yield from _fewer_bits(recipe)
     yield from _fewer_places(now, least=1)
     if recipe.learner.sharding != "none" and not recipe.learner.offload:
         text = "what is divided lies in the host's memory"
@@ -109,6 +113,18 @@ def _smaller_forward(now: Outlook) -> Iterator[Change]:
     elif samples is not None and samples > 1:
         size = max(n for n in range(1, samples) if samples % n == 0)
         yield flags("batch.micro_train_batch_size", size), "a smaller forward pass"
+
+
+def _fewer_bits(recipe: Recipe) -> Iterator[Change]:
+    """Moments of a byte a number; an adapter in place of the model; that model in four bits."""
+    learner, model = recipe.learner, recipe.model
+    if learner.optimizer == "adamw" and learner.optimizer_state == "float32":
+        yield flags("learner.optimizer_state", "8bit"), "AdamW's moments of matrices in eight bits"
+    if model.lora is None:
+        change = ("--model.lora", "{ rank = 64, alpha = 64 }")
+        yield change, "an adapter trains, the model is frozen"
+    elif model.quantize == "none":
+        yield flags("model.quantize", "4bit"), "the frozen matrices in four bits"
 
 
 def _fewer_places(now: Outlook, least: int) -> Iterator[Change]:
@@ -270,7 +286,7 @@ def _on_more_devices(start: Outlook, steps: Sequence[Change], facts: Facts) -> I
     """The fewest devices of this kind on which the run fits: with those steps that do not change
     what is learned, else with all steps. Where no number of devices is enough, the steps alone.
     """
-    others = [step for step in steps if not step[0][0].startswith("--learner")]
+    others = [step for step in steps if not step[0][0].startswith(DIVIDES)]
     lossless = [step for step in others if not step[0][0].startswith(CHANGES_LEARNING)]
     for chosen in (lossless, others):
         advised = list(_advised(start, chosen, facts))

@@ -67,6 +67,16 @@ def test_each_number_of_rows_is_run_once_then_captured_once(told: dict[str, Any]
     assert sum(step["refused"] for step in steps) == 0
 
 
+def test_graphs_outlast_a_publish_and_end_with_the_cache(
+    stub: Stub, results: dict[str, Any]
+) -> None:
+    captured = stub.ask(SCRIPT, "publishes")
+    results["graphs captured in a batch"] = captured
+    assert captured["first"] > 5
+    assert captured["after a publish"] == 0
+    assert captured["after a rest"] == captured["first"]
+
+
 def test_filters_are_in_the_graph_too(stub: Stub) -> None:
     told = stub.ask(SCRIPT, "filters")
     quiet = told["steps"][2:40]

@@ -130,6 +130,7 @@ class LocalEngine:
         self._rows = Rows(0, 0)
         self._shared = SharedPrompts(0)
         self._prompts_computed = 0  # since the engine was idle: names a prompt's stretches
+        self._division = (0, 0, 0)  # of the cache: slots, places of a prompt and of a response
         self._stepper = Stepper(self._decoder, self._cache, 0)
         self._flights: list[Flight] = []  # steps whose tokens are not read yet, oldest first
         self._ended: list[Completion] = []  # that `advance` has still to return
@@ -188,7 +189,7 @@ class LocalEngine:
         if not self._shares:
             take_over(self._lm, weights, borrow=self._borrows)
         self._decoder.forget()
-        self._stepper.forget()
+        self._stepper.reload()
         self._rows.end_version(self._version)
         self._version = version
         if self._prefilled is not None:
@@ -226,6 +227,7 @@ class LocalEngine:
         if not (self._rows.count or self._waiting or self._prefilled):
             self._decoder.forget()
             self._cache.release()
+            self._division = (0, 0, 0)
             self._stepper = Stepper(self._decoder, self._cache, 0)
             if self._device.type == "cuda":
                 give_back(self._device)
@@ -290,7 +292,11 @@ class LocalEngine:
         self._cache.divide(slots, prompt, new)
         self._rows = Rows(slots, new)
         self._shared = SharedPrompts(slots)
-        self._stepper = Stepper(self._decoder, self._cache, slots)
+        if self._division == (slots, prompt, new):
+            self._stepper.restart()
+        else:
+            self._division = slots, prompt, new
+            self._stepper = Stepper(self._decoder, self._cache, slots)
         self._prompts_computed = 0
 
     def _next_prompts(self) -> list[Request]:
