@@ -10,7 +10,7 @@ from postgrad.tools.verify_resume import verify_resume
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["sft", "grpo with kl and ema"])
+@pytest.mark.parametrize("job", ["sft", "grpo with kl and ema", "grpo of stale samples"])
 def test_a_run_killed_at_random_moments_ends_with_the_same_bits(job: str, tmp_path: Path) -> None:
     recipe = write_recipe(job, tmp_path)
     report = verify_resume(recipe, ["--steps", "8"], 5, Console("quiet"), seed=len(job))
