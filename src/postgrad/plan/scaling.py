@@ -88,8 +88,7 @@ def scale(
         raise UsageError(f'--scale simulates job = "rl", and {path} is job = "{recipe.job}"')
     numbers = _counts(counts)
     available = parse_hardware(hardware) if hardware else this_machine()
-    recipe, facts = facts_of(recipe, available)
-    planned = outlook(recipe, facts)
+    planned = outlook(*facts_of(recipe, available))
     load, most, text = _load(recipe, planned, run)
     console.note(
         f"simulated, on {available.device.name}: steps of {load.groups} x {load.samples} samples, "
