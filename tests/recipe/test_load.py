@@ -84,6 +84,23 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
             "recipe.toml:20: algorithm.correction: with rollout.top_p and rollout.top_k samples",
         ),
         (
+            ("clip_high = 0.28", "clip_high = 0.28\n[rollout]\nmax_staleness = 4"),
+            "recipe.toml:22: rollout.max_staleness: 4 trains on samples of older weights, and "
+            "nothing corrects for it",
+        ),
+        (
+            ("clip_high = 0.28", 'old_logprobs = "sampled"\ncorrection = "icepop"'),
+            'recipe.toml:20: algorithm.old_logprobs: "sampled" clips the ratio to the sampler',
+        ),
+        (
+            ("clip_high = 0.28", 'old_logprobs = "sampled"\n[rollout]\nmin_p = 0.1'),
+            'recipe.toml:20: algorithm.old_logprobs: "sampled" with rollout.top_p, top_k or min_p',
+        ),
+        (
+            ("clip_high = 0.28", "clip_high = 0.28\n[rollout]\nin_flight_updates = false"),
+            "recipe.toml:22: rollout.in_flight_updates: is of samples that are under way",
+        ),
+        (
             ('path = "rows.jsonl"', 'pth = "rows.jsonl"'),
             "recipe.toml:9: unknown key 'data.pth': did you mean 'data.path'?",
         ),

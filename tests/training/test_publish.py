@@ -92,7 +92,7 @@ def test_the_learner_gives_back_before_each_time_that_the_engine_takes() -> None
     publish = Publisher(both, both, [np.arange(4, dtype=np.int32)], both.give_back)
     assert both.asked == ["the engine scores"]
     both.asked.clear()
-    publish()
+    publish(3)
     assert both.asked == [
         "the learner gives back",
         "the engine wakes for weights",

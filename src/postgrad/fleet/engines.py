@@ -27,7 +27,7 @@ from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.agreement import agreed
-from postgrad.rollout.engine import Completion, Engine, EngineStats, Request, portions
+from postgrad.rollout.engine import Completion, Engine, EngineStats, Request, in_order, portions
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.cache import bytes_per_token
 from postgrad.rollout.local.engine import LocalEngine
@@ -240,6 +240,9 @@ class EngineWorker:
     ) -> list[NDArray[np.float32]]:
         return self._engine.logprobs(sequences, temperature)
 
+    def cut(self) -> list[Request]:
+        return self._engine.cut()
+
     def rest(self) -> None:
         self._engine.rest()
 
@@ -306,6 +309,15 @@ class SharedEngine:
             for number in range(self._workers.size)
         ]
         return agreed([handle.result() for handle in handles], self._dtype, "rollout worker")
+
+    def cut(self) -> list[Request]:
+        """Engine.cut, of every worker."""
+        requests: list[Request] = []
+        for number in range(self._workers.size):
+            cut: list[Request] = self._workers.ask(number, "cut").result()
+            self._open[number] -= sum(len(request.sample_ids) for request in cut)
+            requests += cut
+        return in_order(requests)
 
     def rest(self) -> None:
         self._workers.call("rest").result()

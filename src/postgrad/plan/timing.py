@@ -171,7 +171,9 @@ def _readers(
 ) -> Iterator[PlannedRole]:
     """The roles that compute logprobs or values of a step's samples before the update."""
     for role in roles:
-        needed = recipe.algorithm.needs().old_logprobs or geometry.updates_per_step > 1
+        needs = recipe.algorithm.needs()
+        several = geometry.updates_per_step > 1 and not needs.sampled_is_old
+        needed = needs.old_logprobs or several
         if role.name != "policy" or needed:
             yield role
 

@@ -166,6 +166,7 @@ class RLRecipe(_Recipe, AnsweringSections):
             *answering.answering(self),
             *answering.sampling(self),
             *answering.correction(self.algorithm, self.rollout),
+            *answering.stale_samples(self.algorithm, self.rollout),
             *checks.moving_reference(self.reference, self.model, self.algorithm),
             *answering.group_size(self.algorithm, self.batch),
         ]

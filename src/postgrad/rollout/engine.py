@@ -7,7 +7,7 @@ one suite of tests, tests/contracts/test_engines.py.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -21,11 +21,31 @@ from postgrad.rollout.settings import SamplingSettings
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """The first W tokens of a sample's turn, which an engine wrote before it was cut."""
+
+    token_ids: NDArray[np.int32]  # [W]
+    logprobs: NDArray[np.float32]  # [W] nats, as in a Completion
+    versions: tuple[tuple[int, int], ...]  # ((policy version, tokens), ...) in order
+
+    def first(self, count: int) -> "Written":
+        """The first `count` tokens."""
+        versions: list[tuple[int, int]] = []
+        left = count
+        for version, tokens in self.versions:
+            versions.append((version, min(tokens, left)))
+            left -= versions[-1][1]
+        kept = tuple((version, tokens) for version, tokens in versions if tokens)
+        return Written(self.token_ids[:count], self.logprobs[:count], kept)
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """Continue `token_ids` once for each of `sample_ids`.
 
     The tokens that are drawn depend only on (seed, ticket, sample, turn, position), on the weights
-    and on `token_ids`.
+    and on `token_ids`. A turn that was cut goes on behind `written`, which is part of its
+    completion and of its limit: positions, stop strings and max_new_tokens count from its start.
     """
 
     ticket: int  # of the prompt
@@ -35,6 +55,54 @@ class Request:
     turn: int = 0  # the policy's, from 0
     seed: int = 0  # of the run
     messages: Sequence[Mapping[str, str]] = ()  # the prompt in the chat format; () in later turns
+    written: Written | None = None  # of a turn that goes on; then `sample_ids` is a single sample
+
+    @property
+    def prefix(self) -> NDArray[np.int32]:
+        """[P + W] the tokens behind which the next one is drawn."""
+        if self.written is None:
+            return self.token_ids
+        return np.concatenate([self.token_ids, self.written.token_ids])
+
+    @property
+    def position(self) -> int:
+        """W: the place of the next token in its turn."""
+        return 0 if self.written is None else len(self.written.token_ids)
+
+    @property
+    def new_tokens(self) -> int:
+        """How many tokens may still be drawn."""
+        return self.sampling.max_new_tokens - self.position
+
+    def require_valid(self) -> None:
+        """Raises ValueError for a request that no engine can do."""
+        if not len(self.token_ids) or not self.sample_ids:
+            raise ValueError(f"ticket {self.ticket}: a request needs a token and a sample")
+        if self.written is not None and (len(self.sample_ids) > 1 or self.new_tokens < 1):
+            raise ValueError(
+                f"ticket {self.ticket}: a turn that goes on is a single sample's, and not at its "
+                "limit yet"
+            )
+
+    def turn_with(
+        self,
+        token_ids: NDArray[np.int32],
+        logprobs: NDArray[np.float32],
+        versions: Sequence[tuple[int, int]],
+    ) -> Written:
+        """The turn from its start to the end of newly drawn tokens."""
+        if self.written is None:
+            return Written(token_ids, logprobs, tuple(versions))
+        before = self.written
+        return Written(
+            np.concatenate([before.token_ids, token_ids]),
+            np.concatenate([before.logprobs, logprobs]),
+            joined(before.versions, versions),
+        )
+
+    def cut_after(self, sample: int, turn: Written) -> "Request":
+        """The request that continues `sample` where it was cut; turn: as of `turn_with`."""
+        return replace(self, sample_ids=(sample,), written=turn if len(turn.token_ids) else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +171,32 @@ class Engine(Protocol):
         """
         ...
 
+    def cut(self) -> list[Request]:
+        """Stop all samples that have not ended. Returns the requests that continue them, ordered by
+        (ticket, sample). `completed` still returns those that ended before.
+        """
+        ...
+
     def rest(self) -> None:
         """Free memory that others may need: no request comes for a while."""
         ...
+
+
+def joined(
+    first: Sequence[tuple[int, int]], second: Sequence[tuple[int, int]]
+) -> tuple[tuple[int, int], ...]:
+    """The (version, tokens) of `first`, then of `second`; neighbours of one version are added."""
+    spans: list[tuple[int, int]] = []
+    for version, tokens in (*first, *second):
+        if spans and spans[-1][0] == version:
+            tokens += spans.pop()[1]
+        spans.append((version, tokens))
+    return tuple(spans)
+
+
+def in_order(requests: Iterable[Request]) -> list[Request]:
+    """`requests` ordered by (ticket, first sample)."""
+    return sorted(requests, key=lambda request: (request.ticket, request.sample_ids[0]))
 
 
 def generate(engine: Engine, requests: Iterable[Request]) -> list[Completion]:

@@ -101,6 +101,11 @@ class RolloutSettings(SamplingSettings):
     `keep_above` or not below `keep_below`. `filter_on` names the component that is asked, also by
     a curriculum. A replay, which samples nothing, refuses both this and a curriculum.
 
+    max_staleness: how many steps may lie between the weights that begin a sample and the step that
+    trains on it. 0: each step samples with its own weights. Otherwise the prompts of as many steps
+    ahead are sampled beside a step's own, and new weights arrive while they are being written
+    (docs/async.md). in_flight_updates = false: a sample ends with the weights that began it.
+
     `slots`: sequences decoded together; `cache_tokens`: token places in the key-value cache. Both
     are chosen at start where they are left out, and kept as run state. slots = "auto": as many as
     fit the memory that is there, tried on the device.
@@ -117,6 +122,8 @@ class RolloutSettings(SamplingSettings):
     keep_above: float | None = None
     keep_below: float | None = None
     curriculum: CurriculumSettings = CurriculumSettings()
+    max_staleness: int = Field(default=0, ge=0, le=64)
+    in_flight_updates: bool = True
     slots: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     cache_tokens: int | None = Field(default=None, ge=16)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -53,10 +53,12 @@ class Publisher:
             self._probe = [sequences.tokens.row(row)[-PROBE_TOKENS:] for row in rows]
             self._before = self._engines()
 
-    def __call__(self) -> dict[str, float]:
-        """Publishes the weights; returns the probe's metrics for the sentinel."""
+    def __call__(self, version: int) -> dict[str, float]:
+        """Publishes the weights as `version`, the number of steps that made them; returns the
+        probe's metrics for the sentinel.
+        """
         self._give_back()
-        self._engine.load_weights(self._weights(), self._policy.updates)
+        self._engine.load_weights(self._weights(), version)
         before, self._before = self._before, self._engines()
         learner = self._policy.logprobs(_scored_everywhere(self._probe)).result()
         self._give_back()

@@ -13,6 +13,19 @@ from postgrad.rollout.vllm.protocol import Start
 START = Start("a model", "bfloat16", 40, 4, 1 << 20, 2, 0.25, True, False, True)
 
 
+class LogprobsSoFar:
+    """What vLLM keeps of a request in flight: nothing before its first token."""
+
+    def __init__(self, written: list[int]) -> None:
+        self._written = written
+
+    @property
+    def logprobs(self) -> Any:
+        if not self._written:
+            return None
+        return SimpleNamespace(logprobs=[-1.0] * len(self._written))
+
+
 class Counting:
     """Writes one token a step to every request: its step's number."""
 
@@ -35,8 +48,15 @@ class Counting:
         self.running[name] = (prompt["prompt_token_ids"], params, written)
         self.output_processor.request_states[f"{name}-suffix"] = SimpleNamespace(
             external_req_id=name,
-            detokenizer=SimpleNamespace(num_output_tokens=lambda: len(written)),
+            detokenizer=SimpleNamespace(
+                num_output_tokens=lambda: len(written), output_token_ids=written
+            ),
+            logprobs_processor=LogprobsSoFar(written),
         )
+
+    def abort_request(self, names: list[str]) -> None:
+        for name in names:
+            del self.running[name], self.output_processor.request_states[f"{name}-suffix"]
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.running)
@@ -231,3 +251,25 @@ def test_weights_and_tokenizer_of_a_hub_id_are_of_one_revision() -> None:
     told = engine_arguments(replace(START, revision="v1"))
     assert (told["model"], told["revision"], told["tokenizer_revision"]) == ("a model", "v1", "v1")
     assert engine_arguments(START)["revision"] is None
+
+
+def test_a_cut_returns_what_was_written_by_version_and_stops_all(served: Any) -> None:
+    server, engine, told = served
+    server._do(sample(1, 2, most=9))
+    server._step()
+    server._finish_weights(4)
+    server._step()
+    server._step()
+    server._do(sample(3, most=9))
+    server._do({"do": "cut", "call": 7})
+    (reply,) = told
+    assert reply["done"] == 7
+    spans = {one["key"]: (one["tokens"], one["versions"]) for one in reply["value"]}
+    assert spans == {
+        1: ([0, 1, 2], [[0, 1], [4, 2]]),
+        2: ([0, 1, 2], [[0, 1], [4, 2]]),
+        3: ([], []),
+    }
+    assert [len(one["logprobs"]) for one in reply["value"]] == [3, 3, 0]
+    assert not engine.has_unfinished_requests()
+    assert server._spans == {}

@@ -26,7 +26,7 @@ from postgrad.models.head import target_logprobs
 from postgrad.models.probe import own_attention, probe_sequences, same, spread, unsupported
 from postgrad.models.supported import is_tested
 from postgrad.parallel.device import give_back
-from postgrad.rollout.engine import Completion, EngineStats, Request, take_over
+from postgrad.rollout.engine import Completion, EngineStats, Request, in_order, take_over
 from postgrad.rollout.local.budget import PREFILL_TOKENS, SharedPrompts, align
 from postgrad.rollout.local.cache import KeyValueCache
 from postgrad.rollout.local.prompts import (
@@ -144,12 +144,11 @@ class LocalEngine:
         needed = self._places(request)
         if needed > self._cache.tokens:
             raise UsageError(
-                f"ticket {request.ticket}: a prompt of {len(request.token_ids)} tokens and "
-                f"{request.sampling.max_new_tokens} new ones need {needed} places, the cache has "
+                f"ticket {request.ticket}: a prompt of {len(request.prefix)} tokens and "
+                f"{request.new_tokens} new ones need {needed} places, the cache has "
                 f"{self._cache.tokens}: raise rollout.cache_tokens or lower rollout.max_new_tokens"
             )
-        if not len(request.token_ids) or not request.sample_ids:
-            raise ValueError(f"ticket {request.ticket}: a request needs a token and a sample")
+        request.require_valid()
         require_embedded(self._lm, request.token_ids)
         order = (request.ticket, request.sample_ids[0], request.turn, self._submitted)
         self._submitted += 1
@@ -197,6 +196,22 @@ class LocalEngine:
             for request in waiting:
                 self.submit(request)
 
+    def cut(self) -> list[Request]:
+        """Engine.cut: all rows are free afterwards, and the cache is laid out anew for what comes
+        next, so that a sample's keys and values are computed again.
+        """
+        while self._flights:
+            self._read()
+        rows = self._rows
+        requests = [
+            rows.requests[row].cut_after(int(rows.sample[row]), rows.whole_turn(row, self._version))
+            for row in range(rows.count)
+        ]
+        requests += self._prefilled.waiting() if self._prefilled is not None else []
+        requests += [request for _, request in self._waiting]
+        self._rows, self._prefilled, self._waiting = Rows(0, 0), None, []
+        return in_order(requests)
+
     @torch.inference_mode()
     def logprobs(
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
@@ -234,7 +249,7 @@ class LocalEngine:
 
     def _places(self, request: Request) -> int:
         # The last token is never computed, but a place for it keeps the arithmetic plain.
-        return align(len(request.token_ids)) + align(request.sampling.max_new_tokens)
+        return align(len(request.prefix)) + align(request.new_tokens)
 
     def _admit(self) -> None:
         """Give free rows to waiting samples."""
@@ -282,8 +297,8 @@ class LocalEngine:
         tokens = self._cache.tokens
         prompt, new = 0, 0
         for _, request in sorted(self._waiting):
-            longer = max(prompt, align(len(request.token_ids)))
-            more = max(new, align(request.sampling.max_new_tokens))
+            longer = max(prompt, align(len(request.prefix)))
+            more = max(new, align(request.new_tokens))
             if prompt and longer + more > tokens:
                 break
             prompt, new = longer, more
@@ -309,9 +324,9 @@ class LocalEngine:
         room = self._prefill_tokens
         while self._waiting:
             request = self._waiting[0][1]
-            too_long = len(request.token_ids) > self._cache.prompts.places
-            too_long |= request.sampling.max_new_tokens > self._cache.responses.places
-            room -= len(request.token_ids)
+            too_long = len(request.prefix) > self._cache.prompts.places
+            too_long |= request.new_tokens > self._cache.responses.places
+            room -= len(request.prefix)
             if too_long or (requests and room < 0):
                 break
             requests.append(heapq.heappop(self._waiting)[1])
@@ -332,7 +347,8 @@ class LocalEngine:
             row = here[broken[0]]
             raise RunError(
                 f"the policy's logits are not finite (version {self._version}, ticket "
-                f"{rows.ticket[row]}, sample {rows.sample[row]}, token {rows.written[row]}): "
+                f"{rows.ticket[row]}, sample {rows.sample[row]}, token "
+                f"{rows.position[row] + rows.written[row]}): "
                 "the weights have diverged; go back to a checkpoint with a lower learner.lr"
             )
         rows.append(here, tokens, logprobs)
@@ -361,18 +377,20 @@ class LocalEngine:
 
     def _completions(self, gone: NDArray[np.int64], stopped: NDArray[np.bool_]) -> list[Completion]:
         rows = self._rows
-        tokens = [rows.tokens[row, : rows.written[row]].copy() for row in gone]
-        texts = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        turns = [rows.whole_turn(row, self._version) for row in gone]
+        texts = self._tokenizer.batch_decode(
+            [turn.token_ids for turn in turns], skip_special_tokens=True
+        )
         return [
             Completion(
                 ticket=int(rows.ticket[row]),
                 sample=int(rows.sample[row]),
                 turn=int(rows.turn[row]),
-                token_ids=token_ids,
-                logprobs=rows.logprobs[row, : len(token_ids)].copy(),
+                token_ids=turn.token_ids,
+                logprobs=turn.logprobs,
                 finish_reason="stop" if stopped[row] else "length",
-                versions=rows.versions(row, self._version),
+                versions=turn.versions,
                 text=text,
             )
-            for row, token_ids, text in zip(gone, tokens, texts, strict=True)
+            for row, turn, text in zip(gone, turns, texts, strict=True)
         ]

@@ -1,6 +1,6 @@
 """Prefill: several prompts in one packed forward, each computed once for all its samples."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -122,7 +122,7 @@ class Prefilled:
         for number in range(self.number, len(self.requests)):
             r = self.requests[number]
             samples = r.sample_ids[self.taken if number == self.number else 0 :]
-            left.append(Request(r.ticket, samples, r.token_ids, r.sampling, r.turn, r.seed))
+            left.append(replace(r, sample_ids=samples))
         return left
 
     def copy_to(
@@ -155,7 +155,7 @@ class Prefilled:
 def prefill(decoder: Decoder, requests: list[Request], device: torch.device) -> Prefilled:
     """Compute the prompts of `requests` in one packed forward, equal ones once."""
     number: dict[bytes, int] = {}
-    prompts = [np.ascontiguousarray(r.token_ids, np.int32) for r in requests]
+    prompts = [np.ascontiguousarray(r.prefix, np.int32) for r in requests]
     prompt_of = np.array([number.setdefault(p.tobytes(), len(number)) for p in prompts], np.int64)
     _, first = np.unique(prompt_of, return_index=True)
     layout, _ = lay_out_plain([prompts[i] for i in first])

@@ -28,7 +28,9 @@ from postgrad.rollout.local.rows import Rows
 from postgrad.rollout.local.sampler import Kind, Knobs, sample, uniform
 
 # Columns of the block, an integer of 64 bits for each row; KNOBS are float64 in the same bits.
-COLUMNS = ("source", "written", "active", "fresh", "prompt", "key", "lane", "response", "top_k")
+COLUMNS = (
+    "source", "written", "active", "fresh", "position", "prompt", "key", "lane", "response", "top_k"
+)  # fmt: skip
 KNOBS = ("temperature", "top_p", "min_p")
 STRETCHES = ("length", "used", "place")  # of prompts: tokens, lanes in use, place in the cache
 NAMED = (*COLUMNS, *KNOBS, *STRETCHES)  # behind them LANES columns without names
@@ -67,6 +69,7 @@ class StepBuffers:
         columns = dict(zip(NAMED, self.block, strict=False))
         self.columns = columns
         self.written, self.active = columns["written"], columns["active"]
+        self.position = columns["position"]  # in its turn, of the first token of each response
         self.fresh, self.prompt, self.key = columns["fresh"], columns["prompt"], columns["key"]
         self.row_of_lane = self.block[len(NAMED) :].flatten()
         wide = [columns[name].view(torch.float64) for name in KNOBS]
@@ -99,7 +102,7 @@ def step(decoder: Decoder, cache: KeyValueCache, buffers: StepBuffers, shape: St
         hidden = _entered(hidden, buffers, shape)
     assert hidden is not None  # a step without old rows has new ones
     n = shape.drawn
-    numbers = uniform(buffers.key[:n], buffers.written[:n])
+    numbers = uniform(buffers.key[:n], buffers.position[:n] + buffers.written[:n])
     logits = decoder.logits(hidden)[:n]
     tokens, logprobs = sample(logits, buffers.knobs.rows(slice(0, n)), numbers, shape.kind)
     buffers.ids[:n].copy_(tokens)
@@ -289,6 +292,7 @@ class Stepper:
         columns["written"][:count] = rows.launched[:count]
         columns["active"][:count] = 1
         columns["fresh"][decoding:count] = 1
+        columns["position"][:count] = rows.position[:count]
         columns["prompt"][:count] = rows.prompt[:count]
         columns["key"][:count] = rows.key[:count].view(np.int64)
         columns["response"][:] = self._cache.responses.place[:capacity]

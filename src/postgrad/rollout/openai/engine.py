@@ -83,6 +83,10 @@ class OpenAIEngine:
         """Always raises UsageError: the server's logprobs are of other tokens."""
         raise UsageError(_NO_WEIGHTS)
 
+    def cut(self) -> list[Request]:
+        """Always raises UsageError: a server's text has no tokens to go on from."""
+        raise UsageError(_NO_WEIGHTS)
+
     def rest(self) -> None:
         """Does nothing: the memory is the server's."""
 

@@ -123,6 +123,7 @@ class EngineServer:
         rpc = self._engine.collective_rpc
         return {
             "score": self._score,
+            "cut": self._cut,
             "start_weights": partial(rpc, "start_weight_update"),
             "load_weights": lambda path: rpc(
                 "update_weights", kwargs={"update_info": {"path": path}}
@@ -164,13 +165,30 @@ class EngineServer:
             raise RuntimeError(f"sample {output.request_id} ended with {sample.finish_reason}")
         tokens = [int(token) for token in sample.token_ids]
         logprobs = [float(value) for value in sample.logprobs.logprobs]
+        stopped = sample.finish_reason == "stop"
+        return self._written_by(output.request_id, tokens, logprobs, stopped)
+
+    def _written_by(
+        self, name: str, tokens: list[int], logprobs: list[float], stopped: bool
+    ) -> SampledTokens:
+        """What the sample `name`, which is not in flight any more, has written."""
         if len(logprobs) != len(tokens):
             raise RuntimeError(f"{len(tokens)} tokens came with {len(logprobs)} logprobs")
-        spans = self._spans.pop(output.request_id)
+        spans = self._spans.pop(name)
         left = len(tokens) - sum(count for _, count in spans)
         versions = [*spans, [self._version, left]] if left else spans
-        stopped = sample.finish_reason == "stop"
-        return SampledTokens(int(output.request_id), tokens, logprobs, stopped, versions)
+        return SampledTokens(int(name), tokens, logprobs, stopped, versions)
+
+    def _cut(self) -> list[dict[str, Any]]:
+        """Stops all samples. Returns what each has written, as SampledTokens."""
+        written: list[dict[str, Any]] = []
+        for state in self._engine.output_processor.request_states.values():
+            tokens = [int(token) for token in state.detokenizer.output_token_ids]
+            logprobs = state.logprobs_processor.logprobs
+            values = [float(value) for value in logprobs.logprobs] if tokens else []
+            written.append(asdict(self._written_by(state.external_req_id, tokens, values, False)))
+        self._engine.abort_request([str(sample["key"]) for sample in written])
+        return written
 
     def _score(self, sequences: list[list[int]], temperature: float) -> list[list[float]]:
         """The logprob of each token of each sequence in nats, 0 for the first."""

@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.seeds import integer
 from postgrad.rollout.agreement import agreed
-from postgrad.rollout.engine import Completion, EngineStats, Request, checked
+from postgrad.rollout.engine import (
+    Completion,
+    EngineStats,
+    Request,
+    Written,
+    checked,
+    in_order,
+)
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.vllm.process import (
     STILL_SECONDS,
@@ -33,6 +40,7 @@ from postgrad.rollout.vllm.process import (
 from postgrad.rollout.vllm.protocol import SampledTokens
 
 SILENT_SECONDS = 1.0  # without a message, after which the processes are checked
+MARGIN = 4  # tokens decoded before a stop string
 PARTS = ("weights", "kv_cache")  # vLLM's names of what sleeps, in the order in which it wakes
 
 
@@ -84,15 +92,14 @@ class VLLMEngine:
 
     def submit(self, request: Request) -> None:
         """Send a request to the process of its ticket, waking the processes if they sleep."""
-        prompt, new = len(request.token_ids), request.sampling.max_new_tokens
+        prompt, new = len(request.prefix), request.new_tokens
         if prompt + new > self._model.max_len:
             raise UsageError(
                 f"ticket {request.ticket}: a prompt of {prompt} tokens and {new} new ones are more "
                 f"than the {self._model.max_len} that vLLM was started for: raise data.max_len or "
                 "lower rollout.max_new_tokens"
             )
-        if not prompt or not request.sample_ids:
-            raise ValueError(f"ticket {request.ticket}: a request needs a token and a sample")
+        request.require_valid()
         self._be_ready()
         keys = range(self._keys, self._keys + len(request.sample_ids))
         self._keys = keys.stop
@@ -104,8 +111,8 @@ class VLLMEngine:
                 "do": "sample",
                 "keys": list(keys),
                 "seeds": [_seed(request, sample) for sample in request.sample_ids],
-                "prompt": request.token_ids.tolist(),
-                "sampling": self._sampling(request.sampling),
+                "prompt": request.prefix.tolist(),
+                "sampling": self._sampling(request.sampling, new),
             }
         )
         self.stats.prompt_tokens += prompt
@@ -154,6 +161,15 @@ class VLLMEngine:
             for value in self._call("score", sequences=token_lists, temperature=temperature)
         ]
         return agreed(logprobs, str(self._model.dtype).removeprefix("torch."), "vLLM engine")
+
+    def cut(self) -> list[Request]:
+        """Engine.cut. Samples that go on draw from another seed, made from their position too."""
+        requests: list[Request] = []
+        for samples in self._call("cut") if self._open else ():
+            for sampled in (SampledTokens(**fields) for fields in samples):
+                request, sample = self._open.pop(sampled.key)
+                requests.append(request.cut_after(sample, _turn(request, sampled)))
+        return in_order(requests)
 
     @property
     def busy(self) -> bool:
@@ -272,10 +288,13 @@ class VLLMEngine:
 
     def _completion(self, sampled: SampledTokens) -> Completion:
         request, sample = self._open.pop(sampled.key)
-        logprobs = np.array(sampled.logprobs, np.float32)
-        if not np.isfinite(logprobs).all():
+        turn = _turn(request, sampled)
+        stopped = sampled.stopped
+        if (end := self._end_over_cut(request, turn)) is not None:
+            turn, stopped = turn.first(end), True
+        if not np.isfinite(turn.logprobs).all():
             raise RunError(
-                f"the policy's logits are not finite (version {sampled.versions[-1][0]}, ticket "
+                f"the policy's logits are not finite (version {turn.versions[-1][0]}, ticket "
                 f"{request.ticket}, sample {sample}): the weights have diverged; go back to a "
                 "checkpoint with a lower learner.lr"
             )
@@ -284,14 +303,30 @@ class VLLMEngine:
             ticket=request.ticket,
             sample=sample,
             turn=request.turn,
-            token_ids=np.array(sampled.tokens, np.int32),
-            logprobs=logprobs,
-            finish_reason="stop" if sampled.stopped else "length",
-            versions=tuple((version, tokens) for version, tokens in sampled.versions),
-            text=self._model.tokenizer.decode(sampled.tokens, skip_special_tokens=True),
+            token_ids=turn.token_ids,
+            logprobs=turn.logprobs,
+            finish_reason="stop" if stopped else "length",
+            versions=turn.versions,
+            text=self._model.tokenizer.decode(turn.token_ids.tolist(), skip_special_tokens=True),
         )
 
-    def _sampling(self, sampling: SamplingSettings) -> dict[str, Any]:
+    def _end_over_cut(self, request: Request, turn: Written) -> int | None:
+        """How many tokens of a turn that was cut there are up to a stop string that began before
+        the cut; vLLM looks for it in what it writes itself. None: there is none.
+        """
+        stops, position = request.sampling.stop, request.position
+        if not position or not stops:
+            return None
+        # A token that shows has at least one byte; a few more, as the first may decode otherwise.
+        reach = max(len(stop.encode()) for stop in stops) + MARGIN
+        for end in range(position + 1, min(position + reach, len(turn.token_ids)) + 1):
+            tail = turn.token_ids[max(0, end - reach) : end].tolist()
+            text = self._model.tokenizer.decode(tail, skip_special_tokens=True)
+            if any(stop in text for stop in stops):
+                return end
+        return None
+
+    def _sampling(self, sampling: SamplingSettings, new_tokens: int) -> dict[str, Any]:
         """Sampling settings as keyword arguments of vLLM's SamplingParams."""
         return {
             "temperature": sampling.temperature,
@@ -299,11 +334,21 @@ class VLLMEngine:
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
             "stop": list(sampling.stop),
-            "max_tokens": sampling.max_new_tokens,
+            "max_tokens": new_tokens,
             "stop_token_ids": list(self._model.eos),
         }
 
 
 def _seed(request: Request, sample: int) -> int:
     counters = (request.ticket, sample, request.turn)
-    return integer(request.seed, "vllm", *counters)
+    going_on = (request.position,) if request.position else ()
+    return integer(request.seed, "vllm", *counters, *going_on)
+
+
+def _turn(request: Request, sampled: SampledTokens) -> Written:
+    """The turn of a sample from its start."""
+    return request.turn_with(
+        np.array(sampled.tokens, np.int32),
+        np.array(sampled.logprobs, np.float32),
+        [(version, tokens) for version, tokens in sampled.versions],
+    )
