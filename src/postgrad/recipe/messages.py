@@ -39,12 +39,12 @@ class Origin:
 def explain(error: ValidationError, model: type[BaseModel], origin: Origin) -> UsageError:
     """One UsageError with a line for each problem of the recipe."""
     problems = [dict(problem) for problem in error.errors(include_url=False)]
-    own = [
+    not_inherited = [
         problem
         for problem in problems
         if not is_inherited(origin.raw, problem["loc"]) or problem["type"] in ("recipe", "missing")
     ]
-    lines = [_line(problem, model, origin) for problem in own or problems]
+    lines = [_line(problem, model, origin) for problem in not_inherited or problems]
     return UsageError("\n".join(dict.fromkeys(lines)))
 
 

@@ -3,7 +3,7 @@ sampled answers, by the loss of held-out conversations, or by preferences.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,11 +91,7 @@ def evaluate(
             for name, source in models.items()
         }
     report = {"model": model, **_report(recipe, results[model])}
-    if resolved := [source.to_json() for source in read] + [
-        {"key": "--model", "path": name, "commit": split_revision(source)[1]}
-        for name, source in models.items()
-        if source != name and split_revision(source)[1]
-    ]:
+    if resolved := [source.to_json() for source in read] + _commits(models):
         report["sources"] = resolved
     if against is None:
         _show([results[model]], [], console)
@@ -111,6 +107,15 @@ def evaluate(
         "against": {"model": against, **_report(recipe, results[against])},
         "comparison": [comparison.to_json() for comparison in comparisons],
     }
+
+
+def _commits(models: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The commits that hub ids were read at. models: by name, where each is read from."""
+    return [
+        {"key": "--model", "path": name, "commit": split_revision(source)[1]}
+        for name, source in models.items()
+        if source != name and split_revision(source)[1]
+    ]
 
 
 def _read_from(name: str, folder: Path) -> str:
