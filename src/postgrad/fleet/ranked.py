@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +15,15 @@ from postgrad.cluster import connection
 from postgrad.cluster.connection import Reservation
 from postgrad.cluster.placing import RoleRequest, role_request
 from postgrad.cluster.settings import ClusterSettings
-from postgrad.cluster.workers import POLICY, RankGroup, Workers
+from postgrad.cluster.workers import POLICY, RankGroup
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.process import Handle
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.fleet import engines
-from postgrad.fleet.choices import Choices
-from postgrad.fleet.engines import SharedEngine, build_engine, require_trainable
+from postgrad.fleet.engines import build_engine, require_trainable
 from postgrad.fleet.fleet import Site
+from postgrad.fleet.members import ROLLOUT, EngineSite
+from postgrad.fleet.shared import SharedEngine
 from postgrad.learner.protocols import PolicyRole, Read
 from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import Update
@@ -35,7 +36,6 @@ from postgrad.rollout.engine import Engine
 
 RANK = "postgrad.fleet.worker:RankWorker"
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # empty: the user wants a run on CPUs
-ROLLOUT = "rollout"  # the role of [cluster] whose places rollout workers take
 
 
 class RankCalls(Protocol):
@@ -69,6 +69,7 @@ class RankedFleet:
         self._console = console
         self._logs = logs
         self._folder = folder
+        self._policy: RankedRole | None = None  # once it is loaded
 
     @classmethod
     def start(
@@ -107,7 +108,8 @@ class RankedFleet:
 
     def policy(self, path: str, temperature: float = 1.0) -> "RankedRole":
         lora = self._site.recipe.model.lora
-        return self._load("policy", path, temperature, temperature=temperature, lora=lora)
+        self._policy = self._load("policy", path, temperature, temperature=temperature, lora=lora)
+        return self._policy
 
     def critic(self, path: str) -> "RankedRole":
         return self._load("critic", path)
@@ -154,24 +156,33 @@ class RankedFleet:
     ) -> SharedEngine:
         """An engine of `count` workers, each for so many sequences."""
         site, recipe = self._site, self._site.recipe
-        arguments = (recipe.dump(), site.choices)
-        workers = Workers(
-            "rollout worker", engines.WORKER, arguments, count, recipe.cluster,
-            self._reservation, ROLLOUT,
+        engines = EngineSite(
+            recipe, site.choices, self._reservation, self._policy, self._logs, self._folder,
+            path, sequences, max_len,
         )  # fmt: skip
-        stack.callback(workers.close)
-        self._logs.event("placed", workers.description(), role=ROLLOUT, places=workers.places)
-
-        def build(number: int) -> Handle[Choices]:
-            logs = self._folder / f"rollout-{number}"
-            return workers.ask(number, "build", path, site.choices, sequences, max_len, str(logs))
-
-        site.choices = build(0).result()  # the others take the sizes of the first
-        for handle in [build(number) for number in range(1, count)]:
-            handle.result()
+        with ThreadPoolExecutor(count) as starter:
+            members = list(starter.map(engines.spawn, range(count)))
+            for workers in members:
+                stack.callback(workers.close)
+            engines.build(members[0], 0)  # the others take its sizes
+            list(starter.map(engines.build, members[1:], range(1, count)))
+        site.choices = engines.choices
+        dtype = site.choices.rollout_dtype
+        assert dtype is not None  # of every job that answers
+        assert recipe.rollout_settings is not None
+        exact, most = recipe.rollout_settings.type == "local", recipe.cluster.max_restarts
+        engine = SharedEngine(engines, members, dtype, exact=exact, most=most)
+        stack.callback(engine.close)
+        for number, workers in enumerate(members):
+            self._logs.event(
+                "placed",
+                workers.description(),
+                role=ROLLOUT,
+                number=number,
+                places=workers.places,
+            )
         self._console.note(f"{count} rollout workers behind Ray")
-        assert site.choices.rollout_dtype is not None  # of every job that answers
-        return SharedEngine(workers, site.choices.rollout_dtype)
+        return engine
 
     def _load(
         self,
