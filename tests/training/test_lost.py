@@ -30,9 +30,7 @@ CHANGES: dict[str, Any] = {
 
 
 def kill_at(patch: pytest.MonkeyPatch, victims: dict[int, tuple[str, int]]) -> None:
-    """Before the step after each of these, for the first time, that process of a role is killed. The
-    processes of "rollout" have an event each.
-    """
+    """Before the step after each of these, for the first time, that process of a role is killed."""
     whole, left = RLJob.step, dict(victims)
 
     def step(self: Any, state: Any) -> Any:
@@ -40,7 +38,7 @@ def kill_at(patch: pytest.MonkeyPatch, victims: dict[int, tuple[str, int]]) -> N
             role, number = left.pop(state.step)
             events = lines(self._run.directory.path / "events.jsonl")
             placed = [one for one in events if one["event"] == "placed" and one["role"] == role]
-            if role == "rollout":
+            if role == "rollout":  # one event for each
                 placed, number = [one for one in placed if one["number"] == number], 0
             os.kill(placed[-1]["places"][number][1], signal.SIGKILL)
         return whole(self, state)
