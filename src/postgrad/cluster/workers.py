@@ -16,7 +16,7 @@ from typing import Any
 from postgrad.cluster import pulse
 from postgrad.cluster.connection import Reservation, first_line
 from postgrad.cluster.pulse import Pulse, Watch, last_words, pulse_of, stderr_file, timed_out
-from postgrad.cluster.settings import ClusterSettings
+from postgrad.cluster.settings import POLICY, ClusterSettings
 from postgrad.core.errors import PostgradError, RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.core.text import resolve
@@ -32,8 +32,6 @@ GONE = (
     *("closed by peer", "reset by peer", "Broken pipe"),
     *("closed by remote peer", "remote process exit"),
 )
-
-POLICY = "policy"  # the role whose places the ranks take
 
 
 class Workers:
@@ -373,14 +371,15 @@ class RankGroup(Workers):
         device: str,
         settings: ClusterSettings,
         reservation: Reservation,
+        role: str = POLICY,
     ) -> None:
         """device: "cpu" or "cuda". The other parameters are those of Workers."""
+        title = "rank" if role == POLICY else f"{role} rank"
         still = device == "cpu"
-        super().__init__(
-            "rank", worker, arguments, size, settings, reservation, POLICY, still=still
-        )
+        super().__init__(title, worker, arguments, size, settings, reservation, role, still=still)
         try:
-            (address,) = self._each([self._actors[0].meeting.remote(settings.port)])
+            port = settings.port if role == POLICY else 0
+            (address,) = self._each([self._actors[0].meeting.remote(port)])
             self._each(
                 [
                     actor.call.remote("join", (rank, size, address, device, settings.limit_seconds))
