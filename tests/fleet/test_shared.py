@@ -220,7 +220,7 @@ def test_a_process_that_dies_is_replaced_alone_with_the_same_bits(shared: Any, t
     assert (lost["engine"], joined["engine"]) == (1, 1)
     assert set(lost["tickets"]) <= {1, 3, 5}
     assert lossy.workers[0].dead is False
-    assert lossy.engine.metrics()["engine/1/losses"] == 1.0
+    assert lossy.engine.stats.by_engine()["engine/1/losses"] == 1.0
 
 
 def test_what_has_no_bits_to_keep_is_asked_of_the_others_from_its_beginning(shared: Any) -> None:
@@ -352,7 +352,7 @@ def test_an_error_that_would_recur_is_no_loss(shared: Any) -> None:
 def test_each_process_tells_what_it_did_since_the_last_report(shared: Any) -> None:
     engine = shared(2).engine
     done = generate(engine, requests())
-    first, second = engine.metrics(), engine.metrics()
+    first, second = engine.stats.by_engine(), engine.stats.by_engine()
     for number in range(2):
         own = sum(len(c.token_ids) for c in done if c.ticket % 2 == number)
         assert first[f"engine/{number}/response_tokens"] == own

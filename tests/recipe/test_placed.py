@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from helpers.placed import RL
+from helpers.placed import PPO, RL
 from postgrad.core.errors import UsageError
 from postgrad.recipe.load import parse_recipe
 
@@ -77,14 +77,6 @@ def test_a_placement_that_can_be_says_how_many_engines_there_are(
     recipe = parse(cluster)
     assert recipe.cluster.engines(recipe.learner.ranks) == workers
     assert parse_recipe(recipe.dump()) == recipe
-
-
-PPO = {
-    **RL,
-    "algorithm": {"type": "ppo", "kl_coef": 0.05},
-    "rewards": [{"type": "reward_model"}],
-    "reward_model": {"model": {"path": "a reward model"}},
-}
 
 
 @pytest.mark.parametrize(

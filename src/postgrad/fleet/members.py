@@ -22,7 +22,7 @@ TITLE = "rollout worker"
 ROLLOUT = "rollout"  # the role of [cluster] whose places rollout workers take
 NOTHING = (0.0,) * len(SUMMED)
 Weights = Iterable[tuple[str, Tensor]]
-Turn = tuple[list[Completion], tuple[float, ...]]  # and the process's sums so far
+TurnAnswer = tuple[list[Completion], tuple[float, ...]]  # and the process's sums so far
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Member:
     number: int
     workers: Workers | None = None  # None while it is started again
     starting: Future[Workers] | None = None
-    asked: Handle[Turn] | None = None  # the turn under way
+    asked: Handle[TurnAnswer] | None = None  # the turn under way
     waiting: list[Request] = field(default_factory=list[Request])  # for the next turn
     turns: list[list[Request]] = field(default_factory=list[list[Request]])  # since it was idle
     # by ticket and sample: the request that asked for it

@@ -14,7 +14,7 @@ any. A sample is taken once.
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -27,11 +27,28 @@ from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.core.records import Logprobs
 from postgrad.fleet.engines import SENT_BYTES, SUMMED
-from postgrad.fleet.members import NOTHING, TITLE, EngineSite, Member, Turn, Weights
+from postgrad.fleet.members import NOTHING, TITLE, EngineSite, Member, TurnAnswer, Weights
 from postgrad.rollout.agreement import agreed
-from postgrad.rollout.engine import Completion, Engine, EngineStats, Request, portions
+from postgrad.rollout.engine import Completion, EngineStats, Request, portions
 
 Probe = tuple[Sequence[NDArray[np.int32]], float, list[Logprobs]]
+
+
+@dataclass(slots=True)
+class SharedStats(EngineStats):
+    """The sums of all processes of a shared engine, and what each of them did."""
+
+    members: Sequence[Member] = ()
+
+    def by_engine(self) -> dict[str, float]:
+        """What each process did since the last call; `losses` are of the whole run."""
+        values: dict[str, float] = {}
+        for member in self.members:
+            done = np.subtract(member.spent, member.counted).tolist()
+            member.counted = member.spent
+            named = dict(zip(SUMMED, done, strict=True), losses=float(member.losses))
+            values |= {f"engine/{member.number}/{name}": value for name, value in named.items()}
+        return values
 
 
 class SharedEngine:
@@ -43,9 +60,9 @@ class SharedEngine:
         """dtype: what the engines compute in. exact: an engine that repeats its turns gives the
         same bits. most: how often a process may be lost in a row (cluster.max_restarts).
         """
-        self.stats = EngineStats()
         self._site = site
         self._members = [Member(number, workers) for number, workers in enumerate(members)]
+        self.stats: EngineStats = SharedStats(members=self._members)
         self._dtype = dtype
         self._exact = exact
         self._most = most
@@ -109,16 +126,6 @@ class SharedEngine:
         self._join()
         self._of_all("rest")
 
-    def metrics(self) -> dict[str, float]:
-        """What each process did since the last report, as "engine/NUMBER/decode_seconds"."""
-        values: dict[str, float] = {}
-        for member in self._members:
-            done = np.subtract(member.spent, member.counted).tolist()
-            member.counted = member.spent
-            named = dict(zip(SUMMED, done, strict=True), losses=float(member.losses))
-            values |= {f"engine/{member.number}/{name}": value for name, value in named.items()}
-        return values
-
     def close(self) -> None:
         """Ends all processes, those that are starting too."""
         self._closed = True
@@ -148,7 +155,7 @@ class SharedEngine:
         requests, member.waiting = member.waiting, []
         member.asked = _called(member, "turn", requests)
 
-    def _taken(self, member: Member, handle: Handle[Turn]) -> list[Completion]:
+    def _taken(self, member: Member, handle: Handle[TurnAnswer]) -> list[Completion]:
         """The completions of a turn that has ended, those of the process's earlier life left
         out; none where it was lost.
         """
@@ -320,11 +327,6 @@ class SharedEngine:
         self._settled = replace(self.stats)
         for member in self._members:
             member.begun = member.spent
-
-
-def engine_metrics(engine: Engine) -> dict[str, float]:
-    """What each process of a shared engine did since the last call; {} of any other engine."""
-    return engine.metrics() if isinstance(engine, SharedEngine) else {}
 
 
 def _on_host(weights: Weights) -> Iterator[tuple[str, Tensor]]:

@@ -19,7 +19,6 @@ from postgrad.data.draws import Draws
 from postgrad.evaluation.answers import Evaluator, check_answers, check_rows, environment_of
 from postgrad.evaluation.results import Result
 from postgrad.fleet.learned import learned_reward, scorer_of
-from postgrad.fleet.shared import engine_metrics
 from postgrad.learner.protocols import (
     Changes,
     Follows,
@@ -129,7 +128,7 @@ class RLJob:
             source=sampled.state,
         )
         metrics = step_metrics(sampled, batch, credit, results, run.clock.step) | sizes_of(cut)
-        return following, metrics | compared | published | engine_metrics(parts.engine)
+        return following, metrics | compared | published | parts.engine.stats.by_engine()
 
     def evaluate(self) -> list[Result]:
         """Evaluates with the engine, which has the newest weights already."""
