@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from helpers.fake_ranks import FakeSite
+from helpers.fake_vllm import fake_vllm
 from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.fleet.engines import EngineWorker
@@ -105,6 +107,7 @@ class Shared:
         """dies: by process, for its first life; `later` for all of its later ones."""
         site = FakeSite.of(recipe)
         later: Dies = how.pop("later", lambda method, number: False)
+        first: dict[int, Any] = how.pop("first", {})  # recipes of first lives
         lives: dict[int, int] = {}
 
         class Site(EngineSite):
@@ -113,7 +116,8 @@ class Shared:
                 kills = dies.get(number, later) if lives[number] == 1 else later
                 if kills("start", lives[number]):
                     raise RunError("1 of 1 rollout workers did not start")
-                worker = EngineWorker(recipe.dump(), site.choices)
+                own = first.get(number, recipe) if lives[number] == 1 else recipe
+                worker = EngineWorker(own.dump(), site.choices)
                 worker.build(path, self.choices, 8, 32, str(folder))
                 return FakeWorkers(worker, kills)
 
@@ -340,6 +344,39 @@ def test_a_process_that_cannot_be_started_again_leaves_its_tickets_to_the_others
     assert tokens(generate(lossy.engine, requests())) == expected
     assert len(lossy.logs.of("engine_left")) == 1
     assert tokens(generate(lossy.engine, requests())) == expected
+
+
+def test_several_vllm_engines_run_and_one_whose_process_dies_is_replaced_alone(
+    make_recipe: Any, models: Any, tmp_path: Path
+) -> None:
+    """Each worker has a vLLM of its own; that of worker 1 dies at its first request."""
+
+    def recipe(behaviour: str) -> Any:
+        rollout = {"type": "vllm", "vllm": {"python": fake_vllm(tmp_path, behaviour)}}
+        return make_recipe("rl", model={"dtype": "float32"}, rollout=rollout)
+
+    well, dying = recipe("well"), recipe("dies_at_work")
+    lossy = Shared(well, models(0), tmp_path, 2, {}, first={1: dying}, exact=False)
+    try:
+        lossy.publish(new_meta_weights(models(0)), 3)
+        assert len(lossy.engine.logprobs([requests()[0].token_ids], 1.0)) == 1
+        done = generate(lossy.engine, requests())
+        drawn = [(c.ticket, c.sample) for c in done]
+        assert drawn == [(ticket, sample) for ticket in range(7) for sample in range(5)]
+        assert all(c.versions == ((3, len(c.token_ids)),) for c in done)
+        (lost,) = lossy.logs.of("engine_lost")
+        assert "vLLM engine 0 died (exit code 1)" in lost["message"]
+        told = lossy.engine.stats.by_engine()
+        assert (told["engine/0/losses"], told["engine/1/losses"]) == (0.0, 1.0)
+        assert told["engine/0/response_tokens"] > 0.0
+    finally:
+        lossy.engine.close()
+        for workers in lossy.workers:
+            workers._worker._engine.close()
+
+
+def new_meta_weights(path: str) -> list[tuple[str, torch.Tensor]]:
+    return list(load_file(Path(path) / "model.safetensors").items())
 
 
 def test_an_error_that_would_recur_is_no_loss(shared: Any) -> None:
