@@ -14,12 +14,18 @@ import pytest
 import yaml
 
 from helpers.pages import Command, commands
+from helpers.placed import PPO
 from postgrad.cli.main import main
-from postgrad.cluster.settings import ClusterSettings, PolicyPlacement, RolloutPlacement
+from postgrad.cluster.settings import (
+    ClusterSettings,
+    PolicyPlacement,
+    RolloutPlacement,
+    SidePlacement,
+)
 from postgrad.fleet.ranked import wants_of
 from postgrad.observe.console import Console
 from postgrad.plan.planner import plan
-from postgrad.recipe.load import load_recipe
+from postgrad.recipe.load import load_recipe, parse_recipe
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "recipes" / "cluster"
@@ -59,6 +65,11 @@ def test_the_recipe_learns_what_that_of_one_gpu_does() -> None:
 def test_the_tables_of_the_page_are_recipes(block: str) -> None:
     shown: dict[str, Any] = tomllib.loads(block)
     cluster = shown["cluster"]
+    if "critic" in cluster:
+        placed = parse_recipe({**PPO, **shown}).cluster
+        assert placed.homes == {"critic": 2, "reference": 1}
+        assert placed.home("reward_model") == "critic"
+        return
     flags = [
         word
         for section, table in shown.items()
@@ -116,13 +127,15 @@ def test_the_page_names_every_key_with_its_default() -> None:
     fields = {
         name: field.default
         for name, field in ClusterSettings.model_fields.items()
-        if name not in ("type", "policy", "rollout")
+        if name not in ("type", "policy", "rollout", "critic", "reference", "reward_model")
     }
     for name, default in fields.items():
         shown = "none" if default is None else f"{default:g}"
         assert f"| `{name}` | {shown} |" in PAGE
     for name in {**PolicyPlacement.model_fields, **RolloutPlacement.model_fields}:
         assert name in PAGE
+    for name in SidePlacement.model_fields:
+        assert f"| `{name}` | " in PAGE
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Rollout engines: the one that a recipe names, built here or in a worker process of a cluster."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, fields, replace
 from pathlib import Path
@@ -14,10 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from postgrad.cluster.workers import Workers
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
-from postgrad.core.records import Logprobs
 from postgrad.fleet.choices import Choices
 from postgrad.models.files import is_adapter
 from postgrad.models.four_bits import in_four_bits, twin
@@ -26,8 +23,7 @@ from postgrad.models.rope import require_length
 from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
-from postgrad.rollout.agreement import agreed
-from postgrad.rollout.engine import Completion, Engine, EngineStats, Request, in_order, portions
+from postgrad.rollout.engine import Completion, Engine, EngineStats, Request
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.cache import bytes_per_token
 from postgrad.rollout.local.engine import LocalEngine
@@ -220,12 +216,21 @@ class EngineWorker:
         )  # fmt: skip
         return choices
 
-    def submit(self, request: Request) -> None:
-        self._engine.submit(request)
-
-    def completed(self) -> tuple[list[Completion], tuple[float, ...]]:
-        """Engine.completed, and the engine's sums."""
+    def turn(self, requests: Sequence[Request]) -> tuple[list[Completion], tuple[float, ...]]:
+        """Takes requests; returns the next completions, and the engine's sums."""
+        for request in requests:
+            self._engine.submit(request)
         return self._engine.completed(), astuple(self._engine.stats)
+
+    def repeat(
+        self, turns: Sequence[Sequence[Request]]
+    ) -> tuple[list[Completion], tuple[float, ...]]:
+        """All turns of an engine that was lost; returns what the last one gave, which nobody has
+        seen.
+        """
+        for requests in turns[:-1]:
+            self.turn(requests)
+        return self.turn(turns[-1])
 
     def send(self, weights: NamedTensors | None) -> None:
         """The next weights for `load_weights`, which waits for them; None: those were all."""
@@ -240,95 +245,9 @@ class EngineWorker:
     ) -> list[NDArray[np.float32]]:
         return self._engine.logprobs(sequences, temperature)
 
-    def cut(self) -> list[Request]:
-        return self._engine.cut()
-
     def rest(self) -> None:
         self._engine.rest()
 
     def _received(self) -> Iterator[tuple[str, Tensor]]:
         while (weights := self._sent.get()) is not None:
             yield from weights
-
-
-class SharedEngine:
-    """An engine of several workers, each with all weights; tickets are dealt in turn.
-
-    What shares a batch in a worker depends on tickets, samples, turns and token counts alone: all
-    workers that have something to do are waited for, so that later turns enter at fixed points.
-    """
-
-    def __init__(self, workers: Workers, dtype: str) -> None:
-        """dtype: what the workers compute in."""
-        self.stats = EngineStats()
-        self._workers = workers
-        self._dtype = dtype
-        self._open = [0] * workers.size  # samples that were asked for
-        self._seen: list[tuple[float, ...]] = [(0,) * len(SUMMED)] * workers.size
-
-    def submit(self, request: Request) -> None:
-        number = request.ticket % self._workers.size
-        self._workers.ask(number, "submit", request).result()
-        self._open[number] += len(request.sample_ids)
-
-    def completed(self) -> list[Completion]:
-        asked = {
-            number: self._workers.ask(number, "completed")
-            for number, samples in enumerate(self._open)
-            if samples
-        }
-        completions: list[Completion] = []
-        spent: list[tuple[float, ...]] = []
-        for number, handle in asked.items():
-            ended, sums = handle.result()
-            self._open[number] -= len(ended)
-            completions += ended
-            before, self._seen[number] = self._seen[number], sums
-            spent.append(tuple(np.subtract(sums, before).tolist()))
-        self._count(spent)
-        return completions
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Engine.load_weights: every worker gets all of them, some at a time."""
-        loading: Future[None] = self._workers.call("load_weights", version)
-        try:
-            for portion in portions(_on_host(weights), SENT_BYTES):
-                self._workers.aside("send", portion).result()
-            self._workers.aside("send", None).result()
-        except RunError:
-            loading.result()  # raises what was behind it
-            raise
-        loading.result()
-
-    def logprobs(
-        self, sequences: Sequence[NDArray[np.int32]], temperature: float
-    ) -> list[Logprobs]:
-        """Engine.logprobs, of every worker. Raises RunError where one has other weights."""
-        handles = [
-            self._workers.ask(number, "logprobs", list(sequences), temperature)
-            for number in range(self._workers.size)
-        ]
-        return agreed([handle.result() for handle in handles], self._dtype, "rollout worker")
-
-    def cut(self) -> list[Request]:
-        """Engine.cut, of every worker."""
-        requests: list[Request] = []
-        for number in range(self._workers.size):
-            cut: list[Request] = self._workers.ask(number, "cut").result()
-            self._open[number] -= sum(len(request.sample_ids) for request in cut)
-            requests += cut
-        return in_order(requests)
-
-    def rest(self) -> None:
-        self._workers.call("rest").result()
-
-    def _count(self, spent: Sequence[tuple[float, ...]]) -> None:
-        """Tokens and steps add up; seconds pass in all workers at once."""
-        for place, name in enumerate(SUMMED):
-            values = [sums[place] for sums in spent]
-            more = max(values, default=0.0) if name.endswith("_seconds") else sum(values)
-            setattr(self.stats, name, getattr(self.stats, name) + more)
-
-
-def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    return ((name, tensor.detach().cpu()) for name, tensor in weights)

@@ -8,8 +8,8 @@ from typing import Any
 from postgrad.core.errors import UsageError
 from postgrad.core.untrusted import open_file, parse_json, readable
 from postgrad.observe.console import Console
+from postgrad.plan.engines import engine_width
 from postgrad.plan.hardware import efficiency_of, parse_hardware, this_machine
-from postgrad.plan.memory import engine_width
 from postgrad.plan.plan import FREE, Outlook, outlook
 from postgrad.plan.planner import facts_of
 from postgrad.plan.simulate import (

@@ -38,7 +38,7 @@ class Origin:
 
 def explain(error: ValidationError, model: type[BaseModel], origin: Origin) -> UsageError:
     """One UsageError with a line for each problem of the recipe."""
-    problems = [dict(problem) for problem in error.errors(include_url=False)]
+    problems: list[dict[str, Any]] = [dict(each) for each in error.errors(include_url=False)]
     not_inherited = [
         problem
         for problem in problems

@@ -202,6 +202,10 @@ class RLRecipe(_Recipe, AnsweringSections):
         return {("learner",): self.learner, ("critic", "learner"): self.critic.learner}
 
     @property
+    def reference_moves(self) -> bool:
+        return self.reference.moves
+
+    @property
     def trains_on_rollouts(self) -> bool:
         return True
 

@@ -140,6 +140,12 @@ class EngineStats:
         seconds = self.prefill_seconds + self.decode_seconds
         return self.response_tokens / seconds if seconds else 0.0
 
+    def by_engine(self) -> dict[str, float]:
+        """Metrics of each of several engines since the last call, "engine/0/response_tokens" say;
+        {} where there is one.
+        """
+        return {}
+
 
 class Engine(Protocol):
     """A sampler with weights of its own."""

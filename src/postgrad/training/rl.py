@@ -136,7 +136,8 @@ class RLJob:
         )
         metrics = step_metrics(sampled, batch, credit, results, run.clock.step) | sizes_of(cut)
         stale = staleness(batch, state.step, parts.sampling.max_staleness)
-        return following, metrics | compared | published | stale
+        engines = parts.engine.stats.by_engine()
+        return following, metrics | compared | published | stale | engines
 
     def evaluate(self) -> list[Result]:
         """Evaluates with the engine, which has the newest weights already."""

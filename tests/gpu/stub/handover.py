@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from postgrad.core.errors import RunError
-from postgrad.fleet import ranked
+from postgrad.fleet import members
 from postgrad.fleet.engines import EngineWorker
 from postgrad.fleet.ranked import RankedFleet
 from postgrad.fleet.worker import RankWorker
@@ -124,8 +124,8 @@ class PipedWorker:
     def aside(self, method: str, *arguments: Any) -> Future[Any]:
         return self._send("aside", method, *arguments)
 
-    def ask(self, number: int, method: str, *arguments: Any) -> Future[Any]:
-        return self._send("call", method, *arguments)
+    def stored(self, value: Any) -> Any:
+        return value
 
     def description(self) -> str:
         return "one rollout worker behind a pipe"
@@ -214,7 +214,7 @@ def main(folder: Path, size: str) -> dict[str, Any]:
 
     changed: Any = RankedFleet
     changed.start = start
-    changed = ranked
+    changed = members
     changed.Workers = Worker
     try:
         train(recipe(folder, size), Console("quiet"))

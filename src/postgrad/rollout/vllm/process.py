@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import RunError, UsageError, WorkerLost
 from postgrad.core.process import write
 from postgrad.models.linear import SHAPES_KEPT
 from postgrad.parallel.device import without_expandable
@@ -190,12 +190,13 @@ class VLLMProcess:
             f"vLLM engine {self.number} {problem}{cause}. The end of {self._log}:\n{self.tail()}"
         )
 
-    def died(self) -> RunError:
+    def died(self) -> WorkerLost:
         """The error of a process that has closed its pipe."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE)
         code = self._process.poll()
-        return self.error("closed its pipe" if code is None else f"died (exit code {code})")
+        how = "closed its pipe" if code is None else f"died (exit code {code})"
+        return WorkerLost(str(self.error(how)))
 
     def tail(self) -> str:
         """The last lines of its log, up to TAIL characters."""
